@@ -1,0 +1,119 @@
+//! From a request to a row that fits the model.
+
+use std::ffi::CString;
+
+use super::Row;
+use crate::binding::{Binding, ShapeForm, Source};
+use crate::config::ControlKind;
+use crate::error::Error;
+use crate::sequence::SequenceId;
+use crate::tensor::{DataType, element_count};
+use crate::triton::{Request, c_name};
+
+/// What requests of a model must carry. Made once per instance.
+pub struct Expected {
+    names: Vec<CString>,
+    inputs: Vec<ExpectedInput>,
+    /// The model is fed the sequence id as an integer of this type.
+    numeric_id: Option<DataType>,
+}
+
+struct ExpectedInput {
+    name: String,
+    data_type: DataType,
+    /// Dimensions of a request; -1 is any.
+    dims: Vec<i64>,
+}
+
+/// What came of a request.
+pub enum Decoded {
+    /// It can run.
+    Row(Row),
+    /// A filler of the `direct` strategy: released and forgotten.
+    Null,
+    /// It is wrong; the request is returned for its answer.
+    Refused(Request, Error),
+}
+
+impl Expected {
+    /// What the requests of this model must carry.
+    pub fn new(binding: &Binding) -> Self {
+        let inputs = binding.inputs.iter().filter_map(|input| {
+            let Source::Request(form) = input.source else { return None };
+            let mut dims = input.dims.clone();
+            if let Some(axis) = input.batch_axis {
+                dims[axis] = 1;
+            }
+            if form == ShapeForm::BatchInside {
+                dims.insert(0, 1);
+            }
+            Some(ExpectedInput { name: input.name.clone(), data_type: input.data_type, dims })
+        });
+        let inputs: Vec<_> = inputs.collect();
+        let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
+            Source::Control(ControlKind::CorrelationId(data_type)) => Some(data_type),
+            _ => None,
+        });
+        Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id }
+    }
+
+    /// Number of inputs that a request carries.
+    pub const fn inputs(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Whether all requests have the same shapes.
+    pub fn has_fixed_shapes(&self) -> bool {
+        self.inputs.iter().all(|input| input.dims.iter().all(|&dim| dim >= 0))
+    }
+
+    /// Reads a request and checks everything that can be wrong with it alone.
+    pub fn decode(&self, mut request: Request) -> Decoded {
+        match self.read(&mut request) {
+            Ok(Some((sequence, start, end))) => Decoded::Row(Row { lease: None, sequence, start, end, request }),
+            Ok(None) => {
+                request.release_unanswered();
+                Decoded::Null
+            }
+            Err(error) => Decoded::Refused(request, error),
+        }
+    }
+
+    /// The sequence, START and END of a request; `None` for a filler.
+    fn read(&self, request: &mut Request) -> Result<Option<(Option<SequenceId>, bool, bool)>, Error> {
+        let sequence = request.sequence_id()?;
+        if sequence.is_none() && request.output_count()? == 0 {
+            return Ok(None);
+        }
+        if let (Some(data_type), Some(SequenceId::Name(name))) = (self.numeric_id, &sequence) {
+            return Err(Error::SequenceIdType { name: name.to_string(), data_type });
+        }
+        let (start, end) = request.start_and_end()?;
+        request.bind_inputs(&self.names)?;
+        for (index, expected) in self.inputs.iter().enumerate() {
+            expected.check(request, index)?;
+        }
+        Ok(Some((sequence, start, end)))
+    }
+}
+
+impl ExpectedInput {
+    fn check(&self, request: &Request, index: usize) -> Result<(), Error> {
+        let input = request.input(index);
+        if input.data_type() != Some(self.data_type) {
+            let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
+            return Err(Error::InputType { name: self.name.clone(), came, wanted: self.data_type });
+        }
+        let fits = |(&wanted, &came): (&i64, &i64)| wanted == came || (wanted < 0 && came >= 0);
+        if input.dims().len() != self.dims.len() || !self.dims.iter().zip(input.dims()).all(fits) {
+            let (came, wanted) = (input.dims().to_vec(), self.dims.clone());
+            return Err(Error::InputShape { name: self.name.clone(), came, wanted });
+        }
+        let wanted = element_count(input.dims()).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
+        let wanted = wanted.unwrap_or(usize::MAX);
+        match input.bytes() == wanted {
+            true => Ok(()),
+            false => Err(Error::InputBytes { name: self.name.clone(), came: input.bytes(), wanted }),
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Rows into the inputs of a step.
+
+use super::Row;
+use crate::binding::{Binding, BoundInput, ShapeForm, Source};
+use crate::config::ControlKind;
+use crate::error::Error;
+use crate::memory::rows::{self, RowWriter};
+use crate::sequence::SequenceId;
+use crate::session::Step;
+use crate::tensor::RowLayout;
+
+/// Fills every input of the step from the rows, which all have the same shapes.
+pub fn gather(binding: &Binding, batch: &[Row], step: &mut Step) -> Result<(), Error> {
+    let mut request_input = 0;
+    for (index, input) in binding.inputs.iter().enumerate() {
+        match &input.source {
+            Source::Request(form) => {
+                requests(step, index, input, *form, batch, request_input)?;
+                request_input += 1;
+            }
+            Source::State(number) => states(step, index, input, binding, *number, batch)?,
+            Source::Control(kind) => controls(step, index, input, kind, batch)?,
+            Source::Constant(bytes) => constant(step, index, input, bytes, batch.len())?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether two rows can run together: the same shape in every input.
+pub fn same_shapes(a: &Row, b: &Row, inputs: usize) -> bool {
+    (0..inputs).all(|index| a.request.input(index).dims() == b.request.input(index).dims())
+}
+
+fn requests(
+    step: &mut Step,
+    index: usize,
+    input: &BoundInput,
+    form: ShapeForm,
+    batch: &[Row],
+    position: usize,
+) -> Result<(), Error> {
+    let dims = match form {
+        ShapeForm::Plain => batch[0].request.input(position).dims(),
+        ShapeForm::BatchInside => &batch[0].request.input(position).dims()[1..],
+    };
+    let rows = batch.len();
+    let layout = layout(input, dims)?;
+    let buffer = step.input(index, dims, rows)?;
+    for (place, row) in batch.iter().enumerate() {
+        let mut writer = RowWriter::new(layout, buffer, place, rows);
+        row.request.input(position).pieces().for_each(|piece| writer.write(piece));
+        writer.finish();
+    }
+    Ok(())
+}
+
+fn states(
+    step: &mut Step,
+    index: usize,
+    input: &BoundInput,
+    binding: &Binding,
+    number: usize,
+    batch: &[Row],
+) -> Result<(), Error> {
+    let layout = binding.states[number].layout;
+    let (offset, rows) = (binding.slot.offset(number), batch.len());
+    let buffer = step.input(index, &input.dims, rows)?;
+    for (place, row) in batch.iter().enumerate() {
+        match row.lease.as_ref().filter(|_| !row.is_fresh()) {
+            Some(lease) => rows::put(layout, &lease.state()[offset..offset + layout.row_bytes()], buffer, place, rows),
+            None => rows::zero(layout, buffer, place, rows),
+        }
+    }
+    Ok(())
+}
+
+fn controls(step: &mut Step, index: usize, input: &BoundInput, kind: &ControlKind, batch: &[Row]) -> Result<(), Error> {
+    let buffer = step.input(index, &input.dims, batch.len())?;
+    let element = buffer.len() / batch.len();
+    for (place, row) in buffer.chunks_exact_mut(element).zip(batch) {
+        match kind {
+            // A request without a sequence runs as the start of one.
+            ControlKind::Start(values) => place.copy_from_slice(values.bytes(row.is_fresh())),
+            ControlKind::End(values) => place.copy_from_slice(values.bytes(row.end)),
+            ControlKind::Ready(values) => place.copy_from_slice(values.bytes(true)),
+            ControlKind::CorrelationId(_) => place.copy_from_slice(&correlation_id(row.sequence.as_ref())[..element]),
+        }
+    }
+    Ok(())
+}
+
+/// The sequence id as little-endian bytes; 32-bit types take the lower half, as from Triton itself. Strings were
+/// refused when they were decoded.
+fn correlation_id(id: Option<&SequenceId>) -> [u8; 8] {
+    match id {
+        Some(SequenceId::Number(number)) => number.to_le_bytes(),
+        Some(SequenceId::Name(_)) | None => [0; 8],
+    }
+}
+
+fn constant(step: &mut Step, index: usize, input: &BoundInput, bytes: &[u8], rows: usize) -> Result<(), Error> {
+    let buffer = step.input(index, &input.dims, rows)?;
+    match input.batch_axis {
+        None => buffer.copy_from_slice(bytes),
+        Some(_) => {
+            let layout = layout(input, &input.dims)?;
+            (0..rows).for_each(|place| rows::put(layout, bytes, buffer, place, rows));
+        }
+    }
+    Ok(())
+}
+
+fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, Error> {
+    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| Error::InputShape {
+        name: input.name.clone(),
+        came: dims.to_vec(),
+        wanted: input.dims.clone(),
+    })
+}

@@ -1,0 +1,80 @@
+//! Rows of the outputs into responses, and into the slots.
+
+use std::ffi::CString;
+
+use super::Row;
+use crate::binding::{Binding, BoundOutput, ShapeForm};
+use crate::error::Error;
+use crate::memory::rows;
+use crate::session::{OutputView, Step};
+use crate::tensor::{RowLayout, element_count};
+use crate::triton::{Request, Response, c_name};
+
+/// The outputs of a run, taken apart into rows.
+pub struct Answers<'a> {
+    outputs: Vec<Answer<'a>>,
+    rows: usize,
+}
+
+struct Answer<'a> {
+    bound: &'a BoundOutput,
+    name: CString,
+    view: OutputView<'a>,
+    layout: RowLayout,
+    /// Shape of the output in a response.
+    dims: Vec<i64>,
+}
+
+impl<'a> Answers<'a> {
+    /// Reads the outputs of a run over `rows` rows.
+    pub fn new(binding: &'a Binding, step: &'a Step, rows: usize) -> Result<Self, Error> {
+        let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| Answer::new(bound, step.output(index)?, rows));
+        Ok(Self { outputs: outputs.collect::<Result<_, _>>()?, rows })
+    }
+
+    /// The response for the row at `place`, with the outputs that its request wants.
+    pub fn response(&self, place: usize, request: &Request) -> Result<Response, Error> {
+        let mut response = request.response()?;
+        for index in 0..request.output_count()? {
+            let name = request.output_name(index)?;
+            let wanted = self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.response.is_some());
+            let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+            let bytes = answer.layout.row_bytes();
+            let buffer = response.output(&answer.name, answer.bound.data_type, &answer.dims, bytes)?;
+            rows::take(answer.layout, answer.view.bytes, place, self.rows, buffer);
+        }
+        Ok(response)
+    }
+
+    /// Keeps the new state of the row at `place` in its slot.
+    pub fn keep_state(&self, binding: &Binding, place: usize, row: &mut Row) {
+        let Some(lease) = &mut row.lease else { return };
+        if lease.ends() {
+            return;
+        }
+        lease.advance(|slot| {
+            for (number, state) in binding.states.iter().enumerate() {
+                let offset = binding.slot.offset(number);
+                let bytes = &mut slot[offset..offset + state.layout.row_bytes()];
+                rows::take(state.layout, self.outputs[state.output].view.bytes, place, self.rows, bytes);
+            }
+        });
+    }
+}
+
+impl<'a> Answer<'a> {
+    fn new(bound: &'a BoundOutput, view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
+        let uneven = || Error::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
+        if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
+            return Err(uneven());
+        }
+        let layout = RowLayout::new(bound.data_type, view.dims, bound.batch_axis).ok_or_else(uneven)?;
+        debug_assert_eq!(element_count(view.dims).map(|count| count * bound.data_type.byte_size().unwrap_or(0)), Some(layout.row_bytes() * rows));
+        let mut dims = view.dims.to_vec();
+        if let Some(axis) = bound.batch_axis {
+            dims[axis] = 1;
+        }
+        debug_assert!(bound.response != Some(ShapeForm::Plain) || bound.batch_axis.is_none_or(|axis| axis == 0));
+        Ok(Self { name: c_name(&bound.name), bound, view, layout, dims })
+    }
+}

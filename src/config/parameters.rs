@@ -1,0 +1,178 @@
+//! The `parameters` of config.pbtxt that belong to this backend.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::RangeBounds;
+use std::str::FromStr;
+
+use super::error::ConfigError;
+use super::raw::Parameter;
+use super::resolved::StatePair;
+
+/// Every parameter of this backend.
+const KNOWN: [&str; 9] = [
+    "buffer_alloc_threshold",
+    "buffer_dealloc_threshold",
+    "constant_inputs",
+    "initial_buffer_size",
+    "max_candidate_sequence_use_ratio",
+    "onnx_file_name",
+    "sequence_idle_margin_microseconds",
+    "state_pairs",
+    "subsequent_buffer_size",
+];
+
+/// Parameters that Triton's core reads itself and that may stand in any model's configuration.
+const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
+const TRITONS_PREFIX: &str = "TRITON_";
+
+/// The parameters as written, every name known.
+pub struct Parameters(BTreeMap<String, Parameter>);
+
+impl Parameters {
+    /// Refuses names that nobody knows.
+    pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
+        for name in written.keys() {
+            let known = KNOWN.contains(&name.as_str());
+            if !known && !name.starts_with(TRITONS_PREFIX) && !TRITONS_OWN.contains(&name.as_str()) {
+                return Err(ConfigError::UnknownParameter { name: name.clone(), nearest: nearest(name) });
+            }
+        }
+        Ok(Self(written))
+    }
+
+    /// The value as written, trimmed; `None` if the parameter is absent.
+    pub fn text(&self, name: &'static str) -> Option<&str> {
+        debug_assert!(KNOWN.contains(&name));
+        self.0.get(name).map(|parameter| parameter.string_value.trim())
+    }
+
+    /// A number within `range`; `None` if the parameter is absent.
+    pub fn number<T>(&self, name: &'static str, range: impl RangeBounds<T>, allowed: &str) -> Result<Option<T>, ConfigError>
+    where
+        T: FromStr + PartialOrd,
+    {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match text.parse() {
+            Ok(number) if range.contains(&number) => Ok(Some(number)),
+            _ => Err(bad(name, text, format!("{allowed} is expected"))),
+        }
+    }
+}
+
+/// An error about a parameter's value.
+pub fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) -> ConfigError {
+    ConfigError::BadParameter { name, value: value.to_string(), allowed: allowed.into() }
+}
+
+fn nearest(name: &str) -> Option<&'static str> {
+    let similarity = |known: &&'static str| strsim::normalized_damerau_levenshtein(&name.to_lowercase(), known);
+    KNOWN.into_iter().filter(|known| similarity(known) >= 0.5).max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
+}
+
+/// Reads `<<<in, out>>> <<<in, out>>>`; spaces around names and groups do not matter.
+pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
+    const NAME: &str = "state_pairs";
+    const FORM: &str = "pairs '<<<input, output>>>' separated by spaces are expected";
+    let mut pairs: Vec<StatePair> = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let inner = rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>"));
+        let (pair, behind) = inner.ok_or_else(|| bad(NAME, text, FORM))?;
+        let (input, output) = pair.split_once(',').ok_or_else(|| bad(NAME, text, FORM))?;
+        let (input, output) = (input.trim(), output.trim());
+        if input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
+            return Err(bad(NAME, text, FORM));
+        }
+        for (side, twice) in [
+            (input, pairs.iter().any(|pair| pair.input == input)),
+            (output, pairs.iter().any(|pair| pair.output == output)),
+        ] {
+            if twice {
+                return Err(bad(NAME, text, format!("'{side}' may stand in one pair only")));
+            }
+        }
+        pairs.push(StatePair { input: input.to_owned(), output: output.to_owned() });
+        rest = behind.trim_start();
+    }
+    match pairs.is_empty() {
+        true => Err(bad(NAME, text, FORM)),
+        false => Ok(pairs),
+    }
+}
+
+/// Reads `name=value` pairs separated by spaces or commas; a value is one number, `true`, `false`, or a list of them
+/// in brackets (`lengths=[1, 2]`). The numbers stay text until the model says their data type.
+pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
+    const NAME: &str = "constant_inputs";
+    const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
+    let mut constants: Vec<(String, Vec<String>)> = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (name, behind) = rest.split_once('=').ok_or_else(|| bad(NAME, text, FORM))?;
+        let (name, behind) = (name.trim(), behind.trim_start());
+        let (value, behind) = match behind.strip_prefix('[') {
+            Some(list) => list.split_once(']').ok_or_else(|| bad(NAME, text, FORM))?,
+            None => behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len())),
+        };
+        let values: Vec<String> = value.split(',').map(|value| value.trim().to_owned()).collect();
+        if name.is_empty() || name.contains([' ', ',']) || values.iter().any(String::is_empty) {
+            return Err(bad(NAME, text, FORM));
+        }
+        if constants.iter().any(|(known, _)| known == name) {
+            return Err(bad(NAME, text, format!("'{name}' may be given once only")));
+        }
+        constants.push((name.to_owned(), values));
+        rest = behind.trim_start_matches([',', ' ', '\t', '\n']);
+    }
+    Ok(constants)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(input: &str, output: &str) -> StatePair {
+        StatePair { input: input.to_owned(), output: output.to_owned() }
+    }
+
+    #[test]
+    fn state_pairs_are_read_with_any_spacing() {
+        let two = vec![pair("a", "b"), pair("c d", "e/f:0")];
+        assert_eq!(state_pairs("<<<a, b>>> <<<c d, e/f:0>>>").unwrap(), two);
+        assert_eq!(state_pairs("  <<< a ,b>>><<<c d,e/f:0 >>>\n").unwrap(), two);
+    }
+
+    #[test]
+    fn state_pairs_in_another_form_are_refused() {
+        for text in ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,>>>", "<<<a,b>>> x", "<<<<a,b>>>"] {
+            let error = state_pairs(text).unwrap_err().to_string();
+            assert!(error.contains("state_pairs") && error.contains("<<<input, output>>>"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_name_may_stand_in_one_pair_only() {
+        for text in ["<<<a,b>>> <<<a,c>>>", "<<<a,b>>> <<<c,b>>>"] {
+            assert!(state_pairs(text).unwrap_err().to_string().contains("one pair only"));
+        }
+    }
+
+    #[test]
+    fn constants_are_numbers_or_lists() {
+        let list = |values: &[&str]| values.iter().map(|&value| value.to_owned()).collect::<Vec<_>>();
+        let expected = vec![("sr".to_owned(), list(&["16000"])), ("l".to_owned(), list(&["1", "2"]))];
+        assert_eq!(constant_inputs("sr=16000, l=[1, 2]").unwrap(), expected);
+        assert_eq!(constant_inputs(" sr = 16000 l=[1,2] ").unwrap(), expected);
+        for text in ["sr", "=1", "sr=", "l=[1", "l=[]", "a=1 a=2", "a b=1"] {
+            assert!(constant_inputs(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_gets_the_nearest_known_one() {
+        assert_eq!(nearest("state_pair"), Some("state_pairs"));
+        assert_eq!(nearest("Initial_Buffer_Sise"), Some("initial_buffer_size"));
+        assert_eq!(nearest("zzz"), None);
+    }
+}

@@ -1,0 +1,119 @@
+//! Triton's model configuration as JSON, field by field, as far as this backend reads it.
+//!
+//! Triton prints protobuf field names, enums by name, and 64-bit integers as numbers or as strings depending on the
+//! field; [`Int`] reads both. Fields that are not named here are Triton's business and pass unread.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, de};
+
+/// A 64-bit integer, written as a number or as a string of digits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Int(pub i64);
+
+impl<'de> Deserialize<'de> for Int {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Number(i64),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Number(number) => Ok(Self(number)),
+            Written::Text(text) => text.parse().map(Self).map_err(de::Error::custom),
+        }
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ModelConfig {
+    pub name: String,
+    pub max_batch_size: Int,
+    pub default_model_filename: String,
+    pub input: Vec<Tensor>,
+    pub output: Vec<Tensor>,
+    pub instance_group: Vec<InstanceGroup>,
+    pub sequence_batching: Option<SequenceBatching>,
+    pub model_transaction_policy: TransactionPolicy,
+    pub parameters: BTreeMap<String, Parameter>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Tensor {
+    pub name: String,
+    pub data_type: String,
+    pub dims: Vec<Int>,
+    pub reshape: Option<Reshape>,
+    pub optional: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Reshape {
+    pub shape: Vec<Int>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct InstanceGroup {
+    pub count: Int,
+    pub kind: String,
+    pub gpus: Vec<Int>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct TransactionPolicy {
+    pub decoupled: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct SequenceBatching {
+    pub max_sequence_idle_microseconds: Int,
+    pub oldest: Option<Oldest>,
+    pub direct: Option<Direct>,
+    pub control_input: Vec<ControlInput>,
+    pub state: Vec<de::IgnoredAny>,
+    pub iterative_sequence: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Oldest {
+    pub max_candidate_sequences: Int,
+    pub preferred_batch_size: Vec<Int>,
+    pub max_queue_delay_microseconds: Int,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Direct {
+    pub max_queue_delay_microseconds: Int,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ControlInput {
+    pub name: String,
+    pub control: Vec<Control>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Control {
+    pub kind: String,
+    pub int32_false_true: Vec<i32>,
+    pub fp32_false_true: Vec<f32>,
+    pub bool_false_true: Vec<bool>,
+    pub data_type: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Parameter {
+    pub string_value: String,
+}

@@ -1,0 +1,166 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+fn minimal() -> Value {
+    json!({
+        "name": "m",
+        "max_batch_size": 4,
+        "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": [4, -1] }],
+        "output": [{ "name": "y", "data_type": "TYPE_INT64", "dims": ["1"], "reshape": { "shape": [] } }],
+        "sequence_batching": {
+            "max_sequence_idle_microseconds": 5_000_000,
+            "oldest": { "max_candidate_sequences": 20, "max_queue_delay_microseconds": 100 },
+        },
+        "instance_group": [{ "count": 1, "kind": "KIND_CPU" }],
+        "parameters": { "state_pairs": { "string_value": "<<<a, b>>>" } },
+    })
+}
+
+fn parse(config: &Value) -> Result<Config, ConfigError> {
+    Config::from_json(config.to_string().as_bytes())
+}
+
+fn with(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    let mut config = minimal();
+    for (name, value) in parameters {
+        config["parameters"][name] = json!({ "string_value": value });
+    }
+    parse(&config)
+}
+
+const LAZY: [(&str, &str); 4] = [
+    ("initial_buffer_size", "8"),
+    ("subsequent_buffer_size", "4"),
+    ("buffer_alloc_threshold", "4"),
+    ("buffer_dealloc_threshold", "6"),
+];
+
+fn lazy_but(name: &str, value: &str) -> Vec<(&'static str, String)> {
+    LAZY.iter().map(|(known, given)| (*known, if *known == name { value } else { given }.to_owned())).collect()
+}
+
+#[test]
+fn a_plain_configuration_is_read_with_its_defaults() {
+    let config = parse(&minimal()).unwrap();
+    assert_eq!(config.slots, SlotLimits::all_at_once(18));
+    assert_eq!(config.idle_limit, Duration::from_secs(6));
+    assert_eq!(config.inputs[0].dims, [4, -1]);
+    assert_eq!(config.outputs[0].dims, [0i64; 0]);
+    assert_eq!(config.strategy, Strategy::Oldest { full_batch: 4 });
+    assert_eq!(config.queue_requests, 20);
+}
+
+#[test]
+fn the_ratio_never_loses_a_slot_to_rounding_and_leaves_at_least_one() {
+    for (ratio, capacity) in [("0.9", 18), ("0.7", 14), ("0.29", 5), ("1", 20), ("0.001", 1)] {
+        assert_eq!(with(&[("max_candidate_sequence_use_ratio", ratio)]).unwrap().slots.capacity, capacity, "{ratio}");
+    }
+}
+
+#[test]
+fn instances_share_one_pool_of_their_capacities() {
+    let mut config = minimal();
+    config["instance_group"] = json!([{ "count": 2, "kind": "KIND_CPU" }, { "count": 1, "kind": "KIND_CPU" }]);
+    assert_eq!(parse(&config).unwrap().slots.capacity, 54);
+}
+
+#[test]
+fn lazy_buffers_are_read() {
+    let limits = with(&LAZY).unwrap().slots;
+    assert_eq!(limits, SlotLimits { capacity: 18, first_slab: 8, next_slab: 4, grow_below: 4, shrink_above: 6 });
+    let limits = with(&lazy_but("initial_buffer_size", "500").iter().map(|(n, v)| (*n, v.as_str())).collect::<Vec<_>>());
+    assert_eq!(limits.unwrap().slots.first_slab, 18, "capped by the capacity");
+}
+
+#[test]
+fn each_rule_between_the_buffer_sizes_is_named_when_broken() {
+    for (name, value, rule) in [
+        ("initial_buffer_size", "3", "max_batch_size, 4"),
+        ("subsequent_buffer_size", "3", "max_batch_size, 4"),
+        ("buffer_alloc_threshold", "3", "max_batch_size, 4"),
+        ("buffer_alloc_threshold", "9", "initial_buffer_size, 8"),
+        ("buffer_dealloc_threshold", "-1", "0 or more"),
+        ("subsequent_buffer_size", "many", "0 or more"),
+        ("initial_buffer_size", "1e3", "0 or more"),
+    ] {
+        let parameters = lazy_but(name, value);
+        let parameters: Vec<_> = parameters.iter().map(|(n, v)| (*n, v.as_str())).collect();
+        let error = with(&parameters).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(value) && error.contains(rule), "{error}");
+    }
+}
+
+#[test]
+fn lazy_parameters_come_all_four_or_not_at_all() {
+    for missing in 0..4 {
+        let three: Vec<_> = LAZY.iter().enumerate().filter(|(i, _)| *i != missing).map(|(_, p)| *p).collect();
+        let error = with(&three).unwrap_err().to_string();
+        assert!(error.contains(&format!("'{}' is missing", LAZY[missing].0)), "{error}");
+    }
+}
+
+#[test]
+fn bad_values_name_parameter_value_and_what_is_allowed() {
+    for (name, value) in [
+        ("max_candidate_sequence_use_ratio", "0"),
+        ("max_candidate_sequence_use_ratio", "1.01"),
+        ("max_candidate_sequence_use_ratio", "NaN"),
+        ("max_candidate_sequence_use_ratio", "-0.5"),
+        ("sequence_idle_margin_microseconds", "-1"),
+        ("state_pairs", "a b"),
+        ("constant_inputs", "sr"),
+    ] {
+        let error = with(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(value) && error.contains("expected"), "{error}");
+    }
+}
+
+#[test]
+fn an_unknown_parameter_is_refused_and_tritons_own_pass() {
+    let error = with(&[("state_pars", "x")]).unwrap_err().to_string();
+    assert!(error.contains("'state_pars'") && error.contains("'state_pairs'"), "{error}");
+    assert!(with(&[("TRITON_ENABLE_X", "1"), ("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")]).is_ok());
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_by_name() {
+    for (field, value) in [
+        ("/sequence_batching", Value::Null),
+        ("/parameters/state_pairs", json!(null)),
+        ("/model_transaction_policy", json!({ "decoupled": true })),
+        ("/sequence_batching/iterative_sequence", json!(true)),
+        ("/sequence_batching/state", json!([{ "input_name": "a" }])),
+        ("/instance_group/0/kind", json!("KIND_GPU")),
+        ("/max_batch_size", json!(-1)),
+        ("/input/0/data_type", json!("TYPE_INVALID")),
+    ] {
+        let mut config = minimal();
+        let (parent, name) = field.rsplit_once('/').unwrap();
+        let object = config.pointer_mut(parent).unwrap().as_object_mut().unwrap();
+        if value.is_null() { object.remove(name).map(drop).unwrap_or_default() } else { object.insert(name.to_owned(), value).map(drop).unwrap_or_default() };
+        let error = parse(&config).unwrap_err().to_string();
+        let word = name.split('/').next_back().unwrap();
+        assert!(error.contains(word), "{field}: {error}");
+    }
+}
+
+#[test]
+fn controls_keep_their_type_and_values() {
+    let mut config = minimal();
+    config["sequence_batching"]["control_input"] = json!([
+        { "name": "s", "control": [{ "kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0.0, 1.5] }] },
+        { "name": "e", "control": [{ "kind": "CONTROL_SEQUENCE_END", "int32_false_true": [3, 7] }] },
+        { "name": "r", "control": [{ "kind": "CONTROL_SEQUENCE_READY", "bool_false_true": [false, true] }] },
+        { "name": "c", "control": [{ "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64" }] },
+    ]);
+    let controls = parse(&config).unwrap().controls;
+    let ControlKind::Start(start) = &controls[0].kind else { panic!("{controls:?}") };
+    assert_eq!((start.data_type, start.bytes(true)), (DataType::Fp32, &1.5f32.to_ne_bytes()[..]));
+    let ControlKind::End(end) = &controls[1].kind else { panic!("{controls:?}") };
+    assert_eq!(end.bytes(false), 3i32.to_ne_bytes());
+    assert_eq!(controls[3].kind, ControlKind::CorrelationId(DataType::Uint64));
+
+    config["sequence_batching"]["control_input"][0]["control"][0] = json!({ "kind": "CONTROL_SEQUENCE_START" });
+    assert!(parse(&config).unwrap_err().to_string().contains("'s'"));
+}

@@ -1,0 +1,156 @@
+//! Every error of this crate, and the one table that turns them into Triton's codes.
+
+use crate::binding::BindingError;
+use crate::config::ConfigError;
+use crate::memory::OutOfMemory;
+use crate::sequence::SequenceId;
+use crate::session::{LibraryError, SessionError};
+use crate::tensor::{DataType, Dims};
+use crate::triton::{self, Code};
+
+/// What can go wrong, for a model at load or for one request.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server is not one that this library can serve in.
+    #[error(transparent)]
+    Server(#[from] triton_sys::LoadError),
+    /// A call to Triton failed.
+    #[error(transparent)]
+    Triton(#[from] triton::Error),
+    /// ONNX Runtime is missing or unusable.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The server's command line for this backend is wrong.
+    #[error("--backend-config=stateful,{name}={value}: {allowed}")]
+    BackendConfig {
+        /// The setting.
+        name: String,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        allowed: String,
+    },
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The model does not fit its configuration.
+    #[error(transparent)]
+    Binding(#[from] BindingError),
+    /// ONNX Runtime refused the model or a run.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+    /// No memory.
+    #[error(transparent)]
+    Memory(#[from] OutOfMemory),
+    /// The code of this library is wrong; the server lives on.
+    #[error("the stateful backend panicked: {0}; please report it")]
+    Panic(String),
+
+    /// A request continues a sequence that is not there.
+    #[error(
+        "sequence {id} is not live: its START was refused or failed, it was idle for longer than {idle_limit_ms} ms, or it was ended; start it again"
+    )]
+    UnknownSequence {
+        /// The client's name for it.
+        id: SequenceId,
+        /// The model's limit.
+        idle_limit_ms: u128,
+    },
+    /// No slot is free for a new sequence.
+    #[error(
+        "no free slot for sequence {id}: all {capacity} that the model may have ({reason}) hold a sequence; try again later, or raise max_candidate_sequences or max_candidate_sequence_use_ratio"
+    )]
+    PoolFull {
+        /// The client's name for it.
+        id: SequenceId,
+        /// Slots in all.
+        capacity: usize,
+        /// How the capacity came about.
+        reason: String,
+    },
+    /// No memory for another slab of slots.
+    #[error("no memory for the state of sequence {id}: {source}; live sequences go on, try again later")]
+    PoolMemory {
+        /// The client's name for it.
+        id: SequenceId,
+        /// What could not be had.
+        source: OutOfMemory,
+    },
+    /// Core sent two requests of a sequence at once, which it promises not to.
+    #[error("sequence {0} has a request in the works already")]
+    SequenceBusy(SequenceId),
+    /// An input has another type than the model takes.
+    #[error("input '{name}' is {came}, but {wanted} is expected")]
+    InputType {
+        /// The input.
+        name: String,
+        /// What came.
+        came: String,
+        /// What the model takes.
+        wanted: DataType,
+    },
+    /// An input has a shape that the model does not take.
+    #[error("input '{name}' has shape {}, but {} is expected", Dims(came), Dims(wanted))]
+    InputShape {
+        /// The input.
+        name: String,
+        /// What came.
+        came: Vec<i64>,
+        /// What the model takes; -1 is any.
+        wanted: Vec<i64>,
+    },
+    /// The model is fed the sequence id as a number, but it is a string.
+    #[error("sequence id '{name}' is a string, but the model's control input takes it as {data_type}: use an unsigned number")]
+    SequenceIdType {
+        /// The id.
+        name: String,
+        /// What the control input is configured as.
+        data_type: DataType,
+    },
+    /// An input has another number of bytes than its shape needs.
+    #[error("input '{name}' has {came} bytes, but its shape needs {wanted}")]
+    InputBytes {
+        /// The input.
+        name: String,
+        /// What came.
+        came: usize,
+        /// What the shape needs.
+        wanted: usize,
+    },
+    /// The model gave an output of a shape that cannot be taken apart into rows.
+    #[error("the model's output '{name}' has shape {} for a batch of {rows}, so it has no row for each request", Dims(dims))]
+    OutputRows {
+        /// The output.
+        name: String,
+        /// Its dimensions.
+        dims: Vec<i64>,
+        /// Rows of the batch.
+        rows: usize,
+    },
+    /// A request wants an output that responses do not carry.
+    #[error("output '{0}' is requested, but it is not listed under 'output' in the model configuration")]
+    UnknownOutput(String),
+}
+
+impl Error {
+    /// The table. A client acts on the code, so an error says who has to act: the client (`INVALID_ARG`,
+    /// `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (the rest).
+    const fn code(&self) -> Code {
+        match self {
+            Self::Triton(error) => error.code,
+            Self::UnknownSequence { .. } => Code::NotFound,
+            Self::PoolFull { .. } | Self::PoolMemory { .. } | Self::Memory(_) => Code::Unavailable,
+            Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } => Code::InvalidArg,
+            Self::SequenceIdType { .. } | Self::UnknownOutput(_) => Code::InvalidArg,
+            Self::Config(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
+            Self::Server(_) => Code::Unsupported,
+            Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => Code::Internal,
+        }
+    }
+}
+
+impl From<Error> for triton::Error {
+    fn from(error: Error) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}

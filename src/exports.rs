@@ -1,0 +1,151 @@
+//! The symbols that Triton looks up. Each is one guarded line: no error and no panic gets past it but as Triton's
+//! error object.
+//!
+//! A pointer is kept with each of Triton's objects: an `Arc<Model>` with a model, a `Box<Instance>` with an instance.
+//! Finalize may be called after an Initialize that failed, so a null one is nothing to free.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use triton_sys::{
+    TRITONBACKEND_Backend, TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONBACKEND_Request, TRITONSERVER_Error,
+};
+
+use crate::backend;
+use crate::error::Error;
+use crate::instance::Instance;
+use crate::model::Model;
+use crate::panic;
+use crate::triton::{self, Request};
+
+fn guard(work: impl FnOnce() -> Result<(), Error>) -> *mut TRITONSERVER_Error {
+    match panic::catch(work).and_then(|done| done) {
+        Ok(()) => ptr::null_mut(),
+        Err(error) => triton::Error::from(error).into_raw(),
+    }
+}
+
+fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Error> {
+    NonNull::new(pointer).ok_or_else(|| Error::Panic("Triton passed a null pointer".to_owned()))
+}
+
+/// Called once when the backend is loaded, and again by a second server in the same process.
+///
+/// # Safety
+/// Called by Triton, with a live backend.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_Initialize(backend: *mut TRITONBACKEND_Backend) -> *mut TRITONSERVER_Error {
+    // SAFETY: Triton's backend, alive during the call.
+    guard(|| backend::initialize(unsafe { triton::Backend::new(non_null(backend)?) }))
+}
+
+/// Called when the server stops. What a process shares stays for the next server in it.
+///
+/// # Safety
+/// Called by Triton.
+#[unsafe(no_mangle)]
+pub const unsafe extern "C" fn TRITONBACKEND_Finalize(_backend: *mut TRITONBACKEND_Backend) -> *mut TRITONSERVER_Error {
+    ptr::null_mut()
+}
+
+/// Called when a model version is loaded.
+///
+/// # Safety
+/// Called by Triton, with a live model.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND_Model) -> *mut TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: Triton's model, alive until its ModelFinalize.
+        let model = unsafe { triton::Model::new(non_null(model)?) };
+        let loaded = Arc::new(backend::load_model(model)?);
+        Ok(model.set_state(Arc::into_raw(loaded).cast_mut().cast::<c_void>())?)
+    })
+}
+
+/// Called when a model version is unloaded, after its instances are gone.
+///
+/// # Safety
+/// Called by Triton, with a live model.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_Model) -> *mut TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: Triton's model, alive during the call.
+        let model = unsafe { triton::Model::new(non_null(model)?) };
+        let state = model.state()?.cast::<Model>().cast_const();
+        model.set_state(ptr::null_mut())?;
+        if !state.is_null() {
+            // SAFETY: made by Arc::into_raw in ModelInitialize and taken back once, as it is null from now on.
+            drop(unsafe { Arc::from_raw(state) });
+        }
+        Ok(())
+    })
+}
+
+/// Called for each instance of a loaded model.
+///
+/// # Safety
+/// Called by Triton, with a live instance.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
+    instance: *mut TRITONBACKEND_ModelInstance,
+) -> *mut TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: Triton's instance, alive until its ModelInstanceFinalize.
+        let instance = unsafe { triton::Instance::new(non_null(instance)?) };
+        let model = non_null(instance.model()?.state()?.cast::<Model>())?;
+        // SAFETY: the Arc of ModelInitialize, which lives until ModelFinalize; this makes a second reference to it.
+        let model = unsafe {
+            Arc::increment_strong_count(model.as_ptr());
+            Arc::from_raw(model.as_ptr())
+        };
+        let made = Box::new(Instance::new(instance, model)?);
+        Ok(instance.set_state(Box::into_raw(made).cast::<c_void>())?)
+    })
+}
+
+/// Called when an instance goes away, after its last Execute.
+///
+/// # Safety
+/// Called by Triton, with a live instance.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
+    instance: *mut TRITONBACKEND_ModelInstance,
+) -> *mut TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: Triton's instance, alive during the call.
+        let instance = unsafe { triton::Instance::new(non_null(instance)?) };
+        let state = instance.state()?.cast::<Instance>();
+        instance.set_state(ptr::null_mut())?;
+        if !state.is_null() {
+            // SAFETY: made by Box::into_raw in ModelInstanceInitialize and taken back once, as it is null from now on.
+            drop(unsafe { Box::from_raw(state) });
+        }
+        Ok(())
+    })
+}
+
+/// Called with the requests of a batch, never twice at once for an instance. From here on they are ours: each is
+/// answered and released here, so that this never returns an error (with one, core would answer and release them).
+///
+/// # Safety
+/// Called by Triton, with a live instance and `count` live requests.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
+    instance: *mut TRITONBACKEND_ModelInstance,
+    requests: *mut *mut TRITONBACKEND_Request,
+    count: u32,
+) -> *mut TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: Triton's array of that many requests, all handed over; each is taken once.
+        let owned = unsafe { (0..count as usize).filter_map(|index| NonNull::new(*requests.add(index)).map(|raw| Request::new(raw))) };
+        let owned: Vec<Request> = owned.collect();
+        // SAFETY: Triton's instance, alive during the call.
+        let instance = unsafe { triton::Instance::new(non_null(instance)?) };
+        let mut instance = non_null(instance.state()?.cast::<Instance>())?;
+        // SAFETY: the Box of ModelInstanceInitialize; Triton runs one Execute of an instance at a time, and none beside
+        // its ModelInstanceFinalize.
+        unsafe { instance.as_mut() }.execute(owned);
+        Ok(())
+    })
+}

@@ -1,0 +1,162 @@
+//! Host memory.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::state::layout::SLOT_ALIGNMENT;
+
+/// The system has no more memory.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{bytes} bytes of host memory cannot be had")]
+pub struct OutOfMemory {
+    /// What was asked for.
+    pub bytes: usize,
+}
+
+/// Zeroed bytes at an address that suits any vector load. The pages of a large buffer cost nothing until touched.
+pub struct Buffer {
+    start: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: a Buffer owns its allocation and hands out its bytes only through `&self` and `&mut self`, like a Vec<u8>.
+unsafe impl Send for Buffer {}
+// SAFETY: as above; `&Buffer` gives read access only.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Allocates; an empty buffer has a valid address too.
+    pub fn new(bytes: usize) -> Result<Self, OutOfMemory> {
+        let layout = Self::layout(bytes).ok_or(OutOfMemory { bytes })?;
+        // SAFETY: the layout's size is at least SLOT_ALIGNMENT, so it is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;
+        Ok(Self { start, bytes })
+    }
+
+    /// Bytes that were asked for.
+    pub const fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Address of the first byte, for ONNX Runtime to read from or write to.
+    pub const fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The bytes.
+    pub const fn bytes(&self) -> &[u8] {
+        // SAFETY: `start` is the beginning of an initialised allocation of at least `bytes`, borrowed from self.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    }
+
+    /// The bytes, to change.
+    pub const fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and `&mut self` makes it the only access.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
+    }
+
+    fn layout(bytes: usize) -> Option<Layout> {
+        Layout::from_size_align(bytes.max(SLOT_ALIGNMENT), SLOT_ALIGNMENT).ok()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(layout) = Self::layout(self.bytes) {
+            // SAFETY: allocated in `new` with this layout, freed nowhere else.
+            unsafe { dealloc(self.start.as_ptr(), layout) }
+        }
+    }
+}
+
+/// Memory of a number of slots, one after another. Its bytes are reached through [`SlotMemory`] only.
+pub struct Slab {
+    buffer: Buffer,
+    slot_bytes: usize,
+}
+
+impl Slab {
+    /// Memory for `slots` slots of `slot_bytes` each.
+    pub fn new(slots: usize, slot_bytes: usize) -> Result<Self, OutOfMemory> {
+        let bytes = slots.checked_mul(slot_bytes).ok_or(OutOfMemory { bytes: usize::MAX })?;
+        Ok(Self { buffer: Buffer::new(bytes)?, slot_bytes })
+    }
+}
+
+/// Exclusive access to the bytes of one checked-out slot. Keeps the slab alive.
+pub struct SlotMemory {
+    slab: Arc<Slab>,
+    index: usize,
+}
+
+impl SlotMemory {
+    /// Access to slot number `index` of `slab`.
+    ///
+    /// # Safety
+    /// No other `SlotMemory` of the same slab and index may exist as long as this one does. Panics if there is no such
+    /// slot.
+    pub unsafe fn new(slab: Arc<Slab>, index: usize) -> Self {
+        assert!((index + 1) * slab.slot_bytes <= slab.buffer.len(), "slot {index} lies outside of its slab");
+        Self { slab, index }
+    }
+
+    /// The slot's bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `new` checked the bounds; nobody writes to the slot, as this is its only SlotMemory.
+        unsafe { std::slice::from_raw_parts(self.start(), self.slab.slot_bytes) }
+    }
+
+    /// The slot's bytes, to change.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: `new` checked the bounds; this is the slot's only SlotMemory and it is borrowed exclusively. Other
+        // slots of the slab are other bytes, and the slab itself never makes a slice over them.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.slab.slot_bytes) }
+    }
+
+    fn start(&self) -> *mut u8 {
+        // SAFETY: `new` checked that the slot lies within the buffer.
+        unsafe { self.slab.buffer.as_ptr().add(self.index * self.slab.slot_bytes) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_zeroed_aligned_and_may_be_empty() {
+        let mut buffer = Buffer::new(100).unwrap();
+        assert_eq!(buffer.as_ptr() as usize % SLOT_ALIGNMENT, 0);
+        assert!(buffer.bytes().iter().all(|&byte| byte == 0));
+        buffer.bytes_mut()[99] = 7;
+        assert_eq!(buffer.bytes()[99], 7);
+        assert!(Buffer::new(0).unwrap().is_empty());
+        assert_eq!(Buffer::new(usize::MAX).err(), Some(OutOfMemory { bytes: usize::MAX }));
+    }
+
+    #[test]
+    fn slots_of_a_slab_do_not_overlap() {
+        let slab = Arc::new(Slab::new(3, 64).unwrap());
+        // SAFETY: three different slots.
+        let mut slots: Vec<_> = (0..3).map(|index| unsafe { SlotMemory::new(slab.clone(), index) }).collect();
+        for (value, slot) in (1u8..).zip(&mut slots) {
+            slot.bytes_mut().fill(value);
+        }
+        for (value, slot) in (1u8..).zip(&slots) {
+            assert!(slot.bytes().iter().all(|&byte| byte == value));
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "outside of its slab")]
+    fn a_slot_beyond_the_slab_is_refused() {
+        // SAFETY: the only SlotMemory of the slab.
+        unsafe { SlotMemory::new(Arc::new(Slab::new(2, 64).unwrap()), 2) };
+    }
+}

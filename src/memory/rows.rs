@@ -1,0 +1,118 @@
+//! Copies between a row alone and the same row within a batch, on host memory (see [`RowLayout`]).
+
+use crate::tensor::RowLayout;
+
+/// Writes `row` into place `index` of a batch of `rows`. The sizes are the layout's; panics if they are not.
+pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
+    let mut writer = RowWriter::new(layout, batch, index, rows);
+    writer.write(row);
+    writer.finish();
+}
+
+/// Reads place `index` of a batch of `rows` into `row`. The sizes are the layout's; panics if they are not.
+pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
+    assert_eq!(row.len(), layout.row_bytes(), "row of another size");
+    for outer in 0..layout.outer {
+        let from = (outer * rows + index) * layout.inner_bytes;
+        let to = outer * layout.inner_bytes;
+        row[to..to + layout.inner_bytes].copy_from_slice(&batch[from..from + layout.inner_bytes]);
+    }
+}
+
+/// Fills place `index` of a batch of `rows` with zeros.
+pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
+    for outer in 0..layout.outer {
+        let from = (outer * rows + index) * layout.inner_bytes;
+        batch[from..from + layout.inner_bytes].fill(0);
+    }
+}
+
+/// Writes a row that comes in pieces.
+pub struct RowWriter<'a> {
+    layout: RowLayout,
+    batch: &'a mut [u8],
+    index: usize,
+    rows: usize,
+    written: usize,
+}
+
+impl<'a> RowWriter<'a> {
+    /// A writer for place `index` of a batch of `rows`.
+    pub fn new(layout: RowLayout, batch: &'a mut [u8], index: usize, rows: usize) -> Self {
+        assert_eq!(batch.len(), layout.row_bytes() * rows, "batch of another size");
+        Self { layout, batch, index, rows, written: 0 }
+    }
+
+    /// Appends a piece. Panics if the row has no room for it.
+    pub fn write(&mut self, mut piece: &[u8]) {
+        assert!(piece.len() <= self.layout.row_bytes() - self.written, "row of another size");
+        while !piece.is_empty() {
+            let (outer, inner) = (self.written / self.layout.inner_bytes, self.written % self.layout.inner_bytes);
+            let (now, later) = piece.split_at(piece.len().min(self.layout.inner_bytes - inner));
+            let start = (outer * self.rows + self.index) * self.layout.inner_bytes + inner;
+            self.batch[start..start + now.len()].copy_from_slice(now);
+            self.written += now.len();
+            piece = later;
+        }
+    }
+
+    /// Panics if the row is not complete.
+    pub fn finish(self) {
+        assert_eq!(self.written, self.layout.row_bytes(), "row of another size");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Byte `i` of a row alone lies here in the batch; written from the definition of a row-major tensor
+    /// `[outer, rows, inner]`.
+    fn place(layout: RowLayout, i: usize, index: usize, rows: usize) -> usize {
+        let (outer, inner) = (i / layout.inner_bytes, i % layout.inner_bytes);
+        outer * rows * layout.inner_bytes + index * layout.inner_bytes + inner
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn rows_land_where_a_row_major_tensor_has_them_and_come_back(
+            outer in 1usize..5, inner_bytes in 1usize..9, rows in 1usize..6, cut in 0usize..40, seed in any::<u8>(),
+        ) {
+            let layout = RowLayout { outer, inner_bytes };
+            let mut batch = vec![0; layout.row_bytes() * rows];
+            let row = |index: usize| -> Vec<u8> {
+                (0..layout.row_bytes()).map(|i| seed.wrapping_add((index * 50 + i) as u8)).collect()
+            };
+            for index in 0..rows {
+                let bytes = row(index);
+                let (first, second) = bytes.split_at(cut.min(bytes.len()));
+                let mut writer = RowWriter::new(layout, &mut batch, index, rows);
+                writer.write(first);
+                writer.write(second);
+                writer.finish();
+            }
+            for index in 0..rows {
+                let expected = row(index);
+                for (i, byte) in expected.iter().enumerate() {
+                    prop_assert_eq!(batch[place(layout, i, index, rows)], *byte);
+                }
+                let mut back = vec![0; layout.row_bytes()];
+                take(layout, &batch, index, rows, &mut back);
+                prop_assert_eq!(back, expected);
+            }
+            zero(layout, &mut batch, 0, rows);
+            let zeros = batch.iter().enumerate().filter(|(at, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *at));
+            prop_assert!(zeros.map(|(_, byte)| *byte).all(|byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn an_empty_row_is_no_work() {
+        let layout = RowLayout { outer: 0, inner_bytes: 0 };
+        put(layout, &[], &mut [], 0, 3);
+        take(layout, &[], 0, 3, &mut []);
+    }
+}

@@ -1,0 +1,111 @@
+//! What operators see of a model's sequences in Triton's Prometheus endpoint.
+
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::Mutex;
+
+use crate::sequence::Counts;
+use crate::triton::{Counter, Error, Family, Gauge};
+
+/// The state of the table at one moment.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Live sequences.
+    pub live: usize,
+    /// Most slots that may exist.
+    pub capacity: usize,
+    /// Slots that exist.
+    pub slots: usize,
+    /// Slabs that exist.
+    pub slabs: usize,
+    /// What happened so far.
+    pub counts: Counts,
+}
+
+/// One reading of a snapshot.
+type Reading = fn(&Snapshot) -> f64;
+
+const GAUGES: [(&str, &str, Reading); 4] = [
+    ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
+    ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
+    ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
+    ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),
+];
+
+const COUNTERS: [(&str, &str, Reading); 4] = [
+    ("stateful_sequences_started_total", "START requests that got a state slot", |now| now.counts.started as f64),
+    ("stateful_sequences_ended_total", "Sequences over by END, failed START or restart", |now| now.counts.ended as f64),
+    ("stateful_sequences_expired_total", "Sequences dropped because they lay idle", |now| now.counts.expired as f64),
+    ("stateful_sequences_rejected_total", "START requests that found no state slot", |now| now.counts.rejected as f64),
+];
+
+/// The families, made once per process: Triton keeps their names for ever.
+struct Families {
+    gauges: Vec<Arc<Family>>,
+    counters: Vec<Arc<Family>>,
+}
+
+impl Families {
+    fn shared() -> Option<&'static Self> {
+        static FAMILIES: OnceLock<Option<Families>> = OnceLock::new();
+        let made = FAMILIES.get_or_init(|| {
+            Self::new().inspect_err(|error| log::info!("no sequence metrics: {error}")).ok()
+        });
+        made.as_ref()
+    }
+
+    fn new() -> Result<Self, Error> {
+        let gauges = GAUGES.iter().map(|(name, text, _)| Family::gauge(name, text).map(Arc::new));
+        let counters = COUNTERS.iter().map(|(name, text, _)| Family::counter(name, text).map(Arc::new));
+        Ok(Self { gauges: gauges.collect::<Result<_, _>>()?, counters: counters.collect::<Result<_, _>>()? })
+    }
+}
+
+struct Metrics {
+    gauges: Vec<Gauge>,
+    counters: Vec<Counter>,
+}
+
+/// The metrics of one model version. Writes only what has changed, so a steady step pays for a comparison.
+pub struct SequenceMetrics {
+    metrics: Option<Metrics>,
+    shown: Mutex<Snapshot>,
+}
+
+impl SequenceMetrics {
+    /// Metrics with the labels `model` and `version`; none where the server has none.
+    pub fn new(model: &str, version: u64) -> Self {
+        let version = version.to_string();
+        let labels = [("model", model), ("version", version.as_str())];
+        let metrics = Families::shared().map(|families| {
+            let gauges = families.gauges.iter().map(|family| Gauge::new(family, &labels));
+            let counters = families.counters.iter().map(|family| Counter::new(family, &labels));
+            Ok(Metrics { gauges: gauges.collect::<Result<_, _>>()?, counters: counters.collect::<Result<_, _>>()? })
+        });
+        let metrics = metrics.and_then(|made: Result<_, Error>| {
+            made.inspect_err(|error| log::warn!("no sequence metrics for {model}: {error}")).ok()
+        });
+        Self { metrics, shown: Mutex::default() }
+    }
+
+    /// Shows what `read` finds.
+    pub fn publish(&self, read: impl FnOnce() -> Snapshot) {
+        let Some(metrics) = &self.metrics else { return };
+        // Locked before reading, so that an older reading never replaces a newer one.
+        let mut shown = self.shown.lock();
+        let now = read();
+        if *shown == now {
+            return;
+        }
+        for (gauge, (_, _, reading)) in metrics.gauges.iter().zip(GAUGES) {
+            gauge.set(reading(&now));
+        }
+        for (counter, (_, _, reading)) in metrics.counters.iter().zip(COUNTERS) {
+            let more = reading(&now) - reading(&shown);
+            if more > 0.0 {
+                counter.add(more);
+            }
+        }
+        *shown = now;
+    }
+}

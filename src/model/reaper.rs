@@ -1,0 +1,43 @@
+//! The thread that lets idle sequences go: core never says that a client has gone away.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+
+use super::live::LiveSequences;
+
+/// Runs until dropped.
+pub struct Reaper {
+    sequences: Arc<LiveSequences>,
+    stopping: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Reaper {
+    /// Starts the thread. Without one (the system refuses) idle sequences would stay, so that is worth an error line.
+    pub fn start(sequences: Arc<LiveSequences>) -> Self {
+        let stopping = Arc::new(AtomicBool::new(false));
+        let (stop, live) = (stopping.clone(), sequences.clone());
+        let run = move || {
+            let is_stopping = || stop.load(Ordering::Acquire);
+            while !is_stopping() {
+                live.tick_and_wait(is_stopping);
+            }
+        };
+        let thread = Builder::new().name("stateful-reaper".to_owned()).spawn(run);
+        let thread = thread.inspect_err(|error| log::error!("idle sequences will not expire: {error}")).ok();
+        Self { sequences, stopping, thread }
+    }
+}
+
+impl Drop for Reaper {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        self.sequences.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread that expires idle sequences had panicked");
+        }
+    }
+}

@@ -1,0 +1,32 @@
+//! The guard against panics: none may cross into Triton, which is C++.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::error::Error;
+
+/// Calls `work`; a panic in it becomes an error.
+///
+/// What `work` changed stays changed. Its callers hold nothing that a panic could leave half done: requests and leases
+/// put themselves right when they are dropped, and buffers are written anew by every step.
+pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Error> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| Error::Panic(text(payload.as_ref())))
+}
+
+fn text(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "without a message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_an_error_with_its_message() {
+        assert_eq!(catch(|| 7).unwrap(), 7);
+        let error = catch(|| -> i32 { panic!("number {}", 7) }).unwrap_err();
+        assert!(error.to_string().contains("number 7"), "{error}");
+        assert!(catch(|| std::panic::panic_any(5)).is_err());
+    }
+}

@@ -1,0 +1,31 @@
+//! Names of sequences.
+
+use std::fmt;
+
+/// The correlation id that a client gave: an unsigned number or a string. Never 0 and never empty.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SequenceId {
+    /// `sequence_id` as a number.
+    Number(u64),
+    /// `sequence_id` as a string, 128 characters at most.
+    Name(Box<str>),
+}
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Name(name) => write!(f, "'{name}'"),
+        }
+    }
+}
+
+/// A correlation id on one instance. Core keeps a sequence on the instance where it started, so the same id on
+/// another instance is another sequence.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    /// Number of the instance within its model.
+    pub instance: u32,
+    /// The client's name for the sequence.
+    pub id: SequenceId,
+}

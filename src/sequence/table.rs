@@ -1,0 +1,363 @@
+//! The table of live sequences.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use hashlink::LinkedHashMap;
+use smallvec::SmallVec;
+
+use super::id::Key;
+use crate::state::pool::{AcquireError, MakeSlab, SlotId, SlotLimits, SlotPool};
+
+/// When a sequence is over without its END. All counts and times are bounds on what core can still have in its queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// Idle sequences are dropped after this time.
+    pub idle_limit: Duration,
+    /// An instance that has run nothing for this long has nothing in core's queue (the queue delay and a margin).
+    pub quiet: Duration,
+    /// Core queues at most this many requests for one instance: one of each of its slots.
+    pub queue_requests: usize,
+}
+
+/// Payloads smaller than a full batch that prove core's queue empty. Core may have formed two before the request in
+/// question could be queued; a third is certain, a fourth costs nothing.
+const SHORT_PAYLOADS: u32 = 4;
+
+/// A request's sequence, found or made; its slot is the caller's until [`Sequences::settle`].
+#[derive(Debug)]
+pub struct Admitted<S> {
+    /// The slot that holds the sequence's state.
+    pub slot: SlotId,
+    /// Memory of the slab that the slot is in.
+    pub memory: S,
+}
+
+/// Why a request has no sequence.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refusal<E> {
+    /// Not a START, and no such sequence is live.
+    Unknown,
+    /// A START, and every slot that may exist holds a sequence.
+    Full {
+        /// Slots in all.
+        capacity: usize,
+    },
+    /// A START, and the memory for another slab cannot be had.
+    Memory(E),
+    /// The sequence has a request in the works already; core promises that this does not happen.
+    Busy,
+}
+
+/// What became of a request's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The slot holds the state after the request.
+    Advanced,
+    /// The request failed: the slot holds the state before it (none, if the request was the START).
+    Failed,
+}
+
+/// Monotonic counts of what happened to sequences.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// START requests that got a slot.
+    pub started: u64,
+    /// Sequences over by END, by a failed START, or replaced by another START.
+    pub ended: u64,
+    /// Sequences dropped because they lay idle.
+    pub expired: u64,
+    /// START requests that got no slot.
+    pub rejected: u64,
+}
+
+enum Phase {
+    InFlight { start: bool },
+    Idle,
+}
+
+struct Record<H> {
+    key: Key,
+    phase: Phase,
+    held: Option<H>,
+}
+
+/// Evidence that the front incarnation of a chain has nothing left in core's queue.
+#[derive(Default)]
+struct Contest {
+    touched: bool,
+    short_payloads: u32,
+    requests: usize,
+}
+
+/// The live incarnations of one id, oldest first.
+#[derive(Default)]
+struct Chain {
+    incarnations: SmallVec<[SlotId; 1]>,
+    contest: Option<Contest>,
+}
+
+struct Activity {
+    executing: bool,
+    idle_since: Instant,
+}
+
+/// All live sequences of a model, with their slots.
+///
+/// `S` is the memory of a slab, `H` a request that is held, `E` why a slab cannot be made.
+pub struct Sequences<S, H, E> {
+    policy: Policy,
+    pool: SlotPool<S, Record<H>, E>,
+    chains: HashMap<Key, Chain>,
+    contested: Vec<Key>,
+    idle: LinkedHashMap<SlotId, Instant>,
+    instances: HashMap<u32, Activity>,
+    counts: Counts,
+}
+
+impl<S: Clone, H, E> Sequences<S, H, E> {
+    /// An empty table; the first slab is made now.
+    pub fn new(policy: Policy, limits: SlotLimits, make_slab: MakeSlab<S, E>) -> Result<Self, E> {
+        Ok(Self {
+            policy,
+            pool: SlotPool::new(limits, make_slab)?,
+            chains: HashMap::new(),
+            contested: Vec::new(),
+            idle: LinkedHashMap::new(),
+            instances: HashMap::new(),
+            counts: Counts::default(),
+        })
+    }
+
+    /// The instance begins to work on a payload.
+    pub fn begin_payload(&mut self, instance: u32, now: Instant) {
+        self.instances.insert(instance, Activity { executing: true, idle_since: now });
+    }
+
+    /// Finds the sequence that a request belongs to, or makes it for a START, and checks its slot out.
+    ///
+    /// `released` takes the held requests that this lets go of; drop them without holding any lock.
+    pub fn admit(&mut self, key: &Key, start: bool, released: &mut Vec<H>) -> Result<Admitted<S>, Refusal<E>> {
+        let slot = if start { self.start(key, released)? } else { self.resume(key)? };
+        let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
+        Ok(Admitted { slot, memory })
+    }
+
+    /// Takes back the slot of an admitted request. Returns whether the request must be kept with [`Sequences::hold`]
+    /// instead of being released.
+    ///
+    /// A sequence is over when its request carried END, whatever became of it, and when its START failed.
+    pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
+        let Some(record) = self.pool.record_mut(slot) else { return false };
+        let started = matches!(record.phase, Phase::InFlight { start: true });
+        record.phase = Phase::Idle;
+        if end || (started && outcome == Outcome::Failed) {
+            self.remove(slot, released);
+            self.counts.ended += 1;
+            return false;
+        }
+        self.idle.insert(slot, now);
+        !self.is_front(slot)
+    }
+
+    /// Keeps a request unreleased until its sequence is the only one of its id that core can send requests for.
+    pub fn hold(&mut self, slot: SlotId, request: H) {
+        if let Some(record) = self.pool.record_mut(slot) {
+            record.held = Some(request);
+        }
+    }
+
+    /// The instance has settled all requests of a payload. `short`: core had fewer requests than a batch takes.
+    pub fn finish_payload(
+        &mut self,
+        instance: u32,
+        requests: usize,
+        short: bool,
+        now: Instant,
+        released: &mut Vec<H>,
+    ) -> Result<(), E> {
+        self.instances.insert(instance, Activity { executing: false, idle_since: now });
+        let limit = self.policy.queue_requests;
+        self.end_contests(released, |contest, key| {
+            if key.instance != instance {
+                return false;
+            }
+            if std::mem::take(&mut contest.touched) {
+                return false;
+            }
+            contest.requests += requests;
+            contest.short_payloads += u32::from(short);
+            contest.requests >= limit || contest.short_payloads >= SHORT_PAYLOADS
+        });
+        self.pool.adjust()
+    }
+
+    /// Drops what lay idle for too long and settles what a quiet instance proves.
+    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
+        let quiet = self.policy.quiet;
+        let instances = std::mem::take(&mut self.instances);
+        self.end_contests(released, |_, key| {
+            instances.get(&key.instance).is_none_or(|seen| !seen.executing && now >= seen.idle_since + quiet)
+        });
+        self.instances = instances;
+        self.expire(now, released);
+    }
+
+    /// When [`Sequences::tick`] may have something to do again.
+    pub fn next_tick(&self, now: Instant) -> Instant {
+        let idle = self.idle.front().map_or(now, |(_, &since)| since) + self.policy.idle_limit;
+        if self.is_contested() { idle.min(now + self.policy.quiet) } else { idle }
+    }
+
+    /// Whether [`Sequences::next_tick`] has come nearer.
+    pub fn is_contested(&self) -> bool {
+        !self.contested.is_empty()
+    }
+
+    /// Ends every sequence of an instance that goes away.
+    pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
+        self.instances.remove(&instance);
+        let gone: Vec<SlotId> = self
+            .chains
+            .iter()
+            .filter(|(key, _)| key.instance == instance)
+            .flat_map(|(_, chain)| chain.incarnations.iter().copied())
+            .collect();
+        for slot in gone {
+            self.remove(slot, released);
+            self.counts.ended += 1;
+        }
+    }
+
+    /// What happened so far.
+    pub const fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// Live sequences.
+    pub const fn live(&self) -> usize {
+        self.pool.live()
+    }
+
+    /// Slots that exist.
+    pub const fn slots(&self) -> usize {
+        self.pool.slots()
+    }
+
+    /// Slabs that exist.
+    pub const fn slabs(&self) -> usize {
+        self.pool.slabs()
+    }
+
+    /// Most slots that may exist.
+    pub const fn capacity(&self) -> usize {
+        self.pool.capacity()
+    }
+
+    fn start(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
+        let record = || Record { key: key.clone(), phase: Phase::InFlight { start: true }, held: None };
+        let mut acquired = self.pool.acquire(record());
+        if matches!(acquired, Err(AcquireError::Full)) && self.give_up_restarted(key, released) {
+            acquired = self.pool.acquire(record());
+        }
+        let slot = acquired.map_err(|error| {
+            self.counts.rejected += 1;
+            match error {
+                AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
+                AcquireError::Memory(error) => Refusal::Memory(error),
+            }
+        })?;
+        let chain = self.chains.entry(key.clone()).or_default();
+        chain.incarnations.push(slot);
+        if chain.incarnations.len() > 1 {
+            if chain.contest.is_none() {
+                self.contested.push(key.clone());
+            }
+            chain.contest = Some(Contest { touched: true, ..Contest::default() });
+        }
+        self.counts.started += 1;
+        Ok(slot)
+    }
+
+    fn resume(&mut self, key: &Key) -> Result<SlotId, Refusal<E>> {
+        let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
+        let slot = *chain.incarnations.first().ok_or(Refusal::Unknown)?;
+        if let Some(contest) = &mut chain.contest {
+            *contest = Contest { touched: true, ..Contest::default() };
+        }
+        let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
+        if matches!(record.phase, Phase::InFlight { .. }) {
+            return Err(Refusal::Busy);
+        }
+        record.phase = Phase::InFlight { start: false };
+        self.idle.remove(&slot);
+        Ok(slot)
+    }
+
+    /// With no slot to spare, a START of a live and idle sequence is taken for what it nearly always is: a client
+    /// that starts over. (A client that reuses an id before its END is answered, in a full pool, gets NOT_FOUND.)
+    fn give_up_restarted(&mut self, key: &Key, released: &mut Vec<H>) -> bool {
+        let Some(&slot) = self.chains.get(key).and_then(|chain| chain.incarnations.first()) else { return false };
+        let idle = self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Idle));
+        if idle {
+            self.remove(slot, released);
+            self.counts.ended += 1;
+        }
+        idle
+    }
+
+    fn end_contests(&mut self, released: &mut Vec<H>, mut is_over: impl FnMut(&mut Contest, &Key) -> bool) {
+        let mut still = Vec::new();
+        for key in std::mem::take(&mut self.contested) {
+            let Some(chain) = self.chains.get_mut(&key) else { continue };
+            let Some(contest) = &mut chain.contest else { continue };
+            let front = chain.incarnations[0];
+            let idle = self.pool.record(front).is_some_and(|record| matches!(record.phase, Phase::Idle));
+            if is_over(contest, &key) && idle {
+                self.remove(front, released);
+                self.counts.ended += 1;
+            }
+            if self.chains.get(&key).is_some_and(|chain| chain.contest.is_some()) {
+                still.push(key);
+            }
+        }
+        self.contested = still;
+    }
+
+    fn expire(&mut self, now: Instant, released: &mut Vec<H>) {
+        while let Some((&slot, &since)) = self.idle.front() {
+            if now < since + self.policy.idle_limit {
+                break;
+            }
+            self.remove(slot, released);
+            self.counts.expired += 1;
+        }
+    }
+
+    /// Frees the slot and lets the next incarnation of the id receive requests.
+    fn remove(&mut self, slot: SlotId, released: &mut Vec<H>) {
+        self.idle.remove(&slot);
+        let Some(record) = self.pool.release(slot) else { return };
+        released.extend(record.held);
+        let Some(chain) = self.chains.get_mut(&record.key) else { return };
+        let was_front = chain.incarnations.first() == Some(&slot);
+        chain.incarnations.retain(|other| *other != slot);
+        let Some(&front) = chain.incarnations.first() else {
+            self.chains.remove(&record.key);
+            return;
+        };
+        if was_front {
+            released.extend(self.pool.record_mut(front).and_then(|record| record.held.take()));
+            chain.contest = (chain.incarnations.len() > 1).then(Contest::default);
+        }
+    }
+
+    fn is_front(&self, slot: SlotId) -> bool {
+        let chain = self.pool.record(slot).and_then(|record| self.chains.get(&record.key));
+        chain.is_some_and(|chain| chain.incarnations.first() == Some(&slot))
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

@@ -1,0 +1,210 @@
+//! Finding libonnxruntime, and its one environment per process.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ort::environment::Environment;
+use ort::logging::LogLevel;
+use parking_lot::Mutex;
+
+/// Where libonnxruntime is looked for, most wanted first.
+#[derive(Clone, Debug, Default)]
+pub struct SearchPath {
+    /// `--backend-config=stateful,ort-library-path=FILE`
+    pub configured: Option<PathBuf>,
+    /// The folder that this backend was loaded from.
+    pub backend_dir: Option<PathBuf>,
+    /// The environment variable `ORT_DYLIB_PATH`.
+    pub environment: Option<PathBuf>,
+    /// The folder of the server's other backends.
+    pub backends_dir: Option<PathBuf>,
+}
+
+/// Why there is no ONNX Runtime.
+#[derive(Debug, thiserror::Error)]
+pub enum LibraryError {
+    /// None of the places has one.
+    #[error("no ONNX Runtime library found; looked for {}. Put libonnxruntime.so beside this backend, or name one with --backend-config=stateful,ort-library-path=FILE", tried.join(", "))]
+    NotFound {
+        /// Each place, in the order it was looked at.
+        tried: Vec<String>,
+    },
+    /// The file that was chosen cannot be used.
+    #[error("the ONNX Runtime library {} cannot be used: {why}", path.display())]
+    Unusable {
+        /// The file.
+        path: PathBuf,
+        /// What the loader or the version check says.
+        why: String,
+    },
+    /// ONNX Runtime would not make its environment.
+    #[error("ONNX Runtime's environment cannot be made: {0}")]
+    Environment(String),
+}
+
+/// The loaded library with its environment, shared by all models of the process.
+pub struct Library {
+    environment: Environment,
+    path: PathBuf,
+}
+
+/// Kept for ever: ONNX Runtime allows one environment per process, also when the server in it is made again.
+static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
+
+impl Library {
+    /// The library, loaded on the first call; later calls get the same one, whatever their search path says.
+    pub fn load(search: &SearchPath) -> Result<Arc<Self>, LibraryError> {
+        let mut loaded = LIBRARY.lock();
+        if let Some(library) = &*loaded {
+            return Ok(library.clone());
+        }
+        let library = Arc::new(Self::open(search.find()?)?);
+        *loaded = Some(library.clone());
+        Ok(library)
+    }
+
+    /// The file in use.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the library says about its own build.
+    pub fn build_info(&self) -> &'static str {
+        ort::info()
+    }
+
+    /// The version, such as `1.31.1`.
+    pub fn version(&self) -> String {
+        // SAFETY: OrtGetApiBase and GetVersionString take no arguments; the string is static in the library, which
+        // stays loaded for the life of the process.
+        let read = || unsafe {
+            let handle = libloading::Library::new(&self.path).ok()?;
+            let base = handle.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase").ok()?();
+            let version = std::ffi::CStr::from_ptr((base.as_ref()?.GetVersionString)());
+            Some(version.to_string_lossy().into_owned())
+        };
+        read().unwrap_or_else(|| "unknown".to_owned())
+    }
+
+    pub(super) fn environment(&self) -> &Environment {
+        &self.environment
+    }
+
+    fn open(path: PathBuf) -> Result<Self, LibraryError> {
+        let builder = ort::init_from(&path)
+            .map_err(|error| LibraryError::Unusable { path: path.clone(), why: error.to_string() })?;
+        let environment = builder
+            .with_name("triton_stateful")
+            .with_telemetry(false)
+            .with_logger(Arc::new(|level, category, _id, location, message| {
+                log::log!(log_level(level), "onnxruntime {category} {location}: {message}");
+            }))
+            .build()
+            .map_err(|error| LibraryError::Environment(error.to_string()))?;
+        environment.set_log_level(LogLevel::Warning);
+        Ok(Self { environment, path })
+    }
+}
+
+fn log_level(level: LogLevel) -> log::Level {
+    match level {
+        LogLevel::Verbose => log::Level::Debug,
+        LogLevel::Info => log::Level::Info,
+        LogLevel::Warning => log::Level::Warn,
+        LogLevel::Error | LogLevel::Fatal => log::Level::Error,
+    }
+}
+
+impl SearchPath {
+    /// The first file that is there. A path that somebody named must exist: another library is not what they want.
+    fn find(&self) -> Result<PathBuf, LibraryError> {
+        let mut tried = Vec::new();
+        if let Some(path) = &self.configured {
+            return named(path, "ort-library-path");
+        }
+        if let Some(path) = self.backend_dir.as_ref().and_then(|dir| library_in(dir, &mut tried)) {
+            return Ok(path);
+        }
+        if let Some(path) = &self.environment {
+            return named(path, "ORT_DYLIB_PATH");
+        }
+        tried.push("ORT_DYLIB_PATH (not set)".to_owned());
+        let onnxruntime = self.backends_dir.as_ref().map(|dir| dir.join("onnxruntime"));
+        onnxruntime.and_then(|dir| library_in(&dir, &mut tried)).ok_or(LibraryError::NotFound { tried })
+    }
+}
+
+fn named(path: &Path, by: &str) -> Result<PathBuf, LibraryError> {
+    let unusable = |why| LibraryError::Unusable { path: path.to_owned(), why };
+    match path.is_file() {
+        true => std::path::absolute(path).map_err(|error| unusable(error.to_string())),
+        false => Err(unusable(format!("{by} names it, but it is no file"))),
+    }
+}
+
+/// `libonnxruntime.so`, or the newest `libonnxruntime.so.<version>`, in `dir`.
+fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
+    let plain = dir.join("libonnxruntime.so");
+    if plain.is_file() {
+        return Some(plain);
+    }
+    let versioned = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let version = |path: &PathBuf| -> Option<Vec<u32>> {
+        let version = path.file_name()?.to_str()?.strip_prefix("libonnxruntime.so.")?;
+        version.split('.').map(|part| part.parse().ok()).collect()
+    };
+    let newest = versioned.filter_map(|path| Some((version(&path)?, path))).max();
+    if newest.is_none() {
+        tried.push(plain.display().to_string());
+    }
+    newest.map(|(_, path)| path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(name: &str, files: &[&str]) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("triton-stateful-library-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in files {
+            std::fs::write(dir.join(file), "").unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn the_places_are_tried_in_their_order() {
+        let beside = dir("beside", &["libonnxruntime.so.1.9.0", "libonnxruntime.so.1.20.1"]);
+        let backends = dir("backends", &[]);
+        let onnxruntime = dir("backends/onnxruntime", &["libonnxruntime.so"]);
+        let named = onnxruntime.join("libonnxruntime.so");
+        let full = SearchPath {
+            configured: Some(named.clone()),
+            backend_dir: Some(beside.clone()),
+            environment: Some(named.clone()),
+            backends_dir: Some(backends.clone()),
+        };
+        assert_eq!(full.find().unwrap(), named);
+        let full = SearchPath { configured: None, ..full };
+        assert_eq!(full.find().unwrap(), beside.join("libonnxruntime.so.1.20.1"), "the newest version beside us");
+        let full = SearchPath { backend_dir: Some(backends.clone()), ..full };
+        assert_eq!(full.find().unwrap(), named, "ORT_DYLIB_PATH");
+        let full = SearchPath { environment: None, ..full };
+        assert_eq!(full.find().unwrap(), named, "the onnxruntime backend's folder");
+        let error = SearchPath { backends_dir: None, ..full }.find().unwrap_err().to_string();
+        assert!(error.contains(backends.to_str().unwrap()) && error.contains("ort-library-path"), "{error}");
+    }
+
+    #[test]
+    fn a_named_file_that_is_not_there_is_an_error_not_a_reason_to_look_on() {
+        let beside = dir("named", &["libonnxruntime.so"]);
+        let search = SearchPath {
+            configured: Some("/nowhere/libonnxruntime.so".into()),
+            backend_dir: Some(beside),
+            ..SearchPath::default()
+        };
+        let error = search.find().unwrap_err().to_string();
+        assert!(error.contains("/nowhere/libonnxruntime.so") && error.contains("ort-library-path"), "{error}");
+    }
+}

@@ -1,0 +1,16 @@
+//! ONNX Runtime: the library and its environment, sessions, signatures, and the step.
+//!
+//! The `ort` crate loads the library, makes the environment and builds sessions; the step itself ([`Step`]) calls
+//! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
+//! This is the only module that names `ort`. Not for: knowing which input is a state.
+
+mod library;
+mod open;
+mod signature;
+mod step;
+mod value;
+
+pub use library::{Library, LibraryError, SearchPath};
+pub use open::{Session, SessionError};
+pub use signature::{Signature, TensorInfo};
+pub use step::{InputSpec, OutputSpec, OutputView, Step, StepSpec};

@@ -1,0 +1,134 @@
+//! Owned `OrtValue`s over memory of ours or of ONNX Runtime's.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
+
+use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr, OrtValue};
+
+use crate::tensor::DataType;
+
+/// Turns a status into its message.
+///
+/// # Safety
+/// `status` must come from an `OrtApi` function and be used only here: it is released.
+pub unsafe fn check(status: OrtStatusPtr) -> Result<(), String> {
+    // SAFETY: the caller hands the status over.
+    unsafe { ort::Error::<()>::result_from_status(status) }.map_err(|error| error.message().to_owned())
+}
+
+/// A tensor that ONNX Runtime knows. Released on drop; memory of ours that it points to is not.
+pub struct Value(NonNull<OrtValue>);
+
+// SAFETY: an OrtValue has no thread affinity; this owner passes it to one Run at a time.
+unsafe impl Send for Value {}
+
+impl Value {
+    /// A tensor over host memory.
+    ///
+    /// # Safety
+    /// `data` must stay valid for `bytes` bytes as long as the value lives, and `bytes` must suffice for the shape.
+    pub unsafe fn over(data: *mut u8, bytes: usize, dims: &[i64], data_type: DataType) -> Result<Self, String> {
+        let element = element(data_type).ok_or_else(|| format!("{data_type} is not supported"))?;
+        let mut value = ptr::null_mut();
+        // SAFETY: `data` is the caller's promise; dims and value are borrowed for the call only.
+        unsafe {
+            let data = data.cast::<c_void>();
+            let create = ort::api().CreateTensorWithDataAsOrtValue;
+            check(create(host_memory()?, data, bytes, dims.as_ptr(), dims.len(), element, &mut value))?;
+        }
+        NonNull::new(value).map(Self).ok_or_else(|| "ONNX Runtime made no tensor".to_owned())
+    }
+
+    /// Takes over a tensor that a run made.
+    ///
+    /// # Safety
+    /// `value` must be a tensor that nobody else releases.
+    pub unsafe fn from_run(value: *mut OrtValue) -> Option<Self> {
+        NonNull::new(value).map(Self)
+    }
+
+    /// For `OrtApi::Run`.
+    pub const fn as_ptr(&self) -> *mut OrtValue {
+        self.0.as_ptr()
+    }
+
+    /// Dimensions of the tensor.
+    pub fn dims(&self) -> Result<Vec<i64>, String> {
+        let api = ort::api();
+        let mut info = ptr::null_mut();
+        // SAFETY: the value is a live tensor; `info` is released below on every path behind its making.
+        unsafe { check((api.GetTensorTypeAndShape)(self.as_ptr(), &mut info))? };
+        let mut dims = Vec::new();
+        // SAFETY: `info` is live; `dims` is sized by the count before it is filled.
+        let read = unsafe {
+            let mut count = 0;
+            check((api.GetDimensionsCount)(info, &mut count)).and_then(|()| {
+                dims.resize(count, 0);
+                check((api.GetDimensions)(info, dims.as_mut_ptr(), count))
+            })
+        };
+        // SAFETY: made above, released once.
+        unsafe { (api.ReleaseTensorTypeAndShapeInfo)(info) };
+        read.map(|()| dims)
+    }
+
+    /// The tensor's first `bytes` bytes.
+    ///
+    /// # Safety
+    /// The tensor must have that many bytes, on the host.
+    pub unsafe fn bytes(&self, bytes: usize) -> Result<&[u8], String> {
+        if bytes == 0 {
+            return Ok(&[]);
+        }
+        let mut data = ptr::null_mut();
+        // SAFETY: the value is a live tensor; the caller knows its size; the slice borrows from self.
+        unsafe {
+            check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data))?;
+            Ok(std::slice::from_raw_parts(data.cast::<u8>(), bytes))
+        }
+    }
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: owned by this value alone.
+        unsafe { (ort::api().ReleaseValue)(self.as_ptr()) }
+    }
+}
+
+/// The description of plain host memory, made once.
+fn host_memory() -> Result<*const OrtMemoryInfo, String> {
+    struct Info(*const OrtMemoryInfo);
+    // SAFETY: the info is immutable after its making.
+    unsafe impl Send for Info {}
+    // SAFETY: as above.
+    unsafe impl Sync for Info {}
+    static INFO: OnceLock<Result<Info, String>> = OnceLock::new();
+    let info = INFO.get_or_init(|| {
+        let mut info = ptr::null_mut();
+        let (allocator, memory) = (ort::sys::OrtAllocatorType::OrtDeviceAllocator, ort::sys::OrtMemType::OrtMemTypeDefault);
+        // SAFETY: plain creation; the result is kept for the life of the process.
+        unsafe { check((ort::api().CreateCpuMemoryInfo)(allocator, memory, &mut info)) }.map(|()| Info(info))
+    });
+    info.as_ref().map(|info| info.0).map_err(String::clone)
+}
+
+fn element(data_type: DataType) -> Option<Element> {
+    Some(match data_type {
+        DataType::Bool => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BOOL,
+        DataType::Uint8 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8,
+        DataType::Uint16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT16,
+        DataType::Uint32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT32,
+        DataType::Uint64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT64,
+        DataType::Int8 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8,
+        DataType::Int16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT16,
+        DataType::Int32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32,
+        DataType::Int64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64,
+        DataType::Fp16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16,
+        DataType::Fp32 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
+        DataType::Fp64 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_DOUBLE,
+        DataType::Bf16 => Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16,
+        DataType::Bytes => return None,
+    })
+}

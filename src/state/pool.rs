@@ -1,0 +1,391 @@
+//! The table of state slots: which are free, which hold a sequence, and how many slabs of them exist.
+//!
+//! Slots come in slabs. The first slab stays for the life of the pool; further ones are added when few slots are
+//! free and the last one is given back when all its slots are free and many others are (the lazy-buffer parameters
+//! of the model configuration). The number of slots never exceeds the capacity.
+//!
+//! Rules: every occupied slot has a generation that no other occupancy of the pool ever had, so a stale [`SlotId`]
+//! finds nothing instead of a stranger; free + live = slots, always.
+//!
+//! Not for: memory (a slab carries whatever `S` the caller makes for it) or sequences (a slot carries an `R`).
+
+use std::collections::BTreeSet;
+
+/// How large the pool may get and when it grows and shrinks. Counts are in slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotLimits {
+    /// Most slots that may exist.
+    pub capacity: usize,
+    /// Slots of the first slab (`initial_buffer_size`), capped by the capacity.
+    pub first_slab: usize,
+    /// Slots of every further slab (`subsequent_buffer_size`); the last one is cut to the capacity.
+    pub next_slab: usize,
+    /// A slab is added when fewer slots than this are free (`buffer_alloc_threshold`).
+    pub grow_below: usize,
+    /// The last slab is given back when more slots than this are free (`buffer_dealloc_threshold`).
+    pub shrink_above: usize,
+}
+
+impl SlotLimits {
+    /// All slots in one slab made at load: what a model without lazy-buffer parameters gets.
+    pub const fn all_at_once(capacity: usize) -> Self {
+        Self { capacity, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
+    }
+}
+
+/// One occupancy of one slot. Stale after the slot is released, and recognised as such.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SlotId {
+    slab: u32,
+    index: u32,
+    generation: u64,
+}
+
+impl SlotId {
+    /// Position of the slot within its slab.
+    pub const fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+enum Slot<R> {
+    Vacant { next_free: Option<u32> },
+    Occupied { generation: u64, record: R },
+}
+
+struct Slab<S, R> {
+    memory: S,
+    slots: Vec<Slot<R>>,
+    first_free: Option<u32>,
+    free: usize,
+}
+
+impl<S, R> Slab<S, R> {
+    fn new(memory: S, slots: usize) -> Self {
+        let count = slots as u32;
+        let vacant = |index: u32| Slot::Vacant { next_free: (index + 1 < count).then_some(index + 1) };
+        Self { memory, slots: (0..count).map(vacant).collect(), first_free: (count > 0).then_some(0), free: slots }
+    }
+}
+
+/// Why no slot could be had.
+#[derive(Debug, PartialEq, Eq)]
+pub enum AcquireError<E> {
+    /// All slots that may exist hold a sequence.
+    Full,
+    /// A slab could have been added, but its memory could not be had.
+    Memory(E),
+}
+
+/// Makes the memory of a slab with the given number of slots.
+pub type MakeSlab<S, E> = Box<dyn FnMut(usize) -> Result<S, E> + Send>;
+
+/// The slot table. `S` is the memory of a slab, `R` what an occupied slot records, `E` why a slab cannot be made.
+pub struct SlotPool<S, R, E> {
+    limits: SlotLimits,
+    make_slab: MakeSlab<S, E>,
+    slabs: Vec<Slab<S, R>>,
+    slabs_with_free: BTreeSet<u32>,
+    slots: usize,
+    live: usize,
+    next_generation: u64,
+}
+
+impl<S: Clone, R, E> SlotPool<S, R, E> {
+    /// Makes the pool with its first slab.
+    pub fn new(limits: SlotLimits, make_slab: MakeSlab<S, E>) -> Result<Self, E> {
+        let mut pool = Self {
+            limits,
+            make_slab,
+            slabs: Vec::new(),
+            slabs_with_free: BTreeSet::new(),
+            slots: 0,
+            live: 0,
+            next_generation: 0,
+        };
+        pool.add_slab(limits.first_slab.min(limits.capacity))?;
+        Ok(pool)
+    }
+
+    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free.
+    pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError<E>> {
+        if self.slabs_with_free.is_empty() {
+            self.grow()?;
+        }
+        let slab_index = *self.slabs_with_free.first().ok_or(AcquireError::Full)?;
+        let slab = &mut self.slabs[slab_index as usize];
+        let index = slab.first_free.ok_or(AcquireError::Full)?;
+        let generation = self.next_generation;
+        let taken = std::mem::replace(&mut slab.slots[index as usize], Slot::Occupied { generation, record });
+        slab.first_free = match taken {
+            Slot::Vacant { next_free } => next_free,
+            Slot::Occupied { .. } => unreachable!("the free list names an occupied slot"),
+        };
+        slab.free -= 1;
+        if slab.free == 0 {
+            self.slabs_with_free.remove(&slab_index);
+        }
+        self.next_generation += 1;
+        self.live += 1;
+        self.check();
+        Ok(SlotId { slab: slab_index, index, generation })
+    }
+
+    /// Frees the slot and returns its record; `None` if `id` is stale.
+    pub fn release(&mut self, id: SlotId) -> Option<R> {
+        self.record(id)?;
+        let slab = self.slabs.get_mut(id.slab as usize)?;
+        let vacant = Slot::Vacant { next_free: slab.first_free };
+        let Slot::Occupied { record, .. } = std::mem::replace(&mut slab.slots[id.index()], vacant) else {
+            unreachable!("record() found the slot occupied");
+        };
+        slab.first_free = Some(id.index);
+        slab.free += 1;
+        self.slabs_with_free.insert(id.slab);
+        self.live -= 1;
+        self.check();
+        Some(record)
+    }
+
+    /// What the slot records; `None` if `id` is stale.
+    pub fn record(&self, id: SlotId) -> Option<&R> {
+        match self.slabs.get(id.slab as usize)?.slots.get(id.index())? {
+            Slot::Occupied { generation, record } if *generation == id.generation => Some(record),
+            _ => None,
+        }
+    }
+
+    /// What the slot records, to change; `None` if `id` is stale.
+    pub fn record_mut(&mut self, id: SlotId) -> Option<&mut R> {
+        match self.slabs.get_mut(id.slab as usize)?.slots.get_mut(id.index())? {
+            Slot::Occupied { generation, record } if *generation == id.generation => Some(record),
+            _ => None,
+        }
+    }
+
+    /// The memory of the slab that the slot is in; `None` if `id` is stale.
+    pub fn memory(&self, id: SlotId) -> Option<S> {
+        self.record(id).map(|_| self.slabs[id.slab as usize].memory.clone())
+    }
+
+    /// Adds or gives back slabs by the thresholds. Called after each batch, when all its slots are settled.
+    pub fn adjust(&mut self) -> Result<(), E> {
+        while self.free() < self.limits.grow_below && self.slots < self.limits.capacity {
+            self.add_slab(self.next_slab_slots())?;
+        }
+        while self.last_slab_is_spare() {
+            self.remove_last_slab();
+        }
+        Ok(())
+    }
+
+    /// Slots that hold a sequence.
+    pub const fn live(&self) -> usize {
+        self.live
+    }
+
+    /// Slots that exist and are free.
+    pub const fn free(&self) -> usize {
+        self.slots - self.live
+    }
+
+    /// Slots that exist.
+    pub const fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Slabs that exist.
+    pub const fn slabs(&self) -> usize {
+        self.slabs.len()
+    }
+
+    /// Most slots that may exist.
+    pub const fn capacity(&self) -> usize {
+        self.limits.capacity
+    }
+
+    fn grow(&mut self) -> Result<(), AcquireError<E>> {
+        match self.next_slab_slots() {
+            0 => Err(AcquireError::Full),
+            slots => self.add_slab(slots).map_err(AcquireError::Memory),
+        }
+    }
+
+    fn next_slab_slots(&self) -> usize {
+        self.limits.next_slab.max(1).min(self.limits.capacity - self.slots)
+    }
+
+    fn add_slab(&mut self, slots: usize) -> Result<(), E> {
+        let memory = (self.make_slab)(slots)?;
+        if slots > 0 {
+            self.slabs_with_free.insert(self.slabs.len() as u32);
+        }
+        self.slabs.push(Slab::new(memory, slots));
+        self.slots += slots;
+        self.check();
+        Ok(())
+    }
+
+    /// Shrinking must leave the free slots above the growth threshold, else the next batch would add the slab again.
+    fn last_slab_is_spare(&self) -> bool {
+        self.slabs.len() > 1
+            && self.free() > self.limits.shrink_above
+            && self.slabs.last().is_some_and(|slab| {
+                slab.free == slab.slots.len() && self.free() - slab.free >= self.limits.grow_below
+            })
+    }
+
+    fn remove_last_slab(&mut self) {
+        if let Some(slab) = self.slabs.pop() {
+            self.slots -= slab.slots.len();
+            self.slabs_with_free.remove(&(self.slabs.len() as u32));
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        debug_assert_eq!(self.slabs.iter().map(|slab| slab.free).sum::<usize>(), self.free());
+        debug_assert!(self.slots <= self.limits.capacity);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Pool = SlotPool<usize, u32, ()>;
+
+    fn pool(limits: SlotLimits) -> Pool {
+        SlotPool::new(limits, Box::new(Ok)).unwrap()
+    }
+
+    const LAZY: SlotLimits =
+        SlotLimits { capacity: 11, first_slab: 4, next_slab: 3, grow_below: 2, shrink_above: 5 };
+
+    #[test]
+    fn a_full_pool_refuses_and_serves_again_after_a_release() {
+        let mut pool = pool(SlotLimits::all_at_once(2));
+        let first = pool.acquire(1).unwrap();
+        pool.acquire(2).unwrap();
+        assert_eq!(pool.acquire(3), Err(AcquireError::Full));
+        assert_eq!(pool.release(first), Some(1));
+        assert!(pool.acquire(3).is_ok());
+    }
+
+    #[test]
+    fn a_stale_id_finds_nothing() {
+        let mut pool = pool(SlotLimits::all_at_once(1));
+        let old = pool.acquire(1).unwrap();
+        pool.release(old);
+        let new = pool.acquire(2).unwrap();
+        assert_eq!((old.slab, old.index), (new.slab, new.index));
+        assert_eq!(pool.record(old), None);
+        assert_eq!(pool.memory(old), None);
+        assert_eq!(pool.release(old), None);
+        assert_eq!(pool.record(new), Some(&2));
+    }
+
+    #[test]
+    fn slabs_come_when_few_slots_are_free_and_the_last_one_is_cut_to_the_capacity() {
+        let mut pool = pool(LAZY);
+        let mut sizes = Vec::new();
+        for i in 0..11 {
+            pool.acquire(i).unwrap();
+            pool.adjust().unwrap();
+            sizes.push(pool.slots());
+        }
+        assert_eq!(sizes, [4, 4, 7, 7, 7, 10, 10, 10, 11, 11, 11]);
+        assert_eq!(pool.acquire(99), Err(AcquireError::Full));
+    }
+
+    #[test]
+    fn only_a_last_slab_without_sequences_goes_and_the_first_never_does() {
+        let mut pool = pool(LAZY);
+        let ids: Vec<_> = (0..11).map(|i| pool.acquire(i).unwrap()).collect();
+        pool.adjust().unwrap();
+        for id in &ids[..10] {
+            pool.release(*id);
+        }
+        pool.adjust().unwrap();
+        assert_eq!(pool.slots(), 11, "the last slab still holds a sequence");
+        pool.release(ids[10]);
+        pool.adjust().unwrap();
+        assert_eq!((pool.slots(), pool.slabs()), (4, 1));
+    }
+
+    #[test]
+    fn a_slab_that_cannot_be_made_refuses_the_sequence_and_keeps_the_others() {
+        let mut left = 1;
+        let make: MakeSlab<usize, &str> = Box::new(move |slots| {
+            left -= 1;
+            if left >= 0 { Ok(slots) } else { Err("out of memory") }
+        });
+        let mut pool: SlotPool<usize, u32, &str> = SlotPool::new(LAZY, make).unwrap();
+        let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
+        assert_eq!(pool.acquire(4), Err(AcquireError::Memory("out of memory")));
+        assert_eq!(pool.record(ids[3]), Some(&3));
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Acquire(u32),
+        Release(usize),
+        Adjust,
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            3 => any::<u32>().prop_map(Op::Acquire),
+            3 => (0usize..64).prop_map(Op::Release),
+            1 => Just(Op::Adjust),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn the_pool_agrees_with_a_map_that_forgets_nothing(
+            ops in prop::collection::vec(op(), 0..if cfg!(miri) { 30 } else { 200 }),
+            capacity in 1usize..20, first in 1usize..8, next in 1usize..8, grow in 0usize..6, shrink in 0usize..12,
+        ) {
+            let limits = SlotLimits { capacity, first_slab: first, next_slab: next, grow_below: grow, shrink_above: shrink };
+            let mut pool = pool(limits);
+            let mut live: HashMap<SlotId, u32> = HashMap::new();
+            let mut ever: Vec<SlotId> = Vec::new();
+            for op in ops {
+                match op {
+                    Op::Acquire(record) => match pool.acquire(record) {
+                        Ok(id) => {
+                            prop_assert!(live.len() < capacity);
+                            prop_assert!(live.keys().all(|o| (o.slab, o.index) != (id.slab, id.index)));
+                            live.insert(id, record);
+                            ever.push(id);
+                        }
+                        Err(error) => {
+                            prop_assert_eq!(error, AcquireError::Full);
+                            prop_assert_eq!(live.len(), capacity);
+                        }
+                    },
+                    Op::Release(nth) if !ever.is_empty() => {
+                        let id = ever[nth % ever.len()];
+                        prop_assert_eq!(pool.release(id), live.remove(&id));
+                    }
+                    Op::Release(_) => {}
+                    Op::Adjust => {
+                        pool.adjust().unwrap();
+                        prop_assert!(pool.free() >= grow.min(capacity - live.len()));
+                    }
+                }
+                prop_assert_eq!(pool.live(), live.len());
+                prop_assert!(pool.slots() <= capacity && pool.slots() >= first.min(capacity));
+                for id in &ever {
+                    prop_assert_eq!(pool.record(*id), live.get(id));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! A model instance: one executor of a model.
+
+use std::ffi::c_void;
+use std::ptr::{self, NonNull};
+
+use triton_sys::{TRITONBACKEND_ModelInstance, call};
+
+use super::error::{Error, check};
+use super::model::{Model, text};
+use super::request::Request;
+
+/// Points in time of a run, in nanoseconds of the monotonic clock, as Triton's statistics want them.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Execute began.
+    pub execute_start: u64,
+    /// The inputs are in place.
+    pub compute_start: u64,
+    /// The model has run.
+    pub compute_end: u64,
+    /// The responses are sent.
+    pub execute_end: u64,
+}
+
+impl Times {
+    /// Execute begins.
+    pub const fn starting_at(now: u64) -> Self {
+        Self { execute_start: now, compute_start: now, compute_end: now, execute_end: now }
+    }
+
+    /// All is over, without a run.
+    pub const fn ending_at(self, now: u64) -> Self {
+        Self { compute_start: now, compute_end: now, execute_end: now, ..self }
+    }
+}
+
+/// Now, on the clock that Triton's statistics use.
+pub fn monotonic_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes to a local; the monotonic clock exists on every Linux.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+    time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
+}
+
+/// An instance that Triton made.
+#[derive(Clone, Copy)]
+pub struct Instance(NonNull<TRITONBACKEND_ModelInstance>);
+
+// SAFETY: Triton's instance calls used here have no thread affinity; Triton itself moves instances between threads.
+unsafe impl Send for Instance {}
+
+impl Instance {
+    /// # Safety
+    /// `raw` must be a live instance that Triton passed, and outlive this.
+    pub const unsafe fn new(raw: NonNull<TRITONBACKEND_ModelInstance>) -> Self {
+        Self(raw)
+    }
+
+    /// Name of the instance, unique in the server.
+    pub fn name(self) -> Result<String, Error> {
+        let mut name = ptr::null();
+        // SAFETY: alive by `new`; the name stays the instance's and is copied.
+        unsafe {
+            check(call!(TRITONBACKEND_ModelInstanceName(self.0.as_ptr(), &mut name)))?;
+            Ok(text(name))
+        }
+    }
+
+    /// The model that it runs.
+    pub fn model(self) -> Result<Model, Error> {
+        let mut model = ptr::null_mut();
+        // SAFETY: alive by `new`; a model outlives its instances.
+        unsafe {
+            check(call!(TRITONBACKEND_ModelInstanceModel(self.0.as_ptr(), &mut model)))?;
+            NonNull::new(model).map(|model| Model::new(model)).ok_or_else(|| missing("model"))
+        }
+    }
+
+    /// What `set_state` kept; null before.
+    pub fn state(self) -> Result<*mut c_void, Error> {
+        let mut state = ptr::null_mut();
+        // SAFETY: alive by `new`.
+        unsafe { check(call!(TRITONBACKEND_ModelInstanceState(self.0.as_ptr(), &mut state)))? };
+        Ok(state)
+    }
+
+    /// Lets Triton keep a pointer with the instance.
+    pub fn set_state(self, state: *mut c_void) -> Result<(), Error> {
+        // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
+        unsafe { check(call!(TRITONBACKEND_ModelInstanceSetState(self.0.as_ptr(), state))) }
+    }
+
+    /// Counts a request in the model's statistics. Failures are logged: statistics must not fail a request.
+    pub fn report_request(self, request: &Request, success: bool, times: Times) {
+        let Times { execute_start, compute_start, compute_end, execute_end } = times;
+        let (instance, request) = (self.0.as_ptr(), request.as_ptr());
+        // SAFETY: both alive: the instance by `new`, the request until it is released.
+        note(unsafe {
+            check(call!(TRITONBACKEND_ModelInstanceReportStatistics(
+                instance, request, success, execute_start, compute_start, compute_end, execute_end
+            )))
+        });
+    }
+
+    /// Counts a run of `rows` rows in the model's statistics.
+    pub fn report_batch(self, rows: usize, times: Times) {
+        let Times { execute_start, compute_start, compute_end, execute_end } = times;
+        // SAFETY: alive by `new`.
+        note(unsafe {
+            check(call!(TRITONBACKEND_ModelInstanceReportBatchStatistics(
+                self.0.as_ptr(), rows as u64, execute_start, compute_start, compute_end, execute_end
+            )))
+        });
+    }
+}
+
+fn note(reported: Result<(), Error>) {
+    if let Err(error) = reported {
+        log::debug!("statistics were not taken: {error}");
+    }
+}
+
+fn missing(what: &str) -> Error {
+    Error::new(super::Code::Internal, format!("Triton gave no {what}"))
+}

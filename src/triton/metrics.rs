@@ -1,0 +1,125 @@
+//! Custom metrics in Triton's Prometheus endpoint.
+//!
+//! A server that was built or started without metrics answers UNSUPPORTED; then there are none and nothing else
+//! changes.
+
+use std::ffi::CString;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use triton_sys::{
+    TRITONSERVER_Metric, TRITONSERVER_MetricFamily, TRITONSERVER_MetricKind, TRITONSERVER_Parameter, call,
+};
+
+use super::error::{Error, check};
+
+/// A name with a description; its metrics differ by labels. Kept for the life of the server.
+pub struct Family(NonNull<TRITONSERVER_MetricFamily>);
+
+// SAFETY: Triton guards metrics with locks of its own.
+unsafe impl Send for Family {}
+// SAFETY: as above.
+unsafe impl Sync for Family {}
+
+impl Family {
+    /// A family of counters.
+    pub fn counter(name: &str, description: &str) -> Result<Self, Error> {
+        Self::new(triton_sys::TRITONSERVER_METRIC_KIND_COUNTER, name, description)
+    }
+
+    /// A family of gauges.
+    pub fn gauge(name: &str, description: &str) -> Result<Self, Error> {
+        Self::new(triton_sys::TRITONSERVER_METRIC_KIND_GAUGE, name, description)
+    }
+
+    fn new(kind: TRITONSERVER_MetricKind, name: &str, description: &str) -> Result<Self, Error> {
+        let (name, description) = (super::request::c_name(name), super::request::c_name(description));
+        let mut family = ptr::null_mut();
+        // SAFETY: the texts live during the call and are copied.
+        unsafe { check(call!(TRITONSERVER_MetricFamilyNew(&mut family, kind, name.as_ptr(), description.as_ptr())))? };
+        NonNull::new(family).map(Self).ok_or_else(|| Error::new(super::Code::Internal, "Triton made no metric family"))
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        // SAFETY: alive, its metrics hold an Arc to it and are gone.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricFamilyDelete(self.0.as_ptr()))) };
+    }
+}
+
+struct Metric {
+    raw: NonNull<TRITONSERVER_Metric>,
+    _family: Arc<Family>,
+}
+
+// SAFETY: Triton guards metrics with locks of its own.
+unsafe impl Send for Metric {}
+// SAFETY: as above.
+unsafe impl Sync for Metric {}
+
+impl Metric {
+    fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
+        let texts: Vec<(CString, CString)> =
+            labels.iter().map(|(name, value)| (super::request::c_name(name), super::request::c_name(value))).collect();
+        let mut parameters: Vec<*const TRITONSERVER_Parameter> = Vec::new();
+        let kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
+        let mut metric = ptr::null_mut();
+        // SAFETY: texts and parameters live during the calls, which copy what they keep; each parameter is deleted
+        // once below.
+        let made = unsafe {
+            for (name, value) in &texts {
+                parameters.push(call!(TRITONSERVER_ParameterNew(name.as_ptr(), kind, value.as_ptr().cast()))?.cast_const());
+            }
+            let made = check(call!(TRITONSERVER_MetricNew(
+                &mut metric, family.0.as_ptr(), parameters.as_mut_ptr(), parameters.len() as u64
+            )));
+            for parameter in parameters {
+                call!(TRITONSERVER_ParameterDelete(parameter.cast_mut()))?;
+            }
+            made
+        };
+        made?;
+        let raw = NonNull::new(metric).ok_or_else(|| Error::new(super::Code::Internal, "Triton made no metric"))?;
+        Ok(Self { raw, _family: family.clone() })
+    }
+}
+
+impl Drop for Metric {
+    fn drop(&mut self) {
+        // SAFETY: alive; its family is still held.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.as_ptr()))) };
+    }
+}
+
+/// A metric that goes up and down.
+pub struct Gauge(Metric);
+
+impl Gauge {
+    /// A gauge of the family with these labels.
+    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
+        Metric::new(family, labels).map(Self)
+    }
+
+    /// Shows `value`.
+    pub fn set(&self, value: f64) {
+        // SAFETY: alive until dropped.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricSet(self.0.raw.as_ptr(), value))) };
+    }
+}
+
+/// A metric that goes up.
+pub struct Counter(Metric);
+
+impl Counter {
+    /// A counter of the family with these labels.
+    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
+        Metric::new(family, labels).map(Self)
+    }
+
+    /// Counts `more`.
+    pub fn add(&self, more: f64) {
+        // SAFETY: alive until dropped.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.0.raw.as_ptr(), more))) };
+    }
+}

@@ -1,0 +1,116 @@
+//! The backend and its models, as Triton describes them.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::path::PathBuf;
+use std::ptr::{self, NonNull};
+
+use triton_sys::{TRITONBACKEND_Backend, TRITONBACKEND_Model, call};
+
+use super::error::{Error, check};
+use super::message;
+
+/// Copies a string that Triton lends.
+///
+/// # Safety
+/// `text` must be a live C string.
+pub(super) unsafe fn text(text: *const c_char) -> String {
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+/// This backend within a server.
+#[derive(Clone, Copy)]
+pub struct Backend(NonNull<TRITONBACKEND_Backend>);
+
+impl Backend {
+    /// # Safety
+    /// `raw` must be the live backend that Triton passed.
+    pub const unsafe fn new(raw: NonNull<TRITONBACKEND_Backend>) -> Self {
+        Self(raw)
+    }
+
+    /// The server's command line for backends: `{"cmdline": {"backend-directory": …, …}}`.
+    pub fn config_json(self) -> Result<Vec<u8>, Error> {
+        let mut config = ptr::null_mut();
+        // SAFETY: alive by `new`; the message stays the backend's.
+        unsafe {
+            check(call!(TRITONBACKEND_BackendConfig(self.0.as_ptr(), &mut config)))?;
+            message::json(config)
+        }
+    }
+
+    /// The folder that the backend was loaded from.
+    pub fn folder(self) -> Result<PathBuf, Error> {
+        let (mut kind, mut location) = (triton_sys::TRITONBACKEND_ARTIFACT_FILESYSTEM, ptr::null());
+        // SAFETY: alive by `new`; the path stays the backend's and is copied.
+        unsafe {
+            check(call!(TRITONBACKEND_BackendArtifacts(self.0.as_ptr(), &mut kind, &mut location)))?;
+            Ok(PathBuf::from(text(location)))
+        }
+    }
+}
+
+/// A model that Triton is loading or has loaded.
+#[derive(Clone, Copy)]
+pub struct Model(NonNull<TRITONBACKEND_Model>);
+
+impl Model {
+    /// # Safety
+    /// `raw` must be a live model that Triton passed, and outlive this.
+    pub const unsafe fn new(raw: NonNull<TRITONBACKEND_Model>) -> Self {
+        Self(raw)
+    }
+
+    /// Name of the model.
+    pub fn name(self) -> Result<String, Error> {
+        let mut name = ptr::null();
+        // SAFETY: alive by `new`; the name stays the model's and is copied.
+        unsafe {
+            check(call!(TRITONBACKEND_ModelName(self.0.as_ptr(), &mut name)))?;
+            Ok(text(name))
+        }
+    }
+
+    /// Version of the model.
+    pub fn version(self) -> Result<u64, Error> {
+        let mut version = 0;
+        // SAFETY: alive by `new`.
+        unsafe { check(call!(TRITONBACKEND_ModelVersion(self.0.as_ptr(), &mut version)))? };
+        Ok(version)
+    }
+
+    /// The model's folder, which holds a folder for each version.
+    pub fn repository(self) -> Result<PathBuf, Error> {
+        let (mut kind, mut location) = (triton_sys::TRITONBACKEND_ARTIFACT_FILESYSTEM, ptr::null());
+        // SAFETY: alive by `new`; the path stays the model's and is copied.
+        unsafe {
+            check(call!(TRITONBACKEND_ModelRepository(self.0.as_ptr(), &mut kind, &mut location)))?;
+            Ok(PathBuf::from(text(location)))
+        }
+    }
+
+    /// The configuration as JSON, with Triton's defaults filled in.
+    pub fn config_json(self) -> Result<Vec<u8>, Error> {
+        const CONFIG_VERSION: u32 = 1;
+        let mut config = ptr::null_mut();
+        // SAFETY: alive by `new`; the message is handed over.
+        unsafe {
+            check(call!(TRITONBACKEND_ModelConfig(self.0.as_ptr(), CONFIG_VERSION, &mut config)))?;
+            message::take_json(config)
+        }
+    }
+
+    /// What `set_state` kept; null before.
+    pub fn state(self) -> Result<*mut c_void, Error> {
+        let mut state = ptr::null_mut();
+        // SAFETY: alive by `new`.
+        unsafe { check(call!(TRITONBACKEND_ModelState(self.0.as_ptr(), &mut state)))? };
+        Ok(state)
+    }
+
+    /// Lets Triton keep a pointer with the model.
+    pub fn set_state(self, state: *mut c_void) -> Result<(), Error> {
+        // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
+        unsafe { check(call!(TRITONBACKEND_ModelSetState(self.0.as_ptr(), state))) }
+    }
+}

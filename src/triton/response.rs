@@ -1,0 +1,69 @@
+//! A response, until it is sent.
+
+use std::ffi::CStr;
+use std::ptr::{self, NonNull};
+
+use triton_sys::{TRITONBACKEND_Response, call};
+
+use super::error::{Code, Error, check};
+use super::types;
+use crate::tensor::DataType;
+
+/// A response that has not been sent. Dropping it throws it away.
+pub struct Response(NonNull<TRITONBACKEND_Response>);
+
+impl Response {
+    /// # Safety
+    /// `raw` must be a live response that nobody else sends or deletes.
+    pub(super) const unsafe fn new(raw: NonNull<TRITONBACKEND_Response>) -> Self {
+        Self(raw)
+    }
+
+    /// Adds an output of `bytes` bytes and returns where they go.
+    pub fn output(&mut self, name: &CStr, data_type: DataType, dims: &[i64], bytes: usize) -> Result<&mut [u8], Error> {
+        let mut output = ptr::null_mut();
+        let mut data = ptr::null_mut();
+        let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);
+        // SAFETY: the response is alive; name and dims live during the call, which copies them.
+        unsafe {
+            let (raw, data_type) = (self.0.as_ptr(), types::raw_data_type(data_type));
+            check(call!(TRITONBACKEND_ResponseOutput(raw, &mut output, name.as_ptr(), data_type, dims.as_ptr(), dims.len() as u32)))?;
+            check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
+        }
+        if memory == triton_sys::TRITONSERVER_MEMORY_GPU {
+            let text = format!("output '{}' is wanted in memory of GPU {device}; this version writes host memory only", name.to_string_lossy());
+            return Err(Error::new(Code::Unsupported, text));
+        }
+        if bytes == 0 {
+            return Ok(&mut []);
+        }
+        // SAFETY: Triton allocated `bytes` bytes of host memory for this output; they live as long as the response,
+        // which is borrowed exclusively.
+        Ok(unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), bytes) })
+    }
+
+    /// Sends it as the final answer, as an error if there is one.
+    pub(super) fn send(self, error: Option<Error>) -> Result<(), Error> {
+        let error = error.map_or(ptr::null_mut(), Error::into_raw);
+        let raw = self.0.as_ptr();
+        std::mem::forget(self);
+        // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.
+        unsafe {
+            let sent = check(call!(TRITONBACKEND_ResponseSend(raw, triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error)));
+            if !error.is_null() {
+                let _ = call!(TRITONSERVER_ErrorDelete(error));
+            }
+            sent
+        }
+    }
+}
+
+impl Drop for Response {
+    fn drop(&mut self) {
+        // SAFETY: alive and not sent, or `send` would have forgotten it.
+        let deleted = unsafe { check(call!(TRITONBACKEND_ResponseDelete(self.0.as_ptr()))) };
+        if let Err(error) = deleted {
+            log::error!("a response could not be deleted: {}", error.message);
+        }
+    }
+}

@@ -1,0 +1,171 @@
+"""What a test model is: an ONNX graph and the configuration that a user would write for it.
+
+A `Model` writes itself into a model repository, and the oracle reads from it what it has
+to feed. Nothing here knows a server; the models themselves are in `models`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+# name in this file -> (numpy, ONNX); Triton's names are the upper-case ones
+TYPES = {
+    "bool": (np.bool_, TensorProto.BOOL),
+    "int8": (np.int8, TensorProto.INT8),
+    "int32": (np.int32, TensorProto.INT32),
+    "int64": (np.int64, TensorProto.INT64),
+    "uint8": (np.uint8, TensorProto.UINT8),
+    "uint32": (np.uint32, TensorProto.UINT32),
+    "uint64": (np.uint64, TensorProto.UINT64),
+    "fp16": (np.float16, TensorProto.FLOAT16),
+    "fp32": (np.float32, TensorProto.FLOAT),
+    "fp64": (np.float64, TensorProto.DOUBLE),
+    "string": (np.object_, TensorProto.STRING),
+}
+
+START = "CONTROL_SEQUENCE_START"
+END = "CONTROL_SEQUENCE_END"
+READY = "CONTROL_SEQUENCE_READY"
+CORRID = "CONTROL_SEQUENCE_CORRID"
+
+MINUTE_US = 60_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """An input or output of the configuration: dims without the batch."""
+
+    name: str
+    type: str
+    dims: tuple[int, ...]
+    # what a random value is drawn from; None: the whole of a type's ordinary range
+    between: tuple[int, int] | None = None
+
+    def config(self) -> str:
+        dims = ", ".join(map(str, self.dims))
+        return f'{{ name: "{self.name}" data_type: TYPE_{self.type.upper()} dims: [ {dims} ] }}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Control:
+    """A control input and the two values that mean no and yes (an id has none)."""
+
+    name: str
+    kind: str = START
+    type: str = "bool"
+    false_true: tuple[float, float] = (0, 1)
+
+    def config(self) -> str:
+        if self.kind == CORRID:
+            value = f"data_type: TYPE_{self.type.upper()}"
+        else:
+            words = [str(bool(v)).lower() if self.type == "bool" else str(v) for v in self.false_true]
+            value = f"{self.type}_false_true: [ {', '.join(words)} ]"
+        return f'{{ name: "{self.name}" control [ {{ kind: {self.kind} {value} }} ] }}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A graph and its configuration. `variant` makes a changed copy."""
+
+    name: str
+    build: Callable[[], onnx.ModelProto]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    states: tuple[tuple[str, str], ...]
+    controls: tuple[Control, ...] = ()
+    constants: Mapping[str, object] = dataclasses.field(default_factory=dict)
+    parameters: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    max_batch_size: int = 8
+    max_candidates: int = 100
+    idle_us: int = MINUTE_US
+    # more fields of `oldest`
+    oldest: str = ""
+    # the fields of `direct`, which then replaces `oldest`
+    direct: str | None = None
+    # replaces the whole `sequence_batching { ... }`
+    scheduling: str | None = None
+    instances: int = 1
+    # more lines of the configuration
+    more: str = ""
+    file_name: str = "model.onnx"
+    versions: tuple[int, ...] = (1,)
+    # how exactly a served answer has to equal the oracle's; zero: every bit
+    tolerance: float = 0.0
+
+    def variant(self, name: str, **changes) -> Model:
+        return dataclasses.replace(self, name=name, **changes)
+
+    def with_parameters(self, name: str, **parameters: object) -> Model:
+        texts = {key: str(value) for key, value in parameters.items()}
+        return self.variant(name, parameters={**self.parameters, **texts})
+
+    def config(self) -> str:
+        parameters = {"state_pairs": " ".join(f"<<<{i}, {o}>>>" for i, o in self.states)}
+        if self.constants:
+            parameters["constant_inputs"] = " ".join(
+                f"{key}={value}".replace(" ", "") for key, value in self.constants.items()
+            )
+        parameters.update(self.parameters)
+        lines = [
+            f'name: "{self.name}"',
+            'backend: "stateful"',
+            f"max_batch_size: {self.max_batch_size}",
+            *(f"input {tensor.config()}" for tensor in self.inputs),
+            *(f"output {tensor.config()}" for tensor in self.outputs),
+            self.scheduling if self.scheduling is not None else self._sequence_batching(),
+            f"instance_group {{ kind: KIND_CPU count: {self.instances} }}",
+            *(
+                f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
+                for key, value in parameters.items()
+                if value is not None
+            ),
+            self.more,
+        ]
+        return "\n".join(line for line in lines if line) + "\n"
+
+    def _sequence_batching(self) -> str:
+        if self.direct is None:
+            strategy = f"oldest {{ max_candidate_sequences: {self.max_candidates} {self.oldest} }}"
+        else:
+            strategy = f"direct {{ {self.direct} }}"
+        lines = [
+            "sequence_batching {",
+            f"max_sequence_idle_microseconds: {self.idle_us}",
+            strategy,
+            *(f"control_input {control.config()}" for control in self.controls),
+        ]
+        return "\n  ".join(lines) + "\n}"
+
+    def write(self, repository: Path) -> Path:
+        """Lays the model out as Triton wants it; answers its folder."""
+        folder = repository / self.name
+        graph = self.build().SerializeToString()
+        for version in self.versions:
+            (folder / str(version)).mkdir(parents=True, exist_ok=True)
+            (folder / str(version) / self.file_name).write_bytes(graph)
+        (folder / "config.pbtxt").write_text(self.config())
+        return folder
+
+    def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Random values for one request: batch 1, a variable dimension of 1 to 6."""
+        batch = (1,) if self.max_batch_size else ()
+        return {tensor.name: _draw(tensor, batch, rng) for tensor in self.inputs}
+
+
+def _draw(tensor: Tensor, batch: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    shape = (*batch, *(int(rng.integers(1, 7)) if dim < 0 else dim for dim in tensor.dims))
+    dtype = TYPES[tensor.type][0]
+    if tensor.between is not None:
+        return rng.integers(*tensor.between, size=shape, endpoint=True).astype(dtype)
+    if dtype is np.bool_:
+        return rng.integers(0, 2, size=shape).astype(dtype)
+    if np.issubdtype(dtype, np.integer):
+        return rng.integers(0, 100, size=shape).astype(dtype)
+    return rng.standard_normal(size=shape).astype(dtype)

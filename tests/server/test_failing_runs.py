@@ -1,0 +1,121 @@
+"""Runs that ONNX Runtime refuses: everyone in the batch hears why, and no state changes."""
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+import models
+from conversations import Conversation, outcome, together
+from deployment import eventually
+
+REASON = "out of data bounds"  # ONNX Runtime's words for an index that is not in the table
+
+
+def asks(index: int) -> dict[str, np.ndarray]:
+    return {"INPUT": np.array([[index]], np.int64)}
+
+
+BAD = asks(99)
+
+
+@pytest.fixture
+def talk(deployment):
+    model = deployment.serve(models.fails())
+    return Conversation(deployment.connect(), model, np.random.default_rng(1))
+
+
+def test_a_failed_run_tells_the_reason_and_keeps_the_state(talk):
+    talk.start()
+    talk.step()
+    for _ in range(3):
+        with pytest.raises(InferenceServerException, match=REASON):
+            talk.step(BAD)
+    talk.step()
+    talk.end()
+
+
+def test_a_sequence_whose_start_failed_does_not_exist(talk):
+    with pytest.raises(InferenceServerException, match=REASON):
+        talk.start(BAD)
+    with pytest.raises(InferenceServerException) as unknown:
+        talk.step()
+    assert unknown.value.status() == "StatusCode.NOT_FOUND"
+    talk.start()
+    talk.end()
+
+
+def test_an_end_that_fails_still_ends_the_sequence(deployment):
+    model = deployment.serve(models.fails("fails_at_the_end"))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(2))
+    talk.start()
+    with pytest.raises(InferenceServerException, match=REASON):
+        talk.end(BAD)
+    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
+    with pytest.raises(InferenceServerException):
+        talk.step()
+    talk.start()
+    talk.end()
+
+
+def test_a_restart_that_fails_does_not_bring_the_old_state_back(talk):
+    talk.start()
+    with pytest.raises(InferenceServerException, match=REASON):
+        talk.start(BAD)
+    with pytest.raises(InferenceServerException):
+        talk.step()
+    talk.start()
+    talk.end()
+
+
+def test_failed_sequences_of_one_request_leave_no_slot_taken(deployment):
+    model = deployment.serve(models.fails("fails_in_one", max_candidates=4, max_batch_size=2))
+    client = deployment.connect()
+    rng = np.random.default_rng(3)
+    for _ in range(12):
+        with pytest.raises(InferenceServerException, match=REASON):
+            Conversation(client, model, rng).step(BAD, start=True, end=True)
+    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
+    Conversation(client, model, rng).whole(3)
+
+
+def test_a_failed_run_of_a_batch_tells_everyone_and_changes_no_state(deployment):
+    model = models.fails(
+        "fails_together",
+        max_batch_size=4,
+        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 1000000",
+    )
+    model = deployment.serve(model)
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+    together(talk.start for talk in talks)
+
+    fed = [BAD, asks(0), asks(1), asks(2)]
+    came = together(
+        lambda talk=talk, now=now: outcome(lambda: talk.step(now))
+        for talk, now in zip(talks, fed, strict=True)
+    )
+    for answer in came:
+        assert isinstance(answer, InferenceServerException)
+        assert REASON in answer.message()
+
+    together(talk.step for talk in talks)
+    together(talk.end for talk in talks)
+
+
+def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment):
+    model = deployment.serve(models.fails("fails_often"))
+    client = deployment.connect()
+
+    def talk(seed):
+        rng = np.random.default_rng(seed)
+        talk = Conversation(client, model, rng)
+        while isinstance(outcome(talk.start), InferenceServerException):
+            pass
+        for _ in range(30):
+            # a neighbour's failure may hit this request; a retry then finds the old state
+            fed = BAD if rng.integers(6) == 0 else None
+            came = outcome(lambda fed=fed: talk.step(fed))
+            if fed is BAD:
+                assert isinstance(came, InferenceServerException)
+
+    together(lambda seed=seed: talk(seed) for seed in range(8))

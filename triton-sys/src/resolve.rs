@@ -1,0 +1,337 @@
+//! Finds the functions of the server that this process runs.
+//!
+//! Rules
+//! - Nothing is ever loaded: a backend is a guest of a server that is already there.
+//! - The global scope comes first (`tritonserver` itself, or a host that loaded the library with
+//!   `RTLD_GLOBAL`), then a loaded library whose file is named `libtritonserver*`: packages for
+//!   Python load it with `RTLD_LOCAL` and rename it, for instance to `libtritonserver-717102f0.so`.
+//! - What was found stays for the life of the process, also where a second server calls Initialize.
+//!   A failure isn't kept: the next [`load`] looks again.
+//! - A server whose API has another major version is refused, because its functions may have other
+//!   signatures. A smaller minor version isn't: only what is missing fails, and only when called.
+
+use std::ffi::{CStr, OsStr, c_int, c_void};
+use std::fmt;
+use std::mem::MaybeUninit;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+pub(crate) use libloading::os::unix::Library;
+
+use crate::bindings::*;
+
+static LOADED: OnceLock<Loaded> = OnceLock::new();
+
+struct Loaded {
+    api: Api,
+    versions: Versions,
+    /// Keeps Triton loaded as long as the table points into it.
+    _library: Option<Library>,
+}
+
+/// Finds the running server and keeps its functions for [`api`]. Cheap when it has been done before.
+pub fn load() -> Result<&'static Api, LoadError> {
+    if let Some(loaded) = LOADED.get() {
+        return Ok(&loaded.api);
+    }
+    let found = resolve()?;
+    // Another thread may have been faster; what it found is the same.
+    Ok(&LOADED.get_or_init(|| found).api)
+}
+
+/// The functions that [`load`] found; before that, a table in which all are missing.
+#[inline]
+pub fn api() -> &'static Api {
+    match LOADED.get() {
+        Some(loaded) => &loaded.api,
+        None => &Api::EMPTY,
+    }
+}
+
+/// The versions of the server that [`load`] found.
+pub fn versions() -> Option<Versions> {
+    LOADED.get().map(|loaded| loaded.versions)
+}
+
+/// Puts functions of a test in the place of a server's: [`load`] succeeds and [`api`] has these from
+/// now on. False where a table is already there, which then stays.
+///
+/// # Safety
+///
+/// Each function must do what its namesake in Triton promises, for the objects that the test hands
+/// to the code under test.
+pub unsafe fn install(api: Api) -> bool {
+    LOADED.set(Loaded { api, versions: Versions::HEADER, _library: None }).is_ok()
+}
+
+/// Version of one API.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// Another major version is another ABI.
+    pub major: u32,
+    /// Counts the additions.
+    pub minor: u32,
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The versions of both APIs of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Versions {
+    /// Of the functions `TRITONSERVER_*`.
+    pub server: Version,
+    /// Of the functions `TRITONBACKEND_*`.
+    pub backend: Version,
+}
+
+impl Versions {
+    /// The versions that the header of this crate describes.
+    pub const HEADER: Self = Self {
+        server: Version { major: TRITONSERVER_API_VERSION_MAJOR, minor: TRITONSERVER_API_VERSION_MINOR },
+        backend: Version { major: TRITONBACKEND_API_VERSION_MAJOR, minor: TRITONBACKEND_API_VERSION_MINOR },
+    };
+
+    fn compatible(self) -> Result<Self, LoadError> {
+        if self.server.major == Self::HEADER.server.major && self.backend.major == Self::HEADER.backend.major {
+            Ok(self)
+        } else {
+            Err(LoadError::OtherMajor { offered: self })
+        }
+    }
+}
+
+impl fmt::Display for Versions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "server API {} and backend API {}", self.server, self.backend)
+    }
+}
+
+/// Why [`load`] has no table to give.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// There is no server in this process.
+    #[error(
+        "found no Triton server in this process: TRITONSERVER_ApiVersion is neither in the global \
+         scope nor in a loaded library named libtritonserver* ({})",
+        describe(tried)
+    )]
+    NotFound {
+        /// The loaded libraries that have the name but not the function.
+        tried: Vec<PathBuf>,
+    },
+    /// The server doesn't say which version it is.
+    #[error("the Triton server in this process does not answer {function}")]
+    NoVersion {
+        /// The function that is missing or failed.
+        function: &'static str,
+    },
+    /// The server has another ABI.
+    #[error(
+        "the Triton server in this process offers {offered}; this library needs the major versions \
+         of {}",
+        Versions::HEADER
+    )]
+    OtherMajor {
+        /// The versions of the server.
+        offered: Versions,
+    },
+}
+
+fn describe(tried: &[PathBuf]) -> String {
+    if tried.is_empty() {
+        return "none is loaded".to_owned();
+    }
+    let names: Vec<_> = tried.iter().map(|path| path.display().to_string()).collect();
+    format!("without it: {}", names.join(", "))
+}
+
+/// A function was called that the server hasn't got, or before there was a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub struct MissingSymbol {
+    /// The function's name.
+    pub symbol: &'static str,
+    /// What the server offers; none before [`load`] has found one.
+    pub offered: Option<Versions>,
+}
+
+impl MissingSymbol {
+    /// For [`call!`](crate::call): this function isn't in the table.
+    #[cold]
+    pub fn new(symbol: &'static str) -> Self {
+        Self { symbol, offered: versions() }
+    }
+}
+
+impl fmt::Display for MissingSymbol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { symbol, offered } = self;
+        match offered {
+            Some(offered) => write!(
+                f,
+                "the Triton server has no {symbol}: its {offered} are likely too old, this library \
+                 is written for {}",
+                Versions::HEADER
+            ),
+            None => write!(f, "{symbol} was called before a Triton server was found"),
+        }
+    }
+}
+
+/// The function at a symbol of the library.
+///
+/// # Safety
+///
+/// `F` must be the type of a pointer to that function.
+pub(crate) unsafe fn find<F: Copy>(library: &Library, name: &CStr) -> Option<F> {
+    // SAFETY: the caller gives the function's type, and `Option` makes room for a null symbol.
+    let symbol = unsafe { library.get::<Option<F>>(name) };
+    symbol.ok().and_then(|function| *function)
+}
+
+fn resolve() -> Result<Loaded, LoadError> {
+    let library = server_library()?;
+    // SAFETY: the library has TRITONSERVER_ApiVersion, so these names are Triton's in it; `Loaded`
+    // keeps it with the table. If the major version turns out to be another, only the two version
+    // functions, which all versions share, were called.
+    let api = unsafe { Api::from_library(&library) };
+    let versions = Versions {
+        server: version("TRITONSERVER_ApiVersion", api.TRITONSERVER_ApiVersion, &api)?,
+        backend: version("TRITONBACKEND_ApiVersion", api.TRITONBACKEND_ApiVersion, &api)?,
+    }
+    .compatible()?;
+    Ok(Loaded { api, versions, _library: Some(library) })
+}
+
+fn server_library() -> Result<Library, LoadError> {
+    let global = Library::this();
+    if let Some(function) = api_version(&global) {
+        // The global scope's own handle would not keep the library loaded.
+        let owner = path_of(function).and_then(|path| reopen(&path));
+        return Ok(owner.filter(has_server).unwrap_or(global));
+    }
+    let tried = loaded_server_paths();
+    let found = tried.iter().filter_map(|path| reopen(path)).find(has_server);
+    found.ok_or(LoadError::NotFound { tried })
+}
+
+type ApiVersionFn = unsafe extern "C" fn(*mut u32, *mut u32) -> *mut TRITONSERVER_Error;
+
+fn api_version(library: &Library) -> Option<ApiVersionFn> {
+    // SAFETY: this is the function's type.
+    unsafe { find(library, c"TRITONSERVER_ApiVersion") }
+}
+
+fn has_server(library: &Library) -> bool {
+    api_version(library).is_some()
+}
+
+/// The file that a function was loaded from.
+fn path_of(function: ApiVersionFn) -> Option<PathBuf> {
+    let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: any address may be asked about, and `info` is there for the answer.
+    let known = unsafe { libc::dladdr(function as *const c_void, info.as_mut_ptr()) } != 0;
+    // SAFETY: null pointers and zeros are a valid answer, also where nothing was written.
+    let name = unsafe { info.assume_init() }.dli_fname;
+    if !known || name.is_null() {
+        return None;
+    }
+    // SAFETY: the name is the loader's, which keeps it as long as the library is loaded.
+    Some(path_from(unsafe { CStr::from_ptr(name) }))
+}
+
+fn path_from(name: &CStr) -> PathBuf {
+    PathBuf::from(OsStr::from_bytes(name.to_bytes()))
+}
+
+/// Another handle of a library that is loaded.
+fn reopen(path: &Path) -> Option<Library> {
+    let flags = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NOLOAD;
+    // SAFETY: RTLD_NOLOAD loads nothing, so that no foreign initialiser runs here.
+    unsafe { Library::open(Some(path), flags) }.ok()
+}
+
+fn version(function: &'static str, ask: Option<ApiVersionFn>, api: &Api) -> Result<Version, LoadError> {
+    let ask = ask.ok_or(LoadError::NoVersion { function })?;
+    let mut version = Version { major: 0, minor: 0 };
+    // SAFETY: both pointers are to live integers, and the function doesn't keep them.
+    let error = unsafe { ask(&mut version.major, &mut version.minor) };
+    if error.is_null() {
+        return Ok(version);
+    }
+    if let Some(delete) = api.TRITONSERVER_ErrorDelete {
+        // SAFETY: the error was just given to us and isn't used again.
+        unsafe { delete(error) };
+    }
+    Err(LoadError::NoVersion { function })
+}
+
+/// Paths of the loaded libraries whose file name says that they are the server.
+fn loaded_server_paths() -> Vec<PathBuf> {
+    let mut paths = Vec::<PathBuf>::new();
+    // SAFETY: `collect` gets back this pointer, to a vector that outlives the walk and that nothing
+    // else touches meanwhile.
+    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut paths).cast()) };
+    paths
+}
+
+/// Only collects: the loader holds its lock meanwhile, so nothing may be opened here.
+unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: libc::size_t, paths: *mut c_void) -> c_int {
+    // SAFETY: the loader gives a description that is valid during this call.
+    let name = unsafe { (*info).dlpi_name };
+    if !name.is_null() {
+        // SAFETY: the name is a C string of the loader's that lives at least as long as this call,
+        // and `paths` is the vector of `loaded_server_paths`, borrowed by nobody else.
+        let (name, paths) = unsafe { (CStr::from_ptr(name), &mut *paths.cast::<Vec<PathBuf>>()) };
+        let path = path_from(name);
+        if is_server(&path) {
+            paths.push(path);
+        }
+    }
+    0
+}
+
+fn is_server(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"libtritonserver"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_known_by_its_file_name_also_when_renamed() {
+        for (path, expected) in [
+            ("/opt/tritonserver/lib/libtritonserver.so", true),
+            ("libtritonserver.so", true),
+            ("/x/nvidia_pytriton.libs/libtritonserver-717102f0.so", true),
+            ("/opt/libtritonserver/lib/libc.so.6", false),
+            ("/opt/tritonserver/backends/python/libtriton_python.so", false),
+            ("", false),
+        ] {
+            assert_eq!(is_server(Path::new(path)), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn another_major_version_is_refused_and_another_minor_is_not() {
+        let offered = |server, backend| Versions {
+            server: Version { major: server, minor: 3 },
+            backend: Version { major: backend, minor: 99 },
+        };
+        assert!(offered(1, 1).compatible().is_ok());
+        for (server, backend) in [(2, 1), (1, 2), (0, 1)] {
+            let error = offered(server, backend).compatible().unwrap_err().to_string();
+            let wanted = format!(
+                "the Triton server in this process offers server API {server}.3 and backend API \
+                 {backend}.99; this library needs the major versions of server API 1.34 and \
+                 backend API 1.19"
+            );
+            assert_eq!(error, wanted);
+        }
+    }
+}
