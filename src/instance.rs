@@ -10,7 +10,6 @@ use crate::config::Strategy;
 use crate::error::Error;
 use crate::model::{Admission, Lease, Model};
 use crate::panic;
-use crate::sequence::Key;
 use crate::session::Step;
 use crate::triton::{self, Request, Times, monotonic_ns};
 
@@ -55,8 +54,9 @@ impl Instance {
     /// Decode: requests become rows that fit the model; the others are answered here.
     fn decode(&self, requests: Vec<Request>, times: Times) -> Vec<Row> {
         let mut rows = Vec::with_capacity(requests.len());
-        for request in requests {
-            match self.expected.decode(request) {
+        for (lane, request) in (0..).zip(requests) {
+            let lane = (self.model.config.strategy == Strategy::Direct).then_some(lane);
+            match self.expected.decode(request, self.number, lane) {
                 Decoded::Row(row) => rows.push(row),
                 Decoded::Null => {}
                 Decoded::Refused(request, error) => self.refuse(request, error, times),
@@ -67,15 +67,12 @@ impl Instance {
 
     /// Admit: each row gets its sequence's slot; the rows that have none are answered here.
     fn admit(&self, rows: Vec<Row>, times: Times) -> Vec<Row> {
-        let admission = |row: &Row| {
-            let key = Key { instance: self.number, id: row.sequence.clone()? };
-            Some(Admission { key, start: row.start, end: row.end })
-        };
+        let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
         let mut leases = self.model.sequences.admit(self.number, &admissions).into_iter();
         let mut admitted = Vec::with_capacity(rows.len());
         for mut row in rows {
-            let Some(id) = row.sequence.clone() else {
+            let Some(id) = row.key.as_ref().map(|key| key.id.clone()) else {
                 admitted.push(row);
                 continue;
             };

@@ -34,6 +34,9 @@ HOST = "127.0.0.1"
 _FREE_PORTS = range(12000, 32000)
 _PORT_LOST = re.compile(r"Socket '[^']*:(\d+)' already in use")
 _START_ATTEMPTS = 5
+# tritonserver 2.51 dies (in its gRPC front end, whatever the backend) when some 30 gRPC streams or more are busy and
+# it frees the memory of one's last request; it keeps this many instead. Its own default is 8.
+_GRPC_REQUESTS_KEPT = 1024
 # Between "endpoints answer" and "all models ready" lies nothing but the moment of asking twice.
 _NOT_READY_GRACE_S = 2.0
 _PR_SET_PDEATHSIG = 1
@@ -63,6 +66,7 @@ class TritonServer:
     extra_args: arguments of tritonserver, after ours, so that they win.
     env: added to this process's environment. log_path: where stdout and stderr go (else a nameless file).
     strict_readiness: ready means that every model is; otherwise that the server is live.
+    address: what the ports are bound to.
     """
 
     def __init__(
@@ -217,6 +221,13 @@ class TritonServer:
             raise ServerError(f"the metrics page answers {status}: {body}")
         return body
 
+    def models(self) -> list[dict[str, str]]:
+        """The models of the repository: name and, where it was ever loaded, version, state and reason."""
+        status, body = self._request("POST", "/v2/repository/index", body="{}")
+        if status != 200:
+            raise ServerError(f"the repository index answers {status}: {body}")
+        return json.loads(body)
+
     def load(self, model: str, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads a model (model_control "explicit"); config (JSON) stands for its config.pbtxt.
 
@@ -259,6 +270,7 @@ class TritonServer:
             *(f"--backend-config=stateful,{key}={value}" for key, value in self.backend_config.items()),
             "--exit-on-error=false",
             "--exit-timeout-secs=5",
+            f"--grpc-infer-allocation-pool-size={_GRPC_REQUESTS_KEPT}",
             f"--strict-readiness={str(self.strict_readiness).lower()}",
             f"--log-verbose={self.log_verbose}",
             *self.extra_args,
@@ -307,8 +319,7 @@ class TritonServer:
             return 0
 
     def _unready_models(self) -> str:
-        _, body = self._request("POST", "/v2/repository/index", body="{}")
-        models = [model for model in json.loads(body) if model.get("state") != "READY"]
+        models = [model for model in self.models() if model.get("state") != "READY"]
         return "".join(f"\n  {model['name']}: {model.get('reason') or model.get('state')}" for model in models)
 
     def _control(self, model: str, verb: str, parameters: Mapping[str, Any]) -> None:

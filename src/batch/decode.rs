@@ -6,7 +6,7 @@ use super::Row;
 use crate::binding::{Binding, ShapeForm, Source};
 use crate::config::ControlKind;
 use crate::error::Error;
-use crate::sequence::SequenceId;
+use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
 use crate::triton::{Request, c_name};
 
@@ -67,10 +67,14 @@ impl Expected {
         self.inputs.iter().all(|input| input.dims.iter().all(|&dim| dim >= 0))
     }
 
-    /// Reads a request and checks everything that can be wrong with it alone.
-    pub fn decode(&self, mut request: Request) -> Decoded {
+    /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
+    /// it alone.
+    pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Decoded {
         match self.read(&mut request) {
-            Ok(Some((sequence, start, end))) => Decoded::Row(Row { lease: None, sequence, start, end, request }),
+            Ok(Some((id, start, end))) => {
+                let key = id.map(|id| Key { instance, lane, id });
+                Decoded::Row(Row { lease: None, key, start, end, request })
+            }
             Ok(None) => {
                 request.release_unanswered();
                 Decoded::Null

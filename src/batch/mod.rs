@@ -9,7 +9,7 @@ pub mod gather;
 pub mod respond;
 
 use crate::model::Lease;
-use crate::sequence::SequenceId;
+use crate::sequence::Key;
 use crate::triton::Request;
 
 /// A request on its way through Execute.
@@ -20,7 +20,7 @@ pub struct Row {
     /// leaves none.
     pub lease: Option<Lease>,
     /// The sequence that it belongs to.
-    pub sequence: Option<SequenceId>,
+    pub key: Option<Key>,
     /// It starts its sequence.
     pub start: bool,
     /// It ends its sequence.

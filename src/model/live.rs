@@ -64,7 +64,7 @@ impl LiveSequences {
         let mut table = self.table.lock();
         table.begin_payload(instance, Instant::now());
         let admitted: Vec<_> =
-            requests.iter().map(|request| table.admit(&request.key, request.start, &mut released)).collect();
+            requests.iter().map(|request| table.admit(&request.key, request.start, request.end, &mut released)).collect();
         drop(table);
         drop(released);
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>>, _>, &Admission)| {
@@ -93,14 +93,13 @@ impl LiveSequences {
                 None => released.push(request),
             }
         }
-        if let Err(error) = table.finish_payload(instance, payload, short, now, &mut released) {
-            log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
-        }
+        let adjusted = table.finish_payload(instance, payload, short, now, &mut released);
         let contested = table.is_contested();
         drop(table);
         if contested {
             self.reaper_wanted.notify_one();
         }
+        note_missing_slab(adjusted);
         self.publish();
         drop(released);
     }
@@ -116,8 +115,9 @@ impl LiveSequences {
     /// Expires what is due, then waits until something may be due again or until [`LiveSequences::wake`].
     pub(super) fn tick_and_wait(&self, stop: impl Fn() -> bool) {
         let mut released = Vec::new();
-        self.table.lock().tick(Instant::now(), &mut released);
+        let adjusted = self.table.lock().tick(Instant::now(), &mut released);
         drop(released);
+        note_missing_slab(adjusted);
         self.publish();
         let mut table = self.table.lock();
         if !stop() {
@@ -143,6 +143,12 @@ impl LiveSequences {
                 counts: table.counts(),
             }
         });
+    }
+}
+
+fn note_missing_slab(adjusted: Result<(), OutOfMemory>) {
+    if let Err(error) = adjusted {
+        log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
     }
 }
 

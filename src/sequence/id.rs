@@ -20,12 +20,15 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// A correlation id on one instance. Core keeps a sequence on the instance where it started, so the same id on
+/// A correlation id where core has put it. Core keeps a sequence on the instance where it started, so the same id on
 /// another instance is another sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Number of the instance within its model.
     pub instance: u32,
+    /// Core's slot within the instance, where it can be told: with `direct` it is the request's place in the payload.
+    /// The same id in another lane is another incarnation, and one lane has one at a time.
+    pub lane: Option<u32>,
     /// The client's name for the sequence.
     pub id: SequenceId,
 }

@@ -80,17 +80,22 @@ struct Record<H> {
     key: Key,
     phase: Phase,
     held: Option<H>,
+    /// Its START failed, but core may have more of it, which must not reach an earlier incarnation.
+    failed: bool,
 }
 
-/// Evidence that the front incarnation of a chain has nothing left in core's queue.
+/// Which of several incarnations of an id is the next request for: evidence that the receiving one has nothing left
+/// in core's queue.
 #[derive(Default)]
 struct Contest {
+    /// The receiving incarnation took its turn because another had nothing in the queue.
+    in_turn: bool,
     touched: bool,
     short_payloads: u32,
     requests: usize,
 }
 
-/// The live incarnations of one id, oldest first.
+/// The incarnations of one id. The first one receives.
 #[derive(Default)]
 struct Chain {
     incarnations: SmallVec<[SlotId; 1]>,
@@ -110,6 +115,8 @@ pub struct Sequences<S, H, E> {
     pool: SlotPool<S, Record<H>, E>,
     chains: HashMap<Key, Chain>,
     contested: Vec<Key>,
+    /// Incarnations that are over unless a request comes for them: the first to go when slots run out.
+    doubtful: Vec<SlotId>,
     idle: LinkedHashMap<SlotId, Instant>,
     instances: HashMap<u32, Activity>,
     counts: Counts,
@@ -123,6 +130,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             pool: SlotPool::new(limits, make_slab)?,
             chains: HashMap::new(),
             contested: Vec::new(),
+            doubtful: Vec::new(),
             idle: LinkedHashMap::new(),
             instances: HashMap::new(),
             counts: Counts::default(),
@@ -137,8 +145,8 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     /// Finds the sequence that a request belongs to, or makes it for a START, and checks its slot out.
     ///
     /// `released` takes the held requests that this lets go of; drop them without holding any lock.
-    pub fn admit(&mut self, key: &Key, start: bool, released: &mut Vec<H>) -> Result<Admitted<S>, Refusal<E>> {
-        let slot = if start { self.start(key, released)? } else { self.resume(key)? };
+    pub fn admit(&mut self, key: &Key, start: bool, end: bool, released: &mut Vec<H>) -> Result<Admitted<S>, Refusal<E>> {
+        let slot = if start { self.start(key, released)? } else { self.resume(key, end, released)? };
         let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
         Ok(Admitted { slot, memory })
     }
@@ -151,7 +159,9 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         let Some(record) = self.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Idle;
-        if end || (started && outcome == Outcome::Failed) {
+        record.failed = started && outcome == Outcome::Failed;
+        let only_trace = record.failed && self.chain_length(slot) == 1;
+        if end || only_trace {
             self.remove(slot, released);
             self.counts.ended += 1;
             return false;
@@ -178,11 +188,8 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     ) -> Result<(), E> {
         self.instances.insert(instance, Activity { executing: false, idle_since: now });
         let limit = self.policy.queue_requests;
-        self.end_contests(released, |contest, key| {
-            if key.instance != instance {
-                return false;
-            }
-            if std::mem::take(&mut contest.touched) {
+        self.take_turns(released, |contest, key| {
+            if key.instance != instance || std::mem::take(&mut contest.touched) {
                 return false;
             }
             contest.requests += requests;
@@ -193,14 +200,15 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     }
 
     /// Drops what lay idle for too long and settles what a quiet instance proves.
-    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
+    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
         let quiet = self.policy.quiet;
         let instances = std::mem::take(&mut self.instances);
-        self.end_contests(released, |_, key| {
+        self.take_turns(released, |_, key| {
             instances.get(&key.instance).is_none_or(|seen| !seen.executing && now >= seen.idle_since + quiet)
         });
         self.instances = instances;
         self.expire(now, released);
+        self.pool.adjust()
     }
 
     /// When [`Sequences::tick`] may have something to do again.
@@ -255,12 +263,10 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     }
 
     fn start(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        let record = || Record { key: key.clone(), phase: Phase::InFlight { start: true }, held: None };
-        let mut acquired = self.pool.acquire(record());
-        if matches!(acquired, Err(AcquireError::Full)) && self.give_up_restarted(key, released) {
-            acquired = self.pool.acquire(record());
+        if key.lane.is_some() {
+            self.start_over(key, released);
         }
-        let slot = acquired.map_err(|error| {
+        let slot = self.acquire(key, released).map_err(|error| {
             self.counts.rejected += 1;
             match error {
                 AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
@@ -269,36 +275,67 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         })?;
         let chain = self.chains.entry(key.clone()).or_default();
         chain.incarnations.push(slot);
-        if chain.incarnations.len() > 1 {
-            if chain.contest.is_none() {
-                self.contested.push(key.clone());
-            }
+        if chain.incarnations.len() > 1 && chain.contest.is_none() {
             chain.contest = Some(Contest { touched: true, ..Contest::default() });
+            self.contested.push(key.clone());
         }
         self.counts.started += 1;
         Ok(slot)
     }
 
-    fn resume(&mut self, key: &Key) -> Result<SlotId, Refusal<E>> {
-        let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
-        let slot = *chain.incarnations.first().ok_or(Refusal::Unknown)?;
-        if let Some(contest) = &mut chain.contest {
-            *contest = Contest { touched: true, ..Contest::default() };
+    /// A free slot, if need be that of an incarnation that is most likely over.
+    fn acquire(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, AcquireError<E>> {
+        loop {
+            let phase = Phase::InFlight { start: true };
+            let record = Record { key: key.clone(), phase, held: None, failed: false };
+            match self.pool.acquire(record) {
+                Err(AcquireError::Full) if self.drop_doubtful(released) || self.start_over(key, released) => {}
+                acquired => return acquired,
+            }
         }
+    }
+
+    fn resume(&mut self, key: &Key, end: bool, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
+        let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
+        if let Some(contest) = &mut chain.contest {
+            *contest = Contest { touched: true, in_turn: contest.in_turn, ..Contest::default() };
+        }
+        let is_ready = |slot: &&SlotId| {
+            self.pool.record(**slot).is_some_and(|record| matches!(record.phase, Phase::Idle) && record.held.is_none())
+        };
+        let slot = *chain.incarnations.iter().find(is_ready).ok_or(Refusal::Busy)?;
         let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
-        if matches!(record.phase, Phase::InFlight { .. }) {
-            return Err(Refusal::Busy);
+        if record.failed {
+            if end {
+                self.end_if_idle(slot, released);
+            }
+            return Err(Refusal::Unknown);
         }
         record.phase = Phase::InFlight { start: false };
+        self.doubtful.retain(|doubtful| *doubtful != slot);
         self.idle.remove(&slot);
         Ok(slot)
     }
 
-    /// With no slot to spare, a START of a live and idle sequence is taken for what it nearly always is: a client
-    /// that starts over. (A client that reuses an id before its END is answered, in a full pool, gets NOT_FOUND.)
-    fn give_up_restarted(&mut self, key: &Key, released: &mut Vec<H>) -> bool {
-        let Some(&slot) = self.chains.get(key).and_then(|chain| chain.incarnations.first()) else { return false };
-        let idle = self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Idle));
+    /// Ends the live and idle sequence that a START starts over. In a lane that is certain; elsewhere, with no slot to
+    /// spare, it is taken for what it nearly always is.
+    fn start_over(&mut self, key: &Key, released: &mut Vec<H>) -> bool {
+        let front = self.chains.get(key).and_then(|chain| chain.incarnations.first().copied());
+        front.is_some_and(|slot| self.end_if_idle(slot, released))
+    }
+
+    fn drop_doubtful(&mut self, released: &mut Vec<H>) -> bool {
+        while !self.doubtful.is_empty() {
+            let slot = self.doubtful.remove(0);
+            if self.end_if_idle(slot, released) {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn end_if_idle(&mut self, slot: SlotId, released: &mut Vec<H>) -> bool {
+        let idle = self.is_idle(slot);
         if idle {
             self.remove(slot, released);
             self.counts.ended += 1;
@@ -306,22 +343,58 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         idle
     }
 
-    fn end_contests(&mut self, released: &mut Vec<H>, mut is_over: impl FnMut(&mut Contest, &Key) -> bool) {
+    fn is_idle(&self, slot: SlotId) -> bool {
+        self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Idle))
+    }
+
+    /// Where the receiving incarnation has nothing in core's queue, the next one gets its turn: its START is released.
+    /// If core had more of it, that comes now, up to its END, and then the turn goes back. If nothing comes, then the
+    /// id has been started over, and the incarnations that had their turn are over.
+    fn take_turns(&mut self, released: &mut Vec<H>, mut has_nothing_queued: impl FnMut(&mut Contest, &Key) -> bool) {
         let mut still = Vec::new();
         for key in std::mem::take(&mut self.contested) {
             let Some(chain) = self.chains.get_mut(&key) else { continue };
             let Some(contest) = &mut chain.contest else { continue };
+            let in_turn = contest.in_turn;
             let front = chain.incarnations[0];
-            let idle = self.pool.record(front).is_some_and(|record| matches!(record.phase, Phase::Idle));
-            if is_over(contest, &key) && idle {
-                self.remove(front, released);
-                self.counts.ended += 1;
+            if has_nothing_queued(contest, &key) && self.is_idle(front) {
+                match in_turn {
+                    true => self.end_earlier(&key, released),
+                    false => self.give_turn(&key, released),
+                }
             }
             if self.chains.get(&key).is_some_and(|chain| chain.contest.is_some()) {
                 still.push(key);
             }
         }
         self.contested = still;
+    }
+
+    fn give_turn(&mut self, key: &Key, released: &mut Vec<H>) {
+        let Some(chain) = self.chains.get_mut(key) else { return };
+        let is_held = |slot: &SlotId| self.pool.record(*slot).is_some_and(|record| record.held.is_some());
+        let Some(next) = chain.incarnations.iter().position(is_held) else {
+            chain.contest = None;
+            return;
+        };
+        self.doubtful.push(chain.incarnations[0]);
+        chain.incarnations[..=next].rotate_right(1);
+        chain.contest = Some(Contest { in_turn: true, ..Contest::default() });
+        released.extend(self.pool.record_mut(chain.incarnations[0]).and_then(|record| record.held.take()));
+    }
+
+    /// Ends the incarnations behind the receiving one that are neither held nor in the works.
+    fn end_earlier(&mut self, key: &Key, released: &mut Vec<H>) {
+        let Some(chain) = self.chains.get_mut(key) else { return };
+        chain.contest = (chain.incarnations.len() > 1).then(Contest::default);
+        let others = chain.incarnations[1..].to_vec();
+        for slot in others {
+            let is_over = |record: &Record<H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
+            if self.pool.record(slot).is_some_and(is_over) {
+                self.remove(slot, released);
+                self.counts.ended += 1;
+            }
+        }
     }
 
     fn expire(&mut self, now: Instant, released: &mut Vec<H>) {
@@ -334,7 +407,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         }
     }
 
-    /// Frees the slot and lets the next incarnation of the id receive requests.
+    /// Frees the slot. If its incarnation was receiving, the next one is.
     fn remove(&mut self, slot: SlotId, released: &mut Vec<H>) {
         self.idle.remove(&slot);
         let Some(record) = self.pool.release(slot) else { return };
@@ -346,15 +419,34 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             self.chains.remove(&record.key);
             return;
         };
+        let alone = chain.incarnations.len() == 1;
+        let Some(next) = self.pool.record_mut(front) else { return };
         if was_front {
-            released.extend(self.pool.record_mut(front).and_then(|record| record.held.take()));
-            chain.contest = (chain.incarnations.len() > 1).then(Contest::default);
+            released.extend(next.held.take());
+        }
+        if alone && next.failed {
+            self.remove(front, released);
+        } else if alone {
+            chain.contest = None;
+            // What is left may be what a START and END in one request started over.
+            if !was_front {
+                self.doubtful.push(front);
+            }
+        } else if was_front {
+            chain.contest = Some(Contest::default());
         }
     }
 
     fn is_front(&self, slot: SlotId) -> bool {
-        let chain = self.pool.record(slot).and_then(|record| self.chains.get(&record.key));
-        chain.is_some_and(|chain| chain.incarnations.first() == Some(&slot))
+        self.chain_of(slot).is_some_and(|chain| chain.incarnations.first() == Some(&slot))
+    }
+
+    fn chain_length(&self, slot: SlotId) -> usize {
+        self.chain_of(slot).map_or(0, |chain| chain.incarnations.len())
+    }
+
+    fn chain_of(&self, slot: SlotId) -> Option<&Chain> {
+        self.pool.record(slot).and_then(|record| self.chains.get(&record.key))
     }
 }
 

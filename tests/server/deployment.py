@@ -118,6 +118,10 @@ class Deployment:
             if f'model="{model.name}"' in labels.split(",")
         )
 
+    def settles(self, name: str, model: Model, value: float) -> None:
+        """Waits until the metric has this value: an answer may be on its way before it is counted."""
+        eventually(lambda: self.metric(name, model), lambda found: found == value)
+
     def statistics(self, model: Model):
         return self.admin.get_inference_statistics(model.name).model_stats[0]
 

@@ -10,7 +10,6 @@ import pytest
 
 import models
 from conversations import Conversation, together
-from deployment import eventually
 
 # starts sequences and floods them with requests; says so once answers arrive
 FLOOD = textwrap.dedent("""
@@ -28,7 +27,7 @@ FLOOD = textwrap.dedent("""
 
     fed = {"INPUT": np.ones((1, 1), np.float32)}
 
-    def flood(ids):
+    def flood(ids, speaks):
         client = clients.PROTOCOLS[protocol](Deployment)
         for count in itertools.count():
             for sequence_id in ids:
@@ -38,11 +37,12 @@ FLOOD = textwrap.dedent("""
                     client.step(model, sequence_id, fed, start=count == 0)
             if protocol == "stream" and count % 4 == 3:
                 client.replies(2 * len(ids))
-            if count == 5:
+            if speaks and count == 5:
                 print("flooding", flush=True)
 
     for i in range(4):
-        threading.Thread(target=flood, args=([first + 3 * i + k for k in range(3)],), daemon=True).start()
+        ids = [first + 3 * i + k for k in range(3)]
+        threading.Thread(target=flood, args=(ids, i == 0), daemon=True).start()
     threading.Event().wait()
 """)
 
@@ -88,4 +88,4 @@ def test_killed_clients_leave_the_server_and_the_others_in_peace(deployment, pro
 
     together([*(lambda seed=seed: talk(seed) for seed in range(3)), kill_some])
     # nobody ended the dead clients' sequences; time does
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
+    deployment.settles("stateful_live_sequences", model, 0)

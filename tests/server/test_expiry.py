@@ -23,10 +23,10 @@ def test_an_idle_sequence_is_freed_while_the_server_gets_no_requests(deployment)
     talks = [Conversation(client, model, rng) for _ in range(3)]
     for talk in talks:
         talk.start()
-    assert deployment.metric("stateful_sequences_started_total", model) == 3
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
-    assert deployment.metric("stateful_sequences_expired_total", model) == 3
-    assert deployment.metric("stateful_sequences_ended_total", model) == 0
+    deployment.settles("stateful_sequences_started_total", model, 3)
+    deployment.settles("stateful_live_sequences", model, 0)
+    deployment.settles("stateful_sequences_expired_total", model, 3)
+    deployment.settles("stateful_sequences_ended_total", model, 0)
     # core forgot them as well
     with pytest.raises(InferenceServerException, match="START"):
         talks[0].step()
@@ -44,7 +44,7 @@ def test_a_sequence_that_goes_on_does_not_expire(deployment):
     while time.monotonic() - began < 3.0:
         talk.step()
     talk.end()
-    assert deployment.metric("stateful_sequences_expired_total", model) == 0
+    deployment.settles("stateful_sequences_expired_total", model, 0)
 
 
 def test_an_expired_sequence_makes_room_in_a_full_pool(deployment):
@@ -82,5 +82,5 @@ def test_slabs_are_given_back_when_their_sequences_expire(deployment):
     client = deployment.connect()
     for _ in range(6):
         Conversation(client, model, rng).start()
-    assert deployment.metric("stateful_slots_allocated", model) >= 6
-    eventually(lambda: deployment.metric("stateful_slots_allocated", model), lambda size: size == 2)
+    eventually(lambda: deployment.metric("stateful_slots_allocated", model), lambda size: size >= 6)
+    deployment.settles("stateful_slots_allocated", model, 2)

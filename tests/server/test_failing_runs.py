@@ -6,7 +6,6 @@ from tritonclient.utils import InferenceServerException
 
 import models
 from conversations import Conversation, outcome, together
-from deployment import eventually
 
 REASON = "out of data bounds"  # ONNX Runtime's words for an index that is not in the table
 
@@ -50,7 +49,7 @@ def test_an_end_that_fails_still_ends_the_sequence(deployment):
     talk.start()
     with pytest.raises(InferenceServerException, match=REASON):
         talk.end(BAD)
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
+    deployment.settles("stateful_live_sequences", model, 0)
     with pytest.raises(InferenceServerException):
         talk.step()
     talk.start()
@@ -74,7 +73,7 @@ def test_failed_sequences_of_one_request_leave_no_slot_taken(deployment):
     for _ in range(12):
         with pytest.raises(InferenceServerException, match=REASON):
             Conversation(client, model, rng).step(BAD, start=True, end=True)
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
+    deployment.settles("stateful_live_sequences", model, 0)
     Conversation(client, model, rng).whole(3)
 
 

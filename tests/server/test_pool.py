@@ -70,7 +70,7 @@ def test_a_start_that_finds_no_slot_is_refused_and_says_which_parameters_help(
     late.start()
     for talk in (*talks, late):
         talk.end()
-    assert deployment.metric("stateful_sequences_rejected_total", model) == 1
+    deployment.settles("stateful_sequences_rejected_total", model, 1)
 
 
 def test_a_start_on_a_live_sequence_needs_no_second_slot(deployment):
@@ -80,7 +80,7 @@ def test_a_start_on_a_live_sequence_needs_no_second_slot(deployment):
     for talk in (*talks, *talks):
         talk.start()
         talk.step()
-    assert deployment.metric("stateful_live_sequences", model) == 2
+    deployment.settles("stateful_live_sequences", model, 2)
     for talk in talks:
         talk.end()
 
@@ -89,16 +89,16 @@ def test_metrics_count_the_sequences(deployment):
     model = deployment.serve(models.counter(name="pool_counted", max_candidates=20))
     client = deployment.connect()
     talks = start_sequences(client, model, 6)
-    assert deployment.metric("stateful_live_sequences", model) == 6
-    assert deployment.metric("stateful_sequences_started_total", model) == 6
+    deployment.settles("stateful_live_sequences", model, 6)
+    deployment.settles("stateful_sequences_started_total", model, 6)
     for talk in talks[:4]:
         talk.end()
     Conversation(client, model, np.random.default_rng(1)).whole(1)
-    assert eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 2)
-    assert deployment.metric("stateful_sequences_started_total", model) == 7
-    assert deployment.metric("stateful_sequences_ended_total", model) == 5
-    assert deployment.metric("stateful_sequences_expired_total", model) == 0
-    assert deployment.metric("stateful_sequences_rejected_total", model) == 0
+    deployment.settles("stateful_live_sequences", model, 2)
+    deployment.settles("stateful_sequences_started_total", model, 7)
+    deployment.settles("stateful_sequences_ended_total", model, 5)
+    deployment.settles("stateful_sequences_expired_total", model, 0)
+    deployment.settles("stateful_sequences_rejected_total", model, 0)
     for talk in talks[4:]:
         talk.end()
 
@@ -113,9 +113,9 @@ def test_all_slots_are_free_again_after_many_sequences_at_once(deployment):
             Conversation(client, model, rng).whole(int(rng.integers(1, 4)))
 
     together(lambda seed=seed: talk(seed) for seed in range(8))
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
-    assert deployment.metric("stateful_sequences_started_total", model) == 160
-    assert deployment.metric("stateful_sequences_ended_total", model) == 160
+    deployment.settles("stateful_live_sequences", model, 0)
+    deployment.settles("stateful_sequences_started_total", model, 160)
+    deployment.settles("stateful_sequences_ended_total", model, 160)
 
 
 def test_a_crowd_on_a_small_pool_is_served_rightly_or_refused(deployment):
@@ -144,10 +144,10 @@ def test_a_crowd_on_a_small_pool_is_served_rightly_or_refused(deployment):
         return served
 
     served = sum(together(lambda seed=seed: talk(seed) for seed in range(8)))
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
-    assert deployment.metric("stateful_sequences_started_total", model) == served
-    assert deployment.metric("stateful_sequences_ended_total", model) == served
-    assert deployment.metric("stateful_sequences_rejected_total", model) == 200 - served
+    deployment.settles("stateful_live_sequences", model, 0)
+    deployment.settles("stateful_sequences_started_total", model, served)
+    deployment.settles("stateful_sequences_ended_total", model, served)
+    deployment.settles("stateful_sequences_rejected_total", model, 200 - served)
 
 
 LAZY = {"initial_buffer_size": 4, "subsequent_buffer_size": 3, "buffer_alloc_threshold": 2}
@@ -161,8 +161,8 @@ def lazy(name: str, dealloc: int, **more):
 
 def test_without_lazy_parameters_all_slots_are_there_from_the_start(deployment):
     model = deployment.serve(models.counter(name="pool_eager", max_candidates=20))
-    assert deployment.metric("stateful_slots_allocated", model) == 18
-    assert deployment.metric("stateful_slabs", model) == 1
+    deployment.settles("stateful_slots_allocated", model, 18)
+    deployment.settles("stateful_slabs", model, 1)
 
 
 def test_slabs_are_added_when_free_slots_run_short_and_given_back_when_many_are_free(deployment):
@@ -179,12 +179,12 @@ def test_slabs_are_added_when_free_slots_run_short_and_given_back_when_many_are_
     for _ in range(19):
         talks.append(Conversation(client, model, rng))
         talks[-1].start()
-        assert allocated() >= len(talks)
-        sizes.append(allocated())
+        sizes.append(eventually(allocated, lambda size: size >= len(talks)))
     assert sizes[0] == 4, "one sequence needs no second slab"
     assert sizes == sorted(sizes)
     assert {(size - 4) % 3 for size in sizes} == {0}, f"slabs of 3 after the first of 4: {sizes}"
-    assert (sizes[-1], deployment.metric("stateful_slabs", model)) == (19, 6)
+    deployment.settles("stateful_slots_allocated", model, 19)
+    deployment.settles("stateful_slabs", model, 6)
 
     for talk in talks:  # states survive the growth
         talk.step()
@@ -193,7 +193,7 @@ def test_slabs_are_added_when_free_slots_run_short_and_given_back_when_many_are_
         for talk in talks[-2:]:
             talk.step()
     eventually(allocated, lambda size: size == 4)
-    assert deployment.metric("stateful_slabs", model) == 1
+    deployment.settles("stateful_slabs", model, 1)
 
     for talk in start_sequences(client, model, 12):  # and again
         talk.end()
@@ -204,8 +204,8 @@ def test_slabs_stay_while_no_more_slots_are_free_than_the_threshold_allows(deplo
     model = deployment.serve(lazy("pool_keeping", dealloc=100))
     for talk in start_sequences(deployment.connect(), model, 19):
         talk.end()
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda n: n == 0)
-    assert deployment.metric("stateful_slots_allocated", model) == 19
+    deployment.settles("stateful_live_sequences", model, 0)
+    deployment.settles("stateful_slots_allocated", model, 19)
 
 
 def test_a_slab_with_a_live_slot_is_not_given_back(deployment):
@@ -216,9 +216,9 @@ def test_a_slab_with_a_live_slot_is_not_given_back(deployment):
         talk.end()
     for _ in range(3):
         last.step()
-    assert deployment.metric("stateful_live_sequences", model) == 1
+    deployment.settles("stateful_live_sequences", model, 1)
     last.end()
-    eventually(lambda: deployment.metric("stateful_slots_allocated", model), lambda size: size == 4)
+    deployment.settles("stateful_slots_allocated", model, 4)
 
 
 def test_slabs_never_hold_more_than_the_capacity(deployment):

@@ -116,7 +116,7 @@ def test_a_start_that_is_refused_for_its_shape_takes_no_slot(deployment):
     for bad in BAD.values():
         with pytest.raises(InferenceServerException):
             client.step(model.name, new_id(), bad, start=True)
-    assert deployment.metric("stateful_live_sequences", model) == 0
+    deployment.settles("stateful_live_sequences", model, 0)
     Conversation(client, model, np.random.default_rng(4)).whole(3)
 
 

@@ -1,0 +1,238 @@
+"""The demo: many streams of speech through a real server, every answer checked, and a picture of it.
+
+Each stream is a stretch of the recording. Its client sends 512 new samples a request over gRPC and waits for the
+answer, as all the others do at the same time; the server keeps each one's state and batches them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc.aio as grpc_client
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from tritonclient.utils import InferenceServerException
+
+from support import paths
+from support.server import ServerError, TritonServer
+from support.speech import CHUNK_S, Stream, cut_streams, read_recording, silero_oracle
+
+MODEL = "silero_vad"
+TOLERANCE = 1e-5
+LOG = paths.BUILD / "demo-server.log"
+PICTURED_STREAMS = 4
+
+
+@dataclass
+class Answers:
+    """What came back for one stream, a value a step."""
+
+    probabilities: list[float] = field(default_factory=list)
+    latencies_s: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Comparison:
+    """All answers held against the oracle's."""
+
+    steps: int
+    bit_equal: int
+    worst: float  # the largest absolute difference
+
+    @property
+    def passed(self) -> bool:
+        return self.worst <= TOLERANCE
+
+
+async def follow(client: grpc_client.InferenceServerClient, sequence_id: int, stream: Stream, on_step: Callable[[], None]) -> Answers:
+    """One client's life: START with the first chunk, each next one after the answer, END with the last.
+
+    InferenceServerException if a request is refused.
+    """
+    answers = Answers()
+    for step, samples in enumerate(stream.requests):
+        audio = grpc_client.InferInput("input", [1, len(samples)], "FP32")
+        audio.set_data_from_numpy(samples[None])
+        sent_at = time.perf_counter()
+        result = await client.infer(
+            MODEL,
+            [audio],
+            sequence_id=sequence_id,
+            sequence_start=step == 0,
+            sequence_end=step == stream.steps - 1,
+        )
+        answers.latencies_s.append(time.perf_counter() - sent_at)
+        answers.probabilities.append(result.as_numpy("output").item())
+        on_step()
+    return answers
+
+
+async def serve_all(server: TritonServer, streams: list[Stream], progress: Progress) -> tuple[list[Answers], float]:
+    """All streams at once. Their answers, and the seconds from the first request to the last answer."""
+    bar = progress.add_task("streaming", total=sum(stream.steps for stream in streams))
+    async with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        started = time.perf_counter()
+        clients = [
+            asyncio.create_task(follow(client, index + 1, stream, lambda: progress.advance(bar)))
+            for index, stream in enumerate(streams)
+        ]
+        try:
+            answers = await asyncio.gather(*clients)
+        finally:
+            for task in clients:
+                task.cancel()
+        return answers, time.perf_counter() - started
+
+
+async def batch_sizes(server: TritonServer) -> dict[int, int]:
+    """How many times the model ran with each batch size, as Triton counted."""
+    async with grpc_client.InferenceServerClient(server.grpc_url) as client:
+        statistics = await client.get_inference_statistics(MODEL)
+    [model] = statistics.model_stats
+    return {batch.batch_size: batch.compute_infer.count for batch in model.batch_stats}
+
+
+def compare(streams: list[Stream], answers: list[Answers], progress: Progress) -> Comparison:
+    """Every answer against ONNX Runtime stepped by hand, one stream after another."""
+    total = sum(stream.steps for stream in streams)
+    bar = progress.add_task("checking", total=total)
+    oracle = silero_oracle()
+    bit_equal, worst = 0, 0.0
+    for stream, given in zip(streams, answers, strict=True):
+        sequence = oracle.new_sequence()
+        right = np.array([sequence.step({"input": samples[None]})["output"].item() for samples in stream.requests], np.float32)
+        came = np.array(given.probabilities, np.float32)
+        difference = np.abs(came - right)
+        # a NaN must not pass for a small difference
+        worst = max(worst, float(np.where(np.isnan(difference), np.inf, difference).max()))
+        bit_equal += int((came == right).sum())
+        progress.advance(bar, stream.steps)
+    return Comparison(total, bit_equal, worst)
+
+
+def results_table(streams: list[Stream], answers: list[Answers], seconds: float, checked: Comparison) -> Table:
+    """The figures of the run."""
+    steps = sum(stream.steps for stream in streams)
+    latencies_ms = np.concatenate([given.latencies_s for given in answers]) * 1e3
+    lengths = sorted(stream.seconds for stream in streams)
+    p50, p99 = np.percentile(latencies_ms, [50, 99])
+    table = Table(title=f"{len(streams)} streams of speech through {MODEL}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_row("streams", f"{len(streams)}, of {lengths[0]:.0f} to {lengths[-1]:.0f} s")
+    table.add_row("steps (requests)", f"{steps:,} in {seconds:.1f} s")
+    table.add_row("steps a second", f"{steps / seconds:,.0f}")
+    table.add_row("audio a second", f"{steps * CHUNK_S / seconds:,.0f} s")
+    table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
+    verdict = "[green]right[/]" if checked.passed else "[red]WRONG[/]"
+    table.add_row("answers", verdict)
+    table.add_row("  equal to the last bit", f"{checked.bit_equal:,} of {checked.steps:,}")
+    table.add_row("  largest difference", f"{checked.worst:.1e} (allowed: {TOLERANCE:.0e})")
+    return table
+
+
+def batches_table(runs: dict[int, int]) -> Table:
+    """How large the batches were, in groups that double."""
+    requests = sum(size * count for size, count in runs.items())
+    table = Table(title="batches, by Triton's statistics", title_justify="left")
+    table.add_column("batch size", justify="right")
+    table.add_column("runs", justify="right")
+    table.add_column("share of the requests")
+    low = 1
+    while runs and low <= max(runs):
+        high = low * 2 - 1
+        group = {size: count for size, count in runs.items() if low <= size <= high}
+        share = sum(size * count for size, count in group.items()) / requests
+        label = str(low) if low == high else f"{low} to {high}"
+        table.add_row(label, f"{sum(group.values()):,}", f"{share:4.0%} " + "█" * round(share * 30))
+        low = high + 1
+    if runs:
+        table.caption = f"{sum(runs.values()):,} runs, {requests / sum(runs.values()):.1f} requests a run"
+    return table
+
+
+def draw(streams: list[Stream], answers: list[Answers], path: Path) -> None:
+    """The waveforms of the first few streams, the probability of speech over them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = list(zip(streams, answers, strict=True))[:PICTURED_STREAMS]
+    figure, axes = plt.subplots(len(shown), 1, figsize=(12, 2.1 * len(shown)), squeeze=False, layout="constrained")
+    for axis, (stream, given) in zip(axes[:, 0], shown, strict=True):
+        waveform = stream.waveform
+        seconds = np.arange(len(waveform)) * (stream.seconds / len(waveform))
+        steps = np.arange(stream.steps) * CHUNK_S
+        axis.plot(seconds, waveform, color="0.65", linewidth=0.4, rasterized=True)
+        axis.set_ylim(-1.05, 1.05)
+        axis.set_xlim(0, stream.seconds)
+        axis.set_ylabel("waveform", color="0.5")
+        axis.set_title(f"{stream.name}: from {stream.start_s:.1f} s of the recording, gain {stream.gain:.2f}", loc="left", fontsize=9)
+        speech = axis.twinx()
+        speech.plot(steps, given.probabilities, color="tab:blue", linewidth=1.2)
+        speech.fill_between(steps, 0, given.probabilities, color="tab:blue", alpha=0.15)
+        speech.set_ylim(-1.05, 1.05)
+        speech.set_yticks([0, 0.5, 1])
+        speech.set_ylabel("speech probability", color="tab:blue", fontsize=8)
+    axes[-1, 0].set_xlabel("seconds")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def run(arguments: argparse.Namespace, console: Console) -> bool:
+    """The whole demo; whether every answer was right."""
+    streams = cut_streams(read_recording(), arguments.streams, arguments.seed)
+    columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    began = time.perf_counter()
+    with TritonServer(paths.MODELS, log_path=LOG) as server:
+        console.print(f"tritonserver is ready after {time.perf_counter() - began:.1f} s (process {server.pid}, gRPC on {server.grpc_url})")
+        with Progress(*columns, console=console) as progress:
+            answers, seconds = asyncio.run(serve_all(server, streams, progress))
+            runs = asyncio.run(batch_sizes(server))
+            checked = compare(streams, answers, progress)
+    console.print()
+    console.print(results_table(streams, answers, seconds, checked))
+    console.print(batches_table(runs))
+    draw(streams, answers, arguments.out)
+    # not through the console: a path must stay on one line
+    print(f"picture:    {arguments.out}\nserver log: {LOG}")
+    return checked.passed
+
+
+def main() -> int:
+    """The process's exit code: 0 if every answer was right."""
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=_positive, default=48, metavar="N", help="how many at once (default: 48)")
+    parser.add_argument("--out", type=Path, default=paths.BUILD / "demo.png", metavar="FILE", help="the picture, PNG or SVG by its name (default: build/demo.png)")
+    parser.add_argument("--seed", type=int, default=1, help="chooses the stretches of the recording (default: 1)")
+    arguments = parser.parse_args()
+    console = Console()
+    try:
+        return 0 if run(arguments, console) else 1
+    except (ServerError, InferenceServerException) as error:
+        console.print(f"[red]failed:[/] {escape(str(error))}\nserver log: {LOG}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not 1 or more")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
