@@ -53,7 +53,9 @@ class Comparison:
         return self.worst <= TOLERANCE
 
 
-async def follow(client: grpc_client.InferenceServerClient, sequence_id: int, stream: Stream, on_step: Callable[[], None]) -> Answers:
+async def follow(
+    client: grpc_client.InferenceServerClient, sequence_id: int, stream: Stream, on_step: Callable[[], None]
+) -> Answers:
     """One client's life: START with the first chunk, each next one after the answer, END with the last.
 
     InferenceServerException if a request is refused.
@@ -109,7 +111,8 @@ def compare(streams: list[Stream], answers: list[Answers], progress: Progress) -
     bit_equal, worst = 0, 0.0
     for stream, given in zip(streams, answers, strict=True):
         sequence = oracle.new_sequence()
-        right = np.array([sequence.step({"input": samples[None]})["output"].item() for samples in stream.requests], np.float32)
+        steps = [sequence.step({"input": samples[None]})["output"].item() for samples in stream.requests]
+        right = np.array(steps, np.float32)
         came = np.array(given.probabilities, np.float32)
         difference = np.abs(came - right)
         # a NaN must not pass for a small difference
@@ -177,7 +180,8 @@ def draw(streams: list[Stream], answers: list[Answers], path: Path) -> None:
         axis.set_ylim(-1.05, 1.05)
         axis.set_xlim(0, stream.seconds)
         axis.set_ylabel("waveform", color="0.5")
-        axis.set_title(f"{stream.name}: from {stream.start_s:.1f} s of the recording, gain {stream.gain:.2f}", loc="left", fontsize=9)
+        title = f"{stream.name}: from {stream.start_s:.1f} s of the recording, gain {stream.gain:.2f}"
+        axis.set_title(title, loc="left", fontsize=9)
         speech = axis.twinx()
         speech.plot(steps, given.probabilities, color="tab:blue", linewidth=1.2)
         speech.fill_between(steps, 0, given.probabilities, color="tab:blue", alpha=0.15)
@@ -193,10 +197,17 @@ def draw(streams: list[Stream], answers: list[Answers], path: Path) -> None:
 def run(arguments: argparse.Namespace, console: Console) -> bool:
     """The whole demo; whether every answer was right."""
     streams = cut_streams(read_recording(), arguments.streams, arguments.seed)
-    columns = (TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:10}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+    )
     began = time.perf_counter()
     with TritonServer(paths.MODELS, log_path=LOG) as server:
-        console.print(f"tritonserver is ready after {time.perf_counter() - began:.1f} s (process {server.pid}, gRPC on {server.grpc_url})")
+        ready_s = time.perf_counter() - began
+        console.print(f"tritonserver is ready after {ready_s:.1f} s (process {server.pid}, gRPC on {server.grpc_url})")
         with Progress(*columns, console=console) as progress:
             answers, seconds = asyncio.run(serve_all(server, streams, progress))
             runs = asyncio.run(batch_sizes(server))
@@ -212,10 +223,19 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def main() -> int:
     """The process's exit code: 0 if every answer was right."""
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--streams", type=_positive, default=48, metavar="N", help="how many at once (default: 48)")
-    parser.add_argument("--out", type=Path, default=paths.BUILD / "demo.png", metavar="FILE", help="the picture, PNG or SVG by its name (default: build/demo.png)")
-    parser.add_argument("--seed", type=int, default=1, help="chooses the stretches of the recording (default: 1)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--streams", type=_positive, default=48, metavar="N", help="how many at once (default: 48)")
+    option(
+        "--out",
+        type=Path,
+        default=paths.BUILD / "demo.png",
+        metavar="FILE",
+        help="the picture, PNG or SVG by its name (default: build/demo.png)",
+    )
+    option("--seed", type=int, default=1, help="chooses the stretches of the recording (default: 1)")
     arguments = parser.parse_args()
     console = Console()
     try:

@@ -20,8 +20,9 @@ LOG = paths.BUILD / "serve.log"
 def main() -> int:
     """The process's exit code: 0 if it ended on request."""
     arguments, extra = _parse(sys.argv[1:])
-    # Ctrl-C and SIGTERM alike leave the with block, which ends the server
-    signal.signal(signal.SIGTERM, _interrupt)
+    # Either leaves the with block, which ends the server. SIGINT too: a shell's background job ignores it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         with TritonServer(
             arguments.model_repository,
@@ -51,12 +52,15 @@ def _parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     if "--" in arguments:
         at = arguments.index("--")
         ours, extra = arguments[:at], arguments[at + 1 :]
-    parser = argparse.ArgumentParser(prog="scripts/serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model-repository", type=_folder, default=paths.MODELS, metavar="DIR", help="default: models/")
-    parser.add_argument("--http-port", type=int, default=8000, metavar="PORT", help="default: 8000")
-    parser.add_argument("--grpc-port", type=int, default=8001, metavar="PORT", help="default: 8001")
-    parser.add_argument("--metrics-port", type=int, default=8002, metavar="PORT", help="default: 8002")
-    parser.add_argument("--address", default="127.0.0.1", help="what the ports are bound to (default: 127.0.0.1, this machine only)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    option = parser.add_argument
+    option("--model-repository", type=_folder, default=paths.MODELS, metavar="DIR", help="default: models/")
+    option("--http-port", type=int, default=8000, metavar="PORT", help="default: 8000")
+    option("--grpc-port", type=int, default=8001, metavar="PORT", help="default: 8001")
+    option("--metrics-port", type=int, default=8002, metavar="PORT", help="default: 8002")
+    option("--address", default="127.0.0.1", help="where the ports listen (default: 127.0.0.1, this machine only)")
     return parser.parse_args(ours), extra
 
 

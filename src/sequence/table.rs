@@ -24,6 +24,11 @@ pub struct Policy {
 /// question could be queued; a third is certain, a fourth costs nothing.
 const SHORT_PAYLOADS: u32 = 4;
 
+/// A sequence whose client sends its next request only when it has the answer to the last is at rest for less.
+const REST: Duration = Duration::from_millis(250);
+/// How long the requests of an incarnation may wait in core for another one's END.
+const PATIENCE: Duration = Duration::from_secs(1);
+
 /// A request's sequence, found or made; its slot is the caller's until [`Sequences::settle`].
 #[derive(Debug)]
 pub struct Admitted<S> {
@@ -84,15 +89,51 @@ struct Record<H> {
     failed: bool,
 }
 
-/// Which of several incarnations of an id is the next request for: evidence that the receiving one has nothing left
-/// in core's queue.
-#[derive(Default)]
+/// Evidence that core has sent whatever it had queued at some moment.
+#[derive(Clone, Copy, Default)]
+struct Evidence {
+    short_payloads: u32,
+    requests: usize,
+}
+
+impl Evidence {
+    fn add(&mut self, requests: usize, short: bool) {
+        self.requests = self.requests.saturating_add(requests);
+        self.short_payloads = self.short_payloads.saturating_add(u32::from(short));
+    }
+
+    const fn is_enough(self, queue_requests: usize) -> bool {
+        self.requests >= queue_requests || self.short_payloads >= SHORT_PAYLOADS
+    }
+}
+
+/// Which of several incarnations of an id is the next request for?
 struct Contest {
     /// The receiving incarnation took its turn because another had nothing in the queue.
     in_turn: bool,
+    /// The START that began this may belong to the past: it may have waited in core behind an END.
+    late: bool,
+    since: Instant,
+    last_request: Instant,
+    /// A request of the id was in the current payload.
     touched: bool,
-    short_payloads: u32,
-    requests: usize,
+    evidence: Evidence,
+}
+
+impl Contest {
+    fn new(late: bool, now: Instant) -> Self {
+        Self { in_turn: false, late, since: now, last_request: now, touched: true, evidence: Evidence::default() }
+    }
+
+    fn touch(&mut self, now: Instant) {
+        (self.last_request, self.touched, self.evidence) = (now, true, Evidence::default());
+    }
+
+    /// Whether the next incarnation may have its turn: at once if its START is certainly the latest, else only when
+    /// the receiving one seems to be at rest, or has kept the other waiting for long.
+    fn is_ripe(&self, now: Instant) -> bool {
+        self.in_turn || !self.late || now >= self.last_request + REST || now >= self.since + PATIENCE
+    }
 }
 
 /// The incarnations of one id. The first one receives.
@@ -105,6 +146,8 @@ struct Chain {
 struct Activity {
     executing: bool,
     idle_since: Instant,
+    /// That core has sent what it had queued when an END was last released: no START waits behind one.
+    since_end: Evidence,
 }
 
 /// All live sequences of a model, with their slots.
@@ -119,6 +162,8 @@ pub struct Sequences<S, H, E> {
     doubtful: Vec<SlotId>,
     idle: LinkedHashMap<SlotId, Instant>,
     instances: HashMap<u32, Activity>,
+    /// Time of the payload in the works.
+    now: Instant,
     counts: Counts,
 }
 
@@ -133,13 +178,21 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             doubtful: Vec::new(),
             idle: LinkedHashMap::new(),
             instances: HashMap::new(),
+            now: Instant::now(),
             counts: Counts::default(),
         })
     }
 
     /// The instance begins to work on a payload.
     pub fn begin_payload(&mut self, instance: u32, now: Instant) {
-        self.instances.insert(instance, Activity { executing: true, idle_since: now });
+        self.now = now;
+        let quiet = self.policy.quiet;
+        let fresh = || Activity { executing: false, idle_since: now, since_end: Evidence { short_payloads: SHORT_PAYLOADS, requests: 0 } };
+        let activity = self.instances.entry(instance).or_insert_with(fresh);
+        activity.executing = true;
+        if now >= activity.idle_since + quiet {
+            activity.since_end.short_payloads = SHORT_PAYLOADS;
+        }
     }
 
     /// Finds the sequence that a request belongs to, or makes it for a START, and checks its slot out.
@@ -160,7 +213,11 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Idle;
         record.failed = started && outcome == Outcome::Failed;
-        let only_trace = record.failed && self.chain_length(slot) == 1;
+        let (instance, failed) = (record.key.instance, record.failed);
+        let only_trace = failed && self.chain_length(slot) == 1;
+        if end && let Some(activity) = self.instances.get_mut(&instance) {
+            activity.since_end = Evidence::default();
+        }
         if end || only_trace {
             self.remove(slot, released);
             self.counts.ended += 1;
@@ -186,25 +243,29 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         now: Instant,
         released: &mut Vec<H>,
     ) -> Result<(), E> {
-        self.instances.insert(instance, Activity { executing: false, idle_since: now });
+        if let Some(activity) = self.instances.get_mut(&instance) {
+            (activity.executing, activity.idle_since) = (false, now);
+            activity.since_end.add(requests, short);
+        }
         let limit = self.policy.queue_requests;
         self.take_turns(released, |contest, key| {
             if key.instance != instance || std::mem::take(&mut contest.touched) {
                 return false;
             }
-            contest.requests += requests;
-            contest.short_payloads += u32::from(short);
-            contest.requests >= limit || contest.short_payloads >= SHORT_PAYLOADS
+            contest.evidence.add(requests, short);
+            contest.evidence.is_enough(limit) && contest.is_ripe(now)
         });
         self.pool.adjust()
     }
 
     /// Drops what lay idle for too long and settles what a quiet instance proves.
     pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
+        self.now = now;
         let quiet = self.policy.quiet;
         let instances = std::mem::take(&mut self.instances);
-        self.take_turns(released, |_, key| {
-            instances.get(&key.instance).is_none_or(|seen| !seen.executing && now >= seen.idle_since + quiet)
+        self.take_turns(released, |contest, key| {
+            let seen = instances.get(&key.instance);
+            seen.is_none_or(|seen| !seen.executing && now >= seen.idle_since + quiet) && contest.is_ripe(now)
         });
         self.instances = instances;
         self.expire(now, released);
@@ -276,7 +337,9 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         let chain = self.chains.entry(key.clone()).or_default();
         chain.incarnations.push(slot);
         if chain.incarnations.len() > 1 && chain.contest.is_none() {
-            chain.contest = Some(Contest { touched: true, ..Contest::default() });
+            let limit = self.policy.queue_requests;
+            let late = self.instances.get(&key.instance).is_some_and(|seen| !seen.since_end.is_enough(limit));
+            chain.contest = Some(Contest::new(late, self.now));
             self.contested.push(key.clone());
         }
         self.counts.started += 1;
@@ -298,7 +361,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     fn resume(&mut self, key: &Key, end: bool, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
         let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
         if let Some(contest) = &mut chain.contest {
-            *contest = Contest { touched: true, in_turn: contest.in_turn, ..Contest::default() };
+            contest.touch(self.now);
         }
         let is_ready = |slot: &&SlotId| {
             self.pool.record(**slot).is_some_and(|record| matches!(record.phase, Phase::Idle) && record.held.is_none())
@@ -379,14 +442,16 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         };
         self.doubtful.push(chain.incarnations[0]);
         chain.incarnations[..=next].rotate_right(1);
-        chain.contest = Some(Contest { in_turn: true, ..Contest::default() });
+        if let Some(contest) = &mut chain.contest {
+            (contest.in_turn, contest.evidence) = (true, Evidence::default());
+        }
         released.extend(self.pool.record_mut(chain.incarnations[0]).and_then(|record| record.held.take()));
     }
 
     /// Ends the incarnations behind the receiving one that are neither held nor in the works.
     fn end_earlier(&mut self, key: &Key, released: &mut Vec<H>) {
         let Some(chain) = self.chains.get_mut(key) else { return };
-        chain.contest = (chain.incarnations.len() > 1).then(Contest::default);
+        chain.contest = (chain.incarnations.len() > 1).then(|| Contest::new(true, self.now));
         let others = chain.incarnations[1..].to_vec();
         for slot in others {
             let is_over = |record: &Record<H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
@@ -412,6 +477,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         self.idle.remove(&slot);
         let Some(record) = self.pool.release(slot) else { return };
         released.extend(record.held);
+        let now = self.now;
         let Some(chain) = self.chains.get_mut(&record.key) else { return };
         let was_front = chain.incarnations.first() == Some(&slot);
         chain.incarnations.retain(|other| *other != slot);
@@ -433,7 +499,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
                 self.doubtful.push(front);
             }
         } else if was_front {
-            chain.contest = Some(Contest::default());
+            chain.contest = Some(Contest::new(true, now));
         }
     }
 

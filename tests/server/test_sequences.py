@@ -7,7 +7,8 @@ import pytest
 
 import models
 from clients import PROTOCOLS, new_id
-from conversations import Conversation, interleave, pipeline, script, together
+from conversations import Conversation, Said, interleave, pipeline, script, together
+from oracle import Oracle, assert_same
 
 EVERY_MODEL = [
     models.accumulate(),
@@ -127,6 +128,34 @@ def test_an_id_reused_without_waiting_while_each_run_takes_its_time(deployment):
     rng = np.random.default_rng(8)
     scripts = [script(model, rng, new_id(), lives=4) for _ in range(6)]
     pipeline(deployment.connect("stream"), model, rng, scripts)
+
+
+def test_a_life_that_core_delays_does_not_displace_the_next_of_its_id(deployment):
+    # Core gives the first life a slot whose last request is still running, and the second life
+    # a free one: the second START overtakes the first. Then the client takes its time.
+    model = deployment.serve(models.slow("slow_overtaking", max_batch_size=1, products=1000))
+    rng = np.random.default_rng(11)
+    stream = deployment.connect("stream")
+    blocker, sequence_id = new_id(), new_id()
+    lives = [(True, False), (False, False), (False, True)]
+    said = [Said(blocker, model.draw(rng), start=True, end=True)]
+    said += [Said(sequence_id, model.draw(rng), start, end) for start, end in lives * 2]
+
+    oracles = {blocker: Oracle(model), sequence_id: Oracle(model)}
+    expected = [oracles[now.sequence_id].step(now.inputs, start=now.start) for now in said]
+    answers = {}
+    for batch in (range(5), range(5, 7)):
+        for i in batch:
+            now = said[i]
+            flags = {"start": now.start, "end": now.end}
+            stream.send(model.name, now.sequence_id, now.inputs, **flags, request_id=str(i))
+        for reply in stream.replies(len(batch)):
+            assert reply.error is None, reply.error
+            answers[int(reply.request_id)] = reply.outputs
+        # the second life is silent while others have the server busy
+        Conversation(deployment.connect(), model, rng).whole(20)
+    for i, want in enumerate(expected):
+        assert_same(model, answers[i], want, f"request {i}")
 
 
 def test_many_streams_at_once_each_with_many_sequences(deployment):
