@@ -13,7 +13,8 @@ use crate::session::{Library, SearchPath};
 use crate::triton;
 
 /// Settings that Triton passes to every backend.
-const TRITONS_OWN: [&str; 4] = ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
+const TRITONS_OWN: [&str; 4] =
+    ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
 const ORT_LIBRARY_PATH: &str = "ort-library-path";
 
@@ -30,7 +31,8 @@ struct BackendConfig {
 pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
     triton::load()?;
     triton::install_log();
-    let config: BackendConfig = serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
+    let config: BackendConfig =
+        serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
     let library = Library::load(&search_path(&config.cmdline, backend.folder()?)?)?;
     log::info!(
         "stateful backend {}: ONNX Runtime {} from {} ({})",
@@ -54,7 +56,11 @@ fn search_path(cmdline: &BTreeMap<String, String>, folder: PathBuf) -> Result<Se
     let unknown = |name: &&String| name.as_str() != ORT_LIBRARY_PATH && !TRITONS_OWN.contains(&name.as_str());
     if let Some(name) = cmdline.keys().find(unknown) {
         let (name, value) = (name.clone(), cmdline[name].clone());
-        return Err(Error::BackendConfig { name, value, allowed: format!("the known setting is '{ORT_LIBRARY_PATH}'") });
+        return Err(Error::BackendConfig {
+            name,
+            value,
+            allowed: format!("the known setting is '{ORT_LIBRARY_PATH}'"),
+        });
     }
     let backends_dir = cmdline.get("backend-directory").map(PathBuf::from);
     Ok(SearchPath {
@@ -71,8 +77,10 @@ mod tests {
 
     #[test]
     fn the_command_line_is_read_and_unknown_settings_are_refused() {
-        let line = |settings: &[(&str, &str)]| settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
-        let search = search_path(&line(&[("ort-library-path", "/a/b.so"), ("backend-directory", "/x")]), "/y/stateful".into());
+        let line =
+            |settings: &[(&str, &str)]| settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+        let search =
+            search_path(&line(&[("ort-library-path", "/a/b.so"), ("backend-directory", "/x")]), "/y/stateful".into());
         let search = search.unwrap();
         assert_eq!(search.configured, Some("/a/b.so".into()));
         assert_eq!(search.backends_dir, Some("/x".into()));

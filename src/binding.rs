@@ -71,7 +71,9 @@ pub enum BindingError {
         second: &'static str,
     },
     /// The two ends of a state pair differ.
-    #[error("the state pair <<<{input}, {output}>>> has {input_is} as input and {output_is} as output; they must agree")]
+    #[error(
+        "the state pair <<<{input}, {output}>>> has {input_is} as input and {output_is} as output; they must agree"
+    )]
     StateEnds {
         /// Name of the input.
         input: String,
@@ -186,7 +188,11 @@ impl Binding {
     pub fn new(config: &Config, signature: &Signature) -> Result<Self, BindingError> {
         let mut inputs: Vec<Option<BoundInput>> = signature.inputs.iter().map(|_| None).collect();
         let mut place = |index: usize, input: BoundInput| match &inputs[index] {
-            Some(known) => Err(BindingError::FedTwice { name: input.name, first: known.source.noun(), second: input.source.noun() }),
+            Some(known) => Err(BindingError::FedTwice {
+                name: input.name,
+                first: known.source.noun(),
+                second: input.source.noun(),
+            }),
             None => {
                 inputs[index] = Some(input);
                 Ok(())
@@ -215,7 +221,8 @@ impl Binding {
         }
         for control in &config.controls {
             // A control that the model does not take is Triton's business only.
-            if let Some((index, info)) = signature.inputs.iter().enumerate().find(|(_, info)| info.name == control.name) {
+            if let Some((index, info)) = signature.inputs.iter().enumerate().find(|(_, info)| info.name == control.name)
+            {
                 place(index, control_input(config, control, info)?)?;
             }
         }
@@ -319,7 +326,8 @@ fn match_dims(
         return match (open.as_slice(), all_agree(&tensor.dims, model)) {
             (&[axis], true) => Ok((Some(axis), ShapeForm::BatchInside)),
             _ => Err(error(
-                "either leave the batch dimension out, or mark it, and only it, with -1 where the model has it open".to_owned(),
+                "either leave the batch dimension out, or mark it, and only it, with -1 where the model has it open"
+                    .to_owned(),
             )),
         };
     }
@@ -327,7 +335,10 @@ fn match_dims(
         return Err(error("the model's tensor has no batch dimension; set max_batch_size to 0".to_owned()));
     };
     if !batches(batch, config) {
-        return Err(error(format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)));
+        return Err(error(format!(
+            "its batch dimension is fixed to {batch}, but max_batch_size is {}",
+            config.max_batch_size
+        )));
     }
     match all_agree(&tensor.dims, behind) {
         true => Ok((Some(0), ShapeForm::Plain)),
@@ -369,21 +380,37 @@ fn batch_symbol<'a>(config: &Config, signature: &'a Signature) -> Option<&'a str
     first.symbols.first().map(String::as_str).filter(|symbol| !symbol.is_empty())
 }
 
-fn state_input(config: &Config, number: usize, info: &TensorInfo, batch_symbol: Option<&str>) -> Result<BoundInput, BindingError> {
-    let error = |why: &str| BindingError::State { name: info.name.clone(), dims: describe(info.data_type, &info.dims), why: why.to_owned() };
+fn state_input(
+    config: &Config,
+    number: usize,
+    info: &TensorInfo,
+    batch_symbol: Option<&str>,
+) -> Result<BoundInput, BindingError> {
+    let error = |why: &str| BindingError::State {
+        name: info.name.clone(),
+        dims: describe(info.data_type, &info.dims),
+        why: why.to_owned(),
+    };
     if info.data_type.byte_size().is_none() {
         return Err(error("states of strings are not supported yet"));
     }
     let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
-    let named: Vec<usize> = open.iter().copied().filter(|&axis| batch_symbol == Some(info.symbols[axis].as_str())).collect();
+    let named: Vec<usize> =
+        open.iter().copied().filter(|&axis| batch_symbol == Some(info.symbols[axis].as_str())).collect();
     let batch_axis = match (config.max_batch_size, open.as_slice(), named.as_slice()) {
         (_, &[axis], _) | (1.., _, &[axis]) => Some(axis),
         (0 | 1, [], _) => None,
-        (_, [], _) => return Err(error("no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch dimension")),
+        (_, [], _) => {
+            return Err(error(
+                "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch dimension",
+            ));
+        }
         (_, [..], _) => return Err(error("more than one dimension is open; which one is the batch cannot be told")),
     };
     if open.iter().any(|&axis| Some(axis) != batch_axis) {
-        return Err(error("another dimension than the batch is open; states that change their size are not supported yet"));
+        return Err(error(
+            "another dimension than the batch is open; states that change their size are not supported yet",
+        ));
     }
     Ok(bound(info, batch_axis, Source::State(number)))
 }
@@ -417,7 +444,13 @@ fn state_layout(input: &BoundInput) -> Result<RowLayout, BindingError> {
 /// The output end of a state; one that responses carry too is fetched once.
 fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
     let index = outputs.iter().position(|output| output.name == info.name).unwrap_or_else(|| {
-        let fresh = BoundOutput { name: info.name.clone(), data_type: info.data_type, batch_axis: None, dims: None, response: None };
+        let fresh = BoundOutput {
+            name: info.name.clone(),
+            data_type: info.data_type,
+            batch_axis: None,
+            dims: None,
+            response: None,
+        };
         outputs.push(fresh);
         outputs.len() - 1
     });
@@ -517,13 +550,21 @@ impl fmt::Display for Binding {
                 Source::Request(_) => "requests".to_owned(),
                 Source::State(number) => {
                     let output = &self.outputs[self.states[*number].output].name;
-                    format!("state, from output {output}, {} bytes, initially zeros", self.states[*number].layout.row_bytes())
+                    format!(
+                        "state, from output {output}, {} bytes, initially zeros",
+                        self.states[*number].layout.row_bytes()
+                    )
                 }
                 Source::Control(_) => "control".to_owned(),
                 Source::Constant(_) => "constant".to_owned(),
             };
             let axis = input.batch_axis.map_or("none".to_owned(), |axis| axis.to_string());
-            writeln!(f, "model input {} {} batch axis {axis}: {from}", input.name, describe(input.data_type, &input.dims))?;
+            writeln!(
+                f,
+                "model input {} {} batch axis {axis}: {from}",
+                input.name,
+                describe(input.data_type, &input.dims)
+            )?;
         }
         for output in &self.outputs {
             let dims = output.dims.as_ref().map_or("dims left open".to_owned(), |dims| Dims(dims).to_string());

@@ -100,7 +100,9 @@ pub enum Error {
         wanted: Vec<i64>,
     },
     /// The model is fed the sequence id as a number, but it is a string.
-    #[error("sequence id '{name}' is a string, but the model's control input takes it as {data_type}: use an unsigned number")]
+    #[error(
+        "sequence id '{name}' is a string, but the model's control input takes it as {data_type}: use an unsigned number"
+    )]
     SequenceIdType {
         /// The id.
         name: String,
@@ -118,7 +120,10 @@ pub enum Error {
         wanted: usize,
     },
     /// The model gave an output of a shape that cannot be taken apart into rows.
-    #[error("the model's output '{name}' has shape {} for a batch of {rows}, so it has no row for each request", Dims(dims))]
+    #[error(
+        "the model's output '{name}' has shape {} for a batch of {rows}, so it has no row for each request",
+        Dims(dims)
+    )]
     OutputRows {
         /// The output.
         name: String,
@@ -144,7 +149,9 @@ impl Error {
             Self::SequenceIdType { .. } | Self::UnknownOutput(_) => Code::InvalidArg,
             Self::Config(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
-            Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => Code::Internal,
+            Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => {
+                Code::Internal
+            }
         }
     }
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use triton_sys::{
     TRITONBACKEND_Backend, TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONBACKEND_Request, TRITONSERVER_Error,
+    entry_point,
 };
 
 use crate::backend;
@@ -18,6 +19,14 @@ use crate::instance::Instance;
 use crate::model::Model;
 use crate::panic;
 use crate::triton::{self, Request};
+
+const _: entry_point::TRITONBACKEND_Initialize = TRITONBACKEND_Initialize;
+const _: entry_point::TRITONBACKEND_Finalize = TRITONBACKEND_Finalize;
+const _: entry_point::TRITONBACKEND_ModelInitialize = TRITONBACKEND_ModelInitialize;
+const _: entry_point::TRITONBACKEND_ModelFinalize = TRITONBACKEND_ModelFinalize;
+const _: entry_point::TRITONBACKEND_ModelInstanceInitialize = TRITONBACKEND_ModelInstanceInitialize;
+const _: entry_point::TRITONBACKEND_ModelInstanceFinalize = TRITONBACKEND_ModelInstanceFinalize;
+const _: entry_point::TRITONBACKEND_ModelInstanceExecute = TRITONBACKEND_ModelInstanceExecute;
 
 fn guard(work: impl FnOnce() -> Result<(), Error>) -> *mut TRITONSERVER_Error {
     match panic::catch(work).and_then(|done| done) {
@@ -59,7 +68,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
         // SAFETY: Triton's model, alive until its ModelFinalize.
         let model = unsafe { triton::Model::new(non_null(model)?) };
         let loaded = Arc::new(backend::load_model(model)?);
-        Ok(model.set_state(Arc::into_raw(loaded).cast_mut().cast::<c_void>())?)
+        // SAFETY: a model's state is an Arc<Model>, see the module head.
+        Ok(unsafe { model.set_state(Arc::into_raw(loaded).cast_mut().cast::<c_void>()) }?)
     })
 }
 
@@ -73,7 +83,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_M
         // SAFETY: Triton's model, alive during the call.
         let model = unsafe { triton::Model::new(non_null(model)?) };
         let state = model.state()?.cast::<Model>().cast_const();
-        model.set_state(ptr::null_mut())?;
+        // SAFETY: null is nothing to anybody.
+        unsafe { model.set_state(ptr::null_mut()) }?;
         if !state.is_null() {
             // SAFETY: made by Arc::into_raw in ModelInitialize and taken back once, as it is null from now on.
             drop(unsafe { Arc::from_raw(state) });
@@ -100,7 +111,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
             Arc::from_raw(model.as_ptr())
         };
         let made = Box::new(Instance::new(instance, model)?);
-        Ok(instance.set_state(Box::into_raw(made).cast::<c_void>())?)
+        // SAFETY: an instance's state is a Box<Instance>, see the module head.
+        Ok(unsafe { instance.set_state(Box::into_raw(made).cast::<c_void>()) }?)
     })
 }
 
@@ -116,7 +128,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
         // SAFETY: Triton's instance, alive during the call.
         let instance = unsafe { triton::Instance::new(non_null(instance)?) };
         let state = instance.state()?.cast::<Instance>();
-        instance.set_state(ptr::null_mut())?;
+        // SAFETY: null is nothing to anybody.
+        unsafe { instance.set_state(ptr::null_mut()) }?;
         if !state.is_null() {
             // SAFETY: made by Box::into_raw in ModelInstanceInitialize and taken back once, as it is null from now on.
             drop(unsafe { Box::from_raw(state) });
@@ -138,7 +151,9 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
 ) -> *mut TRITONSERVER_Error {
     guard(|| {
         // SAFETY: Triton's array of that many requests, all handed over; each is taken once.
-        let owned = unsafe { (0..count as usize).filter_map(|index| NonNull::new(*requests.add(index)).map(|raw| Request::new(raw))) };
+        let owned = unsafe {
+            (0..count as usize).filter_map(|index| NonNull::new(*requests.add(index)).map(|raw| Request::new(raw)))
+        };
         let owned: Vec<Request> = owned.collect();
         // SAFETY: Triton's instance, alive during the call.
         let instance = unsafe { triton::Instance::new(non_null(instance)?) };

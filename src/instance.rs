@@ -113,8 +113,7 @@ impl Instance {
         self.step.run(batch.len())?;
         times.compute_end = monotonic_ns();
         let answers = Answers::new(binding, &self.step, batch.len())?;
-        for place in 0..batch.len() {
-            let row = &mut batch[place];
+        for (place, row) in batch.iter_mut().enumerate() {
             let response = answers.response(place, &row.request);
             let success = response.is_ok();
             row.request.answer(response.map_err(triton::Error::from));
@@ -123,7 +122,7 @@ impl Instance {
             }
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
-            fault::point("respond", std::slice::from_ref(&batch[place]));
+            fault::point("respond", std::slice::from_ref(row));
         }
         self.triton.report_batch(batch.len(), times);
         Ok(())

@@ -83,7 +83,9 @@ fn controls(step: &mut Step, index: usize, input: &BoundInput, kind: &ControlKin
             ControlKind::Start(values) => place.copy_from_slice(values.bytes(row.is_fresh())),
             ControlKind::End(values) => place.copy_from_slice(values.bytes(row.end)),
             ControlKind::Ready(values) => place.copy_from_slice(values.bytes(true)),
-            ControlKind::CorrelationId(_) => place.copy_from_slice(&correlation_id(row.key.as_ref().map(|key| &key.id))[..element]),
+            ControlKind::CorrelationId(_) => {
+                place.copy_from_slice(&correlation_id(row.key.as_ref().map(|key| &key.id))[..element])
+            }
         }
     }
     Ok(())

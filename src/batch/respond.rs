@@ -28,7 +28,8 @@ struct Answer<'a> {
 impl<'a> Answers<'a> {
     /// Reads the outputs of a run over `rows` rows.
     pub fn new(binding: &'a Binding, step: &'a Step, rows: usize) -> Result<Self, Error> {
-        let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| Answer::new(bound, step.output(index)?, rows));
+        let outputs =
+            binding.outputs.iter().enumerate().map(|(index, bound)| Answer::new(bound, step.output(index)?, rows));
         Ok(Self { outputs: outputs.collect::<Result<_, _>>()?, rows })
     }
 
@@ -37,7 +38,8 @@ impl<'a> Answers<'a> {
         let mut response = request.response()?;
         for index in 0..request.output_count()? {
             let name = request.output_name(index)?;
-            let wanted = self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.response.is_some());
+            let wanted =
+                self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.response.is_some());
             let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
             let bytes = answer.layout.row_bytes();
             let buffer = response.output(&answer.name, answer.bound.data_type, &answer.dims, bytes)?;
@@ -69,7 +71,10 @@ impl<'a> Answer<'a> {
             return Err(uneven());
         }
         let layout = RowLayout::new(bound.data_type, view.dims, bound.batch_axis).ok_or_else(uneven)?;
-        debug_assert_eq!(element_count(view.dims).map(|count| count * bound.data_type.byte_size().unwrap_or(0)), Some(layout.row_bytes() * rows));
+        debug_assert_eq!(
+            element_count(view.dims).map(|count| count * bound.data_type.byte_size().unwrap_or(0)),
+            Some(layout.row_bytes() * rows)
+        );
         let mut dims = view.dims.to_vec();
         if let Some(axis) = bound.batch_axis {
             dims[axis] = 1;

@@ -13,7 +13,10 @@ pub fn find(config: &Config, version_dir: &Path) -> Result<PathBuf, ConfigError>
         let path = version_dir.join(name);
         return match inside && path.is_file() {
             true => Ok(path),
-            false => Err(missing(format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)))),
+            false => Err(missing(format!(
+                "{source} names '{name}', which is no file in it (it has {})",
+                listing(version_dir)
+            ))),
         };
     }
     let default = version_dir.join("model.onnx");

@@ -48,7 +48,12 @@ impl Parameters {
     }
 
     /// A number within `range`; `None` if the parameter is absent.
-    pub fn number<T>(&self, name: &'static str, range: impl RangeBounds<T>, allowed: &str) -> Result<Option<T>, ConfigError>
+    pub fn number<T>(
+        &self,
+        name: &'static str,
+        range: impl RangeBounds<T>,
+        allowed: &str,
+    ) -> Result<Option<T>, ConfigError>
     where
         T: FromStr + PartialOrd,
     {
@@ -145,7 +150,9 @@ mod tests {
 
     #[test]
     fn state_pairs_in_another_form_are_refused() {
-        for text in ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,>>>", "<<<a,b>>> x", "<<<<a,b>>>"] {
+        for text in
+            ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,>>>", "<<<a,b>>> x", "<<<<a,b>>>"]
+        {
             let error = state_pairs(text).unwrap_err().to_string();
             assert!(error.contains("state_pairs") && error.contains("<<<input, output>>>"), "{text}: {error}");
         }

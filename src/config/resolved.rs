@@ -128,10 +128,18 @@ impl Config {
         let raw: raw::ModelConfig = serde_json::from_slice(json)?;
         let parameters = Parameters::new(raw.parameters)?;
         if raw.model_transaction_policy.decoupled {
-            return Err(field("model_transaction_policy.decoupled", "true", "a stateful model answers each request once"));
+            return Err(field(
+                "model_transaction_policy.decoupled",
+                "true",
+                "a stateful model answers each request once",
+            ));
         }
         let batching = raw.sequence_batching.ok_or_else(|| {
-            field("sequence_batching", "missing", "a stateful model needs it: add 'sequence_batching { oldest { max_candidate_sequences: 1024 } }'")
+            field(
+                "sequence_batching",
+                "missing",
+                "a stateful model needs it: add 'sequence_batching { oldest { max_candidate_sequences: 1024 } }'",
+            )
         })?;
         check_instances(&raw.instance_group)?;
         let max_batch_size = unsigned("max_batch_size", raw.max_batch_size)?;
@@ -146,7 +154,11 @@ impl Config {
             outputs: tensors("output", raw.output)?,
             state_pairs: state_pairs(&parameters)?,
             controls: controls(&batching.control_input)?,
-            constants: parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?.unwrap_or_default(),
+            constants: parameters
+                .text("constant_inputs")
+                .map(parameters::constant_inputs)
+                .transpose()?
+                .unwrap_or_default(),
             strategy: scheduling.strategy,
             slots,
             capacity_reason,
@@ -172,7 +184,11 @@ struct Scheduling {
 impl Scheduling {
     fn new(batching: &raw::SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
         if !batching.state.is_empty() {
-            return Err(field("sequence_batching.state", "given", "this version takes states from parameter 'state_pairs' only"));
+            return Err(field(
+                "sequence_batching.state",
+                "given",
+                "this version takes states from parameter 'state_pairs' only",
+            ));
         }
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
@@ -184,13 +200,15 @@ impl Scheduling {
             let queue_delay = delay("sequence_batching.direct.max_queue_delay_microseconds", direct)?;
             return Ok(Self { strategy: Strategy::Direct, candidates: rows, queue_delay });
         };
-        let candidates = match unsigned("sequence_batching.oldest.max_candidate_sequences", oldest.max_candidate_sequences)? {
-            0 => rows,
-            candidates => candidates,
-        };
+        let candidates =
+            match unsigned("sequence_batching.oldest.max_candidate_sequences", oldest.max_candidate_sequences)? {
+                0 => rows,
+                candidates => candidates,
+            };
         let preferred = oldest.preferred_batch_size.iter().map(|size| size.0.max(1) as usize);
         let full_batch = preferred.min().unwrap_or(rows).min(rows);
-        let queue_delay = delay("sequence_batching.oldest.max_queue_delay_microseconds", oldest.max_queue_delay_microseconds)?;
+        let queue_delay =
+            delay("sequence_batching.oldest.max_queue_delay_microseconds", oldest.max_queue_delay_microseconds)?;
         Ok(Self { strategy: Strategy::Oldest { full_batch }, candidates, queue_delay })
     }
 }
@@ -275,17 +293,23 @@ fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, Confi
 
 fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigError> {
     let made = |data_type, no: Vec<u8>, yes: Vec<u8>| FalseTrue { data_type, no, yes };
-    match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice()) {
+    match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice())
+    {
         ([no, yes], [], []) => Ok(made(DataType::Int32, no.to_ne_bytes().into(), yes.to_ne_bytes().into())),
         ([], [no, yes], []) => Ok(made(DataType::Fp32, no.to_ne_bytes().into(), yes.to_ne_bytes().into())),
         ([], [], [no, yes]) => Ok(made(DataType::Bool, vec![u8::from(*no)], vec![u8::from(*yes)])),
-        _ => Err(field(path, &control.kind, "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected")),
+        _ => Err(field(
+            path,
+            &control.kind,
+            "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected",
+        )),
     }
 }
 
 fn idle_limit(parameters: &Parameters, batching: &raw::SequenceBatching) -> Result<Duration, ConfigError> {
     let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
-    let margin = parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
+    let margin =
+        parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
     // A year is as good as never, and cannot overflow the clock.
     let limit = |time: Duration| time.min(Duration::from_secs(365 * 24 * 3600));
     let margin = margin.map_or(DEFAULT_IDLE_MARGIN, Duration::from_micros);
@@ -330,13 +354,21 @@ fn slot_limits(
         false => Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}"))),
     };
     if first_slab < max_batch_size && first_slab == capacity {
-        return Err(bad("initial_buffer_size", first_slab, format!("capped by the pool's capacity ({reason}) it is smaller than max_batch_size, {max_batch_size}")));
+        return Err(bad(
+            "initial_buffer_size",
+            first_slab,
+            format!("capped by the pool's capacity ({reason}) it is smaller than max_batch_size, {max_batch_size}"),
+        ));
     }
     at_least_a_batch("initial_buffer_size", first_slab)?;
     at_least_a_batch("subsequent_buffer_size", next_slab)?;
     at_least_a_batch("buffer_alloc_threshold", grow_below)?;
     if grow_below > first_slab {
-        return Err(bad("buffer_alloc_threshold", grow_below, format!("it must not be larger than initial_buffer_size, {first_slab}")));
+        return Err(bad(
+            "buffer_alloc_threshold",
+            grow_below,
+            format!("it must not be larger than initial_buffer_size, {first_slab}"),
+        ));
     }
     if shrink_above <= grow_below {
         log::warn!(
@@ -347,7 +379,11 @@ fn slot_limits(
     Ok((SlotLimits { capacity, first_slab, next_slab, grow_below, shrink_above }, reason))
 }
 
-fn capacity(parameters: &Parameters, scheduling: &Scheduling, instances: usize) -> Result<(usize, String), ConfigError> {
+fn capacity(
+    parameters: &Parameters,
+    scheduling: &Scheduling,
+    instances: usize,
+) -> Result<(usize, String), ConfigError> {
     const NAME: &str = "max_candidate_sequence_use_ratio";
     let candidates = scheduling.candidates;
     let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;
@@ -367,7 +403,11 @@ fn capacity(parameters: &Parameters, scheduling: &Scheduling, instances: usize) 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let slots = &self.slots;
-        writeln!(f, "max_batch_size {}, {:?}, queue delay and margin {:?}, idle limit {:?}", self.max_batch_size, self.strategy, self.quiet, self.idle_limit)?;
+        writeln!(
+            f,
+            "max_batch_size {}, {:?}, queue delay and margin {:?}, idle limit {:?}",
+            self.max_batch_size, self.strategy, self.quiet, self.idle_limit
+        )?;
         for (what, tensors) in [("input", &self.inputs), ("output", &self.outputs)] {
             for tensor in tensors {
                 writeln!(f, "{what} {} {} {}", tensor.name, tensor.data_type, Dims(&tensor.dims))?;
@@ -385,7 +425,12 @@ impl fmt::Display for Config {
         write!(
             f,
             "pool: capacity {} sequences ({}), first slab {}, next slabs {}, grows below {} free, shrinks above {} free",
-            slots.capacity, self.capacity_reason, slots.first_slab, slots.next_slab, slots.grow_below, slots.shrink_above
+            slots.capacity,
+            self.capacity_reason,
+            slots.first_slab,
+            slots.next_slab,
+            slots.grow_below,
+            slots.shrink_above
         )
     }
 }

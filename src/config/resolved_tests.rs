@@ -69,7 +69,8 @@ fn instances_share_one_pool_of_their_capacities() {
 fn lazy_buffers_are_read() {
     let limits = with(&LAZY).unwrap().slots;
     assert_eq!(limits, SlotLimits { capacity: 18, first_slab: 8, next_slab: 4, grow_below: 4, shrink_above: 6 });
-    let limits = with(&lazy_but("initial_buffer_size", "500").iter().map(|(n, v)| (*n, v.as_str())).collect::<Vec<_>>());
+    let limits =
+        with(&lazy_but("initial_buffer_size", "500").iter().map(|(n, v)| (*n, v.as_str())).collect::<Vec<_>>());
     assert_eq!(limits.unwrap().slots.first_slab, 18, "capped by the capacity");
 }
 
@@ -93,10 +94,10 @@ fn each_rule_between_the_buffer_sizes_is_named_when_broken() {
 
 #[test]
 fn lazy_parameters_come_all_four_or_not_at_all() {
-    for missing in 0..4 {
-        let three: Vec<_> = LAZY.iter().enumerate().filter(|(i, _)| *i != missing).map(|(_, p)| *p).collect();
+    for (missing, _) in LAZY {
+        let three: Vec<_> = LAZY.into_iter().filter(|(name, _)| *name != missing).collect();
         let error = with(&three).unwrap_err().to_string();
-        assert!(error.contains(&format!("'{}' is missing", LAZY[missing].0)), "{error}");
+        assert!(error.contains(&format!("'{missing}' is missing")), "{error}");
     }
 }
 
@@ -138,7 +139,11 @@ fn what_cannot_be_served_is_refused_by_name() {
         let mut config = minimal();
         let (parent, name) = field.rsplit_once('/').unwrap();
         let object = config.pointer_mut(parent).unwrap().as_object_mut().unwrap();
-        if value.is_null() { object.remove(name).map(drop).unwrap_or_default() } else { object.insert(name.to_owned(), value).map(drop).unwrap_or_default() };
+        if value.is_null() {
+            object.remove(name).map(drop).unwrap_or_default()
+        } else {
+            object.insert(name.to_owned(), value).map(drop).unwrap_or_default()
+        };
         let error = parse(&config).unwrap_err().to_string();
         let word = name.split('/').next_back().unwrap();
         assert!(error.contains(word), "{field}: {error}");

@@ -50,7 +50,12 @@ pub struct Admission {
 
 impl LiveSequences {
     /// No sequences yet; the first slab is allocated now.
-    pub fn new(policy: Policy, limits: SlotLimits, slot_bytes: usize, metrics: SequenceMetrics) -> Result<Self, OutOfMemory> {
+    pub fn new(
+        policy: Policy,
+        limits: SlotLimits,
+        slot_bytes: usize,
+        metrics: SequenceMetrics,
+    ) -> Result<Self, OutOfMemory> {
         let make_slab = Box::new(move |slots| Slab::new(slots, slot_bytes).map(Arc::new));
         let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
         let sequences = Self { table, reaper_wanted: Condvar::new(), metrics };
@@ -63,8 +68,10 @@ impl LiveSequences {
         let mut released = Vec::new();
         let mut table = self.table.lock();
         table.begin_payload(instance, Instant::now());
-        let admitted: Vec<_> =
-            requests.iter().map(|request| table.admit(&request.key, request.start, request.end, &mut released)).collect();
+        let admitted: Vec<_> = requests
+            .iter()
+            .map(|request| table.admit(&request.key, request.start, request.end, &mut released))
+            .collect();
         drop(table);
         drop(released);
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>>, _>, &Admission)| {
@@ -83,7 +90,8 @@ impl LiveSequences {
     pub fn settle(&self, instance: u32, requests: Vec<(Option<Lease>, Request)>, payload: usize, short: bool) {
         let now = Instant::now();
         // Leases take the lock when they are dropped, so none may be left when it is held.
-        let requests: Vec<_> = requests.into_iter().map(|(lease, request)| (lease.map(Lease::finish), request)).collect();
+        let requests: Vec<_> =
+            requests.into_iter().map(|(lease, request)| (lease.map(Lease::finish), request)).collect();
         let mut released = Vec::with_capacity(requests.len());
         let mut table = self.table.lock();
         for (settlement, request) in requests {

@@ -48,9 +48,8 @@ struct Families {
 impl Families {
     fn shared() -> Option<&'static Self> {
         static FAMILIES: OnceLock<Option<Families>> = OnceLock::new();
-        let made = FAMILIES.get_or_init(|| {
-            Self::new().inspect_err(|error| log::info!("no sequence metrics: {error}")).ok()
-        });
+        let made =
+            FAMILIES.get_or_init(|| Self::new().inspect_err(|error| log::info!("no sequence metrics: {error}")).ok());
         made.as_ref()
     }
 

@@ -48,7 +48,8 @@ impl Model {
         let file = config::find_model_file(&config, &location.repository.join(location.version.to_string()))?;
         let session = Arc::new(Session::open(library, &file)?);
         let binding = Binding::new(&config, session.signature())?;
-        let policy = Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
+        let policy =
+            Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
         let metrics = metrics::SequenceMetrics::new(&config.model, location.version);
         let sequences = Arc::new(LiveSequences::new(policy, config.slots, binding.slot.slot_bytes(), metrics)?);
         let reaper = Reaper::start(sequences.clone());
@@ -75,7 +76,12 @@ impl Model {
     /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
     fn log(&self, location: &Location, file: &std::path::Path, library: &Library) {
         let name = format!("{} version {}", self.config.model, location.version);
-        log::info!("model {name}: {} on ONNX Runtime {} from {}", file.display(), library.version(), library.path().display());
+        log::info!(
+            "model {name}: {} on ONNX Runtime {} from {}",
+            file.display(),
+            library.version(),
+            library.path().display()
+        );
         for line in self.config.to_string().lines().chain(self.binding.to_string().lines()) {
             log::info!("model {name}: {line}");
         }

@@ -187,7 +187,11 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     pub fn begin_payload(&mut self, instance: u32, now: Instant) {
         self.now = now;
         let quiet = self.policy.quiet;
-        let fresh = || Activity { executing: false, idle_since: now, since_end: Evidence { short_payloads: SHORT_PAYLOADS, requests: 0 } };
+        let fresh = || Activity {
+            executing: false,
+            idle_since: now,
+            since_end: Evidence { short_payloads: SHORT_PAYLOADS, requests: 0 },
+        };
         let activity = self.instances.entry(instance).or_insert_with(fresh);
         activity.executing = true;
         if now >= activity.idle_since + quiet {
@@ -198,7 +202,13 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     /// Finds the sequence that a request belongs to, or makes it for a START, and checks its slot out.
     ///
     /// `released` takes the held requests that this lets go of; drop them without holding any lock.
-    pub fn admit(&mut self, key: &Key, start: bool, end: bool, released: &mut Vec<H>) -> Result<Admitted<S>, Refusal<E>> {
+    pub fn admit(
+        &mut self,
+        key: &Key,
+        start: bool,
+        end: bool,
+        released: &mut Vec<H>,
+    ) -> Result<Admitted<S>, Refusal<E>> {
         let slot = if start { self.start(key, released)? } else { self.resume(key, end, released)? };
         let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
         Ok(Admitted { slot, memory })

@@ -257,7 +257,9 @@ impl Core {
 
     fn pump(&mut self, slot: usize) {
         let slot = &mut self.slots[slot];
-        if !slot.in_flight && let Some(next) = slot.queue.pop_front() {
+        if !slot.in_flight
+            && let Some(next) = slot.queue.pop_front()
+        {
             slot.in_flight = true;
             if next.end {
                 // Free for the next sequence, which waits behind this request: another START may overtake it.

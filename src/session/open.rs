@@ -56,15 +56,13 @@ impl Session {
     /// optimisations.
     pub fn open(library: &Library, path: &Path) -> Result<Self, SessionError> {
         let load = |why: String| SessionError::Load { path: path.display().to_string(), why };
-        let session = ort::session::Session::builder(library.environment())
-            .map_err(|error| load(error.to_string()))?
-            .with_intra_threads(1)
-            .and_then(|builder| builder.with_inter_threads(1))
-            // Level3 is refused by 1.22 and older; All is the same and known to every version.
-            .and_then(|builder| builder.with_optimization_level(GraphOptimizationLevel::All))
-            .map_err(|error| load(error.to_string()))?
-            .commit_from_file(path)
-            .map_err(|error| load(error.to_string()))?;
+        let builder = ort::session::Session::builder(library.environment()).map_err(|error| load(error.to_string()))?;
+        let builder = builder.with_intra_threads(1).map_err(|error| load(error.to_string()))?;
+        let builder = builder.with_inter_threads(1).map_err(|error| load(error.to_string()))?;
+        // Level3 is refused by 1.22 and older; All is the same and known to every version.
+        let builder = builder.with_optimization_level(GraphOptimizationLevel::All);
+        let mut builder = builder.map_err(|error| load(error.to_string()))?;
+        let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(session.inputs(), session.outputs())?;
         Ok(Self { inner: session.inner(), signature })
     }

@@ -235,7 +235,8 @@ impl Output {
         let failed = |why| tensor_error(&self.name, why);
         let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
         self.tensors.dims = made.dims().map_err(failed)?;
-        let bytes = element_count(&self.tensors.dims).and_then(|count| count.checked_mul(self.tensors.data_type.byte_size()?));
+        let bytes =
+            element_count(&self.tensors.dims).and_then(|count| count.checked_mul(self.tensors.data_type.byte_size()?));
         self.tensors.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;
         Ok(())
     }
@@ -246,5 +247,6 @@ fn tensor_error(name: &CString, why: String) -> SessionError {
 }
 
 fn c_name(name: &str) -> Result<CString, SessionError> {
-    CString::new(name).map_err(|_| SessionError::Unsupported { name: name.to_owned(), what: "a name with a NUL".to_owned() })
+    CString::new(name)
+        .map_err(|_| SessionError::Unsupported { name: name.to_owned(), what: "a name with a NUL".to_owned() })
 }

@@ -107,7 +107,8 @@ fn host_memory() -> Result<*const OrtMemoryInfo, String> {
     static INFO: OnceLock<Result<Info, String>> = OnceLock::new();
     let info = INFO.get_or_init(|| {
         let mut info = ptr::null_mut();
-        let (allocator, memory) = (ort::sys::OrtAllocatorType::OrtDeviceAllocator, ort::sys::OrtMemType::OrtMemTypeDefault);
+        let (allocator, memory) =
+            (ort::sys::OrtAllocatorType::OrtDeviceAllocator, ort::sys::OrtMemType::OrtMemTypeDefault);
         // SAFETY: plain creation; the result is kept for the life of the process.
         unsafe { check((ort::api().CreateCpuMemoryInfo)(allocator, memory, &mut info)) }.map(|()| Info(info))
     });

@@ -230,9 +230,10 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
     fn last_slab_is_spare(&self) -> bool {
         self.slabs.len() > 1
             && self.free() > self.limits.shrink_above
-            && self.slabs.last().is_some_and(|slab| {
-                slab.free == slab.slots.len() && self.free() - slab.free >= self.limits.grow_below
-            })
+            && self
+                .slabs
+                .last()
+                .is_some_and(|slab| slab.free == slab.slots.len() && self.free() - slab.free >= self.limits.grow_below)
     }
 
     fn remove_last_slab(&mut self) {
@@ -263,8 +264,7 @@ mod tests {
         SlotPool::new(limits, Box::new(Ok)).unwrap()
     }
 
-    const LAZY: SlotLimits =
-        SlotLimits { capacity: 11, first_slab: 4, next_slab: 3, grow_below: 2, shrink_above: 5 };
+    const LAZY: SlotLimits = SlotLimits { capacity: 11, first_slab: 4, next_slab: 3, grow_below: 2, shrink_above: 5 };
 
     #[test]
     fn a_full_pool_refuses_and_serves_again_after_a_release() {

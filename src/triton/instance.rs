@@ -85,7 +85,10 @@ impl Instance {
     }
 
     /// Lets Triton keep a pointer with the instance.
-    pub fn set_state(self, state: *mut c_void) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// `state` must be what the readers of `state` take it for, or null.
+    pub unsafe fn set_state(self, state: *mut c_void) -> Result<(), Error> {
         // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
         unsafe { check(call!(TRITONBACKEND_ModelInstanceSetState(self.0.as_ptr(), state))) }
     }
@@ -97,7 +100,13 @@ impl Instance {
         // SAFETY: both alive: the instance by `new`, the request until it is released.
         note(unsafe {
             check(call!(TRITONBACKEND_ModelInstanceReportStatistics(
-                instance, request, success, execute_start, compute_start, compute_end, execute_end
+                instance,
+                request,
+                success,
+                execute_start,
+                compute_start,
+                compute_end,
+                execute_end
             )))
         });
     }
@@ -108,7 +117,12 @@ impl Instance {
         // SAFETY: alive by `new`.
         note(unsafe {
             check(call!(TRITONBACKEND_ModelInstanceReportBatchStatistics(
-                self.0.as_ptr(), rows as u64, execute_start, compute_start, compute_end, execute_end
+                self.0.as_ptr(),
+                rows as u64,
+                execute_start,
+                compute_start,
+                compute_end,
+                execute_end
             )))
         });
     }

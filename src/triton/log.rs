@@ -28,7 +28,8 @@ impl Log for TritonLog {
         let text = CString::new(record.args().to_string().replace('\0', "?")).unwrap_or_default();
         let line = record.line().unwrap_or(0).cast_signed();
         // SAFETY: both texts live during the call; Triton copies what it keeps.
-        let logged = unsafe { call!(TRITONSERVER_LogMessage(level(record.level()), file.as_ptr(), line, text.as_ptr())) };
+        let logged =
+            unsafe { call!(TRITONSERVER_LogMessage(level(record.level()), file.as_ptr(), line, text.as_ptr())) };
         if let Ok(error) = logged {
             // SAFETY: comes from the call above and is used once. A log that fails has nobody to tell.
             let _ = unsafe { super::error::check(Ok(error)) };

@@ -69,10 +69,14 @@ impl Metric {
         // once below.
         let made = unsafe {
             for (name, value) in &texts {
-                parameters.push(call!(TRITONSERVER_ParameterNew(name.as_ptr(), kind, value.as_ptr().cast()))?.cast_const());
+                parameters
+                    .push(call!(TRITONSERVER_ParameterNew(name.as_ptr(), kind, value.as_ptr().cast()))?.cast_const());
             }
             let made = check(call!(TRITONSERVER_MetricNew(
-                &mut metric, family.0.as_ptr(), parameters.as_mut_ptr(), parameters.len() as u64
+                &mut metric,
+                family.0.as_ptr(),
+                parameters.as_mut_ptr(),
+                parameters.len() as u64
             )));
             for parameter in parameters {
                 call!(TRITONSERVER_ParameterDelete(parameter.cast_mut()))?;

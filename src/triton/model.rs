@@ -109,7 +109,10 @@ impl Model {
     }
 
     /// Lets Triton keep a pointer with the model.
-    pub fn set_state(self, state: *mut c_void) -> Result<(), Error> {
+    ///
+    /// # Safety
+    /// `state` must be what the readers of `state` take it for, or null.
+    pub unsafe fn set_state(self, state: *mut c_void) -> Result<(), Error> {
         // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
         unsafe { check(call!(TRITONBACKEND_ModelSetState(self.0.as_ptr(), state))) }
     }

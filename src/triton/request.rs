@@ -70,7 +70,10 @@ impl Request {
         // SAFETY: the request is alive until it is dropped.
         unsafe { check(call!(TRITONBACKEND_RequestFlags(self.as_ptr(), &mut flags)))? };
         let has = |flag: u32| flags & flag != 0;
-        Ok((has(triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START), has(triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END)))
+        Ok((
+            has(triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START),
+            has(triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END),
+        ))
     }
 
     /// Number of outputs that are wanted.
@@ -120,10 +123,19 @@ impl Request {
         // SAFETY: the input belongs to the request; a null name is not asked for.
         unsafe {
             let name = ptr::null_mut();
-            check(call!(TRITONBACKEND_InputProperties(input, name, &mut data_type, &mut dims, &mut rank, &mut bytes, &mut buffers)))?;
+            check(call!(TRITONBACKEND_InputProperties(
+                input,
+                name,
+                &mut data_type,
+                &mut dims,
+                &mut rank,
+                &mut bytes,
+                &mut buffers
+            )))?;
         }
         // SAFETY: as above.
-        let buffers = (0..buffers).map(|index| unsafe { input_buffer(input, index, name) }).collect::<Result<_, _>>()?;
+        let buffers =
+            (0..buffers).map(|index| unsafe { input_buffer(input, index, name) }).collect::<Result<_, _>>()?;
         Ok(RawInput { data_type: types::data_type(data_type), dims: (dims, rank as usize), buffers })
     }
 
@@ -137,8 +149,11 @@ impl Request {
             for index in 0..count {
                 let (mut name, mut value) = (ptr::null(), ptr::null());
                 let mut kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
-                check(call!(TRITONBACKEND_RequestParameter(self.as_ptr(), index, &mut name, &mut kind, &mut value))).ok()?;
-                if CStr::from_ptr(name).to_bytes() == wanted.as_bytes() && kind == triton_sys::TRITONSERVER_PARAMETER_STRING {
+                check(call!(TRITONBACKEND_RequestParameter(self.as_ptr(), index, &mut name, &mut kind, &mut value)))
+                    .ok()?;
+                if CStr::from_ptr(name).to_bytes() == wanted.as_bytes()
+                    && kind == triton_sys::TRITONSERVER_PARAMETER_STRING
+                {
                     return Some(CStr::from_ptr(value.cast()).to_string_lossy().into_owned());
                 }
             }
@@ -152,7 +167,9 @@ impl Request {
         // SAFETY: the request is alive until it is dropped; the response is handed over.
         unsafe {
             check(call!(TRITONBACKEND_ResponseNew(&mut response, self.as_ptr())))?;
-            NonNull::new(response).map(|raw| Response::new(raw)).ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))
+            NonNull::new(response)
+                .map(|raw| Response::new(raw))
+                .ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))
         }
     }
 
@@ -189,7 +206,9 @@ impl Drop for Request {
             self.answer(Err(Error::new(Code::Internal, "the backend lost this request; please report it")));
         }
         // SAFETY: alive until now and never used again.
-        let released = unsafe { check(call!(TRITONBACKEND_RequestRelease(self.as_ptr(), triton_sys::TRITONSERVER_REQUEST_RELEASE_ALL))) };
+        let released = unsafe {
+            check(call!(TRITONBACKEND_RequestRelease(self.as_ptr(), triton_sys::TRITONSERVER_REQUEST_RELEASE_ALL)))
+        };
         if let Err(error) = released {
             log::error!("a request could not be released: {error}");
         }

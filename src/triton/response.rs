@@ -27,11 +27,21 @@ impl Response {
         // SAFETY: the response is alive; name and dims live during the call, which copies them.
         unsafe {
             let (raw, data_type) = (self.0.as_ptr(), types::raw_data_type(data_type));
-            check(call!(TRITONBACKEND_ResponseOutput(raw, &mut output, name.as_ptr(), data_type, dims.as_ptr(), dims.len() as u32)))?;
+            check(call!(TRITONBACKEND_ResponseOutput(
+                raw,
+                &mut output,
+                name.as_ptr(),
+                data_type,
+                dims.as_ptr(),
+                dims.len() as u32
+            )))?;
             check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
         }
         if memory == triton_sys::TRITONSERVER_MEMORY_GPU {
-            let text = format!("output '{}' is wanted in memory of GPU {device}; this version writes host memory only", name.to_string_lossy());
+            let text = format!(
+                "output '{}' is wanted in memory of GPU {device}; this version writes host memory only",
+                name.to_string_lossy()
+            );
             return Err(Error::new(Code::Unsupported, text));
         }
         if bytes == 0 {
@@ -49,7 +59,8 @@ impl Response {
         std::mem::forget(self);
         // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.
         unsafe {
-            let sent = check(call!(TRITONBACKEND_ResponseSend(raw, triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error)));
+            let sent =
+                check(call!(TRITONBACKEND_ResponseSend(raw, triton_sys::TRITONSERVER_RESPONSE_COMPLETE_FINAL, error)));
             if !error.is_null() {
                 let _ = call!(TRITONSERVER_ErrorDelete(error));
             }
