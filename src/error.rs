@@ -13,7 +13,7 @@ use crate::triton::{self, Code};
 pub enum Error {
     /// The server is not one that this library can serve in.
     #[error(transparent)]
-    Server(#[from] triton_sys::LoadError),
+    Server(#[from] triton::ServerError),
     /// A call to Triton failed.
     #[error(transparent)]
     Triton(#[from] triton::Error),

@@ -22,7 +22,46 @@ pub use model::{Backend, Model};
 pub use request::{Input, Request, c_name};
 pub use response::Response;
 
-/// Finds the running server; once, in `TRITONBACKEND_Initialize`.
-pub fn load() -> Result<(), triton_sys::LoadError> {
-    triton_sys::load().map(drop)
+use triton_sys::Version;
+
+/// The oldest backend API with all that a request needs; 1.6 brought sequence ids as strings (Triton 21.10).
+const OLDEST_BACKEND_API: u32 = 6;
+
+/// Why the library cannot serve in this process.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// No server, or one with another ABI.
+    #[error(transparent)]
+    Load(#[from] triton_sys::LoadError),
+    /// A server that lacks what every request needs.
+    #[error(
+        "this Triton server has backend API {0}, but 1.{OLDEST_BACKEND_API} or newer is needed (Triton 21.10): use a newer server"
+    )]
+    TooOld(Version),
+}
+
+/// Finds the running server; in `TRITONBACKEND_Initialize`.
+pub fn load() -> Result<(), ServerError> {
+    triton_sys::load()?;
+    triton_sys::versions().map_or(Ok(()), |offered| check_version(offered.backend))
+}
+
+const fn check_version(offered: Version) -> Result<(), ServerError> {
+    match offered.major == 1 && offered.minor < OLDEST_BACKEND_API {
+        true => Err(ServerError::TooOld(offered)),
+        false => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_too_old_is_refused_with_both_versions() {
+        assert!(check_version(Version { major: 1, minor: 6 }).is_ok());
+        assert!(check_version(Version { major: 1, minor: 19 }).is_ok());
+        let error = check_version(Version { major: 1, minor: 5 }).unwrap_err().to_string();
+        assert!(error.contains("API 1.5") && error.contains("1.6"), "{error}");
+    }
 }
