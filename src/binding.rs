@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::config::{Config, Control, ControlKind, TensorConfig};
+use crate::config::{Config, Control, ControlKind, FalseTrue, StatePair, TensorConfig};
 use crate::session::{InputSpec, OutputSpec, Signature, StepSpec, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims, RowLayout, element_count};
@@ -94,6 +94,16 @@ pub enum BindingError {
         /// What is wrong.
         why: String,
     },
+    /// A control value that the model's input cannot hold.
+    #[error("control_input '{name}' has the value {value}, which the model's input of {model} cannot hold")]
+    Control {
+        /// The input.
+        name: String,
+        /// The value.
+        value: f64,
+        /// What the model takes.
+        model: DataType,
+    },
     /// A constant that does not fit its input.
     #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
     Constant {
@@ -142,9 +152,36 @@ pub enum Source {
     /// The state of this number.
     State(usize),
     /// A control.
-    Control(ControlKind),
+    Control(BoundControl),
     /// Always these bytes (of one row, where there is a batch axis).
     Constant(Vec<u8>),
+}
+
+/// A control, in the type that the model takes.
+#[derive(Clone, Debug)]
+pub enum BoundControl {
+    /// One of these two elements, by a flag of the request.
+    Flag {
+        /// Which flag.
+        flag: Flag,
+        /// The element that says no.
+        no: Vec<u8>,
+        /// The element that says yes.
+        yes: Vec<u8>,
+    },
+    /// The sequence id.
+    CorrelationId(DataType),
+}
+
+/// What a request can say of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    /// It starts a sequence.
+    Start,
+    /// It ends its sequence.
+    End,
+    /// It is one.
+    Ready,
 }
 
 /// How a request's or response's shape relates to the shape in the model.
@@ -185,7 +222,7 @@ pub struct BoundState {
 
 impl Binding {
     /// Finds what feeds what, or the first thing that does not fit.
-    pub fn new(config: &Config, signature: &Signature) -> Result<Self, BindingError> {
+    pub fn new(config: &Config, state_pairs: &[StatePair], signature: &Signature) -> Result<Self, BindingError> {
         let mut inputs: Vec<Option<BoundInput>> = signature.inputs.iter().map(|_| None).collect();
         let mut place = |index: usize, input: BoundInput| match &inputs[index] {
             Some(known) => Err(BindingError::FedTwice {
@@ -209,7 +246,7 @@ impl Binding {
         }
         let batch_symbol = batch_symbol(config, signature);
         let mut states = Vec::new();
-        for (number, pair) in config.state_pairs.iter().enumerate() {
+        for (number, pair) in state_pairs.iter().enumerate() {
             let (input, info) = find(&signature.inputs, &pair.input, "'state_pairs'", "input")?;
             let (_, output_info) = find(&signature.outputs, &pair.output, "'state_pairs'", "output")?;
             let bound = state_input(config, number, info, batch_symbol)?;
@@ -461,18 +498,32 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
 
 fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Result<BoundInput, BindingError> {
     let what = format!("control_input '{}'", control.name);
-    let configured = match &control.kind {
-        ControlKind::Start(values) | ControlKind::End(values) | ControlKind::Ready(values) => values.data_type,
-        ControlKind::CorrelationId(data_type) => *data_type,
+    let flag = |flag: Flag, values: FalseTrue| {
+        let element = |value: f64| {
+            flag_element(info.data_type, value).ok_or_else(|| BindingError::Control {
+                name: control.name.clone(),
+                value,
+                model: info.data_type,
+            })
+        };
+        Ok(BoundControl::Flag { flag, no: element(values.no)?, yes: element(values.yes)? })
     };
-    check_type(what.clone(), configured, info.data_type)?;
+    let source = match control.kind {
+        ControlKind::Start(values) => flag(Flag::Start, values)?,
+        ControlKind::End(values) => flag(Flag::End, values)?,
+        ControlKind::Ready(values) => flag(Flag::Ready, values)?,
+        ControlKind::CorrelationId(data_type) => {
+            check_type(what.clone(), data_type, info.data_type)?;
+            BoundControl::CorrelationId(data_type)
+        }
+    };
     let error = |rule: &str| BindingError::Dims {
         what: what.clone(),
         configured: "[1]".to_owned(),
         model: Dims(&info.dims).to_string(),
         rule: rule.to_owned(),
     };
-    if configured.byte_size().is_none() {
+    if info.data_type.byte_size().is_none() {
         return Err(error("sequence ids as strings cannot be fed to a model yet; remove the control input"));
     }
     let batch_axis = (config.is_batched() && !info.dims.is_empty()).then_some(0);
@@ -481,7 +532,7 @@ fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Resul
     if !fits || (config.max_batch_size > 1 && batch_axis.is_none()) {
         return Err(error("a control has one element a row: [batch] or [batch, 1]"));
     }
-    let mut input = bound(info, batch_axis, Source::Control(control.kind.clone()));
+    let mut input = bound(info, batch_axis, Source::Control(source));
     for (axis, dim) in input.dims.iter_mut().enumerate() {
         if Some(axis) != batch_axis {
             *dim = 1;
@@ -512,6 +563,15 @@ fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Resu
         bytes.extend(element.ok_or_else(|| error(format!("the model wants {}", info.data_type)))?);
     }
     Ok(bound(info, batch_axis, Source::Constant(bytes)))
+}
+
+/// A flag's value as an element of the type that the model takes; `None` where the type cannot say it.
+fn flag_element(data_type: DataType, value: f64) -> Option<Vec<u8>> {
+    match data_type {
+        DataType::Bool => Some(vec![u8::from(value != 0.0)]),
+        DataType::Bytes => Some(Vec::new()),
+        _ => element_bytes(data_type, &value.to_string()),
+    }
 }
 
 /// One element, read from text.

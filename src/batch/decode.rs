@@ -3,8 +3,7 @@
 use std::ffi::CString;
 
 use super::Row;
-use crate::binding::{Binding, ShapeForm, Source};
-use crate::config::ControlKind;
+use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::Error;
 use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
@@ -51,7 +50,7 @@ impl Expected {
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
-            Source::Control(ControlKind::CorrelationId(data_type)) => Some(data_type),
+            Source::Control(BoundControl::CorrelationId(data_type)) => Some(data_type),
             _ => None,
         });
         Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id }

@@ -1,8 +1,7 @@
 //! Rows into the inputs of a step.
 
 use super::Row;
-use crate::binding::{Binding, BoundInput, ShapeForm, Source};
-use crate::config::ControlKind;
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, ShapeForm, Source};
 use crate::error::Error;
 use crate::memory::rows::{self, RowWriter};
 use crate::sequence::SequenceId;
@@ -74,16 +73,27 @@ fn states(
     Ok(())
 }
 
-fn controls(step: &mut Step, index: usize, input: &BoundInput, kind: &ControlKind, batch: &[Row]) -> Result<(), Error> {
+fn controls(
+    step: &mut Step,
+    index: usize,
+    input: &BoundInput,
+    control: &BoundControl,
+    batch: &[Row],
+) -> Result<(), Error> {
     let buffer = step.input(index, &input.dims, batch.len())?;
     let element = buffer.len() / batch.len();
     for (place, row) in buffer.chunks_exact_mut(element).zip(batch) {
-        match kind {
-            // A request without a sequence runs as the start of one.
-            ControlKind::Start(values) => place.copy_from_slice(values.bytes(row.is_fresh())),
-            ControlKind::End(values) => place.copy_from_slice(values.bytes(row.end)),
-            ControlKind::Ready(values) => place.copy_from_slice(values.bytes(true)),
-            ControlKind::CorrelationId(_) => {
+        match control {
+            BoundControl::Flag { flag, no, yes } => {
+                let says_yes = match flag {
+                    // A request without a sequence runs as the start of one.
+                    Flag::Start => row.is_fresh(),
+                    Flag::End => row.end,
+                    Flag::Ready => true,
+                };
+                place.copy_from_slice(if says_yes { yes } else { no });
+            }
+            BoundControl::CorrelationId(_) => {
                 place.copy_from_slice(&correlation_id(row.key.as_ref().map(|key| &key.id))[..element])
             }
         }

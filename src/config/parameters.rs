@@ -75,7 +75,8 @@ fn nearest(name: &str) -> Option<&'static str> {
     KNOWN.into_iter().filter(|known| similarity(known) >= 0.5).max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
 }
 
-/// Reads `<<<in, out>>> <<<in, out>>>`; spaces around names and groups do not matter.
+/// Reads `<<<in, out>>> <<<in, out>>>`. Groups are separated by spaces, commas or nothing; spaces around names do not
+/// matter.
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
     const NAME: &str = "state_pairs";
     const FORM: &str = "pairs '<<<input, output>>>' separated by spaces are expected";
@@ -98,12 +99,31 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
             }
         }
         pairs.push(StatePair { input: input.to_owned(), output: output.to_owned() });
-        rest = behind.trim_start();
+        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
     }
     match pairs.is_empty() {
         true => Err(bad(NAME, text, FORM)),
         false => Ok(pairs),
     }
+}
+
+/// Reads the pairs that a model's graph description names: in a line that has both `InputState` and `OutputState`, or
+/// both `PastValueInput` and `PastValueOutput`, every `<<<a, b>>>`, in the order in which the line has the two words.
+pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
+    let mut pairs = Vec::new();
+    for line in description.lines() {
+        for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
+            let (Some(input), Some(output)) = (line.find(input), line.find(output)) else { continue };
+            let Some(groups) = line.find("<<<").and_then(|from| Some(&line[from..line.rfind(">>>")? + 3])) else {
+                continue;
+            };
+            let swap = |pair: StatePair| {
+                if input < output { pair } else { StatePair { input: pair.output, output: pair.input } }
+            };
+            pairs.extend(state_pairs(groups)?.into_iter().map(swap));
+        }
+    }
+    Ok(pairs)
 }
 
 /// Reads `name=value` pairs separated by spaces or commas; a value is one number, `true`, `false`, or a list of them
@@ -145,7 +165,18 @@ mod tests {
     fn state_pairs_are_read_with_any_spacing() {
         let two = vec![pair("a", "b"), pair("c d", "e/f:0")];
         assert_eq!(state_pairs("<<<a, b>>> <<<c d, e/f:0>>>").unwrap(), two);
+        assert_eq!(state_pairs("<<<a,b>>>,<<<c d, e/f:0>>>").unwrap(), two);
         assert_eq!(state_pairs("  <<< a ,b>>><<<c d,e/f:0 >>>\n").unwrap(), two);
+    }
+
+    #[test]
+    fn pairs_are_read_from_a_graph_description_in_the_order_it_states() {
+        let description = "made by hand\nInputState, OutputState pairs: <<<a, b>>> <<<c, d>>>\n\
+                           PastValueOutput/PastValueInput <<<e_out, e_in>>>\nOutputState only <<<x, y>>>";
+        let expected = vec![pair("a", "b"), pair("c", "d"), pair("e_in", "e_out")];
+        assert_eq!(described_state_pairs(description).unwrap(), expected);
+        assert_eq!(described_state_pairs("").unwrap(), []);
+        assert!(described_state_pairs("InputState OutputState <<<a>>>").is_err());
     }
 
     #[test]

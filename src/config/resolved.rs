@@ -22,8 +22,8 @@ pub struct Config {
     pub inputs: Vec<TensorConfig>,
     /// What responses may carry.
     pub outputs: Vec<TensorConfig>,
-    /// Which outputs become which inputs of the sequence's next request.
-    pub state_pairs: Vec<StatePair>,
+    /// Which outputs become which inputs of the sequence's next request; `None` if the model itself has to say.
+    pub state_pairs: Option<Vec<StatePair>>,
     /// Inputs that are filled from a request's flags and sequence id.
     pub controls: Vec<Control>,
     /// Inputs with a fixed value: name and elements as written.
@@ -77,7 +77,7 @@ pub struct StatePair {
 }
 
 /// A `control_input` that the model may take.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Control {
     /// Name of the model's input.
     pub name: String,
@@ -86,7 +86,7 @@ pub struct Control {
 }
 
 /// What a control input says, with its value for "no" and for "yes".
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ControlKind {
     /// The request starts a sequence.
     Start(FalseTrue),
@@ -98,22 +98,14 @@ pub enum ControlKind {
     CorrelationId(DataType),
 }
 
-/// The two values of a boolean control, as bytes of its data type.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The two values of a boolean control. The model may take another type than the configuration names, as in
+/// configurations for NVIDIA's stateful_backend, which write `int32_false_true` for a BOOL input.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FalseTrue {
-    /// Element type.
-    pub data_type: DataType,
-    /// Bytes of one element that says no.
-    pub no: Vec<u8>,
-    /// Bytes of one element that says yes.
-    pub yes: Vec<u8>,
-}
-
-impl FalseTrue {
-    /// The bytes that say `value`.
-    pub fn bytes(&self, value: bool) -> &[u8] {
-        if value { &self.yes } else { &self.no }
-    }
+    /// The value that says no.
+    pub no: f64,
+    /// The value that says yes.
+    pub yes: f64,
 }
 
 const DEFAULT_USE_RATIO: f64 = 0.9;
@@ -152,7 +144,7 @@ impl Config {
             model_file: model_file(&parameters, raw.default_model_filename),
             inputs: tensors("input", raw.input)?,
             outputs: tensors("output", raw.output)?,
-            state_pairs: state_pairs(&parameters)?,
+            state_pairs: parameters.text("state_pairs").map(parameters::state_pairs).transpose()?,
             controls: controls(&batching.control_input)?,
             constants: parameters
                 .text("constant_inputs")
@@ -260,13 +252,24 @@ fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
     DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
 }
 
-fn state_pairs(parameters: &Parameters) -> Result<Vec<StatePair>, ConfigError> {
-    match parameters.text("state_pairs") {
-        Some(text) => parameters::state_pairs(text),
-        None => Err(ConfigError::MissingParameter {
-            name: "state_pairs",
-            why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>'".to_owned(),
-        }),
+impl Config {
+    /// The state pairs of the configuration, else those that the model's graph description names, as NVIDIA's
+    /// stateful_backend reads them.
+    pub fn state_pairs_or(&self, graph_description: Option<&str>) -> Result<Vec<StatePair>, ConfigError> {
+        if let Some(pairs) = &self.state_pairs {
+            return Ok(pairs.clone());
+        }
+        let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
+        match described.is_empty() {
+            false => Ok(described),
+            true => Err(ConfigError::MissingParameter {
+                name: "state_pairs",
+                why:
+                    "it says which outputs of the model are its next inputs, as '<<<input, output>>>', and the model's \
+                      graph description names none either"
+                        .to_owned(),
+            }),
+        }
     }
 }
 
@@ -292,12 +295,11 @@ fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, Confi
 }
 
 fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigError> {
-    let made = |data_type, no: Vec<u8>, yes: Vec<u8>| FalseTrue { data_type, no, yes };
     match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice())
     {
-        ([no, yes], [], []) => Ok(made(DataType::Int32, no.to_ne_bytes().into(), yes.to_ne_bytes().into())),
-        ([], [no, yes], []) => Ok(made(DataType::Fp32, no.to_ne_bytes().into(), yes.to_ne_bytes().into())),
-        ([], [], [no, yes]) => Ok(made(DataType::Bool, vec![u8::from(*no)], vec![u8::from(*yes)])),
+        ([no, yes], [], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+        ([], [no, yes], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+        ([], [], [no, yes]) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
         _ => Err(field(
             path,
             &control.kind,
@@ -413,7 +415,7 @@ impl fmt::Display for Config {
                 writeln!(f, "{what} {} {} {}", tensor.name, tensor.data_type, Dims(&tensor.dims))?;
             }
         }
-        for pair in &self.state_pairs {
+        for pair in self.state_pairs.iter().flatten() {
             writeln!(f, "state {} -> {}", pair.output, pair.input)?;
         }
         for control in &self.controls {

@@ -128,7 +128,6 @@ fn an_unknown_parameter_is_refused_and_tritons_own_pass() {
 fn what_cannot_be_served_is_refused_by_name() {
     for (field, value) in [
         ("/sequence_batching", Value::Null),
-        ("/parameters/state_pairs", json!(null)),
         ("/model_transaction_policy", json!({ "decoupled": true })),
         ("/sequence_batching/iterative_sequence", json!(true)),
         ("/sequence_batching/state", json!([{ "input_name": "a" }])),
@@ -160,10 +159,9 @@ fn controls_keep_their_type_and_values() {
         { "name": "c", "control": [{ "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64" }] },
     ]);
     let controls = parse(&config).unwrap().controls;
-    let ControlKind::Start(start) = &controls[0].kind else { panic!("{controls:?}") };
-    assert_eq!((start.data_type, start.bytes(true)), (DataType::Fp32, &1.5f32.to_ne_bytes()[..]));
-    let ControlKind::End(end) = &controls[1].kind else { panic!("{controls:?}") };
-    assert_eq!(end.bytes(false), 3i32.to_ne_bytes());
+    assert_eq!(controls[0].kind, ControlKind::Start(FalseTrue { no: 0.0, yes: 1.5 }));
+    assert_eq!(controls[1].kind, ControlKind::End(FalseTrue { no: 3.0, yes: 7.0 }));
+    assert_eq!(controls[2].kind, ControlKind::Ready(FalseTrue { no: 0.0, yes: 1.0 }));
     assert_eq!(controls[3].kind, ControlKind::CorrelationId(DataType::Uint64));
 
     config["sequence_batching"]["control_input"][0]["control"][0] = json!({ "kind": "CONTROL_SEQUENCE_START" });

@@ -47,7 +47,8 @@ impl Model {
         let config = Config::from_json(config_json)?;
         let file = config::find_model_file(&config, &location.repository.join(location.version.to_string()))?;
         let session = Arc::new(Session::open(library, &file)?);
-        let binding = Binding::new(&config, session.signature())?;
+        let state_pairs = config.state_pairs_or(session.graph_description())?;
+        let binding = Binding::new(&config, &state_pairs, session.signature())?;
         let policy =
             Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
         let metrics = metrics::SequenceMetrics::new(&config.model, location.version);

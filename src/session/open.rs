@@ -49,6 +49,7 @@ pub enum SessionError {
 pub struct Session {
     inner: Arc<SharedSessionInner>,
     signature: Signature,
+    graph_description: Option<String>,
 }
 
 impl Session {
@@ -64,12 +65,18 @@ impl Session {
         let mut builder = builder.map_err(|error| load(error.to_string()))?;
         let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(session.inputs(), session.outputs())?;
-        Ok(Self { inner: session.inner(), signature })
+        let graph_description = session.metadata().ok().and_then(|metadata| metadata.graph_description());
+        Ok(Self { inner: session.inner(), signature, graph_description })
     }
 
     /// What the model takes and gives.
     pub const fn signature(&self) -> &Signature {
         &self.signature
+    }
+
+    /// What the graph says about itself, if anything.
+    pub fn graph_description(&self) -> Option<&str> {
+        self.graph_description.as_deref()
     }
 
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
