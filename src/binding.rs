@@ -207,6 +207,8 @@ pub struct BoundOutput {
     pub dims: Option<Vec<i64>>,
     /// Whether responses may carry it, and in which form.
     pub response: Option<ShapeForm>,
+    /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
+    pub empty_dims: Vec<i64>,
 }
 
 /// A state: which input and output of the binding are its ends.
@@ -401,7 +403,14 @@ fn response_output(config: &Config, tensor: &TensorConfig, info: &TensorInfo) ->
         false => match_dims(config, "output", tensor, &info.dims)?,
     };
     let dims = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
-    Ok(BoundOutput { name: info.name.clone(), data_type: info.data_type, batch_axis, dims, response: Some(form) })
+    let is_batch = |axis: usize| Some(axis) == batch_axis;
+    let empty = |(axis, &dim): (usize, &i64)| if is_batch(axis) { 0 } else { dim.max(0) };
+    let empty_dims = match info.dims.as_slice() {
+        [] => vec![0],
+        dims => dims.iter().enumerate().map(empty).collect(),
+    };
+    let (name, data_type, response) = (info.name.clone(), info.data_type, Some(form));
+    Ok(BoundOutput { name, data_type, batch_axis, dims, response, empty_dims })
 }
 
 /// The dims, if all but the batch axis are known.
@@ -481,14 +490,15 @@ fn state_layout(input: &BoundInput) -> Result<RowLayout, BindingError> {
 /// The output end of a state; one that responses carry too is fetched once.
 fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
     let index = outputs.iter().position(|output| output.name == info.name).unwrap_or_else(|| {
-        let fresh = BoundOutput {
-            name: info.name.clone(),
-            data_type: info.data_type,
+        let (name, data_type) = (info.name.clone(), info.data_type);
+        outputs.push(BoundOutput {
+            name,
+            data_type,
             batch_axis: None,
             dims: None,
             response: None,
-        };
-        outputs.push(fresh);
+            empty_dims: Vec::new(),
+        });
         outputs.len() - 1
     });
     outputs[index].batch_axis = input.batch_axis;

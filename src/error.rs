@@ -132,18 +132,27 @@ pub enum Error {
         /// Rows of the batch.
         rows: usize,
     },
+    /// The client did not want the answer any more.
+    #[error("the request was cancelled before it ran; the state of its sequence is as it was before")]
+    Cancelled,
     /// A request wants an output that responses do not carry.
     #[error("output '{0}' is requested, but it is not listed under 'output' in the model configuration")]
     UnknownOutput(String),
 }
 
 impl Error {
+    /// Whether a batch that failed with this may succeed without one of its rows.
+    pub const fn may_be_one_rows_fault(&self) -> bool {
+        matches!(self, Self::Session(_) | Self::OutputRows { .. })
+    }
+
     /// The table. A client acts on the code, so an error says who has to act: the client (`INVALID_ARG`,
     /// `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (the rest).
     const fn code(&self) -> Code {
         match self {
             Self::Triton(error) => error.code,
             Self::UnknownSequence { .. } => Code::NotFound,
+            Self::Cancelled => Code::Cancelled,
             Self::PoolFull { .. } | Self::PoolMemory { .. } | Self::Memory(_) => Code::Unavailable,
             Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } => Code::InvalidArg,
             Self::SequenceIdType { .. } | Self::UnknownOutput(_) => Code::InvalidArg,

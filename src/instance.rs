@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::{gather, same_shapes};
-use crate::batch::respond::Answers;
+use crate::batch::respond::{Answers, empty_response};
 use crate::batch::{Row, fault};
 use crate::config::Strategy;
 use crate::error::Error;
 use crate::model::{Admission, Lease, Model};
 use crate::panic;
+use crate::report::Report;
 use crate::session::Step;
 use crate::triton::{self, Request, Times, monotonic_ns};
 
@@ -20,6 +21,7 @@ pub struct Instance {
     number: u32,
     expected: Expected,
     step: Step,
+    report: Report,
 }
 
 /// Requests that have been answered, on their way to release.
@@ -30,7 +32,8 @@ impl Instance {
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
         let step = Step::new(model.session.clone(), &model.binding.step_spec())?;
         let number = model.next_instance();
-        Ok(Self { triton, number, expected: Expected::new(&model.binding), step, model })
+        let report = Report::new(&model.config);
+        Ok(Self { triton, number, expected: Expected::new(&model.binding), step, report, model })
     }
 
     /// Answers and releases every request of a payload.
@@ -38,20 +41,18 @@ impl Instance {
         let times = Times::starting_at(monotonic_ns());
         let (count, short) = (requests.len(), self.empties_the_queue(requests.len()));
         let rows = self.decode(requests, times);
-        let mut rows = self.admit(rows, times);
-        let mut answered = Answered::with_capacity(rows.len());
+        let rows = self.admit(rows);
+        let (mut rows, mut answered) = self.set_aside(rows, times);
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
-            let ran = panic::catch(|| self.run(&mut batch, times)).and_then(|ran| ran);
-            if let Err(error) = ran {
-                self.fail(&mut batch, &error.into(), times);
-            }
+            self.run_or_split(&mut batch, times);
             answered.extend(batch.into_iter().map(|row| (row.lease, row.request)));
         }
+        self.report.payload_over(&self.model);
         self.model.sequences.settle(self.number, answered, count, short);
     }
 
-    /// Decode: requests become rows that fit the model; the others are answered here.
+    /// Decode: requests become rows.
     fn decode(&self, requests: Vec<Request>, times: Times) -> Vec<Row> {
         let mut rows = Vec::with_capacity(requests.len());
         for (lane, request) in (0..).zip(requests) {
@@ -59,33 +60,46 @@ impl Instance {
             match self.expected.decode(request, self.number, lane) {
                 Decoded::Row(row) => rows.push(row),
                 Decoded::Null => {}
-                Decoded::Refused(request, error) => self.refuse(request, error, times),
+                Decoded::Unreadable(mut request, error) => self.refuse(&mut request, error, times),
             }
         }
         rows
     }
 
-    /// Admit: each row gets its sequence's slot; the rows that have none are answered here.
-    fn admit(&self, rows: Vec<Row>, times: Times) -> Vec<Row> {
+    /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
+    fn admit(&self, mut rows: Vec<Row>) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let mut leases = self.model.sequences.admit(self.number, &admissions).into_iter();
-        let mut admitted = Vec::with_capacity(rows.len());
-        for mut row in rows {
-            let Some(id) = row.key.as_ref().map(|key| key.id.clone()) else {
-                admitted.push(row);
-                continue;
-            };
-            match leases.next() {
-                Some(Ok(lease)) => {
-                    row.lease = Some(lease);
-                    admitted.push(row);
+        let leases = self.model.sequences.admit(self.number, &admissions);
+        for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
+            match (lease, &row.key) {
+                (Ok(lease), _) => row.lease = Some(lease),
+                (Err(refusal), Some(key)) if row.problem.is_none() => {
+                    row.problem = Some(self.model.refusal(refusal, key.id.clone()));
                 }
-                Some(Err(refusal)) => self.refuse(row.request, self.model.refusal(refusal, id), times),
-                None => self.refuse(row.request, Error::SequenceBusy(id), times),
+                (Err(_), _) => {}
             }
         }
-        admitted
+        rows
+    }
+
+    /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
+    /// inferred.
+    fn set_aside(&self, rows: Vec<Row>, times: Times) -> (Vec<Row>, Answered) {
+        let (mut running, mut answered) = (Vec::with_capacity(rows.len()), Answered::with_capacity(rows.len()));
+        for mut row in rows {
+            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(Error::Cancelled));
+            if let Some(error) = problem {
+                self.refuse(&mut row.request, error, times);
+            } else if row.end && !row.start && row.lease.is_some() && !self.model.config.infer_end_requests {
+                self.acknowledge(&mut row.request, times);
+            } else {
+                running.push(row);
+                continue;
+            }
+            answered.push((row.lease, row.request));
+        }
+        (running, answered)
     }
 
     /// Takes the rows that can run together with the first one.
@@ -103,16 +117,31 @@ impl Instance {
         batch
     }
 
+    /// Runs a batch. One that fails is run again in halves, so that only the requests at fault fail: a failed run has
+    /// changed no state.
+    fn run_or_split(&mut self, batch: &mut [Row], times: Times) {
+        let ran = panic::catch(|| self.run(batch, times)).and_then(|ran| ran);
+        let Err(error) = ran else { return };
+        if error.may_be_one_rows_fault() && batch.len() > 1 {
+            let (first, second) = batch.split_at_mut(batch.len() / 2);
+            self.run_or_split(first, times);
+            self.run_or_split(second, times);
+        } else {
+            self.fail(batch, &error.into(), times);
+        }
+    }
+
     /// Gather, run, respond, and keep the states.
     fn run(&mut self, batch: &mut [Row], mut times: Times) -> Result<(), Error> {
         let binding = &self.model.binding;
+        let rows = self.model.config.padding.rows(batch.len());
         fault::point("gather", batch);
-        gather(binding, batch, &mut self.step)?;
+        gather(binding, batch, rows, &mut self.step)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
-        self.step.run(batch.len())?;
+        self.step.run(rows)?;
         times.compute_end = monotonic_ns();
-        let answers = Answers::new(binding, &self.step, batch.len())?;
+        let answers = Answers::new(binding, &self.step, rows)?;
         for (place, row) in batch.iter_mut().enumerate() {
             let response = answers.response(place, &row.request);
             let success = response.is_ok();
@@ -125,6 +154,7 @@ impl Instance {
             fault::point("respond", std::slice::from_ref(row));
         }
         self.triton.report_batch(batch.len(), times);
+        self.report.batch(batch, times);
         Ok(())
     }
 
@@ -136,10 +166,18 @@ impl Instance {
         }
     }
 
-    /// Answers a request that never became part of a batch, and lets it go.
-    fn refuse(&self, mut request: Request, error: Error, times: Times) {
+    /// Answers a request that does not run.
+    fn refuse(&self, request: &mut Request, error: Error, times: Times) {
         request.answer(Err(error.into()));
-        self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
+        self.triton.report_request(request, false, times.ending_at(monotonic_ns()));
+    }
+
+    /// Answers an END that is not to be inferred: all outputs, without elements.
+    fn acknowledge(&self, request: &mut Request, times: Times) {
+        let answer = empty_response(&self.model.binding, request).map_err(triton::Error::from);
+        let success = answer.is_ok();
+        request.answer(answer);
+        self.triton.report_request(request, success, times.ending_at(monotonic_ns()));
     }
 
     /// Whether a payload of this size leaves nothing in core's queue (see [`crate::sequence`]).

@@ -18,6 +18,7 @@
 //! | [`memory`] | buffers, slabs, and copies of rows | state (layout), tensor |
 //! | [`triton`] | Triton's objects made safe; the only module that names `triton_sys` | triton-sys |
 //! | [`error`] | every error, and the one table to Triton's codes | |
+//! | [`report`] | what an instance logs of its batches | config, model |
 //! | [`panic`] | the guard against panics | error |
 //! | [`tensor`] | data types, shapes, and where a row lies in a batch | |
 
@@ -31,6 +32,7 @@ pub mod instance;
 pub mod memory;
 pub mod model;
 pub mod panic;
+pub mod report;
 pub mod sequence;
 pub mod session;
 pub mod state;

@@ -26,12 +26,12 @@ struct ExpectedInput {
 
 /// What came of a request.
 pub enum Decoded {
-    /// It can run.
+    /// A row; with a problem, if the request is wrong.
     Row(Row),
     /// A filler of the `direct` strategy: released and forgotten.
     Null,
-    /// It is wrong; the request is returned for its answer.
-    Refused(Request, Error),
+    /// Not even its sequence can be told.
+    Unreadable(Request, Error),
 }
 
 impl Expected {
@@ -69,34 +69,30 @@ impl Expected {
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
     /// it alone.
     pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Decoded {
-        match self.read(&mut request) {
-            Ok(Some((id, start, end))) => {
-                let key = id.map(|id| Key { instance, lane, id });
-                Decoded::Row(Row { lease: None, key, start, end, request })
-            }
-            Ok(None) => {
-                request.release_unanswered();
-                Decoded::Null
-            }
-            Err(error) => Decoded::Refused(request, error),
+        let (id, (start, end), wanted) = match Self::identify(&request) {
+            Ok(identity) => identity,
+            Err(error) => return Decoded::Unreadable(request, error),
+        };
+        if id.is_none() && wanted == 0 {
+            request.release_unanswered();
+            return Decoded::Null;
         }
+        let problem = self.check(&mut request, id.as_ref()).err();
+        let key = id.map(|id| Key { instance, lane, id });
+        Decoded::Row(Row { lease: None, key, start, end, problem, request })
     }
 
-    /// The sequence, START and END of a request; `None` for a filler.
-    fn read(&self, request: &mut Request) -> Result<Option<(Option<SequenceId>, bool, bool)>, Error> {
-        let sequence = request.sequence_id()?;
-        if sequence.is_none() && request.output_count()? == 0 {
-            return Ok(None);
-        }
-        if let (Some(data_type), Some(SequenceId::Name(name))) = (self.numeric_id, &sequence) {
+    /// The sequence of a request, whether it starts and ends it, and how many outputs are wanted.
+    fn identify(request: &Request) -> Result<(Option<SequenceId>, (bool, bool), u32), Error> {
+        Ok((request.sequence_id()?, request.start_and_end()?, request.output_count()?))
+    }
+
+    fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {
+        if let (Some(data_type), Some(SequenceId::Name(name))) = (self.numeric_id, id) {
             return Err(Error::SequenceIdType { name: name.to_string(), data_type });
         }
-        let (start, end) = request.start_and_end()?;
         request.bind_inputs(&self.names)?;
-        for (index, expected) in self.inputs.iter().enumerate() {
-            expected.check(request, index)?;
-        }
-        Ok(Some((sequence, start, end)))
+        self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))
     }
 }
 

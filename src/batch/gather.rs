@@ -8,9 +8,11 @@ use crate::sequence::SequenceId;
 use crate::session::Step;
 use crate::tensor::RowLayout;
 
-/// Fills every input of the step from the rows, which all have the same shapes.
-pub fn gather(binding: &Binding, batch: &[Row], step: &mut Step) -> Result<(), Error> {
+/// Fills every input of the step, for `places` rows, from the rows of the batch, which all have the same shapes. Places
+/// beyond the batch repeat its first row, so that padding cannot fail where the rows do not.
+pub fn gather(binding: &Binding, batch: &[Row], places: usize, step: &mut Step) -> Result<(), Error> {
     let mut request_input = 0;
+    let batch = Padded { batch, places };
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::Request(form) => {
@@ -19,10 +21,22 @@ pub fn gather(binding: &Binding, batch: &[Row], step: &mut Step) -> Result<(), E
             }
             Source::State(number) => states(step, index, input, binding, *number, batch)?,
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
-            Source::Constant(bytes) => constant(step, index, input, bytes, batch.len())?,
+            Source::Constant(bytes) => constant(step, index, input, bytes, places)?,
         }
     }
     Ok(())
+}
+
+#[derive(Clone, Copy)]
+struct Padded<'a> {
+    batch: &'a [Row],
+    places: usize,
+}
+
+impl<'a> Padded<'a> {
+    fn rows(self) -> impl Iterator<Item = &'a Row> {
+        self.batch.iter().chain(std::iter::repeat(&self.batch[0])).take(self.places)
+    }
 }
 
 /// Whether two rows can run together: the same shape in every input.
@@ -35,17 +49,17 @@ fn requests(
     index: usize,
     input: &BoundInput,
     form: ShapeForm,
-    batch: &[Row],
+    batch: Padded,
     position: usize,
 ) -> Result<(), Error> {
     let dims = match form {
-        ShapeForm::Plain => batch[0].request.input(position).dims(),
-        ShapeForm::BatchInside => &batch[0].request.input(position).dims()[1..],
+        ShapeForm::Plain => batch.batch[0].request.input(position).dims(),
+        ShapeForm::BatchInside => &batch.batch[0].request.input(position).dims()[1..],
     };
-    let rows = batch.len();
+    let rows = batch.places;
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
-    for (place, row) in batch.iter().enumerate() {
+    for (place, row) in batch.rows().enumerate() {
         let mut writer = RowWriter::new(layout, buffer, place, rows);
         row.request.input(position).pieces().for_each(|piece| writer.write(piece));
         writer.finish();
@@ -59,12 +73,12 @@ fn states(
     input: &BoundInput,
     binding: &Binding,
     number: usize,
-    batch: &[Row],
+    batch: Padded,
 ) -> Result<(), Error> {
     let layout = binding.states[number].layout;
-    let (offset, rows) = (binding.slot.offset(number), batch.len());
+    let (offset, rows) = (binding.slot.offset(number), batch.places);
     let buffer = step.input(index, &input.dims, rows)?;
-    for (place, row) in batch.iter().enumerate() {
+    for (place, row) in batch.rows().enumerate() {
         match row.lease.as_ref().filter(|_| !row.is_fresh()) {
             Some(lease) => rows::put(layout, &lease.state()[offset..offset + layout.row_bytes()], buffer, place, rows),
             None => rows::zero(layout, buffer, place, rows),
@@ -78,11 +92,11 @@ fn controls(
     index: usize,
     input: &BoundInput,
     control: &BoundControl,
-    batch: &[Row],
+    batch: Padded,
 ) -> Result<(), Error> {
-    let buffer = step.input(index, &input.dims, batch.len())?;
-    let element = buffer.len() / batch.len();
-    for (place, row) in buffer.chunks_exact_mut(element).zip(batch) {
+    let buffer = step.input(index, &input.dims, batch.places)?;
+    let element = buffer.len() / batch.places;
+    for (place, row) in buffer.chunks_exact_mut(element).zip(batch.rows()) {
         match control {
             BoundControl::Flag { flag, no, yes } => {
                 let says_yes = match flag {

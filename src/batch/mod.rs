@@ -8,6 +8,7 @@ pub mod fault;
 pub mod gather;
 pub mod respond;
 
+use crate::error::Error;
 use crate::model::Lease;
 use crate::sequence::Key;
 use crate::triton::Request;
@@ -25,7 +26,9 @@ pub struct Row {
     pub start: bool,
     /// It ends its sequence.
     pub end: bool,
-    /// The request, with its inputs bound in the order of the model's request inputs.
+    /// Why it cannot run, if so.
+    pub problem: Option<Error>,
+    /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.
     pub request: Request,
 }
 

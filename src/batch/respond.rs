@@ -64,6 +64,18 @@ impl<'a> Answers<'a> {
     }
 }
 
+/// A response with the outputs that the request wants, none of them with an element.
+pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, Error> {
+    let mut response = request.response()?;
+    for index in 0..request.output_count()? {
+        let name = request.output_name(index)?;
+        let wanted = binding.outputs.iter().find(|output| output.name == name && output.response.is_some());
+        let output = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+        response.output(&c_name(name), output.data_type, &output.empty_dims, 0)?;
+    }
+    Ok(response)
+}
+
 impl<'a> Answer<'a> {
     fn new(bound: &'a BoundOutput, view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
         let uneven = || Error::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };

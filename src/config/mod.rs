@@ -12,4 +12,4 @@ mod resolved;
 
 pub use error::ConfigError;
 pub use model_file::find as find_model_file;
-pub use resolved::{Config, Control, ControlKind, FalseTrue, StatePair, Strategy, TensorConfig};
+pub use resolved::{Config, Control, ControlKind, FalseTrue, Logging, Padding, StatePair, Strategy, TensorConfig};

@@ -10,16 +10,29 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 9] = [
+const KNOWN: [&str; 22] = [
+    "always_pad_to_max_batch",
+    "batch_info_logging_level",
     "buffer_alloc_threshold",
     "buffer_dealloc_threshold",
+    "compute_precision",
     "constant_inputs",
+    "detailed_metrics_logging_level",
+    "enable_cuda_graph",
+    "enable_trt_caching",
+    "error_inject_rate",
+    "infer_end_requests",
     "initial_buffer_size",
+    "logging_level",
     "max_candidate_sequence_use_ratio",
+    "metric_logging_frequency_seconds",
     "onnx_file_name",
+    "ort_ep",
     "sequence_idle_margin_microseconds",
     "state_pairs",
+    "store_states_as_fp16",
     "subsequent_buffer_size",
+    "trt_cache_dir",
 ];
 
 /// Parameters that Triton's core reads itself and that may stand in any model's configuration.
@@ -61,6 +74,25 @@ impl Parameters {
         match text.parse() {
             Ok(number) if range.contains(&number) => Ok(Some(number)),
             _ => Err(bad(name, text, format!("{allowed} is expected"))),
+        }
+    }
+}
+
+impl Parameters {
+    /// A switch, written `0` or `1`.
+    pub fn switch(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+        self.choice(name, &[("0", false), ("1", true)]).map(|given| given.unwrap_or(default))
+    }
+
+    /// One of several words.
+    pub fn choice<T: Copy>(&self, name: &'static str, words: &[(&str, T)]) -> Result<Option<T>, ConfigError> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        match words.iter().find(|(word, _)| *word == text) {
+            Some((_, value)) => Ok(Some(*value)),
+            None => {
+                let words: Vec<_> = words.iter().map(|(word, _)| format!("'{word}'")).collect();
+                Err(bad(name, text, format!("one of {} is expected", words.join(", "))))
+            }
         }
     }
 }

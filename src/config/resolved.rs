@@ -30,6 +30,14 @@ pub struct Config {
     pub constants: Vec<(String, Vec<String>)>,
     /// How Triton schedules the sequences.
     pub strategy: Strategy,
+    /// To which sizes batches are filled up.
+    pub padding: Padding,
+    /// Whether an END alone is run; else it is answered with outputs without elements.
+    pub infer_end_requests: bool,
+    /// What the model's instances log.
+    pub logging: Logging,
+    /// Whether states of TYPE_FP32 are kept as TYPE_FP16.
+    pub store_states_as_fp16: bool,
     /// Bounds of the state pool, all instances together.
     pub slots: SlotLimits,
     /// How the capacity of the pool came about, for logs and errors.
@@ -138,8 +146,13 @@ impl Config {
         let instances = raw.instance_group.iter().map(|group| group.count.0.max(1) as usize).sum::<usize>().max(1);
         let scheduling = Scheduling::new(&batching, max_batch_size)?;
         let (slots, capacity_reason) = slot_limits(&parameters, &scheduling, max_batch_size, instances)?;
+        check_providers(&parameters)?;
         Ok(Self {
             model: raw.name,
+            padding: Padding::new(&parameters, &batching, max_batch_size)?,
+            infer_end_requests: parameters.switch("infer_end_requests", true)?,
+            logging: Logging::new(&parameters)?,
+            store_states_as_fp16: parameters.switch("store_states_as_fp16", false)?,
             max_batch_size,
             model_file: model_file(&parameters, raw.default_model_filename),
             inputs: tensors("input", raw.input)?,
@@ -164,6 +177,99 @@ impl Config {
     pub const fn is_batched(&self) -> bool {
         self.max_batch_size > 0
     }
+}
+
+/// Sizes that batches are filled up to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Padding {
+    /// In ascending order; empty for no padding.
+    sizes: Vec<usize>,
+}
+
+impl Padding {
+    /// `always_pad_to_max_batch`: to the nearest `preferred_batch_size`, else to `max_batch_size`.
+    fn new(
+        parameters: &Parameters,
+        batching: &raw::SequenceBatching,
+        max_batch_size: usize,
+    ) -> Result<Self, ConfigError> {
+        if !parameters.switch("always_pad_to_max_batch", false)? || max_batch_size == 0 {
+            return Ok(Self::default());
+        }
+        let preferred = batching.oldest.iter().flat_map(|oldest| &oldest.preferred_batch_size);
+        let preferred = preferred.filter_map(|size| usize::try_from(size.0).ok());
+        let mut sizes: Vec<usize> = preferred.filter(|&size| size > 0 && size < max_batch_size).collect();
+        sizes.push(max_batch_size);
+        sizes.sort_unstable();
+        Ok(Self { sizes })
+    }
+
+    /// The rows of the run for a batch of `rows`.
+    pub fn rows(&self, rows: usize) -> usize {
+        self.sizes.iter().copied().find(|&size| size >= rows).unwrap_or(rows)
+    }
+}
+
+/// What the model's instances log, and where: at Triton's INFO or VERBOSE level, or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Logging {
+    /// A line for each batch.
+    pub batch: Option<log::Level>,
+    /// The periodic report: batch sizes and slots.
+    pub report: Option<log::Level>,
+    /// The times of each stage in the periodic report.
+    pub detailed_report: Option<log::Level>,
+    /// Time between reports; `None` for no reports.
+    pub report_every: Option<Duration>,
+}
+
+impl Logging {
+    fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        const WORDS: [(&str, u8); 3] = [("NONE", 0), ("INFO", 1), ("VERBOSE", 2)];
+        let word = |name, default| parameters.choice(name, &WORDS).map(|given| given.unwrap_or(default));
+        let own = word("logging_level", 1)?;
+        // VERBOSE here opens the verbose stream as INFO does the other, as Triton's own verbose switch is for all models.
+        let level = |wanted: u8| match (wanted, own) {
+            (0, _) | (_, 0) => None,
+            (wanted, own) if wanted <= own => Some(log::Level::Info),
+            _ => Some(log::Level::Debug),
+        };
+        let every = parameters.number("metric_logging_frequency_seconds", 0u64.., "a number of seconds, 0 or more,")?;
+        Ok(Self {
+            batch: level(word("batch_info_logging_level", 2)?),
+            report: level(1),
+            detailed_report: level(word("detailed_metrics_logging_level", 2)?),
+            report_every: every.filter(|&seconds| seconds > 0).map(|seconds| Duration::from_secs(seconds.min(1 << 32))),
+        })
+    }
+}
+
+/// Parameters of execution providers: checked here, and without effect where the model runs on the CPU.
+fn check_providers(parameters: &Parameters) -> Result<(), ConfigError> {
+    let provider = parameters.choice("ort_ep", &[("cpu", "cpu"), ("cuda", "cuda"), ("trt", "trt")])?;
+    let precision = parameters.choice("compute_precision", &[("fp32", "fp32"), ("fp16", "fp16")])?;
+    if precision == Some("fp16") {
+        return Err(bad(
+            "compute_precision",
+            "fp16",
+            "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
+        ));
+    }
+    let caching = parameters.switch("enable_trt_caching", false)?;
+    let graph = parameters.switch("enable_cuda_graph", false)?;
+    if let Some(dir) = parameters.text("trt_cache_dir").filter(|dir| caching && !dir.starts_with('/')) {
+        return Err(bad("trt_cache_dir", dir, "an absolute path is expected"));
+    }
+    parameters.number("error_inject_rate", 0u32..=100, "a percentage from 0 to 100")?;
+    let gpu_only = [
+        ("ort_ep", provider.is_some_and(|name| name != "cpu")),
+        ("enable_trt_caching", caching),
+        ("enable_cuda_graph", graph),
+    ];
+    for (name, _) in gpu_only.iter().filter(|(_, given)| *given) {
+        log::info!("parameter '{name}' has no effect: instances are of KIND_CPU");
+    }
+    Ok(())
 }
 
 /// What `sequence_batching` says about slots and queues of one instance.

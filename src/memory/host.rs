@@ -1,10 +1,8 @@
 //! Host memory.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
-use crate::state::layout::SLOT_ALIGNMENT;
+use memmap2::{MmapMut, MmapRaw};
 
 /// The system has no more memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,24 +12,18 @@ pub struct OutOfMemory {
     pub bytes: usize,
 }
 
-/// Zeroed bytes at an address that suits any vector load. The pages of a large buffer cost nothing until touched.
+/// Zeroed bytes at an address that suits any vector load. They come from the system page by page, cost nothing until
+/// touched, and go back to the system when dropped, where an allocator would keep them.
 pub struct Buffer {
-    start: NonNull<u8>,
+    pages: MmapRaw,
     bytes: usize,
 }
-
-// SAFETY: a Buffer owns its allocation and hands out its bytes only through `&self` and `&mut self`, like a Vec<u8>.
-unsafe impl Send for Buffer {}
-// SAFETY: as above; `&Buffer` gives read access only.
-unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// Allocates; an empty buffer has a valid address too.
     pub fn new(bytes: usize) -> Result<Self, OutOfMemory> {
-        let layout = Self::layout(bytes).ok_or(OutOfMemory { bytes })?;
-        // SAFETY: the layout's size is at least SLOT_ALIGNMENT, so it is not zero.
-        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;
-        Ok(Self { start, bytes })
+        let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| OutOfMemory { bytes })?;
+        Ok(Self { pages: pages.into(), bytes })
     }
 
     /// Bytes that were asked for.
@@ -45,33 +37,20 @@ impl Buffer {
     }
 
     /// Address of the first byte, for ONNX Runtime to read from or write to.
-    pub const fn as_ptr(&self) -> *mut u8 {
-        self.start.as_ptr()
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.pages.as_mut_ptr()
     }
 
     /// The bytes.
-    pub const fn bytes(&self) -> &[u8] {
-        // SAFETY: `start` is the beginning of an initialised allocation of at least `bytes`, borrowed from self.
-        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.bytes) }
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the mapping has at least `bytes` bytes, zeroed at first, and is borrowed from self.
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
 
     /// The bytes, to change.
-    pub const fn bytes_mut(&mut self) -> &mut [u8] {
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and `&mut self` makes it the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
-    }
-
-    fn layout(bytes: usize) -> Option<Layout> {
-        Layout::from_size_align(bytes.max(SLOT_ALIGNMENT), SLOT_ALIGNMENT).ok()
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        if let Some(layout) = Self::layout(self.bytes) {
-            // SAFETY: allocated in `new` with this layout, freed nowhere else.
-            unsafe { dealloc(self.start.as_ptr(), layout) }
-        }
+        unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
     }
 }
 
@@ -128,6 +107,7 @@ impl SlotMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::state::layout::SLOT_ALIGNMENT;
 
     #[test]
     fn a_buffer_is_zeroed_aligned_and_may_be_empty() {

@@ -141,16 +141,19 @@ impl LiveSequences {
     }
 
     fn publish(&self) {
-        self.metrics.publish(|| {
-            let table = self.table.lock();
-            Snapshot {
-                live: table.live(),
-                capacity: table.capacity(),
-                slots: table.slots(),
-                slabs: table.slabs(),
-                counts: table.counts(),
-            }
-        });
+        self.metrics.publish(|| self.snapshot());
+    }
+
+    /// The numbers of sequences and slots now.
+    pub fn snapshot(&self) -> Snapshot {
+        let table = self.table.lock();
+        Snapshot {
+            live: table.live(),
+            capacity: table.capacity(),
+            slots: table.slots(),
+            slabs: table.slabs(),
+            counts: table.counts(),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use live::{Admission, Lease, LiveSequences};
+pub use metrics::Snapshot;
 
 use crate::binding::Binding;
 use crate::config::{self, Config};

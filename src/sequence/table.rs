@@ -22,7 +22,7 @@ pub struct Policy {
 
 /// Payloads smaller than a full batch that prove core's queue empty. Core may have formed two before the request in
 /// question could be queued; a third is certain, a fourth costs nothing.
-const SHORT_PAYLOADS: u32 = 4;
+const SHORT_PAYLOADS: usize = 4;
 
 /// A sequence whose client sends its next request only when it has the answer to the last is at rest for less.
 const REST: Duration = Duration::from_millis(250);
@@ -84,6 +84,8 @@ enum Phase {
 struct Record<H> {
     key: Key,
     phase: Phase,
+    /// What its instance had seen when it started.
+    born: Evidence,
     held: Option<H>,
     /// Its START failed, but core may have more of it, which must not reach an earlier incarnation.
     failed: bool,
@@ -92,14 +94,21 @@ struct Record<H> {
 /// Evidence that core has sent whatever it had queued at some moment.
 #[derive(Clone, Copy, Default)]
 struct Evidence {
-    short_payloads: u32,
+    short_payloads: usize,
     requests: usize,
 }
 
 impl Evidence {
     fn add(&mut self, requests: usize, short: bool) {
-        self.requests = self.requests.saturating_add(requests);
-        self.short_payloads = self.short_payloads.saturating_add(u32::from(short));
+        self.requests = self.requests.wrapping_add(requests);
+        self.short_payloads = self.short_payloads.wrapping_add(usize::from(short));
+    }
+
+    const fn since(self, earlier: Self) -> Self {
+        Self {
+            requests: self.requests.wrapping_sub(earlier.requests),
+            short_payloads: self.short_payloads.wrapping_sub(earlier.short_payloads),
+        }
     }
 
     const fn is_enough(self, queue_requests: usize) -> bool {
@@ -111,7 +120,8 @@ impl Evidence {
 struct Contest {
     /// The receiving incarnation took its turn because another had nothing in the queue.
     in_turn: bool,
-    /// The START that began this may belong to the past: it may have waited in core behind an END.
+    /// The START that began this may belong to the past: it may have waited in core behind an END. Otherwise the
+    /// receiving incarnation has been started over.
     late: bool,
     since: Instant,
     last_request: Instant,
@@ -143,11 +153,12 @@ struct Chain {
     contest: Option<Contest>,
 }
 
+#[derive(Clone, Copy)]
 struct Activity {
     executing: bool,
     idle_since: Instant,
-    /// That core has sent what it had queued when an END was last released: no START waits behind one.
-    since_end: Evidence,
+    /// Of all payloads so far.
+    total: Evidence,
 }
 
 /// All live sequences of a model, with their slots.
@@ -187,15 +198,11 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     pub fn begin_payload(&mut self, instance: u32, now: Instant) {
         self.now = now;
         let quiet = self.policy.quiet;
-        let fresh = || Activity {
-            executing: false,
-            idle_since: now,
-            since_end: Evidence { short_payloads: SHORT_PAYLOADS, requests: 0 },
-        };
-        let activity = self.instances.entry(instance).or_insert_with(fresh);
+        let fresh = Activity { executing: false, idle_since: now, total: Evidence::default() };
+        let activity = self.instances.entry(instance).or_insert(fresh);
         activity.executing = true;
         if now >= activity.idle_since + quiet {
-            activity.since_end.short_payloads = SHORT_PAYLOADS;
+            activity.total.short_payloads = activity.total.short_payloads.wrapping_add(SHORT_PAYLOADS);
         }
     }
 
@@ -223,11 +230,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Idle;
         record.failed = started && outcome == Outcome::Failed;
-        let (instance, failed) = (record.key.instance, record.failed);
-        let only_trace = failed && self.chain_length(slot) == 1;
-        if end && let Some(activity) = self.instances.get_mut(&instance) {
-            activity.since_end = Evidence::default();
-        }
+        let only_trace = record.failed && self.chain_length(slot) == 1;
         if end || only_trace {
             self.remove(slot, released);
             self.counts.ended += 1;
@@ -255,7 +258,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     ) -> Result<(), E> {
         if let Some(activity) = self.instances.get_mut(&instance) {
             (activity.executing, activity.idle_since) = (false, now);
-            activity.since_end.add(requests, short);
+            activity.total.add(requests, short);
         }
         let limit = self.policy.queue_requests;
         self.take_turns(released, |contest, key| {
@@ -344,11 +347,10 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
                 AcquireError::Memory(error) => Refusal::Memory(error),
             }
         })?;
+        let late = self.may_be_late(key);
         let chain = self.chains.entry(key.clone()).or_default();
         chain.incarnations.push(slot);
         if chain.incarnations.len() > 1 && chain.contest.is_none() {
-            let limit = self.policy.queue_requests;
-            let late = self.instances.get(&key.instance).is_some_and(|seen| !seen.since_end.is_enough(limit));
             chain.contest = Some(Contest::new(late, self.now));
             self.contested.push(key.clone());
         }
@@ -356,11 +358,27 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         Ok(slot)
     }
 
+    /// Whether a START may have been sent before that of the live sequence of its id. It then waited in core behind an
+    /// END that was in the queue when the other START came, so it comes at most one emptying of the queue after that
+    /// END, which came at most one after the other START.
+    fn may_be_late(&self, key: &Key) -> bool {
+        let front = self.chains.get(key).and_then(|chain| chain.incarnations.first());
+        let Some(front) = front.and_then(|slot| self.pool.record(*slot)) else { return false };
+        let seen = self.total(key.instance).since(front.born);
+        !Evidence { requests: seen.requests / 2, short_payloads: seen.short_payloads / 2 }
+            .is_enough(self.policy.queue_requests)
+    }
+
+    fn total(&self, instance: u32) -> Evidence {
+        self.instances.get(&instance).map_or(Evidence::default(), |seen| seen.total)
+    }
+
     /// A free slot, if need be that of an incarnation that is most likely over.
     fn acquire(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, AcquireError<E>> {
         loop {
             let phase = Phase::InFlight { start: true };
-            let record = Record { key: key.clone(), phase, held: None, failed: false };
+            let born = self.total(key.instance);
+            let record = Record { key: key.clone(), phase, born, held: None, failed: false };
             match self.pool.acquire(record) {
                 Err(AcquireError::Full) if self.drop_doubtful(released) || self.start_over(key, released) => {}
                 acquired => return acquired,
@@ -420,20 +438,24 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Idle))
     }
 
-    /// Where the receiving incarnation has nothing in core's queue, the next one gets its turn: its START is released.
-    /// If core had more of it, that comes now, up to its END, and then the turn goes back. If nothing comes, then the
-    /// id has been started over, and the incarnations that had their turn are over.
+    /// Where the receiving incarnation has nothing in core's queue, it is over if it has certainly been started over.
+    /// Else the next one gets its turn: its START is released. If core had more of it, that comes now, up to its END,
+    /// and then the turn goes back. If nothing comes, then the id has been started over, and the incarnations that had
+    /// their turn are over.
     fn take_turns(&mut self, released: &mut Vec<H>, mut has_nothing_queued: impl FnMut(&mut Contest, &Key) -> bool) {
         let mut still = Vec::new();
         for key in std::mem::take(&mut self.contested) {
             let Some(chain) = self.chains.get_mut(&key) else { continue };
             let Some(contest) = &mut chain.contest else { continue };
-            let in_turn = contest.in_turn;
             let front = chain.incarnations[0];
-            if has_nothing_queued(contest, &key) && self.is_idle(front) {
-                match in_turn {
-                    true => self.end_earlier(&key, released),
-                    false => self.give_turn(&key, released),
+            let (nothing_queued, in_turn, late) = (has_nothing_queued(contest, &key), contest.in_turn, contest.late);
+            if nothing_queued && self.is_idle(front) {
+                match (in_turn, late) {
+                    (true, _) => self.end_earlier(&key, released),
+                    (false, true) => self.give_turn(&key, released),
+                    (false, false) => {
+                        self.end_if_idle(front, released);
+                    }
                 }
             }
             if self.chains.get(&key).is_some_and(|chain| chain.contest.is_some()) {
@@ -502,12 +524,12 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         }
         if alone && next.failed {
             self.remove(front, released);
-        } else if alone {
+        } else if was_front && alone {
             chain.contest = None;
+        } else if alone && chain.contest.as_ref().is_some_and(|contest| contest.late) {
             // What is left may be what a START and END in one request started over.
-            if !was_front {
-                self.doubtful.push(front);
-            }
+            chain.contest = None;
+            self.doubtful.push(front);
         } else if was_front {
             chain.contest = Some(Contest::new(true, now));
         }

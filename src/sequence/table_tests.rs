@@ -106,24 +106,53 @@ fn the_start_of_a_second_incarnation_is_held_until_the_first_has_ended() {
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
 }
 
+/// Lets the table see payloads of other sequences.
+fn others(table: &mut Table, payloads: usize, now: Instant) {
+    for id in (100..).take(payloads) {
+        step(table, id, true, true, now).unwrap();
+    }
+}
+
+/// Enough for what waited in core when a sequence started to have come.
+const OF_AGE: usize = 2 * SHORT_PAYLOADS;
+
 #[test]
-fn a_restart_is_let_go_when_the_instance_is_quiet_or_has_seen_enough() {
+fn a_sequence_of_age_that_is_started_over_is_over_when_its_instance_is_quiet() {
     let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
     step(&mut table, 1, true, false, now).unwrap();
-    step(&mut table, 1, true, false, now).unwrap();
+    others(&mut table, OF_AGE, now);
+    let second = step(&mut table, 1, true, false, now).unwrap();
     table.tick(now + QUIET / 2, &mut released).unwrap();
     assert_eq!((table.live(), released.len()), (2, 0));
     table.tick(now + QUIET, &mut released).unwrap();
-    assert_eq!((table.live(), released.len()), (2, 1), "the second START is let go");
-    table.tick(now + QUIET * 2, &mut released).unwrap();
-    assert_eq!(table.live(), 1, "nothing came, so the first is over");
+    assert_eq!((table.live(), released.len()), (1, 1), "the second START is let go");
+    assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
+}
 
+#[test]
+fn a_sequence_of_age_that_is_started_over_is_over_when_its_instance_has_seen_enough() {
+    let (mut table, now) = (table(4), Instant::now());
+    step(&mut table, 1, true, false, now).unwrap();
+    others(&mut table, OF_AGE, now);
     let second = step(&mut table, 1, true, false, now).unwrap();
-    for id in 10..10 + 2 * u64::from(SHORT_PAYLOADS) {
-        assert_eq!(table.live(), 2);
-        step(&mut table, id, true, true, now).unwrap();
-    }
+    others(&mut table, SHORT_PAYLOADS - 1, now);
+    assert_eq!(table.live(), 2);
+    others(&mut table, 1, now);
     assert_eq!(table.live(), 1);
+    assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
+}
+
+#[test]
+fn a_young_sequence_that_is_started_over_is_over_when_it_stays_at_rest() {
+    let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    let second = step(&mut table, 1, true, false, now).unwrap();
+    table.tick(now + QUIET, &mut released).unwrap();
+    assert_eq!(released.len(), 0);
+    table.tick(now + REST, &mut released).unwrap();
+    assert_eq!((table.live(), released.len()), (2, 1), "the second START is let go");
+    table.tick(now + REST + QUIET, &mut released).unwrap();
+    assert_eq!(table.live(), 1, "nothing came, so the first is over");
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
 }
 
@@ -132,15 +161,21 @@ fn a_start_that_core_sent_late_gets_its_turn_and_the_later_incarnation_gets_it_b
     let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
     let later = step(&mut table, 1, true, false, now).unwrap();
     let earlier = step(&mut table, 1, true, false, now).unwrap();
-    table.tick(now + QUIET, &mut released).unwrap();
+    table.tick(now + REST, &mut released).unwrap();
     assert_eq!(step(&mut table, 1, false, true, now), Ok(earlier), "its END was in core's queue");
     assert_eq!(step(&mut table, 1, false, false, now), Ok(later));
     assert_eq!(table.live(), 1);
 }
 
 #[test]
-fn what_a_one_shot_sequence_started_over_goes_when_slots_run_out() {
-    let (mut table, now) = (table(2), Instant::now());
+fn what_a_one_shot_sequence_started_over_goes_soon_if_it_is_of_age_and_else_when_slots_run_out() {
+    let (mut table, now, mut released) = (table(2), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    others(&mut table, OF_AGE, now);
+    step(&mut table, 1, true, true, now).unwrap();
+    table.tick(now + QUIET, &mut released).unwrap();
+    assert_eq!(table.live(), 0);
+
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, true, true, now).unwrap();
     step(&mut table, 2, true, false, now).unwrap();
@@ -156,7 +191,7 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
     let failed = table.admit(&key(1), true, false, &mut released).unwrap().slot;
     assert!(table.settle(failed, Outcome::Failed, false, now, &mut released), "held: the first may have more to come");
     table.hold(failed, 0);
-    table.tick(now + QUIET, &mut released).unwrap();
+    table.tick(now + REST, &mut released).unwrap();
     assert_eq!(released.len(), 1);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
@@ -338,7 +373,7 @@ impl World {
         while !(self.core.queue.is_empty() && self.core.payloads.is_empty()) {
             self.execute();
         }
-        self.now += QUIET;
+        self.now += REST;
         let mut released = Vec::new();
         self.table.tick(self.now, &mut released).unwrap();
         released.into_iter().for_each(|sent| self.core.release(sent));

@@ -178,6 +178,14 @@ impl Request {
         self.answered = true;
     }
 
+    /// Whether its client does not want the answer any more; a server that cannot tell says no.
+    pub fn is_cancelled(&self) -> bool {
+        let mut cancelled = false;
+        // SAFETY: the request is alive until it is dropped.
+        let asked = unsafe { check(call!(TRITONBACKEND_RequestIsCancelled(self.as_ptr(), &mut cancelled))) };
+        asked.is_ok() && cancelled
+    }
+
     /// Whether it has had its answer.
     pub const fn is_answered(&self) -> bool {
         self.answered

@@ -32,9 +32,7 @@ def test_a_model_unloads_with_open_sequences_and_forgets_them(deployment):
 
 
 def test_loading_and_unloading_again_and_again_keeps_the_memory_flat(deploy):
-    # glibc keeps what is freed for the next one who asks, in an arena per thread; told to give
-    # back large blocks at once, it doesn't hide a leak or look like one
-    own = deploy(env={"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"})
+    own = deploy()
     # 32 sequences of 128 KiB: a pool that stays behind is 4 MiB a round at least
     model = models.counter(name="coming_and_going", width=32768, instances=2)
     rng = np.random.default_rng(2)

@@ -71,12 +71,6 @@ CASES = [
     (replaced("constant_is_also_input", constants={"LEFT": 1}), ["LEFT"]),
     (
         dataclasses.replace(
-            models.accumulate("disagrees_reset_type"), controls=(Control("RESET", START, "int32"),)
-        ),
-        ["RESET", "INT32", "BOOL"],
-    ),
-    (
-        dataclasses.replace(
             models.controls("disagrees_id_type"),
             controls=(
                 Control("START", START, "int32"),
