@@ -218,8 +218,29 @@ pub struct BoundState {
     pub input: usize,
     /// Index in [`Binding::outputs`].
     pub output: usize,
-    /// A row of it.
+    /// A row of it in a batch.
     pub layout: RowLayout,
+    /// How its slot keeps it.
+    pub stored: Stored,
+}
+
+/// How a slot keeps a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// As the model has it.
+    Exact,
+    /// TYPE_FP32 as TYPE_FP16, rounded to nearest even.
+    Fp16,
+}
+
+impl BoundState {
+    /// Bytes of the state in its slot.
+    pub const fn stored_bytes(&self) -> usize {
+        match self.stored {
+            Stored::Exact => self.layout.row_bytes(),
+            Stored::Fp16 => self.layout.row_bytes() / 2,
+        }
+    }
 }
 
 impl Binding {
@@ -256,7 +277,9 @@ impl Binding {
             let layout = state_layout(&bound)?;
             let output = state_output(&mut outputs, &bound, output_info);
             place(input, bound)?;
-            states.push(BoundState { input, output, layout });
+            let halved = config.store_states_as_fp16 && info.data_type == DataType::Fp32;
+            let stored = if halved { Stored::Fp16 } else { Stored::Exact };
+            states.push(BoundState { input, output, layout, stored });
         }
         for control in &config.controls {
             // A control that the model does not take is Triton's business only.
@@ -270,7 +293,7 @@ impl Binding {
             place(index, constant_input(config, info, values)?)?;
         }
         let inputs = inputs.into_iter().zip(&signature.inputs).map(|(input, info)| input.ok_or_else(|| unfed(info)));
-        let slot = SlotLayout::new(&states.iter().map(|state| state.layout).collect::<Vec<_>>());
+        let slot = SlotLayout::new(&states.iter().map(BoundState::stored_bytes).collect::<Vec<_>>());
         Ok(Self { inputs: inputs.collect::<Result<_, _>>()?, outputs, states, slot })
     }
 
@@ -622,7 +645,7 @@ impl fmt::Display for Binding {
                     let output = &self.outputs[self.states[*number].output].name;
                     format!(
                         "state, from output {output}, {} bytes, initially zeros",
-                        self.states[*number].layout.row_bytes()
+                        self.states[*number].stored_bytes()
                     )
                 }
                 Source::Control(_) => "control".to_owned(),

@@ -69,11 +69,11 @@ impl Expected {
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
     /// it alone.
     pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Decoded {
-        let (id, (start, end), wanted) = match Self::identify(&request) {
+        let Identity { id, start, end, outputs } = match Identity::of(&request) {
             Ok(identity) => identity,
             Err(error) => return Decoded::Unreadable(request, error),
         };
-        if id.is_none() && wanted == 0 {
+        if id.is_none() && outputs == 0 {
             request.release_unanswered();
             return Decoded::Null;
         }
@@ -82,17 +82,28 @@ impl Expected {
         Decoded::Row(Row { lease: None, key, start, end, problem, request })
     }
 
-    /// The sequence of a request, whether it starts and ends it, and how many outputs are wanted.
-    fn identify(request: &Request) -> Result<(Option<SequenceId>, (bool, bool), u32), Error> {
-        Ok((request.sequence_id()?, request.start_and_end()?, request.output_count()?))
-    }
-
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {
         if let (Some(data_type), Some(SequenceId::Name(name))) = (self.numeric_id, id) {
             return Err(Error::SequenceIdType { name: name.to_string(), data_type });
         }
         request.bind_inputs(&self.names)?;
         self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))
+    }
+}
+
+/// What a request says of its place in a sequence.
+struct Identity {
+    id: Option<SequenceId>,
+    start: bool,
+    end: bool,
+    /// Number of outputs that are wanted.
+    outputs: u32,
+}
+
+impl Identity {
+    fn of(request: &Request) -> Result<Self, Error> {
+        let (start, end) = request.start_and_end()?;
+        Ok(Self { id: request.sequence_id()?, start, end, outputs: request.output_count()? })
     }
 }
 

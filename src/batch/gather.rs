@@ -1,7 +1,7 @@
 //! Rows into the inputs of a step.
 
 use super::Row;
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, ShapeForm, Source};
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, ShapeForm, Source, Stored};
 use crate::error::Error;
 use crate::memory::rows::{self, RowWriter};
 use crate::sequence::SequenceId;
@@ -75,13 +75,18 @@ fn states(
     number: usize,
     batch: Padded,
 ) -> Result<(), Error> {
-    let layout = binding.states[number].layout;
+    let (state, layout) = (&binding.states[number], binding.states[number].layout);
     let (offset, rows) = (binding.slot.offset(number), batch.places);
     let buffer = step.input(index, &input.dims, rows)?;
     for (place, row) in batch.rows().enumerate() {
-        match row.lease.as_ref().filter(|_| !row.is_fresh()) {
-            Some(lease) => rows::put(layout, &lease.state()[offset..offset + layout.row_bytes()], buffer, place, rows),
-            None => rows::zero(layout, buffer, place, rows),
+        let Some(lease) = row.lease.as_ref().filter(|_| !row.is_fresh()) else {
+            rows::zero(layout, buffer, place, rows);
+            continue;
+        };
+        let kept = &lease.state()[offset..offset + state.stored_bytes()];
+        match state.stored {
+            Stored::Exact => rows::put(layout, kept, buffer, place, rows),
+            Stored::Fp16 => rows::put_widened(layout, kept, buffer, place, rows),
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::Row;
-use crate::binding::{Binding, BoundOutput, ShapeForm};
+use crate::binding::{Binding, BoundOutput, ShapeForm, Stored};
 use crate::error::Error;
 use crate::memory::rows;
 use crate::session::{OutputView, Step};
@@ -57,8 +57,12 @@ impl<'a> Answers<'a> {
         lease.advance(|slot| {
             for (number, state) in binding.states.iter().enumerate() {
                 let offset = binding.slot.offset(number);
-                let bytes = &mut slot[offset..offset + state.layout.row_bytes()];
-                rows::take(state.layout, self.outputs[state.output].view.bytes, place, self.rows, bytes);
+                let kept = &mut slot[offset..offset + state.stored_bytes()];
+                let batch = self.outputs[state.output].view.bytes;
+                match state.stored {
+                    Stored::Exact => rows::take(state.layout, batch, place, self.rows, kept),
+                    Stored::Fp16 => rows::take_narrowed(state.layout, batch, place, self.rows, kept),
+                }
             }
         });
     }

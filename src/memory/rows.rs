@@ -1,5 +1,8 @@
 //! Copies between a row alone and the same row within a batch, on host memory (see [`RowLayout`]).
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use crate::tensor::RowLayout;
 
 /// Writes `row` into place `index` of a batch of `rows`. The sizes are the layout's; panics if they are not.
@@ -16,6 +19,26 @@ pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mu
         let from = (outer * rows + index) * layout.inner_bytes;
         let to = outer * layout.inner_bytes;
         row[to..to + layout.inner_bytes].copy_from_slice(&batch[from..from + layout.inner_bytes]);
+    }
+}
+
+/// As [`put`], for a row of fp16 and a batch of fp32.
+pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
+    let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
+    for outer in 0..layout.outer {
+        let place = (outer * rows + index) * wide;
+        let from: &[f16] = bytemuck::cast_slice(&row[outer * narrow..(outer + 1) * narrow]);
+        from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[place..place + wide]));
+    }
+}
+
+/// As [`take`], for a batch of fp32 and a row of fp16: rounds to nearest even, keeps infinities and NaN.
+pub fn take_narrowed(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
+    let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
+    for outer in 0..layout.outer {
+        let place = (outer * rows + index) * wide;
+        let to: &mut [f16] = bytemuck::cast_slice_mut(&mut row[outer * narrow..(outer + 1) * narrow]);
+        to.convert_from_f32_slice(bytemuck::cast_slice(&batch[place..place + wide]));
     }
 }
 
@@ -107,6 +130,29 @@ mod tests {
             let zeros = batch.iter().enumerate().filter(|(at, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *at));
             prop_assert!(zeros.map(|(_, byte)| *byte).all(|byte| byte == 0));
         }
+    }
+
+    #[test]
+    fn fp16_rows_round_to_nearest_even_and_keep_what_has_no_size() {
+        let layout = RowLayout { outer: 2, inner_bytes: 16 };
+        // Halfway cases round to the even neighbour: 2049 to 2048, 2051 to 2052; 65520 is halfway to infinity.
+        let values = [2049.0, 2051.0, 65520.0, 65519.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
+        let expected = [2048.0, 2052.0, f32::INFINITY, 65504.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
+        let mut batch = crate::memory::Buffer::new(96).unwrap();
+        let mut slot = crate::memory::Buffer::new(16).unwrap();
+        put(layout, bytemuck::bytes_of(&values), batch.bytes_mut(), 1, 3);
+        take_narrowed(layout, batch.bytes(), 1, 3, slot.bytes_mut());
+        put_widened(layout, slot.bytes(), batch.bytes_mut(), 2, 3);
+        let mut back = [0f32; 8];
+        take(layout, batch.bytes(), 2, 3, bytemuck::bytes_of_mut(&mut back));
+        assert_eq!(back.map(f32::to_bits), expected.map(f32::to_bits));
+
+        let nan = RowLayout { outer: 1, inner_bytes: 4 };
+        let mut batch = crate::memory::Buffer::new(4).unwrap();
+        batch.bytes_mut().copy_from_slice(&f32::NAN.to_ne_bytes());
+        take_narrowed(nan, batch.bytes(), 0, 1, &mut slot.bytes_mut()[..2]);
+        put_widened(nan, &slot.bytes()[..2], batch.bytes_mut(), 0, 1);
+        assert!(f32::from_ne_bytes(batch.bytes().try_into().unwrap()).is_nan());
     }
 
     #[test]

@@ -1,9 +1,7 @@
 //! Where each state lies within a slot.
 //!
-//! A slot holds all states of one sequence, each as its row alone would be (see [`RowLayout`]), one after another at
+//! A slot holds all states of one sequence, each as its row alone would be (see [`crate::tensor::RowLayout`]), one after another at
 //! multiples of [`SLOT_ALIGNMENT`], so that any of them can be bound to ONNX Runtime in place.
-
-use crate::tensor::RowLayout;
 
 /// Alignment of a slot and of every state in it, in bytes: a cache line, and enough for any vector load.
 pub const SLOT_ALIGNMENT: usize = 64;
@@ -17,15 +15,15 @@ pub struct SlotLayout {
 }
 
 impl SlotLayout {
-    /// Lays the states out in the order given.
-    pub fn new(states: &[RowLayout]) -> Self {
+    /// Lays out states of these sizes, in the order given.
+    pub fn new(stored_bytes: &[usize]) -> Self {
         let mut end = 0;
-        let mut offsets = Vec::with_capacity(states.len());
-        for state in states {
+        let mut offsets = Vec::with_capacity(stored_bytes.len());
+        for bytes in stored_bytes {
             offsets.push(end);
-            end += state.row_bytes().next_multiple_of(SLOT_ALIGNMENT);
+            end += bytes.next_multiple_of(SLOT_ALIGNMENT);
         }
-        Self { offsets, slot_bytes: end, state_bytes: states.iter().map(|state| state.row_bytes()).sum() }
+        Self { offsets, slot_bytes: end, state_bytes: stored_bytes.iter().sum() }
     }
 
     /// Byte at which state number `state` begins within its slot.
@@ -50,8 +48,7 @@ mod tests {
 
     #[test]
     fn states_are_aligned_and_do_not_overlap() {
-        let state = |outer, inner_bytes| RowLayout { outer, inner_bytes };
-        let layout = SlotLayout::new(&[state(2, 50), state(1, 64), state(1, 1), state(1, 0)]);
+        let layout = SlotLayout::new(&[100, 64, 1, 0]);
         assert_eq!(layout.offsets, [0, 128, 192, 256]);
         assert_eq!(layout.slot_bytes(), 256);
         assert_eq!(layout.state_bytes(), 165);
