@@ -9,14 +9,21 @@ use serde::Deserialize;
 
 use crate::error::Error;
 use crate::model::{Location, Model};
-use crate::session::{Library, SearchPath};
+use crate::session::{EnvironmentOptions, Library, LogLevel, SearchPath};
 use crate::triton;
 
 /// Settings that Triton passes to every backend.
 const TRITONS_OWN: [&str; 4] =
     ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
-const ORT_LIBRARY_PATH: &str = "ort-library-path";
+/// Settings of ours: where ONNX Runtime is, what it logs, and whether all models share its threads.
+const KNOWN: [&str; 5] = [
+    "ort-library-path",
+    "ort-logging-level",
+    "enable-global-threadpool",
+    "intra_op_thread_count",
+    "inter_op_thread_count",
+];
 
 /// Kept beyond Finalize: the library stays loaded, and a second server in the process uses it again.
 static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
@@ -33,7 +40,9 @@ pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
     triton::install_log();
     let config: BackendConfig =
         serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
-    let library = Library::load(&search_path(&config.cmdline, backend.folder()?)?)?;
+    check_names(&config.cmdline)?;
+    let search = search_path(&config.cmdline, backend.folder()?);
+    let library = Library::load(&search, environment_options(&config.cmdline)?)?;
     log::info!(
         "stateful backend {}: ONNX Runtime {} from {} ({})",
         env!("CARGO_PKG_VERSION"),
@@ -52,40 +61,81 @@ pub fn load_model(model: triton::Model) -> Result<Model, Error> {
     Model::load(&model.config_json()?, &location, &library)
 }
 
-fn search_path(cmdline: &BTreeMap<String, String>, folder: PathBuf) -> Result<SearchPath, Error> {
-    let unknown = |name: &&String| name.as_str() != ORT_LIBRARY_PATH && !TRITONS_OWN.contains(&name.as_str());
-    if let Some(name) = cmdline.keys().find(unknown) {
-        let (name, value) = (name.clone(), cmdline[name].clone());
-        return Err(Error::BackendConfig {
-            name,
-            value,
-            allowed: format!("the known setting is '{ORT_LIBRARY_PATH}'"),
-        });
+type CommandLine = BTreeMap<String, String>;
+
+fn check_names(cmdline: &CommandLine) -> Result<(), Error> {
+    let unknown = |name: &&String| !KNOWN.contains(&name.as_str()) && !TRITONS_OWN.contains(&name.as_str());
+    match cmdline.keys().find(unknown) {
+        None => Ok(()),
+        Some(name) => {
+            let (name, value) = (name.clone(), cmdline[name].clone());
+            Err(Error::BackendConfig { name, value, allowed: format!("known settings are {}", KNOWN.join(", ")) })
+        }
     }
+}
+
+fn search_path(cmdline: &CommandLine, folder: PathBuf) -> SearchPath {
     let backends_dir = cmdline.get("backend-directory").map(PathBuf::from);
-    Ok(SearchPath {
-        configured: cmdline.get(ORT_LIBRARY_PATH).map(PathBuf::from),
+    SearchPath {
+        configured: cmdline.get("ort-library-path").map(PathBuf::from),
         backends_dir: backends_dir.or_else(|| folder.parent().map(PathBuf::from)),
         backend_dir: Some(folder),
         environment: std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from),
-    })
+    }
+}
+
+fn environment_options(cmdline: &CommandLine) -> Result<EnvironmentOptions, Error> {
+    const LEVELS: [LogLevel; 5] =
+        [LogLevel::Verbose, LogLevel::Info, LogLevel::Warning, LogLevel::Error, LogLevel::Fatal];
+    let number = |name: &str, default: usize, most: usize| match cmdline.get(name) {
+        None => Ok(default),
+        Some(value) => value.parse().ok().filter(|&number| number <= most).ok_or_else(|| Error::BackendConfig {
+            name: name.to_owned(),
+            value: value.clone(),
+            allowed: format!("a number from 0 to {most} is expected"),
+        }),
+    };
+    let log_level = LEVELS[number("ort-logging-level", 2, LEVELS.len() - 1)?];
+    let threads = (number("intra_op_thread_count", 0, 1024)?, number("inter_op_thread_count", 0, 1024)?);
+    let global_threads = (number("enable-global-threadpool", 0, 1)? == 1).then_some(threads);
+    Ok(EnvironmentOptions { log_level, global_threads })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn line(settings: &[(&str, &str)]) -> CommandLine {
+        settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
     #[test]
-    fn the_command_line_is_read_and_unknown_settings_are_refused() {
-        let line =
-            |settings: &[(&str, &str)]| settings.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
+    fn the_search_path_comes_from_the_command_line_and_the_folder() {
         let search =
             search_path(&line(&[("ort-library-path", "/a/b.so"), ("backend-directory", "/x")]), "/y/stateful".into());
-        let search = search.unwrap();
         assert_eq!(search.configured, Some("/a/b.so".into()));
         assert_eq!(search.backends_dir, Some("/x".into()));
-        assert_eq!(search_path(&line(&[]), "/y/stateful".into()).unwrap().backends_dir, Some("/y".into()));
-        let error = search_path(&line(&[("ort-libary-path", "/a")]), "/y".into()).unwrap_err().to_string();
-        assert!(error.contains("ort-libary-path=/a") && error.contains("'ort-library-path'"), "{error}");
+        assert_eq!(search_path(&line(&[]), "/y/stateful".into()).backends_dir, Some("/y".into()));
+    }
+
+    #[test]
+    fn environment_options_have_defaults_and_bounds() {
+        let options = |settings: &[(&str, &str)]| environment_options(&line(settings));
+        assert_eq!(options(&[]).unwrap(), EnvironmentOptions { log_level: LogLevel::Warning, global_threads: None });
+        let shared =
+            options(&[("enable-global-threadpool", "1"), ("intra_op_thread_count", "3"), ("ort-logging-level", "0")]);
+        assert_eq!(shared.unwrap(), EnvironmentOptions { log_level: LogLevel::Verbose, global_threads: Some((3, 0)) });
+        for (name, value) in [("ort-logging-level", "5"), ("ort-logging-level", "x"), ("enable-global-threadpool", "2")]
+        {
+            let error = options(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(&format!("{name}={value}")) && error.contains("from 0 to"), "{error}");
+        }
+    }
+
+    #[test]
+    fn unknown_settings_are_refused_and_tritons_own_pass() {
+        assert!(check_names(&line(&[("backend-directory", "/x"), ("ort-library-path", "/a")])).is_ok());
+        let error = check_names(&line(&[("ort-libary-path", "/a")])).unwrap_err().to_string();
+        assert!(error.contains("ort-libary-path=/a") && error.contains("ort-library-path"), "{error}");
     }
 }

@@ -9,7 +9,9 @@ mod model_file;
 mod parameters;
 mod raw;
 mod resolved;
+mod session_options;
 
 pub use error::ConfigError;
 pub use model_file::find as find_model_file;
 pub use resolved::{Config, Control, ControlKind, FalseTrue, Logging, Padding, StatePair, Strategy, TensorConfig};
+pub use session_options::{GraphOptimization, SessionOptions};

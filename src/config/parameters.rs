@@ -10,7 +10,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 22] = [
+const KNOWN: [&str; 28] = [
     "always_pad_to_max_batch",
     "batch_info_logging_level",
     "buffer_alloc_threshold",
@@ -19,12 +19,18 @@ const KNOWN: [&str; 22] = [
     "constant_inputs",
     "detailed_metrics_logging_level",
     "enable_cuda_graph",
+    "enable_mem_arena",
+    "enable_mem_pattern",
     "enable_trt_caching",
     "error_inject_rate",
+    "execution_mode",
     "infer_end_requests",
     "initial_buffer_size",
+    "inter_op_thread_count",
+    "intra_op_thread_count",
     "logging_level",
     "max_candidate_sequence_use_ratio",
+    "memory.enable_memory_arena_shrinkage",
     "metric_logging_frequency_seconds",
     "onnx_file_name",
     "ort_ep",
@@ -39,6 +45,9 @@ const KNOWN: [&str; 22] = [
 const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
 const TRITONS_PREFIX: &str = "TRITON_";
 
+/// Entries of ONNX Runtime's session configuration, handed on by name; it refuses what it does not know.
+const SESSION_PREFIX: &str = "session.";
+
 /// The parameters as written, every name known.
 pub struct Parameters(BTreeMap<String, Parameter>);
 
@@ -47,11 +56,18 @@ impl Parameters {
     pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
         for name in written.keys() {
             let known = KNOWN.contains(&name.as_str());
-            if !known && !name.starts_with(TRITONS_PREFIX) && !TRITONS_OWN.contains(&name.as_str()) {
+            let prefixed = [TRITONS_PREFIX, SESSION_PREFIX].iter().any(|prefix| name.starts_with(prefix));
+            if !known && !prefixed && !TRITONS_OWN.contains(&name.as_str()) {
                 return Err(ConfigError::UnknownParameter { name: name.clone(), nearest: nearest(name) });
             }
         }
         Ok(Self(written))
+    }
+
+    /// Entries for ONNX Runtime's session configuration.
+    pub fn session_entries(&self) -> Vec<(String, String)> {
+        let entries = self.0.iter().filter(|(name, _)| name.starts_with(SESSION_PREFIX));
+        entries.map(|(name, parameter)| (name.clone(), parameter.string_value.clone())).collect()
     }
 
     /// The value as written, trimmed; `None` if the parameter is absent.

@@ -37,6 +37,7 @@ pub struct ModelConfig {
     pub instance_group: Vec<InstanceGroup>,
     pub sequence_batching: Option<SequenceBatching>,
     pub model_transaction_policy: TransactionPolicy,
+    pub optimization: Optimization,
     pub parameters: BTreeMap<String, Parameter>,
 }
 
@@ -68,6 +69,32 @@ pub struct InstanceGroup {
 #[serde(default)]
 pub struct TransactionPolicy {
     pub decoupled: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Optimization {
+    pub graph: GraphOptimization,
+    pub execution_accelerators: Accelerators,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct GraphOptimization {
+    pub level: Int,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Accelerators {
+    pub gpu_execution_accelerator: Vec<Accelerator>,
+    pub cpu_execution_accelerator: Vec<Accelerator>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct Accelerator {
+    pub name: String,
 }
 
 #[derive(Debug, Default, Deserialize)]

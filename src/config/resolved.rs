@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::error::ConfigError;
 use super::parameters::{self, Parameters, bad};
 use super::raw::{self, Int};
+use super::session_options::SessionOptions;
 use crate::state::pool::SlotLimits;
 use crate::tensor::{DataType, Dims};
 
@@ -36,6 +37,8 @@ pub struct Config {
     pub infer_end_requests: bool,
     /// What the model's instances log.
     pub logging: Logging,
+    /// How ONNX Runtime is to run it.
+    pub session: SessionOptions,
     /// Whether states of TYPE_FP32 are kept as TYPE_FP16.
     pub store_states_as_fp16: bool,
     /// Bounds of the state pool, all instances together.
@@ -152,6 +155,7 @@ impl Config {
             padding: Padding::new(&parameters, &batching, max_batch_size)?,
             infer_end_requests: parameters.switch("infer_end_requests", true)?,
             logging: Logging::new(&parameters)?,
+            session: SessionOptions::new(&parameters, &raw.optimization)?,
             store_states_as_fp16: parameters.switch("store_states_as_fp16", false)?,
             max_batch_size,
             model_file: model_file(&parameters, raw.default_model_filename),
@@ -515,6 +519,13 @@ impl fmt::Display for Config {
             f,
             "max_batch_size {}, {:?}, queue delay and margin {:?}, idle limit {:?}",
             self.max_batch_size, self.strategy, self.quiet, self.idle_limit
+        )?;
+        writeln!(f, "{:?}", self.session)?;
+        let Padding { sizes } = &self.padding;
+        writeln!(
+            f,
+            "pad to {sizes:?}, infer END requests {}, store FP32 states as FP16 {}",
+            self.infer_end_requests, self.store_states_as_fp16
         )?;
         for (what, tensors) in [("input", &self.inputs), ("output", &self.outputs)] {
             for tensor in tensors {

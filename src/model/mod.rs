@@ -47,7 +47,7 @@ impl Model {
     pub fn load(config_json: &[u8], location: &Location, library: &Library) -> Result<Self, Error> {
         let config = Config::from_json(config_json)?;
         let file = config::find_model_file(&config, &location.repository.join(location.version.to_string()))?;
-        let session = Arc::new(Session::open(library, &file)?);
+        let session = Arc::new(Session::open(library, &file, &config.session)?);
         let state_pairs = config.state_pairs_or(session.graph_description())?;
         let binding = Binding::new(&config, &state_pairs, session.signature())?;
         let policy =

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ort::environment::Environment;
-use ort::logging::LogLevel;
+use ort::environment::GlobalThreadPoolOptions;
 use parking_lot::Mutex;
 
 /// Where libonnxruntime is looked for, most wanted first.
@@ -19,6 +19,19 @@ pub struct SearchPath {
     /// The folder of the server's other backends.
     pub backends_dir: Option<PathBuf>,
 }
+
+/// How the environment is made. The first server in a process decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EnvironmentOptions {
+    /// `ort-logging-level`: what ONNX Runtime logs.
+    pub log_level: LogLevel,
+    /// `enable-global-threadpool`: one pool of threads for all models, of this many intra-op and inter-op threads (0 for
+    /// one per core), instead of one for each.
+    pub global_threads: Option<(usize, usize)>,
+}
+
+/// ONNX Runtime's log levels.
+pub use ort::logging::LogLevel;
 
 /// Why there is no ONNX Runtime.
 #[derive(Debug, thiserror::Error)]
@@ -53,12 +66,12 @@ static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
 
 impl Library {
     /// The library, loaded on the first call; later calls get the same one, whatever their search path says.
-    pub fn load(search: &SearchPath) -> Result<Arc<Self>, LibraryError> {
+    pub fn load(search: &SearchPath, options: EnvironmentOptions) -> Result<Arc<Self>, LibraryError> {
         let mut loaded = LIBRARY.lock();
         if let Some(library) = &*loaded {
             return Ok(library.clone());
         }
-        let library = Arc::new(Self::open(search.find()?)?);
+        let library = Arc::new(Self::open(search.find()?, options)?);
         *loaded = Some(library.clone());
         Ok(library)
     }
@@ -90,9 +103,17 @@ impl Library {
         &self.environment
     }
 
-    fn open(path: PathBuf) -> Result<Self, LibraryError> {
+    fn open(path: PathBuf, options: EnvironmentOptions) -> Result<Self, LibraryError> {
         let builder = ort::init_from(&path)
             .map_err(|error| LibraryError::Unusable { path: path.clone(), why: error.to_string() })?;
+        let failed = |error: ort::Error| LibraryError::Environment(error.message().to_owned());
+        let builder = match options.global_threads {
+            None => builder,
+            Some((intra, inter)) => {
+                let pool = GlobalThreadPoolOptions::default().with_intra_threads(intra).map_err(failed)?;
+                builder.with_global_thread_pool(pool.with_inter_threads(inter).map_err(failed)?)
+            }
+        };
         let environment = builder
             .with_name("triton_stateful")
             .with_telemetry(false)
@@ -100,8 +121,8 @@ impl Library {
                 log::log!(log_level(level), "onnxruntime {category} {location}: {message}");
             }))
             .build()
-            .map_err(|error| LibraryError::Environment(error.to_string()))?;
-        environment.set_log_level(LogLevel::Warning);
+            .map_err(failed)?;
+        environment.set_log_level(options.log_level);
         Ok(Self { environment, path })
     }
 }

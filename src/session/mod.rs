@@ -10,7 +10,7 @@ mod signature;
 mod step;
 mod value;
 
-pub use library::{Library, LibraryError, SearchPath};
+pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use open::{Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use step::{InputSpec, OutputSpec, OutputView, Step, StepSpec};

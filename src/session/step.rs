@@ -187,7 +187,7 @@ impl Step {
         let status = unsafe {
             (ort::api().Run)(
                 self.session.as_ptr(),
-                ptr::null(),
+                self.session.run_options(),
                 self.input_names.as_ptr(),
                 self.input_values.as_ptr(),
                 self.input_values.len(),

@@ -1,0 +1,97 @@
+//! How ONNX Runtime is to run a model: the names are those of Triton's onnxruntime backend, so that configurations carry
+//! over.
+
+use super::error::ConfigError;
+use super::parameters::{Parameters, bad};
+use super::raw::Optimization;
+
+/// Options of an ONNX Runtime session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Threads that work on one operator; 0 for one per core. 1 unless told otherwise: small steps run best so, and
+    /// parallelism comes from batches and instances. (The onnxruntime backend's default is 0.)
+    pub intra_op_threads: usize,
+    /// Threads that run operators side by side; 0 for one per core. Used with parallel execution only.
+    pub inter_op_threads: usize,
+    /// Whether operators that do not depend on each other run side by side.
+    pub parallel_execution: bool,
+    /// What is done to the graph at load.
+    pub graph_optimization: GraphOptimization,
+    /// Whether memory on the CPU comes from an arena.
+    pub mem_arena: bool,
+    /// Whether the memory of a run is planned from the last one.
+    pub mem_pattern: bool,
+    /// Arenas that shrink after each run, such as `cpu:0`.
+    pub arena_shrinkage: Option<String>,
+    /// Further entries of the session's configuration, by ONNX Runtime's names.
+    pub entries: Vec<(String, String)>,
+}
+
+/// ONNX Runtime's graph optimisation levels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GraphOptimization {
+    /// `level: 2`
+    None,
+    /// `level: -1`
+    Basic,
+    /// `level: 1`
+    Extended,
+    /// `level: 0`, the default.
+    All,
+}
+
+impl SessionOptions {
+    pub(super) fn new(parameters: &Parameters, optimization: &Optimization) -> Result<Self, ConfigError> {
+        let threads = |name| parameters.number(name, 0usize..=1024, "a number of threads from 0 to 1024");
+        let level = optimization.graph.level.0;
+        let graph_optimization = match level {
+            0 => GraphOptimization::All,
+            -1 => GraphOptimization::Basic,
+            1 => GraphOptimization::Extended,
+            2 => GraphOptimization::None,
+            _ => {
+                return Err(ConfigError::BadField {
+                    field: "optimization.graph.level".to_owned(),
+                    value: level.to_string(),
+                    allowed: "0 (all), -1 (basic), 1 (extended) or 2 (none) is expected".to_owned(),
+                });
+            }
+        };
+        check_accelerators(optimization)?;
+        let arena_shrinkage = parameters.text("memory.enable_memory_arena_shrinkage").map(str::to_owned);
+        if let Some(arenas) =
+            arena_shrinkage.as_deref().filter(|arenas| !arenas.split(';').all(|arena| arena.contains(':')))
+        {
+            return Err(bad(
+                "memory.enable_memory_arena_shrinkage",
+                arenas,
+                "arenas such as 'cpu:0', separated by ';', are expected",
+            ));
+        }
+        Ok(Self {
+            intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
+            inter_op_threads: threads("inter_op_thread_count")?.unwrap_or(1),
+            parallel_execution: parameters.switch("execution_mode", false)?,
+            graph_optimization,
+            mem_arena: parameters.switch("enable_mem_arena", true)?,
+            mem_pattern: parameters.switch("enable_mem_pattern", true)?,
+            arena_shrinkage,
+            entries: parameters.session_entries(),
+        })
+    }
+}
+
+fn check_accelerators(optimization: &Optimization) -> Result<(), ConfigError> {
+    let accelerators = &optimization.execution_accelerators;
+    if let Some(accelerator) = accelerators.cpu_execution_accelerator.first() {
+        return Err(ConfigError::BadField {
+            field: "optimization.execution_accelerators.cpu_execution_accelerator".to_owned(),
+            value: format!("'{}'", accelerator.name),
+            allowed: "this backend has no accelerator for the CPU: remove it".to_owned(),
+        });
+    }
+    for accelerator in &accelerators.gpu_execution_accelerator {
+        log::info!("GPU accelerator '{}' has no effect: instances are of KIND_CPU", accelerator.name);
+    }
+    Ok(())
+}
