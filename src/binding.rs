@@ -7,6 +7,7 @@
 use std::fmt;
 
 use crate::config::{Config, Control, ControlKind, FalseTrue, StatePair, TensorConfig};
+use crate::memory::SlotSize;
 use crate::session::{InputSpec, OutputSpec, Signature, StepSpec, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims, RowLayout, element_count};
@@ -231,6 +232,8 @@ pub enum Stored {
     Exact,
     /// TYPE_FP32 as TYPE_FP16, rounded to nearest even.
     Fp16,
+    /// Strings, beside the slot's bytes, as this string state. The layout then counts elements.
+    Strings(usize),
 }
 
 impl BoundState {
@@ -239,6 +242,7 @@ impl BoundState {
         match self.stored {
             Stored::Exact => self.layout.row_bytes(),
             Stored::Fp16 => self.layout.row_bytes() / 2,
+            Stored::Strings(_) => 0,
         }
     }
 }
@@ -277,8 +281,12 @@ impl Binding {
             let layout = state_layout(&bound)?;
             let output = state_output(&mut outputs, &bound, output_info);
             place(input, bound)?;
-            let halved = config.store_states_as_fp16 && info.data_type == DataType::Fp32;
-            let stored = if halved { Stored::Fp16 } else { Stored::Exact };
+            let string_states = states.iter().filter(|state: &&BoundState| matches!(state.stored, Stored::Strings(_)));
+            let stored = match info.data_type {
+                DataType::Bytes => Stored::Strings(string_states.count()),
+                DataType::Fp32 if config.store_states_as_fp16 => Stored::Fp16,
+                _ => Stored::Exact,
+            };
             states.push(BoundState { input, output, layout, stored });
         }
         for control in &config.controls {
@@ -295,6 +303,12 @@ impl Binding {
         let inputs = inputs.into_iter().zip(&signature.inputs).map(|(input, info)| input.ok_or_else(|| unfed(info)));
         let slot = SlotLayout::new(&states.iter().map(BoundState::stored_bytes).collect::<Vec<_>>());
         Ok(Self { inputs: inputs.collect::<Result<_, _>>()?, outputs, states, slot })
+    }
+
+    /// What a slot of the pool holds.
+    pub fn slot_size(&self) -> SlotSize {
+        let strings = self.states.iter().filter(|state| matches!(state.stored, Stored::Strings(_))).count();
+        SlotSize { bytes: self.slot.slot_bytes(), strings }
     }
 
     /// What the step needs to know.
@@ -425,7 +439,9 @@ fn response_output(config: &Config, tensor: &TensorConfig, info: &TensorInfo) ->
         true => (Some(0), ShapeForm::Plain),
         false => match_dims(config, "output", tensor, &info.dims)?,
     };
-    let dims = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
+    let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
+    // ONNX Runtime allocates strings itself.
+    let dims = known.filter(|_| info.data_type != DataType::Bytes);
     let is_batch = |axis: usize| Some(axis) == batch_axis;
     let empty = |(axis, &dim): (usize, &i64)| if is_batch(axis) { 0 } else { dim.max(0) };
     let empty_dims = match info.dims.as_slice() {
@@ -460,9 +476,6 @@ fn state_input(
         dims: describe(info.data_type, &info.dims),
         why: why.to_owned(),
     };
-    if info.data_type.byte_size().is_none() {
-        return Err(error("states of strings are not supported yet"));
-    }
     let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
     let named: Vec<usize> =
         open.iter().copied().filter(|&axis| batch_symbol == Some(info.symbols[axis].as_str())).collect();
@@ -503,7 +516,11 @@ fn check_state_ends(input: &BoundInput, input_info: &TensorInfo, output_info: &T
 }
 
 fn state_layout(input: &BoundInput) -> Result<RowLayout, BindingError> {
-    RowLayout::new(input.data_type, &input.dims, input.batch_axis).ok_or_else(|| BindingError::State {
+    let layout = match input.data_type {
+        DataType::Bytes => RowLayout::of_elements(&input.dims, input.batch_axis),
+        data_type => RowLayout::new(data_type, &input.dims, input.batch_axis),
+    };
+    layout.ok_or_else(|| BindingError::State {
         name: input.name.clone(),
         dims: describe(input.data_type, &input.dims),
         why: "its size overflows".to_owned(),
@@ -525,7 +542,8 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
         outputs.len() - 1
     });
     outputs[index].batch_axis = input.batch_axis;
-    outputs[index].dims = Some(input.dims.clone());
+    // ONNX Runtime allocates strings itself.
+    outputs[index].dims = Some(input.dims.clone()).filter(|_| input.data_type != DataType::Bytes);
     index
 }
 
@@ -556,9 +574,6 @@ fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Resul
         model: Dims(&info.dims).to_string(),
         rule: rule.to_owned(),
     };
-    if info.data_type.byte_size().is_none() {
-        return Err(error("sequence ids as strings cannot be fed to a model yet; remove the control input"));
-    }
     let batch_axis = (config.is_batched() && !info.dims.is_empty()).then_some(0);
     let one_element = info.dims.iter().enumerate().all(|(axis, &dim)| dim <= 1 || Some(axis) == batch_axis);
     let fits = one_element && batch_axis.is_none_or(|axis| batches(info.dims[axis], config));

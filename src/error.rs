@@ -99,6 +99,16 @@ pub enum Error {
         /// What the model takes; -1 is any.
         wanted: Vec<i64>,
     },
+    /// An input of strings has another number of elements than its shape needs, or ends within one.
+    #[error("input '{name}' has {} elements, but its shape needs {wanted}", came.map_or("unreadable".to_owned(), |came| came.to_string()))]
+    InputStrings {
+        /// The input.
+        name: String,
+        /// What came, if it could be read.
+        came: Option<usize>,
+        /// What the shape needs.
+        wanted: usize,
+    },
     /// The model is fed the sequence id as a number, but it is a string.
     #[error(
         "sequence id '{name}' is a string, but the model's control input takes it as {data_type}: use an unsigned number"
@@ -154,7 +164,9 @@ impl Error {
             Self::UnknownSequence { .. } => Code::NotFound,
             Self::Cancelled => Code::Cancelled,
             Self::PoolFull { .. } | Self::PoolMemory { .. } | Self::Memory(_) => Code::Unavailable,
-            Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } => Code::InvalidArg,
+            Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } | Self::InputStrings { .. } => {
+                Code::InvalidArg
+            }
             Self::SequenceIdType { .. } | Self::UnknownOutput(_) => Code::InvalidArg,
             Self::Config(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,

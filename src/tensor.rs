@@ -131,6 +131,11 @@ impl RowLayout {
         Some(Self { outer, inner_bytes })
     }
 
+    /// As [`RowLayout::new`], counting elements instead of bytes: for strings.
+    pub fn of_elements(dims: &[i64], batch_axis: Option<usize>) -> Option<Self> {
+        Self::new(DataType::Uint8, dims, batch_axis)
+    }
+
     /// Bytes of one row.
     pub const fn row_bytes(self) -> usize {
         self.outer * self.inner_bytes

@@ -5,6 +5,7 @@ use std::ffi::CString;
 use super::Row;
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::Error;
+use crate::memory::strings;
 use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
 use crate::triton::{Request, c_name};
@@ -50,7 +51,9 @@ impl Expected {
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
-            Source::Control(BoundControl::CorrelationId(data_type)) => Some(data_type),
+            Source::Control(BoundControl::CorrelationId(data_type)) => {
+                Some(data_type).filter(|&of| of != DataType::Bytes)
+            }
             _ => None,
         });
         Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id }
@@ -119,8 +122,15 @@ impl ExpectedInput {
             let (came, wanted) = (input.dims().to_vec(), self.dims.clone());
             return Err(Error::InputShape { name: self.name.clone(), came, wanted });
         }
-        let wanted = element_count(input.dims()).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        let wanted = wanted.unwrap_or(usize::MAX);
+        let count = element_count(input.dims()).unwrap_or(usize::MAX);
+        if self.data_type == DataType::Bytes {
+            let came = strings::read(input.pieces()).map(|strings| strings.len());
+            return match came == Some(count) {
+                true => Ok(()),
+                false => Err(Error::InputStrings { name: self.name.clone(), came, wanted: count }),
+            };
+        }
+        let wanted = count.saturating_mul(self.data_type.byte_size().unwrap_or(1));
         match input.bytes() == wanted {
             true => Ok(()),
             false => Err(Error::InputBytes { name: self.name.clone(), came: input.bytes(), wanted }),

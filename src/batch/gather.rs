@@ -4,9 +4,10 @@ use super::Row;
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, ShapeForm, Source, Stored};
 use crate::error::Error;
 use crate::memory::rows::{self, RowWriter};
+use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
 use crate::session::Step;
-use crate::tensor::RowLayout;
+use crate::tensor::{DataType, RowLayout};
 
 /// Fills every input of the step, for `places` rows, from the rows of the batch, which all have the same shapes. Places
 /// beyond the batch repeat its first row, so that padding cannot fail where the rows do not.
@@ -58,6 +59,15 @@ fn requests(
     };
     let rows = batch.places;
     let layout = layout(input, dims)?;
+    if input.data_type == DataType::Bytes {
+        let mut all = Strings::new();
+        for (place, row) in batch.rows().enumerate() {
+            // Decoding has read them once already.
+            let elements = strings::read(row.request.input(position).pieces()).unwrap_or_default();
+            strings::put(layout, &elements, &mut all, place, rows);
+        }
+        return Ok(step.set_strings(index, dims, rows, &all)?);
+    }
     let buffer = step.input(index, dims, rows)?;
     for (place, row) in batch.rows().enumerate() {
         let mut writer = RowWriter::new(layout, buffer, place, rows);
@@ -77,6 +87,15 @@ fn states(
 ) -> Result<(), Error> {
     let (state, layout) = (&binding.states[number], binding.states[number].layout);
     let (offset, rows) = (binding.slot.offset(number), batch.places);
+    if let Stored::Strings(kept) = state.stored {
+        let mut all = vec![Vec::new(); layout.row_bytes() * rows];
+        for (place, row) in batch.rows().enumerate() {
+            if let Some(lease) = row.lease.as_ref().filter(|_| !row.is_fresh()) {
+                strings::put(layout, &lease.strings()[kept], &mut all, place, rows);
+            }
+        }
+        return Ok(step.set_strings(index, &input.dims, rows, &all)?);
+    }
     let buffer = step.input(index, &input.dims, rows)?;
     for (place, row) in batch.rows().enumerate() {
         let Some(lease) = row.lease.as_ref().filter(|_| !row.is_fresh()) else {
@@ -85,8 +104,8 @@ fn states(
         };
         let kept = &lease.state()[offset..offset + state.stored_bytes()];
         match state.stored {
-            Stored::Exact => rows::put(layout, kept, buffer, place, rows),
             Stored::Fp16 => rows::put_widened(layout, kept, buffer, place, rows),
+            Stored::Exact | Stored::Strings(_) => rows::put(layout, kept, buffer, place, rows),
         }
     }
     Ok(())
@@ -99,6 +118,10 @@ fn controls(
     control: &BoundControl,
     batch: Padded,
 ) -> Result<(), Error> {
+    if input.data_type == DataType::Bytes {
+        let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_text().into_bytes()).unwrap_or_default());
+        return Ok(step.set_strings(index, &input.dims, batch.places, &ids.collect::<Strings>())?);
+    }
     let buffer = step.input(index, &input.dims, batch.places)?;
     let element = buffer.len() / batch.places;
     for (place, row) in buffer.chunks_exact_mut(element).zip(batch.rows()) {
@@ -142,7 +165,11 @@ fn constant(step: &mut Step, index: usize, input: &BoundInput, bytes: &[u8], row
 }
 
 fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, Error> {
-    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| Error::InputShape {
+    let layout = match input.data_type {
+        DataType::Bytes => RowLayout::of_elements(dims, input.batch_axis),
+        data_type => RowLayout::new(data_type, dims, input.batch_axis),
+    };
+    layout.ok_or_else(|| Error::InputShape {
         name: input.name.clone(),
         came: dims.to_vec(),
         wanted: input.dims.clone(),

@@ -5,9 +5,9 @@ use std::ffi::CString;
 use super::Row;
 use crate::binding::{Binding, BoundOutput, ShapeForm, Stored};
 use crate::error::Error;
-use crate::memory::rows;
+use crate::memory::{rows, strings};
 use crate::session::{OutputView, Step};
-use crate::tensor::{RowLayout, element_count};
+use crate::tensor::{DataType, RowLayout};
 use crate::triton::{Request, Response, c_name};
 
 /// The outputs of a run, taken apart into rows.
@@ -30,7 +30,12 @@ impl<'a> Answers<'a> {
     pub fn new(binding: &'a Binding, step: &'a Step, rows: usize) -> Result<Self, Error> {
         let outputs =
             binding.outputs.iter().enumerate().map(|(index, bound)| Answer::new(bound, step.output(index)?, rows));
-        Ok(Self { outputs: outputs.collect::<Result<_, _>>()?, rows })
+        let outputs = outputs.collect::<Result<Vec<Answer>, _>>()?;
+        // Where the model left a state's shape open, this is the first time to see it.
+        match binding.states.iter().find(|state| outputs[state.output].layout != state.layout) {
+            None => Ok(Self { outputs, rows }),
+            Some(state) => Err(outputs[state.output].uneven(rows)),
+        }
     }
 
     /// The response for the row at `place`, with the outputs that its request wants.
@@ -41,6 +46,12 @@ impl<'a> Answers<'a> {
             let wanted =
                 self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.response.is_some());
             let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+            if answer.bound.data_type == DataType::Bytes {
+                let bytes = strings::write(&strings::take(answer.layout, answer.view.strings, place, self.rows));
+                let buffer = response.output(&answer.name, DataType::Bytes, &answer.dims, bytes.len())?;
+                buffer.copy_from_slice(&bytes);
+                continue;
+            }
             let bytes = answer.layout.row_bytes();
             let buffer = response.output(&answer.name, answer.bound.data_type, &answer.dims, bytes)?;
             rows::take(answer.layout, answer.view.bytes, place, self.rows, buffer);
@@ -57,11 +68,18 @@ impl<'a> Answers<'a> {
         lease.advance(|slot| {
             for (number, state) in binding.states.iter().enumerate() {
                 let offset = binding.slot.offset(number);
-                let kept = &mut slot[offset..offset + state.stored_bytes()];
-                let batch = self.outputs[state.output].view.bytes;
+                let view = &self.outputs[state.output].view;
+                let kept = offset..offset + state.stored_bytes();
                 match state.stored {
-                    Stored::Exact => rows::take(state.layout, batch, place, self.rows, kept),
-                    Stored::Fp16 => rows::take_narrowed(state.layout, batch, place, self.rows, kept),
+                    Stored::Exact => {
+                        rows::take(state.layout, view.bytes, place, self.rows, &mut slot.bytes_mut()[kept])
+                    }
+                    Stored::Fp16 => {
+                        rows::take_narrowed(state.layout, view.bytes, place, self.rows, &mut slot.bytes_mut()[kept])
+                    }
+                    Stored::Strings(kept) => {
+                        slot.strings_mut()[kept] = strings::take(state.layout, view.strings, place, self.rows)
+                    }
                 }
             }
         });
@@ -86,16 +104,20 @@ impl<'a> Answer<'a> {
         if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
             return Err(uneven());
         }
-        let layout = RowLayout::new(bound.data_type, view.dims, bound.batch_axis).ok_or_else(uneven)?;
-        debug_assert_eq!(
-            element_count(view.dims).map(|count| count * bound.data_type.byte_size().unwrap_or(0)),
-            Some(layout.row_bytes() * rows)
-        );
+        let layout = match bound.data_type {
+            DataType::Bytes => RowLayout::of_elements(view.dims, bound.batch_axis),
+            data_type => RowLayout::new(data_type, view.dims, bound.batch_axis),
+        };
+        let layout = layout.ok_or_else(uneven)?;
         let mut dims = view.dims.to_vec();
         if let Some(axis) = bound.batch_axis {
             dims[axis] = 1;
         }
         debug_assert!(bound.response != Some(ShapeForm::Plain) || bound.batch_axis.is_none_or(|axis| axis == 0));
         Ok(Self { name: c_name(&bound.name), bound, view, layout, dims })
+    }
+
+    fn uneven(&self, rows: usize) -> Error {
+        Error::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows }
     }
 }

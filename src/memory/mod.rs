@@ -8,5 +8,7 @@
 
 mod host;
 pub mod rows;
+pub mod strings;
 
-pub use host::{Buffer, OutOfMemory, Slab, SlotMemory};
+pub use host::{Buffer, OutOfMemory, Slab, SlotMemory, SlotSize};
+pub use strings::Strings;

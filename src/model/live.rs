@@ -9,7 +9,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::metrics::{SequenceMetrics, Snapshot};
-use crate::memory::{OutOfMemory, Slab, SlotMemory};
+use crate::memory::{OutOfMemory, Slab, SlotMemory, SlotSize, Strings};
 use crate::sequence::{Admitted, Key, Outcome, Policy, Refusal, Sequences};
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::Request;
@@ -53,10 +53,10 @@ impl LiveSequences {
     pub fn new(
         policy: Policy,
         limits: SlotLimits,
-        slot_bytes: usize,
+        size: SlotSize,
         metrics: SequenceMetrics,
     ) -> Result<Self, OutOfMemory> {
-        let make_slab = Box::new(move |slots| Slab::new(slots, slot_bytes).map(Arc::new));
+        let make_slab = Box::new(move |slots| Slab::new(slots, size).map(Arc::new));
         let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
         let sequences = Self { table, reaper_wanted: Condvar::new(), metrics };
         sequences.publish();
@@ -176,15 +176,20 @@ impl Lease {
         self.memory.bytes()
     }
 
+    /// The slot's string states before the request.
+    pub fn strings(&self) -> &[Strings] {
+        self.memory.strings()
+    }
+
     /// Whether the sequence is over after this request, so that its state need not be kept.
     pub const fn ends(&self) -> bool {
         self.end
     }
 
     /// Writes the state after the request.
-    pub fn advance(&mut self, write: impl FnOnce(&mut [u8])) {
+    pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory)) {
         self.writing = true;
-        write(self.memory.bytes_mut());
+        write(&mut self.memory);
         self.writing = false;
         self.advanced = true;
     }

@@ -53,7 +53,7 @@ impl Model {
         let policy =
             Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
         let metrics = metrics::SequenceMetrics::new(&config.model, location.version);
-        let sequences = Arc::new(LiveSequences::new(policy, config.slots, binding.slot.slot_bytes(), metrics)?);
+        let sequences = Arc::new(LiveSequences::new(policy, config.slots, binding.slot_size(), metrics)?);
         let reaper = Reaper::start(sequences.clone());
         let model = Self { config, binding, session, sequences, next_instance: AtomicU32::new(0), _reaper: reaper };
         model.log(location, &file, library);

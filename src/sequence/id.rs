@@ -11,6 +11,16 @@ pub enum SequenceId {
     Name(Box<str>),
 }
 
+impl SequenceId {
+    /// The id as a string, as a model that takes strings gets it.
+    pub fn to_text(&self) -> String {
+        match self {
+            Self::Number(number) => number.to_string(),
+            Self::Name(name) => name.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for SequenceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -28,7 +28,7 @@ pub struct StepSpec {
 pub struct InputSpec {
     /// Name in the model.
     pub name: String,
-    /// Element type, of fixed size.
+    /// Element type.
     pub data_type: DataType,
     /// Which dimension is the number of rows; `None` if the tensor is the same for every batch.
     pub batch_axis: Option<usize>,
@@ -39,7 +39,7 @@ pub struct InputSpec {
 pub struct OutputSpec {
     /// Name in the model.
     pub name: String,
-    /// Element type, of fixed size.
+    /// Element type.
     pub data_type: DataType,
     /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
@@ -51,8 +51,10 @@ pub struct OutputSpec {
 pub struct OutputView<'a> {
     /// Dimensions, the number of rows among them.
     pub dims: &'a [i64],
-    /// Row-major elements.
+    /// Row-major elements; none for strings.
     pub bytes: &'a [u8],
+    /// Row-major elements, for strings.
+    pub strings: &'a [Vec<u8>],
 }
 
 /// Tensors over one buffer, one for each number of rows that was asked for.
@@ -113,6 +115,8 @@ impl Tensors {
 struct Input {
     name: CString,
     tensors: Tensors,
+    /// The tensor of the next run, for strings.
+    strings: Option<Value>,
 }
 
 struct Output {
@@ -122,6 +126,7 @@ struct Output {
     dims: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
     made: Option<Value>,
+    strings: Vec<Vec<u8>>,
 }
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
@@ -143,12 +148,18 @@ impl Step {
     pub fn new(session: Arc<Session>, spec: &StepSpec) -> Result<Self, SessionError> {
         let inputs = spec.inputs.iter().map(|input| {
             let tensors = Tensors::new(input.data_type, input.batch_axis)?;
-            Ok(Input { name: c_name(&input.name)?, tensors })
+            Ok(Input { name: c_name(&input.name)?, tensors, strings: None })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().map(|output| {
             let tensors = Tensors::new(output.data_type, output.batch_axis)?;
-            Ok(Output { name: c_name(&output.name)?, tensors, dims: output.dims.clone(), made: None })
+            Ok(Output {
+                name: c_name(&output.name)?,
+                tensors,
+                dims: output.dims.clone(),
+                made: None,
+                strings: Vec::new(),
+            })
         });
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
         Ok(Self {
@@ -170,11 +181,32 @@ impl Step {
         Ok(&mut tensors.buffer.bytes_mut()[..bytes])
     }
 
+    /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored).
+    pub fn set_strings(
+        &mut self,
+        index: usize,
+        dims: &[i64],
+        rows: usize,
+        strings: &[Vec<u8>],
+    ) -> Result<(), SessionError> {
+        let input = &mut self.inputs[index];
+        let mut dims = dims.to_vec();
+        if let Some(axis) = input.tensors.batch_axis {
+            dims[axis] = rows as i64;
+        }
+        let made = Value::of_strings(strings, &dims).map_err(|why| tensor_error(&input.name, why))?;
+        input.strings = Some(made);
+        Ok(())
+    }
+
     /// Runs the model over what the inputs hold.
     pub fn run(&mut self, rows: usize) -> Result<(), SessionError> {
         self.input_values.clear();
         for input in &mut self.inputs {
-            let value = input.tensors.value().map_err(|why| tensor_error(&input.name, why))?;
+            let value = match &input.strings {
+                Some(strings) => strings.as_ptr(),
+                None => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
+            };
             self.input_values.push(value);
         }
         self.output_values.clear();
@@ -213,7 +245,7 @@ impl Step {
             // SAFETY: `settle` computed the size from the tensor's own dimensions; sessions here run on the CPU.
             Some(value) => unsafe { value.bytes(bytes) }.map_err(|why| tensor_error(&output.name, why))?,
         };
-        Ok(OutputView { dims, bytes })
+        Ok(OutputView { dims, bytes, strings: &output.strings })
     }
 }
 
@@ -235,6 +267,11 @@ impl Output {
         let failed = |why| tensor_error(&self.name, why);
         let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
         self.tensors.dims = made.dims().map_err(failed)?;
+        if self.tensors.data_type == DataType::Bytes {
+            let count = element_count(&self.tensors.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;
+            self.strings = made.strings(count).map_err(failed)?;
+            return Ok(());
+        }
         let bytes =
             element_count(&self.tensors.dims).and_then(|count| count.checked_mul(self.tensors.data_type.byte_size()?));
         self.tensors.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;

@@ -40,6 +40,45 @@ impl Value {
         NonNull::new(value).map(Self).ok_or_else(|| "ONNX Runtime made no tensor".to_owned())
     }
 
+    /// A tensor of strings, in memory of ONNX Runtime's.
+    pub fn of_strings(strings: &[Vec<u8>], dims: &[i64]) -> Result<Self, String> {
+        let api = ort::api();
+        let (mut allocator, mut value) = (ptr::null_mut(), ptr::null_mut());
+        let element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
+        // SAFETY: plain creation; dims are borrowed for the call only; the value is owned from then on.
+        let value = unsafe {
+            check((api.GetAllocatorWithDefaultOptions)(&mut allocator))?;
+            check((api.CreateTensorAsOrtValue)(allocator, dims.as_ptr(), dims.len(), element, &mut value))?;
+            Self::from_run(value).ok_or("ONNX Runtime made no tensor")?
+        };
+        for (index, string) in strings.iter().enumerate() {
+            let mut buffer = ptr::null_mut();
+            // SAFETY: ONNX Runtime checks the index and gives a buffer of the length asked for.
+            unsafe {
+                let resize = api.GetResizedStringTensorElementBuffer;
+                check(resize(value.as_ptr(), index, string.len(), &mut buffer))?;
+                ptr::copy_nonoverlapping(string.as_ptr(), buffer.cast::<u8>(), string.len());
+            }
+        }
+        Ok(value)
+    }
+
+    /// The elements of a tensor of `count` strings.
+    pub fn strings(&self, count: usize) -> Result<Vec<Vec<u8>>, String> {
+        let api = ort::api();
+        let mut bytes = 0;
+        // SAFETY: the value is a live tensor; ONNX Runtime checks its type.
+        unsafe { check((api.GetStringTensorDataLength)(self.as_ptr(), &mut bytes))? };
+        let (mut content, mut starts) = (vec![0u8; bytes], vec![0usize; count]);
+        // SAFETY: both buffers have the sizes that are passed, which ONNX Runtime checks against the tensor.
+        unsafe {
+            let read = api.GetStringTensorContent;
+            check(read(self.as_ptr(), content.as_mut_ptr().cast(), bytes, starts.as_mut_ptr(), count))?;
+        }
+        let ends = starts.iter().copied().skip(1).chain([bytes]);
+        Ok(starts.iter().zip(ends).map(|(&start, end)| content[start..end].to_vec()).collect())
+    }
+
     /// Takes over a tensor that a run made.
     ///
     /// # Safety
