@@ -1,5 +1,7 @@
 //! The backend in its server: what the command line says, and the ONNX Runtime that all models share.
 
+#![forbid(unsafe_code)]
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;

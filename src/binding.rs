@@ -4,6 +4,8 @@
 //! tensor, what the configuration says and what the model says. The batch axis of each tensor is found here and may
 //! stand anywhere. Not for: running anything.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 
 use crate::config::{Config, Control, ControlKind, FalseTrue, StatePair, TensorConfig};
@@ -425,7 +427,15 @@ fn match_dims(
 fn request_input(config: &Config, tensor: &TensorConfig, info: &TensorInfo) -> Result<BoundInput, BindingError> {
     check_type(format!("input '{}'", tensor.name), tensor.data_type, info.data_type)?;
     let (batch_axis, form) = match_dims(config, "input", tensor, &info.dims)?;
-    Ok(bound(info, batch_axis, Source::Request(form)))
+    let mut input = bound(info, batch_axis, Source::Request(form));
+    // Where only the configuration fixes a dimension, Triton holds requests to it.
+    let behind = input.dims.len() - tensor.dims.len();
+    for (dim, &configured) in input.dims[behind..].iter_mut().zip(&tensor.dims) {
+        if *dim < 0 {
+            *dim = configured;
+        }
+    }
+    Ok(input)
 }
 
 fn bound(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> BoundInput {

@@ -1,5 +1,7 @@
 //! Every error of this crate, and the one table that turns them into Triton's codes.
 
+#![forbid(unsafe_code)]
+
 use crate::binding::BindingError;
 use crate::config::ConfigError;
 use crate::memory::OutOfMemory;

@@ -1,5 +1,7 @@
 //! A model instance: the way of a payload from Triton's queue to its answers.
 
+#![forbid(unsafe_code)]
+
 use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};

@@ -3,24 +3,24 @@
 //! It keeps every sequence's state beside the model, batches the sequences that are ready into one run of ONNX
 //! Runtime, answers, and keeps the new state. `ARCHITECTURE.md` draws the way of a request; this is the map.
 //!
-//! | module | what it is | depends on |
+//! | module | what it is | uses |
 //! |---|---|---|
-//! | [`exports`] | the symbols that Triton calls, each one guarded line | everything below |
-//! | [`backend`] | what the server's command line says; the shared ONNX Runtime | model |
-//! | [`instance`] | `execute`: a payload's way from queue to answers | model, batch |
-//! | [`model`] | a loaded model: configuration, session, live sequences | binding, sequence, session |
-//! | [`batch`] | requests to rows of the inputs, rows of the outputs to responses | binding, session, triton |
-//! | [`binding`] | the ONNX signature held against the configuration | config, session |
-//! | [`config`] | the model configuration, read once into its resolved form | tensor |
-//! | [`session`] | ONNX Runtime; the only module that names `ort` | memory, tensor |
+//! | [`exports`] | the symbols that Triton calls, each one guarded line | backend, instance, model, triton |
+//! | [`instance`] | `execute`: a payload's way from queue to answers | report, batch, model, session, triton |
+//! | [`report`] | what an instance logs of its batches | batch, model, triton |
+//! | [`batch`] | requests to rows of the inputs, rows of the outputs to responses | model, binding, session, triton, memory |
+//! | [`backend`] | what the server's command line says; the shared ONNX Runtime | model, session, triton |
+//! | [`model`] | a loaded model: configuration, session, live sequences | binding, session, triton, sequence, memory |
+//! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
+//! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
+//! | [`triton`] | Triton's objects made safe; the only module that names `triton_sys` | sequence (ids) |
+//! | [`config`] | the model configuration, read once into its resolved form | state |
 //! | [`sequence`] | which sequence a request belongs to, and how long it lives | state |
-//! | [`state`] | the layout of a slot and the table of slots | tensor |
-//! | [`memory`] | buffers, slabs, and copies of rows | state (layout), tensor |
-//! | [`triton`] | Triton's objects made safe; the only module that names `triton_sys` | triton-sys |
-//! | [`error`] | every error, and the one table to Triton's codes | |
-//! | [`report`] | what an instance logs of its batches | config, model |
+//! | [`memory`] | buffers, slabs, and copies of rows | |
+//! | [`state`] | the layout of a slot and the table of slots | |
+//! | [`tensor`] | data types, shapes, and where a row lies in a batch; used by most | |
+//! | [`error`] | every error, and the one table to Triton's codes | those whose errors it gathers |
 //! | [`panic`] | the guard against panics | error |
-//! | [`tensor`] | data types, shapes, and where a row lies in a batch | |
 
 pub mod backend;
 pub mod batch;

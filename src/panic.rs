@@ -1,5 +1,7 @@
 //! The guard against panics: none may cross into Triton, which is C++.
 
+#![forbid(unsafe_code)]
+
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -1,6 +1,8 @@
 //! What an instance logs of its work: a line for each batch and a report from time to time, as far as the configuration
 //! asks for them.
 
+#![forbid(unsafe_code)]
+
 use std::time::{Duration, Instant};
 
 use crate::batch::Row;
@@ -21,6 +23,7 @@ struct Sums {
 
 /// The reporter of one instance.
 pub struct Report {
+    model: String,
     logging: Logging,
     since: Instant,
     sums: Sums,
@@ -29,7 +32,7 @@ pub struct Report {
 impl Report {
     /// A reporter as the configuration wants it.
     pub fn new(config: &Config) -> Self {
-        Self { logging: config.logging, since: Instant::now(), sums: Sums::default() }
+        Self { model: config.model.clone(), logging: config.logging, since: Instant::now(), sums: Sums::default() }
     }
 
     /// Notes a batch that ran.
@@ -43,7 +46,8 @@ impl Report {
             let (starts, ends) = (count(batch, |row| row.start), count(batch, |row| row.end));
             log::log!(
                 level,
-                "batch of {}: {starts} start and {ends} end their sequence; {} µs gather, {} µs run, {} µs respond",
+                "{}: batch of {}: {starts} start and {ends} end their sequence; {} µs gather, {} µs run, {} µs respond",
+                self.model,
                 batch.len(),
                 gather / 1000,
                 run / 1000,
@@ -73,7 +77,7 @@ impl Report {
     }
 
     fn log(&self, sums: &Sums, time: Duration, model: &Model) {
-        let name = &model.config.model;
+        let name = &self.model;
         if let Some(level) = self.logging.report {
             let average = sums.requests as f64 / sums.batches.max(1) as f64;
             let slots = model.sequences.snapshot();

@@ -3,6 +3,8 @@
 //! Rules: a [`DataType`] is a name and a size, nothing more; a shape is a list of signed dimensions in which -1 stands
 //! for "open". Nothing here knows Triton, ONNX Runtime or memory.
 
+#![forbid(unsafe_code)]
+
 use std::fmt;
 
 /// Element type of a tensor. The names are Triton's (`TYPE_FP32` in config.pbtxt, `FP32` in the protocol).

@@ -3,6 +3,8 @@
 //! Rules: everything that can be wrong with a request is found in [`decode`], before it meets others; gathering cannot
 //! fail for one row. Not for: sequences and slots (a row carries its lease along), or running the model.
 
+#![forbid(unsafe_code)]
+
 pub mod decode;
 pub mod fault;
 pub mod gather;

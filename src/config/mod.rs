@@ -4,6 +4,8 @@
 //! is what the rest of the code sees. Every error names the field or parameter, the value that came and what is
 //! allowed. Not for: the ONNX model's signature (see [`crate::binding`]).
 
+#![forbid(unsafe_code)]
+
 mod error;
 mod model_file;
 mod parameters;

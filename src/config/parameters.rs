@@ -45,7 +45,7 @@ const KNOWN: [&str; 28] = [
 const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
 const TRITONS_PREFIX: &str = "TRITON_";
 
-/// Entries of ONNX Runtime's session configuration, handed on by name; it refuses what it does not know.
+/// Entries of ONNX Runtime's session configuration, handed on by name. It takes names that it does not know, too.
 const SESSION_PREFIX: &str = "session.";
 
 /// The parameters as written, every name known.

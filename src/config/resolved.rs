@@ -74,8 +74,6 @@ pub struct TensorConfig {
     pub data_type: DataType,
     /// Dimensions as the model has them (after `reshape`), without Triton's batch dimension; -1 is open.
     pub dims: Vec<i64>,
-    /// Whether a request may leave the input out.
-    pub optional: bool,
 }
 
 /// One state: an output whose value is the input of the next request.
@@ -348,12 +346,15 @@ fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, Confi
         if tensors.iter().any(|known| known.name == tensor.name) {
             return Err(field(format!("{list} '{}'", tensor.name), "given twice", "a name may stand there once only"));
         }
-        tensors.push(TensorConfig {
-            name: tensor.name,
-            data_type,
-            dims: dims.into_iter().map(|dim| dim.0).collect(),
-            optional: tensor.optional,
-        });
+        if tensor.optional {
+            let path = format!("{list} '{}'.optional", tensor.name);
+            return Err(field(
+                path,
+                "true",
+                "each request has to carry every input; give a fixed one in 'constant_inputs'",
+            ));
+        }
+        tensors.push(TensorConfig { name: tensor.name, data_type, dims: dims.into_iter().map(|dim| dim.0).collect() });
     }
     Ok(tensors)
 }

@@ -1,5 +1,7 @@
 //! Copies between a row alone and the same row within a batch, on host memory (see [`RowLayout`]).
 
+#![forbid(unsafe_code)]
+
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 

@@ -3,6 +3,8 @@
 //! Triton writes an element as its length (four bytes, little-endian) and its bytes, one after another. A string is
 //! whatever bytes the client sent; nothing here asks for UTF-8.
 
+#![forbid(unsafe_code)]
+
 use crate::tensor::RowLayout;
 
 /// Elements of a string tensor, row-major.

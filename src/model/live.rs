@@ -186,6 +186,11 @@ impl Lease {
         self.end
     }
 
+    /// Gives back the memory of string states, which is the slot's alone. The bytes are the slab's.
+    pub fn forget_strings(&mut self) {
+        self.memory.strings_mut().iter_mut().for_each(|strings| *strings = Strings::new());
+    }
+
     /// Writes the state after the request.
     pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory)) {
         self.writing = true;

@@ -169,6 +169,8 @@ pub struct Sequences<S, H, E> {
     pool: SlotPool<S, Record<H>, E>,
     chains: HashMap<Key, Chain>,
     contested: Vec<Key>,
+    /// Who was started last in each lane of each instance.
+    lanes: HashMap<(u32, u32), SlotId>,
     /// Incarnations that are over unless a request comes for them: the first to go when slots run out.
     doubtful: Vec<SlotId>,
     idle: LinkedHashMap<SlotId, Instant>,
@@ -186,6 +188,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             pool: SlotPool::new(limits, make_slab)?,
             chains: HashMap::new(),
             contested: Vec::new(),
+            lanes: HashMap::new(),
             doubtful: Vec::new(),
             idle: LinkedHashMap::new(),
             instances: HashMap::new(),
@@ -299,6 +302,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     /// Ends every sequence of an instance that goes away.
     pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
         self.instances.remove(&instance);
+        self.lanes.retain(|(of, _), _| *of != instance);
         let gone: Vec<SlotId> = self
             .chains
             .iter()
@@ -337,8 +341,10 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     }
 
     fn start(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        if key.lane.is_some() {
-            self.start_over(key, released);
+        let lane = key.lane.map(|lane| (key.instance, lane));
+        if let Some(&occupant) = lane.and_then(|lane| self.lanes.get(&lane)) {
+            // A START in a lane proves that whoever had it is over, by END or because core let it go.
+            self.end_if_idle(occupant, released);
         }
         let slot = self.acquire(key, released).map_err(|error| {
             self.counts.rejected += 1;
@@ -347,6 +353,9 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
                 AcquireError::Memory(error) => Refusal::Memory(error),
             }
         })?;
+        if let Some(lane) = lane {
+            self.lanes.insert(lane, slot);
+        }
         let late = self.may_be_late(key);
         let chain = self.chains.entry(key.clone()).or_default();
         chain.incarnations.push(slot);
@@ -408,8 +417,8 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         Ok(slot)
     }
 
-    /// Ends the live and idle sequence that a START starts over. In a lane that is certain; elsewhere, with no slot to
-    /// spare, it is taken for what it nearly always is.
+    /// Ends the live and idle sequence of an id that comes with START: with no slot to spare it is taken for what it
+    /// nearly always is, a client that starts over.
     fn start_over(&mut self, key: &Key, released: &mut Vec<H>) -> bool {
         let front = self.chains.get(key).and_then(|chain| chain.incarnations.first().copied());
         front.is_some_and(|slot| self.end_if_idle(slot, released))
@@ -524,6 +533,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         }
         if alone && next.failed {
             self.remove(front, released);
+            self.counts.ended += 1;
         } else if was_front && alone {
             chain.contest = None;
         } else if alone && chain.contest.as_ref().is_some_and(|contest| contest.late) {

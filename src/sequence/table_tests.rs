@@ -216,6 +216,10 @@ fn incarnations_in_different_lanes_never_meet_and_a_start_in_its_own_lane_starts
     let again = table.admit(&lane(0), true, false, &mut released).unwrap().slot;
     assert_ne!(again, first);
     assert_eq!(table.live(), 1);
+    settle(&mut table, again, false);
+    let other = Key { lane: Some(0), ..key(2) };
+    table.admit(&other, true, false, &mut released).unwrap();
+    assert_eq!(table.live(), 1, "whoever had the lane is over");
 }
 
 #[test]

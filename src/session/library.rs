@@ -118,7 +118,7 @@ impl Library {
             .with_name("triton_stateful")
             .with_telemetry(false)
             .with_logger(Arc::new(|level, category, _id, location, message| {
-                log::log!(log_level(level), "onnxruntime {category} {location}: {message}");
+                log::log!(log_level(level), "{category} {location}: {message}");
             }))
             .build()
             .map_err(failed)?;

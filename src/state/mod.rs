@@ -2,5 +2,7 @@
 //!
 //! Not for: sequences and their life ([`crate::sequence`]), memory itself ([`crate::memory`]).
 
+#![forbid(unsafe_code)]
+
 pub mod layout;
 pub mod pool;
