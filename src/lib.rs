@@ -13,7 +13,7 @@
 //! | [`model`] | a loaded model: configuration, session, live sequences | binding, session, triton, sequence, memory |
 //! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
 //! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
-//! | [`triton`] | Triton's objects made safe; the only module that names `triton_sys` | sequence (ids) |
+//! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids) |
 //! | [`config`] | the model configuration, read once into its resolved form | state |
 //! | [`sequence`] | which sequence a request belongs to, and how long it lives | state |
 //! | [`memory`] | buffers, slabs, and copies of rows | |

@@ -154,7 +154,6 @@ def scheduled(name: str, scheduling: str, **changes):
             models.counter(name="refused_decoupled", more="model_transaction_policy { decoupled: true }"),
             ["decoupled"],
         ),
-        (models.caller_names("refused_string_id"), ["CORRID", "string"]),
     ],
     ids=lambda value: value.name if isinstance(value, Model) else "",
 )
