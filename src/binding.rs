@@ -452,14 +452,23 @@ fn response_output(config: &Config, tensor: &TensorConfig, info: &TensorInfo) ->
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.
     let dims = known.filter(|_| info.data_type != DataType::Bytes);
-    let is_batch = |axis: usize| Some(axis) == batch_axis;
-    let empty = |(axis, &dim): (usize, &i64)| if is_batch(axis) { 0 } else { dim.max(0) };
-    let empty_dims = match info.dims.as_slice() {
-        [] => vec![0],
-        dims => dims.iter().enumerate().map(empty).collect(),
-    };
+    let empty_dims = empty_dims(&info.dims, batch_axis);
     let (name, data_type, response) = (info.name.clone(), info.data_type, Some(form));
     Ok(BoundOutput { name, data_type, batch_axis, dims, response, empty_dims })
+}
+
+/// The shape of an output without elements.
+fn empty_dims(dims: &[i64], batch_axis: Option<usize>) -> Vec<i64> {
+    let is_batch = |axis: usize| Some(axis) == batch_axis;
+    let empty = |(axis, &dim): (usize, &i64)| if is_batch(axis) { 0 } else { dim.max(0) };
+    let mut dims: Vec<i64> = dims.iter().enumerate().map(empty).collect();
+    if dims.is_empty() {
+        return vec![0];
+    }
+    if !dims.contains(&0) {
+        dims[0] = 0;
+    }
+    dims
 }
 
 /// The dims, if all but the batch axis are known.
@@ -551,9 +560,15 @@ fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &Tenso
         });
         outputs.len() - 1
     });
-    outputs[index].batch_axis = input.batch_axis;
+    let output = &mut outputs[index];
+    output.batch_axis = input.batch_axis;
     // ONNX Runtime allocates strings itself.
-    outputs[index].dims = Some(input.dims.clone()).filter(|_| input.data_type != DataType::Bytes);
+    output.dims = Some(input.dims.clone()).filter(|_| input.data_type != DataType::Bytes);
+    output.empty_dims = empty_dims(&input.dims, input.batch_axis);
+    // Where the model leaves the output's dims open, the input tells where its batch stands.
+    if input.batch_axis.is_some_and(|axis| axis > 0) {
+        output.response = output.response.map(|_| ShapeForm::BatchInside);
+    }
     index
 }
 
@@ -627,7 +642,6 @@ fn constant_input(config: &Config, info: &TensorInfo, values: &[String]) -> Resu
 fn flag_element(data_type: DataType, value: f64) -> Option<Vec<u8>> {
     match data_type {
         DataType::Bool => Some(vec![u8::from(value != 0.0)]),
-        DataType::Bytes => Some(Vec::new()),
         _ => element_bytes(data_type, &value.to_string()),
     }
 }

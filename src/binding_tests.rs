@@ -1,1 +1,531 @@
+use serde_json::{Value, json};
 
+use super::*;
+use crate::config::Config;
+
+type Spec<'a> = (&'a str, DataType, &'a [i64]);
+
+const X: Spec = ("x", DataType::Fp32, &[-1, 4, 5]);
+const Y: Spec = ("y", DataType::Fp32, &[-1, 4]);
+const S_IN: Spec = ("s_in", DataType::Fp32, &[-1, 4]);
+const S_OUT: Spec = ("s_out", DataType::Fp32, &[-1, 4]);
+
+fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
+    let info = |&(name, data_type, dims): &Spec| {
+        let (name, dims, symbols) = (name.to_owned(), dims.to_vec(), vec![String::new(); dims.len()]);
+        TensorInfo { name, data_type, dims, symbols }
+    };
+    Signature { inputs: inputs.iter().map(info).collect(), outputs: outputs.iter().map(info).collect() }
+}
+
+/// A model that takes x and its state, and gives y and the next state; `inputs` come on top.
+fn model(inputs: &[Spec]) -> Signature {
+    signature(&[&[X, S_IN], inputs].concat(), &[Y, S_OUT])
+}
+
+/// The configuration of [`model`].
+fn plain() -> Value {
+    json!({
+        "name": "m",
+        "max_batch_size": 8,
+        "input": [{ "name": "x", "data_type": "TYPE_FP32", "dims": [4, 5] }],
+        "output": [{ "name": "y", "data_type": "TYPE_FP32", "dims": [4] }],
+        "sequence_batching": { "oldest": { "max_candidate_sequences": 8 }, "control_input": [] },
+        "parameters": { "state_pairs": { "string_value": "<<<s_in, s_out>>>" } },
+    })
+}
+
+/// [`plain`] with other values at the given places.
+fn with(changes: &[(&str, Value)]) -> Value {
+    let mut config = plain();
+    for (pointer, value) in changes {
+        let (parent, name) = pointer.rsplit_once('/').unwrap();
+        match config.pointer_mut(parent).unwrap() {
+            Value::Object(fields) => drop(fields.insert(name.to_owned(), value.clone())),
+            list => list[name.parse::<usize>().unwrap()] = value.clone(),
+        }
+    }
+    config
+}
+
+fn parameter(name: &str, value: &str) -> (String, Value) {
+    (format!("/parameters/{name}"), json!({ "string_value": value }))
+}
+
+fn with_constants(constants: &str) -> Value {
+    let (pointer, value) = parameter("constant_inputs", constants);
+    with(&[(&pointer, value)])
+}
+
+fn control(name: &str, control: Value) -> Value {
+    json!({ "name": name, "control": [control] })
+}
+
+fn with_controls(controls: &[Value]) -> Value {
+    with(&[("/sequence_batching/control_input", json!(controls))])
+}
+
+fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
+    let config = Config::from_json(config.to_string().as_bytes()).unwrap();
+    let pairs = config.state_pairs_or(None).unwrap();
+    Binding::new(&config, &pairs, signature)
+}
+
+/// Binding fails, and the text has every one of these parts.
+fn assert_refused(config: &Value, signature: &Signature, parts: &[&str]) {
+    let error = bind(config, signature).expect_err(&format!("{parts:?}")).to_string();
+    for part in parts {
+        assert!(error.contains(part), "'{part}' is missing in: {error}");
+    }
+}
+
+fn input<'a>(binding: &'a Binding, name: &str) -> &'a BoundInput {
+    binding.inputs.iter().find(|input| input.name == name).unwrap()
+}
+
+fn output<'a>(binding: &'a Binding, name: &str) -> &'a BoundOutput {
+    binding.outputs.iter().find(|output| output.name == name).unwrap()
+}
+
+#[test]
+fn a_plain_model_is_bound() {
+    let binding = bind(&plain(), &model(&[])).unwrap();
+    let names: Vec<&str> = binding.inputs.iter().map(|input| input.name.as_str()).collect();
+    assert_eq!(names, ["x", "s_in"], "in the model's order");
+    assert!(matches!(input(&binding, "x").source, Source::Request(ShapeForm::Plain)));
+    assert!(matches!(input(&binding, "s_in").source, Source::State(0)));
+    assert_eq!(output(&binding, "y").response, Some(ShapeForm::Plain));
+    assert_eq!(output(&binding, "y").dims.as_deref(), Some(&[-1, 4][..]));
+    assert_eq!(output(&binding, "y").empty_dims, [0, 4]);
+    assert_eq!(output(&binding, "s_out").response, None, "responses do not carry it");
+    let layout = RowLayout { outer: 1, inner_bytes: 16 };
+    assert_eq!(binding.states, [BoundState { input: 1, output: 1, layout, stored: Stored::Exact }]);
+    assert_eq!(binding.slot_size(), SlotSize { bytes: 64, strings: 0 });
+    let text = binding.to_string();
+    assert!(text.contains("s_in TYPE_FP32 [-1, 4] batch axis 0: state, from output s_out, 16 bytes"), "{text}");
+}
+
+#[test]
+fn a_name_that_the_model_does_not_have_is_refused_with_the_names_that_it_has() {
+    let x = json!({ "name": "ex", "data_type": "TYPE_FP32", "dims": [4, 5] });
+    let y = json!({ "name": "why", "data_type": "TYPE_FP32", "dims": [4] });
+    let pairs = |text| json!({ "string_value": text });
+    for (pointer, value, parts) in [
+        ("/input/0", x, ["'input'", "'ex'", "no such input", "x, s_in"]),
+        ("/output/0", y, ["'output'", "'why'", "no such output", "y, s_out"]),
+        ("/parameters/state_pairs", pairs("<<<a, s_out>>>"), ["'state_pairs'", "'a'", "no such input", "x, s_in"]),
+        ("/parameters/state_pairs", pairs("<<<s_in, b>>>"), ["'state_pairs'", "'b'", "no such output", "y, s_out"]),
+        ("/parameters/constant_inputs", pairs("sr=1"), ["'constant_inputs'", "'sr'", "no such input", "x, s_in"]),
+    ] {
+        assert_refused(&with(&[(pointer, value)]), &model(&[]), &parts);
+    }
+}
+
+#[test]
+fn another_data_type_is_refused_with_both() {
+    for (pointer, parts) in [
+        ("/input/0/data_type", ["input 'x' is TYPE_INT64", "in the model it is TYPE_FP32"]),
+        ("/output/0/data_type", ["output 'y' is TYPE_INT64", "in the model it is TYPE_FP32"]),
+    ] {
+        assert_refused(&with(&[(pointer, json!("TYPE_INT64"))]), &model(&[]), &parts);
+    }
+    let corrid = json!({ "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_UINT64" });
+    let model = model(&[("id", DataType::Int64, &[-1, 1])]);
+    assert_refused(
+        &with_controls(&[control("id", corrid)]),
+        &model,
+        &["control_input 'id'", "TYPE_UINT64", "TYPE_INT64"],
+    );
+}
+
+#[test]
+fn dims_that_do_not_agree_are_refused_with_both_and_the_rule() {
+    let fixed_batch: &[i64] = &[1, 4, 5];
+    let cases: [(i64, Value, &[i64], &str); 9] = [
+        (8, json!([4, 6]), &[-1, 4, 5], "without the batch dimension they must be [4, 5]"),
+        (8, json!([4]), &[-1, 4, 5], "without the batch dimension they must be [4, 5]"),
+        (8, json!([-1, 4, 5, 6]), &[-1, 4, 5], "without the batch dimension they must be [4, 5]"),
+        (8, json!([4, 5]), fixed_batch, "its batch dimension is fixed to 1, but max_batch_size is 8"),
+        (8, json!([4, 5]), &[], "no batch dimension; set max_batch_size to 0"),
+        (8, json!([1, 4, 5]), &[-1, 4, 5], "mark it, and only it, with -1"),
+        (8, json!([-1, -1, 5]), &[-1, -1, 5], "mark it, and only it, with -1"),
+        (0, json!([4, 5]), &[-1, 4, 5], "with max_batch_size 0 they must be the same"),
+        (0, json!([2, 4, 6]), &[-1, 4, 5], "with max_batch_size 0 they must be the same"),
+    ];
+    for (max_batch_size, dims, in_model, rule) in cases {
+        let signature = signature(&[("x", DataType::Fp32, in_model), S_IN], &[Y, S_OUT]);
+        let config = with(&[
+            ("/max_batch_size", json!(max_batch_size)),
+            ("/input/0/dims", dims.clone()),
+            ("/output/0/dims", if max_batch_size == 0 { json!([-1, 4]) } else { json!([4]) }),
+        ]);
+        let dims = dims.to_string().replace(',', ", ");
+        let in_model = Dims(in_model).to_string();
+        assert_refused(&config, &signature, &["input 'x'", &dims, &format!("in the model {in_model}"), rule]);
+    }
+    let config = with(&[("/output/0/dims", json!([5]))]);
+    assert_refused(&config, &model(&[]), &["output 'y' has dims [5]", "[-1, 4]", "they must be [4]"]);
+}
+
+#[test]
+fn dims_that_one_side_leaves_open_agree_and_the_tighter_side_binds_requests() {
+    let open = signature(&[("x", DataType::Fp32, &[-1, -1, 5]), S_IN], &[Y, S_OUT]);
+    assert_eq!(input(&bind(&plain(), &open).unwrap(), "x").dims, [-1, 4, 5]);
+    let config = with(&[("/input/0/dims", json!([-1, 5]))]);
+    assert_eq!(input(&bind(&config, &open).unwrap(), "x").dims, [-1, -1, 5]);
+    assert_eq!(input(&bind(&config, &model(&[])).unwrap(), "x").dims, [-1, 4, 5]);
+}
+
+#[test]
+fn the_batch_dimension_may_stand_inside_where_the_configuration_marks_it() {
+    for (dims, axis) in [([-1, 4, 5], 0), ([4, -1, 5], 1), ([4, 5, -1], 2)] {
+        let tensors = [("x", DataType::Fp32, &dims[..]), S_IN];
+        let outputs = [("y", DataType::Fp32, &dims[..]), S_OUT];
+        let config = with(&[("/input/0/dims", json!(dims)), ("/output/0/dims", json!(dims))]);
+        let binding = bind(&config, &signature(&tensors, &outputs)).unwrap();
+        let x = input(&binding, "x");
+        assert_eq!((x.batch_axis, x.dims.as_slice()), (Some(axis), &dims[..]));
+        assert!(matches!(x.source, Source::Request(ShapeForm::BatchInside)));
+        let y = output(&binding, "y");
+        assert_eq!((y.batch_axis, y.response), (Some(axis), Some(ShapeForm::BatchInside)));
+        assert_eq!(y.empty_dims, dims.map(|dim| dim.max(0)));
+    }
+}
+
+#[test]
+fn max_batch_size_1_takes_models_with_a_fixed_batch_of_1() {
+    let tensors: [Spec; 2] = [("x", DataType::Fp32, &[1, 4, 5]), ("s_in", DataType::Fp32, &[1, 4])];
+    let outputs: [Spec; 2] = [("y", DataType::Fp32, &[1, 4]), ("s_out", DataType::Fp32, &[1, 4])];
+    let binding = bind(&with(&[("/max_batch_size", json!(1))]), &signature(&tensors, &outputs)).unwrap();
+    assert_eq!(input(&binding, "x").batch_axis, Some(0));
+    assert_eq!(input(&binding, "s_in").batch_axis, None);
+    assert_eq!(binding.slot.state_bytes(), 16);
+}
+
+#[test]
+fn max_batch_size_0_means_the_models_own_dims() {
+    let config =
+        with(&[("/max_batch_size", json!(0)), ("/input/0/dims", json!([1, 4, 5])), ("/output/0/dims", json!([-1, 4]))]);
+    let binding = bind(&config, &model(&[])).unwrap();
+    assert_eq!((input(&binding, "x").batch_axis, input(&binding, "x").dims.as_slice()), (None, &[1, 4, 5][..]));
+    assert_eq!(output(&binding, "y").dims, None, "ONNX Runtime says how many rows");
+    assert_eq!(input(&binding, "s_in").batch_axis, Some(0), "one row, wherever the state has room for rows");
+}
+
+#[test]
+fn outputs_may_leave_dims_open_or_say_nothing() {
+    for (dims, empty) in [(&[-1, -1][..], &[0, 0][..]), (&[][..], &[0][..])] {
+        let binding = bind(&plain(), &signature(&[X, S_IN], &[("y", DataType::Fp32, dims), S_OUT])).unwrap();
+        let y = output(&binding, "y");
+        assert_eq!((y.dims.clone(), y.batch_axis, y.response), (None, Some(0), Some(ShapeForm::Plain)));
+        assert_eq!(y.empty_dims, empty);
+    }
+}
+
+#[test]
+fn the_shape_without_elements_has_none_even_where_every_dim_is_fixed() {
+    for (dims, empty) in [(&[3, 4][..], &[0, 4][..]), (&[], &[0]), (&[3, -1], &[3, 0])] {
+        let config = with(&[
+            ("/max_batch_size", json!(0)),
+            ("/input/0/dims", json!([-1, 4, 5])),
+            ("/output/0/dims", json!(dims)),
+        ]);
+        let binding = bind(&config, &signature(&[X, S_IN], &[("y", DataType::Fp32, dims), S_OUT])).unwrap();
+        assert_eq!(output(&binding, "y").empty_dims, empty);
+    }
+}
+
+#[test]
+fn an_input_that_nothing_feeds_is_refused_with_the_ways_to_feed_it() {
+    let parts = ["'sr'", "TYPE_INT64 [-1, 1]", "'input'", "'state_pairs'", "'control_input'", "'constant_inputs'"];
+    assert_refused(&plain(), &model(&[("sr", DataType::Int64, &[-1, 1])]), &parts);
+}
+
+#[test]
+fn an_input_that_two_things_feed_is_refused_with_both() {
+    let start = json!({ "kind": "CONTROL_SEQUENCE_START", "fp32_false_true": [0, 1] });
+    let state = json!([
+        { "name": "x", "data_type": "TYPE_FP32", "dims": [4, 5] },
+        { "name": "s_in", "data_type": "TYPE_FP32", "dims": [4] },
+    ]);
+    let end = json!({ "kind": "CONTROL_SEQUENCE_END", "fp32_false_true": [0, 1] });
+    let twice = [control("c", start.clone()), control("c", end)];
+    let control_and_constant = {
+        let (pointer, value) = parameter("constant_inputs", "c=1");
+        with(&[("/sequence_batching/control_input", json!([control("c", start)])), (&pointer, value)])
+    };
+    let c = [("c", DataType::Fp32, &[-1, 1][..])];
+    for (config, parts) in [
+        (with(&[("/input", state)]), ["'s_in'", "by 'input'", "by 'state_pairs'"]),
+        (control_and_constant, ["'c'", "by 'control_input'", "by 'constant_inputs'"]),
+        (with_controls(&twice), ["'c'", "by 'control_input'", "and by 'control_input'"]),
+    ] {
+        assert_refused(&config, &model(&c), &parts);
+    }
+}
+
+#[test]
+fn the_two_ends_of_a_state_must_agree() {
+    let cases: [(Spec, &[&str]); 3] = [
+        (("s_out", DataType::Fp16, &[-1, 4]), &["TYPE_FP32 [-1, 4] as input", "TYPE_FP16 [-1, 4] as output"]),
+        (("s_out", DataType::Fp32, &[-1, 5]), &["[-1, 4] as input", "[-1, 5] as output"]),
+        (("s_out", DataType::Fp32, &[-1, 4, 1]), &["[-1, 4] as input", "[-1, 4, 1] as output"]),
+    ];
+    for (s_out, parts) in cases {
+        let signature = signature(&[X, S_IN], &[Y, s_out]);
+        assert_refused(&plain(), &signature, &[&["<<<s_in, s_out>>>", "they must agree"], parts].concat());
+    }
+    for open in [&[-1, -1][..], &[][..]] {
+        let binding = bind(&plain(), &signature(&[X, S_IN], &[Y, ("s_out", DataType::Fp32, open)])).unwrap();
+        assert_eq!(output(&binding, "s_out").dims.as_deref(), Some(&[-1, 4][..]), "those of the input, {open:?}");
+    }
+}
+
+#[test]
+fn the_batch_axis_of_a_state_is_its_open_dimension_wherever_it_stands() {
+    for (dims, axis, outer, inner_bytes) in
+        [(&[-1, 2, 8][..], 0, 1, 64), (&[2, -1, 8], 1, 2, 32), (&[2, 8, -1], 2, 16, 4), (&[-1], 0, 1, 4)]
+    {
+        let tensors = [X, ("s_in", DataType::Fp32, dims)];
+        let binding = bind(&plain(), &signature(&tensors, &[Y, ("s_out", DataType::Fp32, dims)])).unwrap();
+        assert_eq!(input(&binding, "s_in").batch_axis, Some(axis));
+        assert_eq!(output(&binding, "s_out").batch_axis, Some(axis));
+        assert_eq!(binding.states[0].layout, RowLayout { outer, inner_bytes });
+    }
+}
+
+#[test]
+fn a_state_without_a_batch_dimension_is_for_one_request_at_a_time() {
+    let signature = signature(
+        &[("x", DataType::Fp32, &[-1, 4, 5]), ("s_in", DataType::Fp32, &[2, 8])],
+        &[Y, ("s_out", DataType::Fp32, &[2, 8])],
+    );
+    let parts = ["state 's_in'", "TYPE_FP32 [2, 8]", "no dimension is open", "max_batch_size to 0 or 1"];
+    assert_refused(&plain(), &signature, &parts);
+    let binding = bind(&with(&[("/max_batch_size", json!(1))]), &signature).unwrap();
+    assert_eq!(input(&binding, "s_in").batch_axis, None);
+    assert_eq!(binding.states[0].layout, RowLayout { outer: 1, inner_bytes: 64 });
+}
+
+#[test]
+fn the_name_of_the_batch_dimension_tells_it_from_another_open_one() {
+    let dims: &[i64] = &[-1, -1, 8];
+    let mut signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);
+    assert_refused(&plain(), &signature, &["state 's_in'", "more than one dimension is open", "cannot be told"]);
+    signature.inputs[0].symbols[0] = "N".to_owned();
+    signature.inputs[1].symbols = vec!["T".to_owned(), "N".to_owned(), String::new()];
+    assert_refused(&plain(), &signature, &["state 's_in'", "another dimension than the batch is open"]);
+    signature.inputs[1].symbols[0] = "N".to_owned();
+    assert_refused(&plain(), &signature, &["state 's_in'", "cannot be told"]);
+    let config = with(&[
+        ("/max_batch_size", json!(0)),
+        ("/input/0/dims", json!([-1, 4, 5])),
+        ("/output/0/dims", json!([-1, 4])),
+    ]);
+    assert_refused(&config, &signature, &["state 's_in'", "more than one dimension is open"]);
+}
+
+#[test]
+fn a_state_of_an_impossible_size_is_refused() {
+    let dims: &[i64] = &[-1, i64::MAX, 4];
+    let signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);
+    assert_refused(&plain(), &signature, &["state 's_in'", "its size overflows"]);
+}
+
+#[test]
+fn a_state_that_responses_carry_too_is_fetched_once() {
+    let config = with(&[("/output/0", json!({ "name": "s_out", "data_type": "TYPE_FP32", "dims": [4] }))]);
+    let binding = bind(&config, &model(&[])).unwrap();
+    assert_eq!(binding.outputs.len(), 1);
+    assert_eq!(output(&binding, "s_out").response, Some(ShapeForm::Plain));
+    assert_eq!(binding.states[0].output, 0);
+}
+
+#[test]
+fn a_state_with_its_batch_inside_that_responses_carry_keeps_that_form() {
+    let listed = json!({ "name": "s_out", "data_type": "TYPE_FP32", "dims": [2, -1, 8] });
+    for in_model in [&[2, -1, 8][..], &[-1, -1, -1], &[]] {
+        let tensors = [X, ("s_in", DataType::Fp32, &[2, -1, 8][..])];
+        let signature = signature(&tensors, &[Y, ("s_out", DataType::Fp32, in_model)]);
+        let binding = bind(&with(&[("/output/0", listed.clone())]), &signature).unwrap();
+        let state = output(&binding, "s_out");
+        assert_eq!((state.batch_axis, state.response), (Some(1), Some(ShapeForm::BatchInside)), "{in_model:?}");
+        assert_eq!(state.empty_dims, [2, 0, 8], "{in_model:?}");
+    }
+}
+
+#[test]
+fn states_are_kept_in_the_order_of_the_pairs_and_as_the_configuration_says() {
+    let tensors: [Spec; 5] = [
+        X,
+        ("a", DataType::Bytes, &[-1, 3]),
+        ("b", DataType::Fp32, &[2, -1, 8]),
+        ("c", DataType::Bytes, &[-1]),
+        ("d", DataType::Int64, &[-1, 2]),
+    ];
+    let outputs: [Spec; 5] = [
+        Y,
+        ("a2", DataType::Bytes, &[-1, 3]),
+        ("b2", DataType::Fp32, &[2, -1, 8]),
+        ("c2", DataType::Bytes, &[-1]),
+        ("d2", DataType::Int64, &[-1, 2]),
+    ];
+    let (pairs, pairs_value) = parameter("state_pairs", "<<<d, d2>>> <<<c, c2>>> <<<b, b2>>> <<<a, a2>>>");
+    let (fp16, fp16_value) = parameter("store_states_as_fp16", "1");
+    let config = with(&[(&pairs, pairs_value), (&fp16, fp16_value)]);
+    let binding = bind(&config, &signature(&tensors, &outputs)).unwrap();
+    let stored: Vec<_> = binding.states.iter().map(|state| (state.stored, state.stored_bytes())).collect();
+    let expected = [(Stored::Exact, 16), (Stored::Strings(0), 0), (Stored::Fp16, 32), (Stored::Strings(1), 0)];
+    assert_eq!(stored, expected);
+    assert_eq!(binding.states[3].layout.row_bytes(), 3, "elements of a string state");
+    assert_eq!(binding.slot_size().strings, 2);
+    assert_eq!(output(&binding, "a2").dims, None, "ONNX Runtime allocates strings");
+}
+
+#[test]
+fn controls_take_the_type_of_the_model() {
+    let start = json!({ "kind": "CONTROL_SEQUENCE_START", "int32_false_true": [0, 1] });
+    for (data_type, no, yes) in [
+        (DataType::Bool, vec![0], vec![1]),
+        (DataType::Uint8, vec![0], vec![1]),
+        (DataType::Int8, vec![0], vec![1]),
+        (DataType::Uint16, 0u16.to_ne_bytes().to_vec(), 1u16.to_ne_bytes().to_vec()),
+        (DataType::Int32, 0i32.to_ne_bytes().to_vec(), 1i32.to_ne_bytes().to_vec()),
+        (DataType::Int64, 0i64.to_ne_bytes().to_vec(), 1i64.to_ne_bytes().to_vec()),
+        (DataType::Uint64, 0u64.to_ne_bytes().to_vec(), 1u64.to_ne_bytes().to_vec()),
+        (DataType::Fp16, vec![0, 0], half::f16::ONE.to_ne_bytes().to_vec()),
+        (DataType::Bf16, vec![0, 0], half::bf16::ONE.to_ne_bytes().to_vec()),
+        (DataType::Fp32, 0f32.to_ne_bytes().to_vec(), 1f32.to_ne_bytes().to_vec()),
+        (DataType::Fp64, 0f64.to_ne_bytes().to_vec(), 1f64.to_ne_bytes().to_vec()),
+    ] {
+        let binding =
+            bind(&with_controls(&[control("c", start.clone())]), &model(&[("c", data_type, &[-1, 1])])).unwrap();
+        let Source::Control(BoundControl::Flag { flag, no: bound_no, yes: bound_yes }) = &input(&binding, "c").source
+        else {
+            panic!("{data_type} is no flag");
+        };
+        assert_eq!((*flag, bound_no, bound_yes), (Flag::Start, &no, &yes), "{data_type}");
+    }
+}
+
+#[test]
+fn controls_of_every_kind_have_one_element_a_row() {
+    let kinds = [
+        json!({ "kind": "CONTROL_SEQUENCE_START", "bool_false_true": [false, true] }),
+        json!({ "kind": "CONTROL_SEQUENCE_END", "fp32_false_true": [0, 1] }),
+        json!({ "kind": "CONTROL_SEQUENCE_READY", "int32_false_true": [0, 1] }),
+        json!({ "kind": "CONTROL_SEQUENCE_CORRID", "data_type": "TYPE_INT32" }),
+    ];
+    for kind in kinds {
+        let config = with_controls(&[control("c", kind)]);
+        for (dims, fed) in
+            [(&[-1][..], &[-1][..]), (&[-1, 1], &[-1, 1]), (&[-1, -1], &[-1, 1]), (&[-1, 1, 1], &[-1, 1, 1])]
+        {
+            let binding = bind(&config, &model(&[("c", DataType::Int32, dims)])).unwrap();
+            assert_eq!((input(&binding, "c").batch_axis, input(&binding, "c").dims.as_slice()), (Some(0), fed));
+        }
+        for dims in [&[][..], &[1], &[1, 1], &[8], &[-1, 2], &[2, -1]] {
+            let parts = ["control_input 'c'", &Dims(dims).to_string(), "[batch] or [batch, 1]"];
+            assert_refused(&config, &model(&[("c", DataType::Int32, dims)]), &parts);
+        }
+        let one = with(&[
+            ("/max_batch_size", json!(1)),
+            ("/sequence_batching/control_input", config["sequence_batching"]["control_input"].clone()),
+        ]);
+        for (dims, axis) in [(&[][..], None), (&[1], Some(0)), (&[-1], Some(0)), (&[1, 1], Some(0))] {
+            let binding = bind(&one, &model(&[("c", DataType::Int32, dims)])).unwrap();
+            assert_eq!(input(&binding, "c").batch_axis, axis, "{dims:?}");
+        }
+        assert_refused(&one, &model(&[("c", DataType::Int32, &[2])]), &["control_input 'c'", "[2]"]);
+    }
+}
+
+#[test]
+fn a_control_value_that_the_type_cannot_hold_is_refused() {
+    for (values, data_type, parts) in [
+        (json!([0.0, 1.5]), DataType::Int32, ["control_input 'c'", "1.5", "TYPE_INT32"]),
+        (json!([-1.0, 1.0]), DataType::Uint8, ["control_input 'c'", "-1", "TYPE_UINT8"]),
+        (json!([0.0, 300.0]), DataType::Uint8, ["control_input 'c'", "300", "TYPE_UINT8"]),
+        (json!([0.0, 1.0]), DataType::Bytes, ["control_input 'c'", "0", "TYPE_STRING"]),
+    ] {
+        let start = json!({ "kind": "CONTROL_SEQUENCE_START", "fp32_false_true": values });
+        assert_refused(&with_controls(&[control("c", start)]), &model(&[("c", data_type, &[-1, 1])]), &parts);
+    }
+}
+
+#[test]
+fn a_control_that_the_model_does_not_take_is_left_out() {
+    let start = json!({ "kind": "CONTROL_SEQUENCE_START", "bool_false_true": [false, true] });
+    let binding = bind(&with_controls(&[control("START", start)]), &model(&[])).unwrap();
+    assert_eq!(binding.inputs.len(), 2);
+}
+
+#[test]
+fn constants_are_read_in_the_type_of_the_model() {
+    for (data_type, value, bytes) in [
+        (DataType::Bool, "true", vec![1]),
+        (DataType::Bool, "0", vec![0]),
+        (DataType::Uint8, "255", vec![255]),
+        (DataType::Int8, "-128", vec![128]),
+        (DataType::Uint16, "65535", vec![255, 255]),
+        (DataType::Int16, "-1", vec![255, 255]),
+        (DataType::Uint32, "16000", 16000u32.to_ne_bytes().to_vec()),
+        (DataType::Int32, "-16000", (-16000i32).to_ne_bytes().to_vec()),
+        (DataType::Uint64, "18446744073709551615", vec![255; 8]),
+        (DataType::Int64, "16000", 16000i64.to_ne_bytes().to_vec()),
+        (DataType::Fp16, "1.5", half::f16::from_f32(1.5).to_ne_bytes().to_vec()),
+        (DataType::Bf16, "-2", half::bf16::from_f32(-2.0).to_ne_bytes().to_vec()),
+        (DataType::Fp32, "1e-3", 1e-3f32.to_ne_bytes().to_vec()),
+        (DataType::Fp64, "0.1", 0.1f64.to_ne_bytes().to_vec()),
+    ] {
+        let binding = bind(&with_constants(&format!("k={value}")), &model(&[("k", data_type, &[])])).unwrap();
+        let Source::Constant(bound) = &input(&binding, "k").source else { panic!("{data_type} is no constant") };
+        assert_eq!(*bound, bytes, "{data_type} {value}");
+    }
+}
+
+#[test]
+fn a_constant_that_its_type_cannot_hold_is_refused() {
+    for (data_type, value) in [
+        (DataType::Bool, "2"),
+        (DataType::Uint8, "256"),
+        (DataType::Uint32, "-1"),
+        (DataType::Int64, "1.0"),
+        (DataType::Fp32, "one"),
+        (DataType::Bytes, "text"),
+    ] {
+        let parts = ["constant_inputs", "'k'", value, &format!("the model wants {data_type}")];
+        assert_refused(&with_constants(&format!("k={value}")), &model(&[("k", data_type, &[])]), &parts);
+    }
+}
+
+#[test]
+fn a_constant_has_as_many_elements_as_a_row_of_its_input() {
+    let cases: [(&[i64], &str, Option<usize>, usize); 5] = [
+        (&[], "k=7", None, 1),
+        (&[2], "k=[7, 8]", None, 2),
+        (&[-1], "k=7", Some(0), 1),
+        (&[-1, 2], "k=[7, 8]", Some(0), 2),
+        (&[2, -1], "k=[7, 8]", Some(1), 2),
+    ];
+    for (dims, text, axis, elements) in cases {
+        let binding = bind(&with_constants(text), &model(&[("k", DataType::Int64, dims)])).unwrap();
+        let Source::Constant(bytes) = &input(&binding, "k").source else { panic!("no constant") };
+        assert_eq!((input(&binding, "k").batch_axis, bytes.len()), (axis, elements * 8), "{dims:?}");
+    }
+    for (dims, why) in [
+        (&[3][..], "the model wants 3 elements, [3]"),
+        (&[-1, 3], "the model wants 3 elements, [-1, 3]"),
+        (&[-1, -1], "the model's dims [-1, -1] are open"),
+    ] {
+        let model = model(&[("k", DataType::Int64, dims)]);
+        assert_refused(&with_constants("k=[7, 8]"), &model, &["constant_inputs", "'k'", "7, 8", why]);
+    }
+    let unbatched = with(&[
+        ("/max_batch_size", json!(0)),
+        ("/input/0/dims", json!([-1, 4, 5])),
+        ("/output/0/dims", json!([-1, 4])),
+        ("/parameters/constant_inputs", json!({ "string_value": "k=7" })),
+    ]);
+    assert_refused(&unbatched, &model(&[("k", DataType::Int64, &[-1])]), &["'k'", "the model's dims [-1] are open"]);
+}

@@ -53,3 +53,8 @@ pub enum ConfigError {
         why: String,
     },
 }
+
+/// An error about a field of config.pbtxt.
+pub(super) fn field(field: impl Into<String>, value: impl Into<String>, allowed: impl Into<String>) -> ConfigError {
+    ConfigError::BadField { field: field.into(), value: value.into(), allowed: allowed.into() }
+}

@@ -6,14 +6,21 @@
 
 #![forbid(unsafe_code)]
 
+mod controls;
 mod error;
+mod logging;
 mod model_file;
 mod parameters;
+mod providers;
 mod raw;
 mod resolved;
+mod scheduling;
 mod session_options;
 
+pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
+pub use logging::Logging;
 pub use model_file::find as find_model_file;
-pub use resolved::{Config, Control, ControlKind, FalseTrue, Logging, Padding, StatePair, Strategy, TensorConfig};
+pub use resolved::{Config, StatePair, TensorConfig};
+pub use scheduling::{Padding, Strategy};
 pub use session_options::{GraphOptimization, SessionOptions};

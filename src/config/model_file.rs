@@ -47,3 +47,86 @@ fn names(dir: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// An empty version directory with these files.
+    fn version_dir(test: &str, files: &[&str]) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("triton-stateful-model-file-{}-{test}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(&dir).unwrap();
+        for file in files {
+            let path = dir.join(file);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, "").unwrap();
+        }
+        dir
+    }
+
+    fn config(onnx_file_name: Option<&str>, default_model_filename: &str) -> Config {
+        let mut config = json!({
+            "name": "m",
+            "default_model_filename": default_model_filename,
+            "sequence_batching": { "direct": {} },
+            "parameters": {},
+        });
+        if let Some(name) = onnx_file_name {
+            config["parameters"]["onnx_file_name"] = json!({ "string_value": name });
+        }
+        Config::from_json(config.to_string().as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn the_parameter_comes_before_the_field_before_model_onnx_before_the_only_file() {
+        let dir = version_dir("order", &["a.onnx", "b.onnx", "model.onnx", "deep/c.onnx"]);
+        for (parameter, field, expected) in [
+            (Some("a.onnx"), "b.onnx", "a.onnx"),
+            (Some("deep/c.onnx"), "", "deep/c.onnx"),
+            (None, "b.onnx", "b.onnx"),
+            (None, "", "model.onnx"),
+        ] {
+            assert_eq!(find(&config(parameter, field), &dir).unwrap(), dir.join(expected));
+        }
+        let dir = version_dir("only", &["only.onnx", "notes.txt"]);
+        assert_eq!(find(&config(None, ""), &dir).unwrap(), dir.join("only.onnx"));
+    }
+
+    #[test]
+    fn a_named_file_that_is_not_there_is_refused_with_those_that_are() {
+        let dir = version_dir("named", &["model.onnx", "other.onnx"]);
+        for (config, source) in [
+            (config(Some("absent.onnx"), ""), "parameter 'onnx_file_name'"),
+            (config(None, "absent.onnx"), "default_model_filename"),
+        ] {
+            let error = find(&config, &dir).unwrap_err().to_string();
+            for part in [source, "'absent.onnx'", "model.onnx, other.onnx", dir.to_str().unwrap()] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_leaves_the_version_directory_is_refused_though_the_file_is_there() {
+        let dir = version_dir("escape/1", &["model.onnx", "inner/model.onnx"]);
+        std::fs::write(dir.parent().unwrap().join("secret.onnx"), "").unwrap();
+        let absolute = dir.join("model.onnx");
+        let names = ["../secret.onnx", "inner/../../secret.onnx", "./model.onnx", "..", ".", "", "inner"];
+        for name in names.into_iter().chain([absolute.to_str().unwrap()]) {
+            let error = find(&config(Some(name), ""), &dir).unwrap_err().to_string();
+            assert!(error.contains(&format!("names '{name}', which is no file in it")), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_a_name_there_has_to_be_one_file() {
+        let error = find(&config(None, ""), &version_dir("none", &["a.txt"])).unwrap_err().to_string();
+        assert!(error.contains("no .onnx file"), "{error}");
+        let error = find(&config(None, ""), &version_dir("two", &["b.onnx", "a.onnx"])).unwrap_err().to_string();
+        assert!(error.contains("a.onnx, b.onnx") && error.contains("'onnx_file_name'"), "{error}");
+        assert!(find(&config(None, ""), Path::new("/nowhere")).is_err());
+    }
+}

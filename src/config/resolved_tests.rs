@@ -1,6 +1,9 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::config::{ControlKind, FalseTrue};
+use crate::state::pool::SlotLimits;
+use crate::tensor::DataType;
 
 fn minimal() -> Value {
     json!({

@@ -1,0 +1,74 @@
+//! Control inputs.
+
+use super::error::{ConfigError, field};
+use super::raw;
+use super::resolved::data_type;
+use crate::tensor::DataType;
+
+/// A `control_input` that the model may take.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Control {
+    /// Name of the model's input.
+    pub name: String,
+    /// What it says.
+    pub kind: ControlKind,
+}
+
+/// What a control input says, with its value for "no" and for "yes".
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ControlKind {
+    /// The request starts a sequence.
+    Start(FalseTrue),
+    /// The request ends its sequence.
+    End(FalseTrue),
+    /// The row carries a request.
+    Ready(FalseTrue),
+    /// The sequence id, as this type.
+    CorrelationId(DataType),
+}
+
+/// The two values of a boolean control. The model may take another type than the configuration names, as in
+/// configurations for NVIDIA's stateful_backend, which write `int32_false_true` for a BOOL input.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FalseTrue {
+    /// The value that says no.
+    pub no: f64,
+    /// The value that says yes.
+    pub yes: f64,
+}
+
+/// The entries of `control_input`.
+pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, ConfigError> {
+    let mut controls = Vec::new();
+    for input in raw {
+        for control in &input.control {
+            controls.push(Control { name: input.name.clone(), kind: control_kind(&input.name, control)? });
+        }
+    }
+    Ok(controls)
+}
+
+fn control_kind(name: &str, control: &raw::Control) -> Result<ControlKind, ConfigError> {
+    let path = format!("control_input '{name}'");
+    match control.kind.as_str() {
+        "CONTROL_SEQUENCE_START" => Ok(ControlKind::Start(false_true(&path, control)?)),
+        "CONTROL_SEQUENCE_END" => Ok(ControlKind::End(false_true(&path, control)?)),
+        "CONTROL_SEQUENCE_READY" => Ok(ControlKind::Ready(false_true(&path, control)?)),
+        "CONTROL_SEQUENCE_CORRID" => Ok(ControlKind::CorrelationId(data_type(&path, &control.data_type)?)),
+        other => Err(field(path, other, "CONTROL_SEQUENCE_START, _END, _READY or _CORRID is expected")),
+    }
+}
+
+fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigError> {
+    match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice())
+    {
+        ([no, yes], [], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+        ([], [no, yes], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+        ([], [], [no, yes]) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+        _ => Err(field(
+            path,
+            &control.kind,
+            "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected",
+        )),
+    }
+}

@@ -1,0 +1,194 @@
+//! What `sequence_batching` asks for: how core schedules sequences, how many may live, and for how long.
+
+use std::time::Duration;
+
+use super::error::{ConfigError, field};
+use super::parameters::{Parameters, bad};
+use super::raw::{self, Int};
+use super::resolved::unsigned;
+use crate::state::pool::SlotLimits;
+
+/// `sequence_batching`'s strategy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// `direct { }`
+    Direct,
+    /// `oldest { }`; a payload of fewer rows than this leaves nothing queued.
+    Oldest {
+        /// The smallest preferred batch size.
+        full_batch: usize,
+    },
+}
+
+const DEFAULT_USE_RATIO: f64 = 0.9;
+const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
+/// How long core may take to hand on what it has queued, beyond the queue delay. Generous: it only delays the second
+/// request of a sequence that was started over.
+pub(super) const QUIET_MARGIN: Duration = Duration::from_millis(20);
+
+/// What `sequence_batching` says about slots and queues of one instance.
+pub(super) struct Scheduling {
+    pub strategy: Strategy,
+    /// Sequences that core sends to one instance at a time.
+    pub candidates: usize,
+    /// How long core may wait for a batch to fill.
+    pub queue_delay: Duration,
+}
+
+impl Scheduling {
+    pub(super) fn new(batching: &raw::SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
+        if !batching.state.is_empty() {
+            return Err(field(
+                "sequence_batching.state",
+                "given",
+                "this version takes states from parameter 'state_pairs' only",
+            ));
+        }
+        if batching.iterative_sequence {
+            return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
+        }
+        let rows = max_batch_size.max(1);
+        let delay = |name: &str, value| unsigned(name, value).map(|micros| Duration::from_micros(micros as u64));
+        let Some(oldest) = &batching.oldest else {
+            let direct = batching.direct.as_ref().map_or(Int(0), |direct| direct.max_queue_delay_microseconds);
+            let queue_delay = delay("sequence_batching.direct.max_queue_delay_microseconds", direct)?;
+            return Ok(Self { strategy: Strategy::Direct, candidates: rows, queue_delay });
+        };
+        let candidates =
+            match unsigned("sequence_batching.oldest.max_candidate_sequences", oldest.max_candidate_sequences)? {
+                0 => rows,
+                candidates => candidates,
+            };
+        let preferred = oldest.preferred_batch_size.iter().map(|size| size.0.max(1) as usize);
+        let full_batch = preferred.min().unwrap_or(rows).min(rows);
+        let queue_delay =
+            delay("sequence_batching.oldest.max_queue_delay_microseconds", oldest.max_queue_delay_microseconds)?;
+        Ok(Self { strategy: Strategy::Oldest { full_batch }, candidates, queue_delay })
+    }
+}
+
+/// Sizes that batches are filled up to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Padding {
+    /// In ascending order; empty for no padding.
+    pub sizes: Vec<usize>,
+}
+
+impl Padding {
+    /// `always_pad_to_max_batch`: to the nearest `preferred_batch_size`, else to `max_batch_size`.
+    pub(super) fn new(
+        parameters: &Parameters,
+        batching: &raw::SequenceBatching,
+        max_batch_size: usize,
+    ) -> Result<Self, ConfigError> {
+        if !parameters.switch("always_pad_to_max_batch", false)? || max_batch_size == 0 {
+            return Ok(Self::default());
+        }
+        let preferred = batching.oldest.iter().flat_map(|oldest| &oldest.preferred_batch_size);
+        let preferred = preferred.filter_map(|size| usize::try_from(size.0).ok());
+        let mut sizes: Vec<usize> = preferred.filter(|&size| size > 0 && size < max_batch_size).collect();
+        sizes.push(max_batch_size);
+        sizes.sort_unstable();
+        Ok(Self { sizes })
+    }
+
+    /// The rows of the run for a batch of `rows`.
+    pub fn rows(&self, rows: usize) -> usize {
+        self.sizes.iter().copied().find(|&size| size >= rows).unwrap_or(rows)
+    }
+}
+
+/// How long a sequence may lie idle: what core allows, and a margin for what waits in its queue.
+pub(super) fn idle_limit(parameters: &Parameters, batching: &raw::SequenceBatching) -> Result<Duration, ConfigError> {
+    let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
+    let margin =
+        parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
+    // A year is as good as never, and cannot overflow the clock.
+    let limit = |time: Duration| time.min(Duration::from_secs(365 * 24 * 3600));
+    let margin = margin.map_or(DEFAULT_IDLE_MARGIN, Duration::from_micros);
+    Ok(limit(Duration::from_micros(idle as u64)) + limit(margin))
+}
+
+/// The bounds of the pool: what NVIDIA's stateful_backend calls lazy buffers, with its rules between the sizes. Its
+/// pools are one per instance; here the instances share one, so only the capacity grows with them.
+pub(super) fn slot_limits(
+    parameters: &Parameters,
+    scheduling: &Scheduling,
+    max_batch_size: usize,
+    instances: usize,
+) -> Result<(SlotLimits, String), ConfigError> {
+    let (capacity, reason) = capacity(parameters, scheduling, instances)?;
+    let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
+    let first_slab = size("initial_buffer_size")?;
+    let next_slab = size("subsequent_buffer_size")?;
+    let grow_below = size("buffer_alloc_threshold")?;
+    let shrink_above = size("buffer_dealloc_threshold")?;
+    let (first_slab, next_slab, grow_below, shrink_above) = match (first_slab, next_slab, grow_below, shrink_above) {
+        (None, None, None, None) => return Ok((SlotLimits::all_at_once(capacity), reason)),
+        (Some(first), Some(next), Some(grow), Some(shrink)) => (first, next, grow, shrink),
+        (first, next, grow, _) => {
+            let name = match (first, next, grow) {
+                (None, ..) => "initial_buffer_size",
+                (_, None, _) => "subsequent_buffer_size",
+                (.., None) => "buffer_alloc_threshold",
+                _ => "buffer_dealloc_threshold",
+            };
+            return Err(ConfigError::MissingParameter {
+                name,
+                why: "'initial_buffer_size', 'subsequent_buffer_size', 'buffer_alloc_threshold' and \
+                      'buffer_dealloc_threshold' are given all four or not at all"
+                    .to_owned(),
+            });
+        }
+    };
+    let first_slab = first_slab.min(capacity);
+    let at_least_a_batch = |name, value: usize| match value >= max_batch_size {
+        true => Ok(()),
+        false => Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}"))),
+    };
+    if first_slab < max_batch_size && first_slab == capacity {
+        return Err(bad(
+            "initial_buffer_size",
+            first_slab,
+            format!("capped by the pool's capacity ({reason}) it is smaller than max_batch_size, {max_batch_size}"),
+        ));
+    }
+    at_least_a_batch("initial_buffer_size", first_slab)?;
+    at_least_a_batch("subsequent_buffer_size", next_slab)?;
+    at_least_a_batch("buffer_alloc_threshold", grow_below)?;
+    if grow_below > first_slab {
+        return Err(bad(
+            "buffer_alloc_threshold",
+            grow_below,
+            format!("it must not be larger than initial_buffer_size, {first_slab}"),
+        ));
+    }
+    if shrink_above <= grow_below {
+        log::warn!(
+            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, {grow_below}, \
+             or buffers come and go with every few sequences"
+        );
+    }
+    Ok((SlotLimits { capacity, first_slab, next_slab, grow_below, shrink_above }, reason))
+}
+
+fn capacity(
+    parameters: &Parameters,
+    scheduling: &Scheduling,
+    instances: usize,
+) -> Result<(usize, String), ConfigError> {
+    const NAME: &str = "max_candidate_sequence_use_ratio";
+    let candidates = scheduling.candidates;
+    let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;
+    let (ratio, of) = match scheduling.strategy {
+        Strategy::Oldest { .. } => (written.unwrap_or(DEFAULT_USE_RATIO), "max_candidate_sequences"),
+        Strategy::Direct => (1.0, "sequences per batch"),
+    };
+    // The rounding error of `candidates * ratio` must not cost a slot.
+    let per_instance = ((candidates as f64 * ratio + 1e-6).floor() as usize).max(1);
+    let mut reason = format!("{of} {candidates} × {NAME} {ratio}");
+    if instances > 1 {
+        reason = format!("{reason} × {instances} instances");
+    }
+    Ok((per_instance * instances, reason))
+}
