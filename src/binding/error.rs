@@ -1,0 +1,108 @@
+//! What can be wrong between a model and its configuration.
+
+use crate::tensor::DataType;
+
+/// Why a model does not fit its configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum BindingError {
+    /// The configuration names a tensor that the model does not have.
+    #[error("{named_by} names '{name}', but the model has no such {side} (it has {})", has.join(", "))]
+    Missing {
+        /// Which part of the configuration.
+        named_by: &'static str,
+        /// The tensor.
+        name: String,
+        /// `input` or `output`.
+        side: &'static str,
+        /// What there is.
+        has: Vec<String>,
+    },
+    /// Two data types that should be one.
+    #[error("{what} is {configured}, but in the model it is {model}")]
+    DataType {
+        /// The tensor and who names it.
+        what: String,
+        /// What the configuration says.
+        configured: DataType,
+        /// What the model says.
+        model: DataType,
+    },
+    /// Dimensions that do not agree.
+    #[error("{what} has dims {configured}, but in the model {model}: {rule}")]
+    Dims {
+        /// The tensor and who names it.
+        what: String,
+        /// What the configuration says.
+        configured: String,
+        /// What the model says.
+        model: String,
+        /// What would agree.
+        rule: String,
+    },
+    /// An input that nothing feeds.
+    #[error(
+        "nothing feeds the model's input '{name}' ({data_type} {dims}): list it under 'input', in 'state_pairs', as a 'control_input' or in 'constant_inputs'"
+    )]
+    Unfed {
+        /// The input.
+        name: String,
+        /// Its type.
+        data_type: DataType,
+        /// Its dimensions.
+        dims: String,
+    },
+    /// An input that two things feed.
+    #[error("the model's input '{name}' is fed by {first} and by {second}; one of them has to go")]
+    FedTwice {
+        /// The input.
+        name: String,
+        /// One.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// The two ends of a state pair differ.
+    #[error(
+        "the state pair <<<{input}, {output}>>> has {input_is} as input and {output_is} as output; they must agree"
+    )]
+    StateEnds {
+        /// Name of the input.
+        input: String,
+        /// Name of the output.
+        output: String,
+        /// Type and dimensions of the input.
+        input_is: String,
+        /// Type and dimensions of the output.
+        output_is: String,
+    },
+    /// A state whose batch axis cannot be told, or that cannot be kept in a slot of fixed size.
+    #[error("state '{name}' has {dims} in the model: {why}")]
+    State {
+        /// Name of the input.
+        name: String,
+        /// Type and dimensions.
+        dims: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// A control value that the model's input cannot hold.
+    #[error("control_input '{name}' has the value {value}, which the model's input of {model} cannot hold")]
+    Control {
+        /// The input.
+        name: String,
+        /// The value.
+        value: f64,
+        /// What the model takes.
+        model: DataType,
+    },
+    /// A constant that does not fit its input.
+    #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
+    Constant {
+        /// The input.
+        name: String,
+        /// The value as written.
+        value: String,
+        /// What the model wants.
+        why: String,
+    },
+}
