@@ -155,7 +155,7 @@ pub enum Error {
 impl Error {
     /// Whether a batch that failed with this may succeed without one of its rows.
     pub const fn may_be_one_rows_fault(&self) -> bool {
-        matches!(self, Self::Session(_) | Self::OutputRows { .. })
+        matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. })
     }
 
     /// The table. A client acts on the code, so an error says who has to act: the client (`INVALID_ARG`,
@@ -166,6 +166,7 @@ impl Error {
             Self::UnknownSequence { .. } => Code::NotFound,
             Self::Cancelled => Code::Cancelled,
             Self::PoolFull { .. } | Self::PoolMemory { .. } | Self::Memory(_) => Code::Unavailable,
+            Self::Session(SessionError::Memory(_)) => Code::Unavailable,
             Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } | Self::InputStrings { .. } => {
                 Code::InvalidArg
             }

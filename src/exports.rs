@@ -67,9 +67,14 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
     guard(|| {
         // SAFETY: Triton's model, alive until its ModelFinalize.
         let model = unsafe { triton::Model::new(non_null(model)?) };
-        let loaded = Arc::new(backend::load_model(model)?);
+        let loaded = Arc::into_raw(Arc::new(backend::load_model(model)?));
         // SAFETY: a model's state is an Arc<Model>, see the module head.
-        Ok(unsafe { model.set_state(Arc::into_raw(loaded).cast_mut().cast::<c_void>()) }?)
+        let kept = unsafe { model.set_state(loaded.cast_mut().cast::<c_void>()) };
+        if kept.is_err() {
+            // SAFETY: made above, and Triton has not taken it.
+            drop(unsafe { Arc::from_raw(loaded) });
+        }
+        Ok(kept?)
     })
 }
 
@@ -110,9 +115,14 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
             Arc::increment_strong_count(model.as_ptr());
             Arc::from_raw(model.as_ptr())
         };
-        let made = Box::new(Instance::new(instance, model)?);
+        let made = Box::into_raw(Box::new(Instance::new(instance, model)?));
         // SAFETY: an instance's state is a Box<Instance>, see the module head.
-        Ok(unsafe { instance.set_state(Box::into_raw(made).cast::<c_void>()) }?)
+        let kept = unsafe { instance.set_state(made.cast::<c_void>()) };
+        if kept.is_err() {
+            // SAFETY: made above, and Triton has not taken it.
+            drop(unsafe { Box::from_raw(made) });
+        }
+        Ok(kept?)
     })
 }
 
@@ -138,8 +148,9 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
     })
 }
 
-/// Called with the requests of a batch, never twice at once for an instance. From here on they are ours: each is
-/// answered and released here, so that this never returns an error (with one, core would answer and release them).
+/// Called with the requests of a batch, never twice at once for an instance. With an error core would answer and
+/// release them, so there is one only before the first of them is taken; from then on each is answered and released
+/// here, whatever happens.
 ///
 /// # Safety
 /// Called by Triton, with a live instance and `count` live requests.
@@ -150,17 +161,20 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     count: u32,
 ) -> *mut TRITONSERVER_Error {
     guard(|| {
+        // SAFETY: Triton's instance, alive during the call.
+        let instance = unsafe { triton::Instance::new(non_null(instance)?) };
+        let mut instance = non_null(instance.state()?.cast::<Instance>())?;
         // SAFETY: Triton's array of that many requests, all handed over; each is taken once.
         let owned = unsafe {
             (0..count as usize).filter_map(|index| NonNull::new(*requests.add(index)).map(|raw| Request::new(raw)))
         };
         let owned: Vec<Request> = owned.collect();
-        // SAFETY: Triton's instance, alive during the call.
-        let instance = unsafe { triton::Instance::new(non_null(instance)?) };
-        let mut instance = non_null(instance.state()?.cast::<Instance>())?;
         // SAFETY: the Box of ModelInstanceInitialize; Triton runs one Execute of an instance at a time, and none beside
         // its ModelInstanceFinalize.
-        unsafe { instance.as_mut() }.execute(owned);
+        let executed = panic::catch(|| unsafe { instance.as_mut() }.execute(owned));
+        if let Err(error) = executed {
+            log::error!("{error} (the requests of the payload have been answered)");
+        }
         Ok(())
     })
 }

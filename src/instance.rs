@@ -40,18 +40,29 @@ impl Instance {
 
     /// Answers and releases every request of a payload.
     pub fn execute(&mut self, requests: Vec<Request>) {
-        let times = Times::starting_at(monotonic_ns());
         let (count, short) = (requests.len(), self.empties_the_queue(requests.len()));
+        let mut answered = Answered::with_capacity(count);
+        // What a panic drops has been answered and released by that; the table must hear of the payload's end anyway.
+        if let Err(error) = panic::catch(|| self.answer(requests, &mut answered)) {
+            log::error!("{error}");
+        }
+        self.model.sequences.settle(self.number, answered, count, short);
+    }
+
+    /// Answers every request of a payload; those that hold a slot, and the slot, go to `answered`.
+    fn answer(&mut self, requests: Vec<Request>, answered: &mut Answered) {
+        let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
+        fault::point("decode", &rows);
         let rows = self.admit(rows);
-        let (mut rows, mut answered) = self.set_aside(rows, times);
+        fault::point("admit", &rows);
+        let mut rows = self.set_aside(rows, times, answered);
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
             self.run_or_split(&mut batch, times);
             answered.extend(batch.into_iter().map(|row| (row.lease, row.request)));
         }
         self.report.payload_over(&self.model);
-        self.model.sequences.settle(self.number, answered, count, short);
     }
 
     /// Decode: requests become rows.
@@ -87,8 +98,8 @@ impl Instance {
 
     /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
     /// inferred.
-    fn set_aside(&self, rows: Vec<Row>, times: Times) -> (Vec<Row>, Answered) {
-        let (mut running, mut answered) = (Vec::with_capacity(rows.len()), Answered::with_capacity(rows.len()));
+    fn set_aside(&self, rows: Vec<Row>, times: Times, answered: &mut Answered) -> Vec<Row> {
+        let mut running = Vec::with_capacity(rows.len());
         for mut row in rows {
             let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(Error::Cancelled));
             if let Some(error) = problem {
@@ -101,7 +112,7 @@ impl Instance {
             }
             answered.push((row.lease, row.request));
         }
-        (running, answered)
+        running
     }
 
     /// Takes the rows that can run together with the first one.

@@ -63,7 +63,6 @@ impl<'a> Answers<'a> {
     pub fn keep_state(&self, binding: &Binding, place: usize, row: &mut Row) {
         let Some(lease) = &mut row.lease else { return };
         if lease.ends() {
-            lease.forget_strings();
             return;
         }
         lease.advance(|slot| {

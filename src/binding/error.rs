@@ -95,6 +95,9 @@ pub enum BindingError {
         /// What the model takes.
         model: DataType,
     },
+    /// The states of a sequence are larger than any memory.
+    #[error("the states of a sequence have more bytes than an address can count")]
+    StatesOverflow,
     /// A constant that does not fit its input.
     #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
     Constant {

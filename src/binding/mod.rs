@@ -209,6 +209,7 @@ impl Binding {
         }
         let inputs = inputs.into_iter().zip(&signature.inputs).map(|(input, info)| input.ok_or_else(|| unfed(info)));
         let slot = SlotLayout::new(&states.iter().map(BoundState::stored_bytes).collect::<Vec<_>>());
+        let slot = slot.ok_or(BindingError::StatesOverflow)?;
         Ok(Self { inputs: inputs.collect::<Result<_, _>>()?, outputs, states, slot })
     }
 

@@ -162,7 +162,7 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, Config
     for line in description.lines() {
         for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
             let (Some(input), Some(output)) = (line.find(input), line.find(output)) else { continue };
-            let Some(groups) = line.find("<<<").and_then(|from| Some(&line[from..line.rfind(">>>")? + 3])) else {
+            let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
                 continue;
             };
             let swap = |pair: StatePair| {

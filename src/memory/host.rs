@@ -60,6 +60,7 @@ impl Buffer {
 /// Memory of a number of slots, one after another. Its contents are reached through [`SlotMemory`] only.
 pub struct Slab {
     buffer: Buffer,
+    slots: usize,
     slot_bytes: usize,
     /// The string states of each slot; none where the model has none.
     strings: Vec<UnsafeCell<Vec<Strings>>>,
@@ -83,7 +84,7 @@ impl Slab {
         let bytes = slots.checked_mul(size.bytes).ok_or(OutOfMemory { bytes: usize::MAX })?;
         let with_strings = if size.strings > 0 { slots } else { 0 };
         let strings = (0..with_strings).map(|_| UnsafeCell::new(vec![Strings::new(); size.strings])).collect();
-        Ok(Self { buffer: Buffer::new(bytes)?, slot_bytes: size.bytes, strings })
+        Ok(Self { buffer: Buffer::new(bytes)?, slots, slot_bytes: size.bytes, strings })
     }
 }
 
@@ -97,10 +98,12 @@ impl SlotMemory {
     /// Access to slot number `index` of `slab`.
     ///
     /// # Safety
-    /// No other `SlotMemory` of the same slab and index may exist as long as this one does. Panics if there is no such
-    /// slot.
+    /// No other `SlotMemory` of the same slab and index may exist as long as this one does.
+    ///
+    /// # Panics
+    /// If there is no such slot.
     pub unsafe fn new(slab: Arc<Slab>, index: usize) -> Self {
-        assert!((index + 1) * slab.slot_bytes <= slab.buffer.len(), "slot {index} lies outside of its slab");
+        assert!(index < slab.slots, "slot {index} lies outside of its slab");
         Self { slab, index }
     }
 

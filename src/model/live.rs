@@ -30,7 +30,8 @@ pub struct LiveSequences {
 pub struct Lease {
     sequences: Arc<LiveSequences>,
     slot: SlotId,
-    memory: SlotMemory,
+    /// Gone before the slot is given back, as the next one to have the slot makes another.
+    memory: Option<SlotMemory>,
     end: bool,
     /// The slot's bytes are being written.
     writing: bool,
@@ -76,10 +77,10 @@ impl LiveSequences {
         drop(released);
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>>, _>, &Admission)| {
             let admitted = admitted?;
-            // SAFETY: the table has checked the slot out to this request alone, until it is settled; the lease ends
-            // with its settlement.
+            // SAFETY: the table has checked the slot out to this request alone, until it is settled; the lease
+            // drops this before it settles.
             let memory = unsafe { SlotMemory::new(admitted.memory, admitted.slot.index()) };
-            let (slot, end) = (admitted.slot, request.end);
+            let (slot, end, memory) = (admitted.slot, request.end, Some(memory));
             Ok(Lease { sequences: self.clone(), slot, memory, end, writing: false, advanced: false, settled: false })
         };
         admitted.into_iter().zip(requests).map(lease).collect()
@@ -97,7 +98,7 @@ impl LiveSequences {
         for (settlement, request) in requests {
             let hold = settlement.filter(|of| table.settle(of.slot, of.outcome, of.end, now, &mut released));
             match hold {
-                Some(of) => table.hold(of.slot, request),
+                Some(of) => table.hold(of.slot, request, &mut released),
                 None => released.push(request),
             }
         }
@@ -173,12 +174,12 @@ struct Settlement {
 impl Lease {
     /// The slot's bytes: the state before the request.
     pub fn state(&self) -> &[u8] {
-        self.memory.bytes()
+        self.memory.as_ref().map_or(&[], SlotMemory::bytes)
     }
 
     /// The slot's string states before the request.
     pub fn strings(&self) -> &[Strings] {
-        self.memory.strings()
+        self.memory.as_ref().map_or(&[], SlotMemory::strings)
     }
 
     /// Whether the sequence is over after this request, so that its state need not be kept.
@@ -186,27 +187,28 @@ impl Lease {
         self.end
     }
 
-    /// Gives back the memory of string states, which is the slot's alone. The bytes are the slab's.
-    pub fn forget_strings(&mut self) {
-        self.memory.strings_mut().iter_mut().for_each(|strings| *strings = Strings::new());
-    }
-
     /// Writes the state after the request.
     pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory)) {
+        let Some(memory) = &mut self.memory else { return };
         self.writing = true;
-        write(&mut self.memory);
+        write(memory);
         self.writing = false;
         self.advanced = true;
     }
 
     fn finish(mut self) -> Settlement {
-        self.settled = true;
-        self.settlement()
+        self.close()
     }
 
-    fn settlement(&self) -> Settlement {
+    fn close(&mut self) -> Settlement {
+        self.settled = true;
+        let end = self.end || self.writing;
+        if let Some(mut memory) = self.memory.take().filter(|_| end) {
+            // The bytes are the slab's, but strings have memory of their own.
+            memory.strings_mut().iter_mut().for_each(|strings| *strings = Strings::new());
+        }
         let outcome = if self.advanced { Outcome::Advanced } else { Outcome::Failed };
-        Settlement { slot: self.slot, outcome, end: self.end || self.writing }
+        Settlement { slot: self.slot, outcome, end }
     }
 }
 
@@ -215,7 +217,7 @@ impl Drop for Lease {
         if self.settled {
             return;
         }
-        let of = self.settlement();
+        let of = self.close();
         let mut released = Vec::new();
         self.sequences.table.lock().settle(of.slot, of.outcome, of.end, Instant::now(), &mut released);
         drop(released);

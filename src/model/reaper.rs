@@ -3,8 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use super::live::LiveSequences;
+use crate::panic;
+
+/// A pause, so that a panic that comes again and again does not fill the log.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// Runs until dropped.
 pub struct Reaper {
@@ -21,7 +26,10 @@ impl Reaper {
         let run = move || {
             let is_stopping = || stop.load(Ordering::Acquire);
             while !is_stopping() {
-                live.tick_and_wait(is_stopping);
+                if let Err(error) = panic::catch(|| live.tick_and_wait(is_stopping)) {
+                    log::error!("while sequences were to expire: {error}");
+                    std::thread::sleep(AFTER_PANIC);
+                }
             }
         };
         let thread = Builder::new().name("stateful-reaper".to_owned()).spawn(run);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use hashlink::LinkedHashMap;
+use hashlink::{LinkedHashMap, LinkedHashSet};
 use smallvec::SmallVec;
 
 use super::id::Key;
@@ -168,11 +168,12 @@ pub struct Sequences<S, H, E> {
     policy: Policy,
     pool: SlotPool<S, Record<H>, E>,
     chains: HashMap<Key, Chain>,
-    contested: Vec<Key>,
+    /// Ids whose chains have a contest.
+    contested: LinkedHashSet<Key>,
     /// Who was started last in each lane of each instance.
     lanes: HashMap<(u32, u32), SlotId>,
     /// Incarnations that are over unless a request comes for them: the first to go when slots run out.
-    doubtful: Vec<SlotId>,
+    doubtful: LinkedHashSet<SlotId>,
     idle: LinkedHashMap<SlotId, Instant>,
     instances: HashMap<u32, Activity>,
     /// Time of the payload in the works.
@@ -187,9 +188,9 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             policy,
             pool: SlotPool::new(limits, make_slab)?,
             chains: HashMap::new(),
-            contested: Vec::new(),
+            contested: LinkedHashSet::new(),
             lanes: HashMap::new(),
-            doubtful: Vec::new(),
+            doubtful: LinkedHashSet::new(),
             idle: LinkedHashMap::new(),
             instances: HashMap::new(),
             now: Instant::now(),
@@ -244,9 +245,10 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     }
 
     /// Keeps a request unreleased until its sequence is the only one of its id that core can send requests for.
-    pub fn hold(&mut self, slot: SlotId, request: H) {
-        if let Some(record) = self.pool.record_mut(slot) {
-            record.held = Some(request);
+    pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
+        match self.pool.record_mut(slot) {
+            Some(record) => record.held = Some(request),
+            None => released.push(request),
         }
     }
 
@@ -360,8 +362,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         let chain = self.chains.entry(key.clone()).or_default();
         chain.incarnations.push(slot);
         if chain.incarnations.len() > 1 && chain.contest.is_none() {
-            chain.contest = Some(Contest::new(late, self.now));
-            self.contested.push(key.clone());
+            self.set_contest(key, Some(Contest::new(late, self.now)));
         }
         self.counts.started += 1;
         Ok(slot)
@@ -412,7 +413,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             return Err(Refusal::Unknown);
         }
         record.phase = Phase::InFlight { start: false };
-        self.doubtful.retain(|doubtful| *doubtful != slot);
+        self.doubtful.remove(&slot);
         self.idle.remove(&slot);
         Ok(slot)
     }
@@ -425,8 +426,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     }
 
     fn drop_doubtful(&mut self, released: &mut Vec<H>) -> bool {
-        while !self.doubtful.is_empty() {
-            let slot = self.doubtful.remove(0);
+        while let Some(slot) = self.doubtful.pop_front() {
             if self.end_if_idle(slot, released) {
                 return true;
             }
@@ -452,8 +452,8 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     /// and then the turn goes back. If nothing comes, then the id has been started over, and the incarnations that had
     /// their turn are over.
     fn take_turns(&mut self, released: &mut Vec<H>, mut has_nothing_queued: impl FnMut(&mut Contest, &Key) -> bool) {
-        let mut still = Vec::new();
-        for key in std::mem::take(&mut self.contested) {
+        let keys: Vec<Key> = self.contested.iter().cloned().collect();
+        for key in keys {
             let Some(chain) = self.chains.get_mut(&key) else { continue };
             let Some(contest) = &mut chain.contest else { continue };
             let front = chain.incarnations[0];
@@ -467,21 +467,17 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
                     }
                 }
             }
-            if self.chains.get(&key).is_some_and(|chain| chain.contest.is_some()) {
-                still.push(key);
-            }
         }
-        self.contested = still;
     }
 
     fn give_turn(&mut self, key: &Key, released: &mut Vec<H>) {
         let Some(chain) = self.chains.get_mut(key) else { return };
         let is_held = |slot: &SlotId| self.pool.record(*slot).is_some_and(|record| record.held.is_some());
         let Some(next) = chain.incarnations.iter().position(is_held) else {
-            chain.contest = None;
+            self.set_contest(key, None);
             return;
         };
-        self.doubtful.push(chain.incarnations[0]);
+        self.doubtful.insert(chain.incarnations[0]);
         chain.incarnations[..=next].rotate_right(1);
         if let Some(contest) = &mut chain.contest {
             (contest.in_turn, contest.evidence) = (true, Evidence::default());
@@ -491,15 +487,27 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
 
     /// Ends the incarnations behind the receiving one that are neither held nor in the works.
     fn end_earlier(&mut self, key: &Key, released: &mut Vec<H>) {
-        let Some(chain) = self.chains.get_mut(key) else { return };
-        chain.contest = (chain.incarnations.len() > 1).then(|| Contest::new(true, self.now));
+        let Some(chain) = self.chains.get(key) else { return };
         let others = chain.incarnations[1..].to_vec();
+        let contest = (!others.is_empty()).then(|| Contest::new(true, self.now));
+        self.set_contest(key, contest);
         for slot in others {
             let is_over = |record: &Record<H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
             if self.pool.record(slot).is_some_and(is_over) {
                 self.remove(slot, released);
                 self.counts.ended += 1;
             }
+        }
+    }
+
+    /// The only place where contests begin and end, so that `contested` has exactly the chains with one.
+    fn set_contest(&mut self, key: &Key, contest: Option<Contest>) {
+        match contest {
+            Some(_) => self.contested.insert(key.clone()),
+            None => self.contested.remove(key),
+        };
+        if let Some(chain) = self.chains.get_mut(key) {
+            chain.contest = contest;
         }
     }
 
@@ -516,17 +524,18 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     /// Frees the slot. If its incarnation was receiving, the next one is.
     fn remove(&mut self, slot: SlotId, released: &mut Vec<H>) {
         self.idle.remove(&slot);
+        self.doubtful.remove(&slot);
         let Some(record) = self.pool.release(slot) else { return };
         released.extend(record.held);
-        let now = self.now;
         let Some(chain) = self.chains.get_mut(&record.key) else { return };
         let was_front = chain.incarnations.first() == Some(&slot);
         chain.incarnations.retain(|other| *other != slot);
         let Some(&front) = chain.incarnations.first() else {
+            self.set_contest(&record.key, None);
             self.chains.remove(&record.key);
             return;
         };
-        let alone = chain.incarnations.len() == 1;
+        let (alone, late) = (chain.incarnations.len() == 1, chain.contest.as_ref().is_some_and(|contest| contest.late));
         let Some(next) = self.pool.record_mut(front) else { return };
         if was_front {
             released.extend(next.held.take());
@@ -535,13 +544,13 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             self.remove(front, released);
             self.counts.ended += 1;
         } else if was_front && alone {
-            chain.contest = None;
-        } else if alone && chain.contest.as_ref().is_some_and(|contest| contest.late) {
+            self.set_contest(&record.key, None);
+        } else if alone && late {
             // What is left may be what a START and END in one request started over.
-            chain.contest = None;
-            self.doubtful.push(front);
+            self.set_contest(&record.key, None);
+            self.doubtful.insert(front);
         } else if was_front {
-            chain.contest = Some(Contest::new(true, now));
+            self.set_contest(&record.key, Some(Contest::new(true, self.now)));
         }
     }
 

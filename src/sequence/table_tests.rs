@@ -28,7 +28,7 @@ fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Res
     table.begin_payload(0, now);
     let slot = table.admit(&key(id), start, end, &mut released)?.slot;
     if table.settle(slot, Outcome::Advanced, end, now, &mut released) {
-        table.hold(slot, 0);
+        table.hold(slot, 0, &mut released);
     }
     table.finish_payload(0, 1, true, now, &mut released).unwrap();
     Ok(slot)
@@ -190,7 +190,7 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
     step(&mut table, 1, true, false, now).unwrap();
     let failed = table.admit(&key(1), true, false, &mut released).unwrap().slot;
     assert!(table.settle(failed, Outcome::Failed, false, now, &mut released), "held: the first may have more to come");
-    table.hold(failed, 0);
+    table.hold(failed, 0, &mut released);
     table.tick(now + REST, &mut released).unwrap();
     assert_eq!(released.len(), 1);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
@@ -364,7 +364,7 @@ impl World {
         for (sent, slot) in rows {
             *self.core.unanswered.entry(sent.id).or_default() -= 1;
             match self.table.settle(slot, Outcome::Advanced, sent.end, self.now, &mut released) {
-                true => self.table.hold(slot, sent),
+                true => self.table.hold(slot, sent, &mut released),
                 false => released.push(sent),
             }
         }
@@ -423,7 +423,10 @@ proptest! {
         for (_, incarnation) in world.core.active.values() {
             prop_assert!(world.table.pool.record(world.slots[incarnation]).is_some(), "a live sequence was dropped");
         }
-        let doubtful = world.table.doubtful.iter().filter(|slot| world.table.pool.record(**slot).is_some()).count();
+        let with_contest = world.table.chains.values().filter(|chain| chain.contest.is_some()).count();
+        prop_assert_eq!(world.table.contested.len(), with_contest);
+        let doubtful = world.table.doubtful.len();
+        prop_assert!(world.table.doubtful.iter().all(|slot| world.table.pool.record(*slot).is_some()));
         prop_assert!(world.table.live() <= world.core.active.len() + doubtful, "a slot leaked");
     }
 }

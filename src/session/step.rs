@@ -64,8 +64,9 @@ struct Tensors {
     /// Dimensions, with the number of rows of the last use.
     dims: Vec<i64>,
     bytes: usize,
-    buffer: Buffer,
+    /// Over the buffer, so they go before it.
     by_rows: Vec<Option<Value>>,
+    buffer: Buffer,
 }
 
 impl Tensors {
@@ -90,7 +91,8 @@ impl Tensors {
         self.bytes = bytes.ok_or(OutOfMemory { bytes: usize::MAX })?;
         if self.bytes > self.buffer.len() {
             self.by_rows.clear();
-            self.buffer = Buffer::new(self.bytes.next_power_of_two())?;
+            let bytes = self.bytes.checked_next_power_of_two().ok_or(OutOfMemory { bytes: self.bytes })?;
+            self.buffer = Buffer::new(bytes)?;
         }
         Ok(())
     }
@@ -131,13 +133,14 @@ struct Output {
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
 pub struct Step {
-    session: Arc<Session>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     input_names: Vec<*const std::ffi::c_char>,
     output_names: Vec<*const std::ffi::c_char>,
     input_values: Vec<*const ort::sys::OrtValue>,
     output_values: Vec<*mut ort::sys::OrtValue>,
+    /// Last: outputs that it made go back to its allocator.
+    session: Arc<Session>,
 }
 
 // SAFETY: the raw pointers point into CStrings and Values that the Step owns and moves along with.

@@ -16,14 +16,16 @@ pub struct SlotLayout {
 
 impl SlotLayout {
     /// Lays out states of these sizes, in the order given.
-    pub fn new(stored_bytes: &[usize]) -> Self {
-        let mut end = 0;
+    /// `None` if the sizes overflow.
+    pub fn new(stored_bytes: &[usize]) -> Option<Self> {
+        let (mut end, mut state_bytes) = (0usize, 0usize);
         let mut offsets = Vec::with_capacity(stored_bytes.len());
         for bytes in stored_bytes {
             offsets.push(end);
-            end += bytes.next_multiple_of(SLOT_ALIGNMENT);
+            end = end.checked_add(bytes.checked_next_multiple_of(SLOT_ALIGNMENT)?)?;
+            state_bytes = state_bytes.checked_add(*bytes)?;
         }
-        Self { offsets, slot_bytes: end, state_bytes: stored_bytes.iter().sum() }
+        Some(Self { offsets, slot_bytes: end, state_bytes })
     }
 
     /// Byte at which state number `state` begins within its slot.
@@ -48,10 +50,12 @@ mod tests {
 
     #[test]
     fn states_are_aligned_and_do_not_overlap() {
-        let layout = SlotLayout::new(&[100, 64, 1, 0]);
+        let layout = SlotLayout::new(&[100, 64, 1, 0]).unwrap();
         assert_eq!(layout.offsets, [0, 128, 192, 256]);
         assert_eq!(layout.slot_bytes(), 256);
         assert_eq!(layout.state_bytes(), 165);
-        assert_eq!(SlotLayout::new(&[]).slot_bytes(), 0);
+        assert_eq!(SlotLayout::new(&[]).unwrap().slot_bytes(), 0);
+        assert_eq!(SlotLayout::new(&[usize::MAX - 10]), None);
+        assert_eq!(SlotLayout::new(&[usize::MAX / 2, usize::MAX / 2]), None);
     }
 }

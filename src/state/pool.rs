@@ -116,11 +116,9 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         let slab = &mut self.slabs[slab_index as usize];
         let index = slab.first_free.ok_or(AcquireError::Full)?;
         let generation = self.next_generation;
-        let taken = std::mem::replace(&mut slab.slots[index as usize], Slot::Occupied { generation, record });
-        slab.first_free = match taken {
-            Slot::Vacant { next_free } => next_free,
-            Slot::Occupied { .. } => unreachable!("the free list names an occupied slot"),
-        };
+        let Slot::Vacant { next_free } = slab.slots[index as usize] else { return Err(AcquireError::Full) };
+        slab.first_free = next_free;
+        slab.slots[index as usize] = Slot::Occupied { generation, record };
         slab.free -= 1;
         if slab.free == 0 {
             self.slabs_with_free.remove(&slab_index);
@@ -136,9 +134,7 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         self.record(id)?;
         let slab = self.slabs.get_mut(id.slab as usize)?;
         let vacant = Slot::Vacant { next_free: slab.first_free };
-        let Slot::Occupied { record, .. } = std::mem::replace(&mut slab.slots[id.index()], vacant) else {
-            unreachable!("record() found the slot occupied");
-        };
+        let Slot::Occupied { record, .. } = std::mem::replace(&mut slab.slots[id.index()], vacant) else { return None };
         slab.first_free = Some(id.index);
         slab.free += 1;
         self.slabs_with_free.insert(id.slab);

@@ -54,10 +54,17 @@ impl Error {
 
     /// As Triton's object, which Triton then owns.
     pub fn into_raw(self) -> *mut TRITONSERVER_Error {
-        let code = CODES.iter().find(|(code, _)| *code == self.code).map_or(CODES[1].1, |(_, raw)| *raw);
+        let code = CODES
+            .iter()
+            .find(|(code, _)| *code == self.code)
+            .map_or(triton_sys::TRITONSERVER_ERROR_INTERNAL, |(_, raw)| *raw);
         let text = CString::new(self.message.replace('\0', "?")).unwrap_or_default();
+        let Some(error_new) = triton_sys::error_new() else {
+            eprintln!("stateful backend: {}", self.message);
+            return std::ptr::null_mut();
+        };
         // SAFETY: the text lives during the call; Triton copies it.
-        unsafe { call!(TRITONSERVER_ErrorNew(code, text.as_ptr())) }.unwrap_or(std::ptr::null_mut())
+        unsafe { error_new(code, text.as_ptr()) }
     }
 }
 

@@ -42,7 +42,7 @@ mod bindings {
 mod resolve;
 
 pub use bindings::*;
-pub use resolve::{LoadError, MissingSymbol, Version, Versions, api, install, load, versions};
+pub use resolve::{LoadError, MissingSymbol, Version, Versions, api, error_new, install, load, versions};
 
 /// Calls a function of [`api`]: `call!(NAME(arguments))` is a `Result` of what the function returns,
 /// or of [`MissingSymbol`].

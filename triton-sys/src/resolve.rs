@@ -23,6 +23,9 @@ use crate::bindings::*;
 
 static LOADED: OnceLock<Loaded> = OnceLock::new();
 
+/// A server whose ABI is another: only its way to make an error is used, to tell it so.
+static REFUSED: OnceLock<Loaded> = OnceLock::new();
+
 struct Loaded {
     api: Api,
     versions: Versions,
@@ -47,6 +50,14 @@ pub fn api() -> &'static Api {
         Some(loaded) => &loaded.api,
         None => &Api::EMPTY,
     }
+}
+
+/// Makes an error object: of the server that [`load`] found, or of one that it refused, so that the
+/// refusal can be told.
+pub fn error_new()
+-> Option<unsafe extern "C" fn(TRITONSERVER_Error_Code, *const std::ffi::c_char) -> *mut TRITONSERVER_Error> {
+    let refused = || REFUSED.get().and_then(|refused| refused.api.TRITONSERVER_ErrorNew);
+    api().TRITONSERVER_ErrorNew.or_else(refused)
 }
 
 /// The versions of the server that [`load`] found.
@@ -202,9 +213,15 @@ fn resolve() -> Result<Loaded, LoadError> {
     let versions = Versions {
         server: version("TRITONSERVER_ApiVersion", api.TRITONSERVER_ApiVersion, &api)?,
         backend: version("TRITONBACKEND_ApiVersion", api.TRITONBACKEND_ApiVersion, &api)?,
+    };
+    let loaded = Loaded { api, versions, _library: Some(library) };
+    match versions.compatible() {
+        Ok(_) => Ok(loaded),
+        Err(error) => {
+            REFUSED.get_or_init(|| loaded);
+            Err(error)
+        }
     }
-    .compatible()?;
-    Ok(Loaded { api, versions, _library: Some(library) })
 }
 
 fn server_library() -> Result<Library, LoadError> {
