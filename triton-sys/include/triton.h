@@ -3,7 +3,7 @@
 // Rules of this file
 //   - Plain C99, no text from elsewhere: names, parameter types and numbers are the ABI, the words
 //     are ours.
-//   - Only what is used. A function added here appears in `Api` and `SYMBOLS` without further work.
+//   - Only what a backend of this kind needs. A function added here appears in `Api` and `SYMBOLS` without further work.
 //   - Numbers are written out, also where C would count them up by itself: they are the contract.
 //   - A function that returns `TRITONSERVER_Error*` returns null when all went well; another value
 //     belongs to the caller, who passes it on or gives it to TRITONSERVER_ErrorDelete.
