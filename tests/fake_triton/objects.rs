@@ -1,0 +1,241 @@
+//! The objects that the stand-in hands out, as a test makes and reads them.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_void};
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use parking_lot::Mutex;
+use triton_sys::{TRITONSERVER_DataType, TRITONSERVER_Error_Code};
+
+use super::ledger::{self, Kind};
+
+fn c(text: &str) -> CString {
+    CString::new(text).unwrap()
+}
+
+/// The pointer that the backend leaves with an object.
+#[derive(Default)]
+pub struct Kept(AtomicPtr<c_void>);
+
+impl Kept {
+    pub fn set(&self, state: *mut c_void) {
+        self.0.store(state, Ordering::SeqCst);
+    }
+
+    pub fn state(&self) -> *mut c_void {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+/// The backend, with what its server's command line says.
+pub struct Backend {
+    pub config: Box<Message>,
+    pub folder: CString,
+}
+
+impl Backend {
+    pub fn new(onnxruntime: &Path) -> Self {
+        let config = serde_json::json!({ "cmdline": { "ort-library-path": onnxruntime.to_str().unwrap() } });
+        let config = Box::new(Message(config.to_string().into_bytes()));
+        ledger::made(Kind::Message, ptr::from_ref(&*config).addr());
+        Self { config, folder: c("/nowhere/stateful") }
+    }
+}
+
+/// A model in its repository.
+pub struct Model {
+    pub name: CString,
+    pub version: u64,
+    pub repository: CString,
+    pub config: Vec<u8>,
+    pub kept: Kept,
+}
+
+impl Model {
+    /// A model whose files lie in a folder of cargo's.
+    pub fn new(name: &str, config: &serde_json::Value, onnx: &[u8]) -> Self {
+        let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("repository").join(name);
+        std::fs::create_dir_all(folder.join("1")).unwrap();
+        std::fs::write(folder.join("1/model.onnx"), onnx).unwrap();
+        Self {
+            name: c(name),
+            version: 1,
+            repository: c(folder.to_str().unwrap()),
+            config: config.to_string().into_bytes(),
+            kept: Kept::default(),
+        }
+    }
+}
+
+/// An instance of a model.
+pub struct Instance {
+    pub model: Arc<Model>,
+    pub kept: Kept,
+}
+
+/// A sequence id.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Id {
+    Number(u64),
+    Name(CString),
+}
+
+impl Id {
+    pub fn name(name: &str) -> Self {
+        Self::Name(c(name))
+    }
+}
+
+/// An input of a request, in as many pieces as a test cuts it.
+#[derive(Clone, Debug)]
+pub struct Input {
+    pub name: CString,
+    pub data_type: TRITONSERVER_DataType,
+    pub dims: Vec<i64>,
+    pub pieces: Vec<Vec<u8>>,
+    /// It says that it lies in memory of a GPU.
+    pub on_gpu: bool,
+}
+
+impl Input {
+    pub fn new(name: &str, data_type: TRITONSERVER_DataType, dims: &[i64], bytes: Vec<u8>) -> Self {
+        Self { name: c(name), data_type, dims: dims.to_vec(), pieces: vec![bytes], on_gpu: false }
+    }
+}
+
+/// A request, and what becomes of it.
+pub struct Request {
+    pub id: Id,
+    pub flags: u32,
+    pub inputs: Vec<Input>,
+    pub outputs: Vec<CString>,
+    pub parameters: Vec<(CString, CString)>,
+    pub cancelled: bool,
+    /// The buffers for its outputs are said to lie in memory of a GPU.
+    pub outputs_on_gpu: bool,
+    pub fate: Mutex<Fate>,
+}
+
+/// What the backend did with a request.
+#[derive(Default)]
+pub struct Fate {
+    /// What was sent; what could not be sent as well.
+    pub sent: Vec<Sent>,
+    /// Responses that could not be made.
+    pub unmade: usize,
+    pub releases: usize,
+    pub statistics: Vec<bool>,
+}
+
+/// A response that was sent.
+#[derive(Clone, Debug)]
+pub struct Sent {
+    /// The server failed to send it.
+    pub lost: bool,
+    pub answer: Answer,
+}
+
+/// What a client gets.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    Outputs(BTreeMap<String, (Vec<i64>, Vec<u8>)>),
+    Error(TRITONSERVER_Error_Code, String),
+}
+
+impl Request {
+    pub fn new(id: Id, flags: u32, inputs: Vec<Input>, outputs: &[&str]) -> Self {
+        Self {
+            id,
+            flags,
+            inputs,
+            outputs: outputs.iter().map(|name| c(name)).collect(),
+            parameters: Vec::new(),
+            cancelled: false,
+            outputs_on_gpu: false,
+            fate: Mutex::default(),
+        }
+    }
+
+    #[cfg(feature = "fault-injection")]
+    pub fn with_parameter(mut self, name: &str, value: &str) -> Self {
+        self.parameters.push((c(name), c(value)));
+        self
+    }
+
+    /// The one answer that reached the client.
+    pub fn answer(&self) -> Option<Answer> {
+        let fate = self.fate.lock();
+        fate.sent.first().filter(|sent| !sent.lost).map(|sent| sent.answer.clone())
+    }
+
+    /// The error that reached the client, with its code.
+    pub fn error(&self) -> Option<(TRITONSERVER_Error_Code, String)> {
+        match self.answer() {
+            Some(Answer::Error(code, text)) => Some((code, text)),
+            _ => None,
+        }
+    }
+
+    pub fn is_released(&self) -> bool {
+        self.fate.lock().releases > 0
+    }
+
+    /// Whether it is a filler of the direct strategy, which wants no answer.
+    pub fn is_null(&self) -> bool {
+        self.id == Id::Number(0) && self.outputs.is_empty()
+    }
+}
+
+/// A response that is not sent yet.
+pub struct Response {
+    pub request: *const Request,
+    #[allow(clippy::vec_box, reason = "the backend holds pointers to them")]
+    pub outputs: Vec<Box<Output>>,
+}
+
+/// An output of a response. Behind its buffer lie bytes that nobody may touch.
+pub struct Output {
+    pub name: String,
+    pub dims: Vec<i64>,
+    pub on_gpu: bool,
+    pub buffer: Vec<u8>,
+}
+
+pub const FENCE: [u8; 16] = [0xa5; 16];
+
+impl Output {
+    /// The bytes of the buffer, if the fence is whole.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        // Without a buffer there are no bytes either.
+        if self.buffer.is_empty() {
+            return Some(&[]);
+        }
+        self.buffer.strip_suffix(FENCE.as_slice())
+    }
+}
+
+/// An error object.
+pub struct Error {
+    pub code: TRITONSERVER_Error_Code,
+    pub text: CString,
+}
+
+/// A JSON text.
+pub struct Message(pub Vec<u8>);
+
+/// Moves an object to where the backend gets a pointer to it.
+pub fn hand_out<T, R>(kind: Kind, object: T) -> *mut R {
+    let raw = Box::into_raw(Box::new(object));
+    ledger::made(kind, raw.addr());
+    raw.cast()
+}
+
+/// Takes an object back. `None` if it does not live.
+pub fn take_back<T, R>(kind: Kind, raw: *mut R, by: &str) -> Option<Box<T>> {
+    let lives = !ptr::addr_eq(raw, ptr::null::<R>()) && ledger::gone(kind, raw.addr(), by);
+    // SAFETY: it lives, so `hand_out` made it of a Box; every kind is of one type.
+    lives.then(|| unsafe { Box::from_raw(raw.cast()) })
+}

@@ -1,0 +1,61 @@
+//! A small ONNX model, written as the bytes of its protobuf messages.
+//!
+//! `SUM = SUM_IN + VALUE + TABLE[INDEX]`, a row a request; TABLE has four zeros, so that an INDEX beyond them makes
+//! the run fail and no other changes the sum. SUM_OUT, the next SUM_IN, is the same.
+
+/// Data types as ONNX numbers them.
+const FLOAT: u64 = 1;
+const INT64: u64 = 7;
+
+fn varint(mut value: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+    bytes
+}
+
+fn number(field: u64, value: u64) -> Vec<u8> {
+    [varint(field << 3), varint(value)].concat()
+}
+
+fn bytes(field: u64, content: &[u8]) -> Vec<u8> {
+    [varint(field << 3 | 2), varint(content.len() as u64), content.to_vec()].concat()
+}
+
+fn text(field: u64, content: &str) -> Vec<u8> {
+    bytes(field, content.as_bytes())
+}
+
+fn node(operator: &str, inputs: &[&str], output: &str) -> Vec<u8> {
+    let inputs: Vec<u8> = inputs.iter().flat_map(|input| text(1, input)).collect();
+    [inputs, text(2, output), text(4, operator)].concat()
+}
+
+/// A tensor `[N, columns]`.
+fn info(name: &str, data_type: u64, columns: u64) -> Vec<u8> {
+    let dims = [bytes(1, &text(2, "N")), bytes(1, &number(1, columns))].concat();
+    let tensor = [number(1, data_type), bytes(2, &dims)].concat();
+    [text(1, name), bytes(2, &bytes(1, &tensor))].concat()
+}
+
+/// The model.
+pub fn running_sum() -> Vec<u8> {
+    let table = [number(1, 4), number(2, FLOAT), text(8, "TABLE"), bytes(9, &[0; 16])].concat();
+    let nodes = [
+        node("Add", &["SUM_IN", "VALUE"], "added"),
+        node("Gather", &["TABLE", "INDEX"], "looked_up"),
+        node("Add", &["added", "looked_up"], "SUM_OUT"),
+        node("Identity", &["SUM_OUT"], "SUM"),
+    ];
+    let inputs = [info("VALUE", FLOAT, 2), info("INDEX", INT64, 1), info("SUM_IN", FLOAT, 2)];
+    let outputs = [info("SUM", FLOAT, 2), info("SUM_OUT", FLOAT, 2)];
+    let fields = |field: u64, parts: &[Vec<u8>]| parts.iter().flat_map(|part| bytes(field, part)).collect::<Vec<u8>>();
+    let graph =
+        [fields(1, &nodes), text(2, "running_sum"), bytes(5, &table), fields(11, &inputs), fields(12, &outputs)]
+            .concat();
+    let opset = number(2, 13);
+    [number(1, 8), bytes(7, &graph), bytes(8, &opset)].concat()
+}
