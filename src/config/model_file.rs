@@ -9,7 +9,7 @@ use super::resolved::Config;
 pub fn find(config: &Config, version_dir: &Path) -> Result<PathBuf, ConfigError> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
     if let Some((source, name)) = &config.model_file {
-        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         let path = version_dir.join(name);
         return match inside && path.is_file() {
             true => Ok(path),
@@ -114,7 +114,7 @@ mod tests {
         let dir = version_dir("escape/1", &["model.onnx", "inner/model.onnx"]);
         std::fs::write(dir.parent().unwrap().join("secret.onnx"), "").unwrap();
         let absolute = dir.join("model.onnx");
-        let names = ["../secret.onnx", "inner/../../secret.onnx", "./model.onnx", "..", ".", "", "inner"];
+        let names = ["../secret.onnx", "inner/../../secret.onnx", "..", ".", "", "inner"];
         for name in names.into_iter().chain([absolute.to_str().unwrap()]) {
             let error = find(&config(Some(name), ""), &dir).unwrap_err().to_string();
             assert!(error.contains(&format!("names '{name}', which is no file in it")), "{error}");

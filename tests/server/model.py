@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto
@@ -18,12 +19,15 @@ from onnx import TensorProto
 TYPES = {
     "bool": (np.bool_, TensorProto.BOOL),
     "int8": (np.int8, TensorProto.INT8),
+    "int16": (np.int16, TensorProto.INT16),
     "int32": (np.int32, TensorProto.INT32),
     "int64": (np.int64, TensorProto.INT64),
     "uint8": (np.uint8, TensorProto.UINT8),
+    "uint16": (np.uint16, TensorProto.UINT16),
     "uint32": (np.uint32, TensorProto.UINT32),
     "uint64": (np.uint64, TensorProto.UINT64),
     "fp16": (np.float16, TensorProto.FLOAT16),
+    "bf16": (ml_dtypes.bfloat16, TensorProto.BFLOAT16),
     "fp32": (np.float32, TensorProto.FLOAT),
     "fp64": (np.float64, TensorProto.DOUBLE),
     "string": (np.object_, TensorProto.STRING),
@@ -46,6 +50,9 @@ class Tensor:
     dims: tuple[int, ...]
     # what a random value is drawn from; None: the whole of a type's ordinary range
     between: tuple[int, int] | None = None
+    # the dims are the graph's, and -1 marks its batch axis: what stateful_backend's users write.
+    # Requests then have Triton's 1 in front, and responses have not
+    batch_inside: bool = False
 
     def config(self) -> str:
         dims = ", ".join(map(str, self.dims))
@@ -158,9 +165,15 @@ class Model:
         batch = (1,) if self.max_batch_size else ()
         return {tensor.name: _draw(tensor, batch, rng) for tensor in self.inputs}
 
+    def as_fed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A request's inputs in the shapes that the graph takes."""
+        inside = {tensor.name for tensor in self.inputs if tensor.batch_inside}
+        return {name: value[0] if name in inside else value for name, value in inputs.items()}
+
 
 def _draw(tensor: Tensor, batch: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    shape = (*batch, *(int(rng.integers(1, 7)) if dim < 0 else dim for dim in tensor.dims))
+    open_dim = (lambda: 1) if tensor.batch_inside else (lambda: int(rng.integers(1, 7)))
+    shape = (*batch, *(open_dim() if dim < 0 else dim for dim in tensor.dims))
     dtype = TYPES[tensor.type][0]
     if tensor.between is not None:
         return rng.integers(*tensor.between, size=shape, endpoint=True).astype(dtype)

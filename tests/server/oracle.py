@@ -10,7 +10,7 @@ import functools
 import numpy as np
 import onnxruntime
 
-from model import CORRID, END, READY, START, TYPES, Model
+from model import CORRID, END, READY, START, Model
 
 
 @functools.cache
@@ -37,7 +37,7 @@ class Oracle:
         """The configured outputs of one request; the state goes on."""
         if start:
             self.state = self._fresh()
-        feeds = {**inputs, **self.state, **self._controls(start, end), **self._constants()}
+        feeds = {**self.model.as_fed(inputs), **self.state, **self._controls(start, end), **self._constants()}
         names = [found.name for found in self.session.get_outputs()]
         results = dict(zip(names, self.session.run(names, feeds), strict=True))
         self.state = {source: results[target] for source, target in self.model.states}
@@ -59,7 +59,8 @@ class Oracle:
             if control.name not in self.shapes:
                 continue  # the model does not take it
             value = self.sequence_id if control.kind == CORRID else control.false_true[said[control.kind]]
-            feeds[control.name] = np.array([[value]]).astype(TYPES[control.type][0])
+            # the model's type, which need not be the configuration's
+            feeds[control.name] = np.array([[value]]).astype(self._dtype(control.name))
         return feeds
 
     def _constants(self) -> dict[str, np.ndarray]:
@@ -73,6 +74,7 @@ class Oracle:
             "double": np.float64,
             "float16": np.float16,
             "bool": np.bool_,
+            "string": np.object_,
         }
         text = self.types[name].removeprefix("tensor(").removesuffix(")")
         return names.get(text) or np.dtype(text)
