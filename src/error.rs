@@ -113,11 +113,11 @@ pub enum Error {
     },
     /// The model is fed the sequence id as a number, but it is a string.
     #[error(
-        "sequence id '{name}' is a string, but the model's control input takes it as {data_type}: use an unsigned number"
+        "sequence id {id} is a string, but the model's control input takes it as {data_type}: use an unsigned number"
     )]
     SequenceIdType {
         /// The id.
-        name: String,
+        id: SequenceId,
         /// What the control input is configured as.
         data_type: DataType,
     },

@@ -86,8 +86,8 @@ impl Expected {
     }
 
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {
-        if let (Some(data_type), Some(SequenceId::Name(name))) = (self.numeric_id, id) {
-            return Err(Error::SequenceIdType { name: name.to_string(), data_type });
+        if let (Some(data_type), Some(id @ SequenceId::Name(_))) = (self.numeric_id, id) {
+            return Err(Error::SequenceIdType { id: id.clone(), data_type });
         }
         request.bind_inputs(&self.names)?;
         self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))

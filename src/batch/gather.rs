@@ -119,7 +119,7 @@ fn controls(
     batch: Padded,
 ) -> Result<(), Error> {
     if input.data_type == DataType::Bytes {
-        let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_text().into_bytes()).unwrap_or_default());
+        let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_bytes()).unwrap_or_default());
         return Ok(step.set_strings(index, &input.dims, batch.places, &ids.collect::<Strings>())?);
     }
     let buffer = step.input(index, &input.dims, batch.places)?;

@@ -17,11 +17,19 @@ impl<'de> Deserialize<'de> for Int {
         #[serde(untagged)]
         enum Written {
             Number(i64),
+            Large(u64),
             Text(String),
         }
+        // Triton's unsigned fields go further than any use of them here.
+        let large = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         match Written::deserialize(deserializer)? {
             Written::Number(number) => Ok(Self(number)),
-            Written::Text(text) => text.parse().map(Self).map_err(de::Error::custom),
+            Written::Large(number) => Ok(Self(large(number))),
+            Written::Text(text) => match (text.parse(), text.parse()) {
+                (Ok(number), _) => Ok(Self(number)),
+                (_, Ok(number)) => Ok(Self(large(number))),
+                (Err(error), _) => Err(de::Error::custom(error)),
+            },
         }
     }
 }

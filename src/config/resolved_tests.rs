@@ -46,7 +46,7 @@ fn lazy_but(name: &str, value: &str) -> Vec<(&'static str, String)> {
 #[test]
 fn a_plain_configuration_is_read_with_its_defaults() {
     let config = parse(&minimal()).unwrap();
-    assert_eq!(config.slots, SlotLimits::all_at_once(18));
+    assert_eq!(config.slots, SlotLimits { reserve: 20, next_slab: 16, ..SlotLimits::all_at_once(18) });
     assert_eq!(config.idle_limit, Duration::from_secs(6));
     assert_eq!(config.inputs[0].dims, [4, -1]);
     assert_eq!(config.outputs[0].dims, [0i64; 0]);
@@ -71,7 +71,10 @@ fn instances_share_one_pool_of_their_capacities() {
 #[test]
 fn lazy_buffers_are_read() {
     let limits = with(&LAZY).unwrap().slots;
-    assert_eq!(limits, SlotLimits { capacity: 18, first_slab: 8, next_slab: 4, grow_below: 4, shrink_above: 6 });
+    assert_eq!(
+        limits,
+        SlotLimits { capacity: 18, reserve: 20, first_slab: 8, next_slab: 4, grow_below: 4, shrink_above: 6 }
+    );
     let limits =
         with(&lazy_but("initial_buffer_size", "500").iter().map(|(n, v)| (*n, v.as_str())).collect::<Vec<_>>());
     assert_eq!(limits.unwrap().slots.first_slab, 18, "capped by the capacity");

@@ -20,6 +20,8 @@ pub enum Strategy {
     },
 }
 
+/// Slots of a slab of the reserve at least, where no parameter says how large slabs are.
+const SMALLEST_RESERVE_SLAB: usize = 16;
 const DEFAULT_USE_RATIO: f64 = 0.9;
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 /// How long core may take to hand on what it has queued, beyond the queue delay. Generous: it only delays the second
@@ -48,7 +50,7 @@ impl Scheduling {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }
         let rows = max_batch_size.max(1);
-        let delay = |name: &str, value| unsigned(name, value).map(|micros| Duration::from_micros(micros as u64));
+        let delay = |name: &str, value| unsigned(name, value).map(|micros| limit(Duration::from_micros(micros as u64)));
         let Some(oldest) = &batching.oldest else {
             let direct = batching.direct.as_ref().map_or(Int(0), |direct| direct.max_queue_delay_microseconds);
             let queue_delay = delay("sequence_batching.direct.max_queue_delay_microseconds", direct)?;
@@ -103,8 +105,6 @@ pub(super) fn idle_limit(parameters: &Parameters, batching: &raw::SequenceBatchi
     let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
-    // A year is as good as never, and cannot overflow the clock.
-    let limit = |time: Duration| time.min(Duration::from_secs(365 * 24 * 3600));
     let margin = margin.map_or(DEFAULT_IDLE_MARGIN, Duration::from_micros);
     Ok(limit(Duration::from_micros(idle as u64)) + limit(margin))
 }
@@ -118,13 +118,18 @@ pub(super) fn slot_limits(
     instances: usize,
 ) -> Result<(SlotLimits, String), ConfigError> {
     let (capacity, reason) = capacity(parameters, scheduling, instances)?;
+    // Core has a place for each sequence that can follow a live one of its id.
+    let reserve = scheduling.candidates.saturating_mul(instances);
     let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
     let first_slab = size("initial_buffer_size")?;
     let next_slab = size("subsequent_buffer_size")?;
     let grow_below = size("buffer_alloc_threshold")?;
     let shrink_above = size("buffer_dealloc_threshold")?;
     let (first_slab, next_slab, grow_below, shrink_above) = match (first_slab, next_slab, grow_below, shrink_above) {
-        (None, None, None, None) => return Ok((SlotLimits::all_at_once(capacity), reason)),
+        (None, None, None, None) => {
+            let next_slab = max_batch_size.max(SMALLEST_RESERVE_SLAB);
+            return Ok((SlotLimits { reserve, next_slab, ..SlotLimits::all_at_once(capacity) }, reason));
+        }
         (Some(first), Some(next), Some(grow), Some(shrink)) => (first, next, grow, shrink),
         (first, next, grow, _) => {
             let name = match (first, next, grow) {
@@ -169,7 +174,7 @@ pub(super) fn slot_limits(
              or buffers come and go with every few sequences"
         );
     }
-    Ok((SlotLimits { capacity, first_slab, next_slab, grow_below, shrink_above }, reason))
+    Ok((SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above }, reason))
 }
 
 fn capacity(
@@ -190,5 +195,10 @@ fn capacity(
     if instances > 1 {
         reason = format!("{reason} × {instances} instances");
     }
-    Ok((per_instance * instances, reason))
+    Ok((per_instance.saturating_mul(instances), reason))
+}
+
+/// A year is as good as never, and cannot overflow the clock.
+fn limit(time: Duration) -> Duration {
+    time.min(Duration::from_secs(365 * 24 * 3600))
 }

@@ -7,16 +7,16 @@ use std::fmt;
 pub enum SequenceId {
     /// `sequence_id` as a number.
     Number(u64),
-    /// `sequence_id` as a string, 128 characters at most.
-    Name(Box<str>),
+    /// `sequence_id` as a string, 128 bytes at most. Not all are UTF-8, and two that differ are two sequences.
+    Name(Box<[u8]>),
 }
 
 impl SequenceId {
     /// The id as a string, as a model that takes strings gets it.
-    pub fn to_text(&self) -> String {
+    pub fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Self::Number(number) => number.to_string(),
-            Self::Name(name) => name.to_string(),
+            Self::Number(number) => number.to_string().into_bytes(),
+            Self::Name(name) => name.to_vec(),
         }
     }
 }
@@ -25,7 +25,7 @@ impl fmt::Display for SequenceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Number(number) => write!(f, "{number}"),
-            Self::Name(name) => write!(f, "'{name}'"),
+            Self::Name(name) => write!(f, "'{}'", String::from_utf8_lossy(name)),
         }
     }
 }

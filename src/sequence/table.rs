@@ -86,6 +86,8 @@ struct Record<H> {
     phase: Phase,
     /// What its instance had seen when it started.
     born: Evidence,
+    /// What its instance had seen when its last request was settled.
+    settled: Evidence,
     held: Option<H>,
     /// Its START failed, but core may have more of it, which must not reach an earlier incarnation.
     failed: bool,
@@ -230,10 +232,12 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     ///
     /// A sequence is over when its request carried END, whatever became of it, and when its START failed.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
+        let seen = self.pool.record(slot).map(|record| self.total(record.key.instance)).unwrap_or_default();
         let Some(record) = self.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Idle;
-        record.failed = started && outcome == Outcome::Failed;
+        record.settled = seen;
+        record.failed |= started && outcome == Outcome::Failed;
         let only_trace = record.failed && self.chain_length(slot) == 1;
         if end || only_trace {
             self.remove(slot, released);
@@ -293,6 +297,8 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
     /// When [`Sequences::tick`] may have something to do again.
     pub fn next_tick(&self, now: Instant) -> Instant {
         let idle = self.idle.front().map_or(now, |(_, &since)| since) + self.policy.idle_limit;
+        // What is due already waits for core's queue.
+        let idle = idle.max(now + self.policy.quiet);
         if self.is_contested() { idle.min(now + self.policy.quiet) } else { idle }
     }
 
@@ -348,13 +354,17 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             // A START in a lane proves that whoever had it is over, by END or because core let it go.
             self.end_if_idle(occupant, released);
         }
-        let slot = self.acquire(key, released).map_err(|error| {
-            self.counts.rejected += 1;
-            match error {
-                AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
-                AcquireError::Memory(error) => Refusal::Memory(error),
+        let slot = match self.acquire(key, released) {
+            Ok(slot) => slot,
+            Err(error) => {
+                self.counts.rejected += 1;
+                self.bar(key);
+                return Err(match error {
+                    AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
+                    AcquireError::Memory(error) => Refusal::Memory(error),
+                });
             }
-        })?;
+        };
         if let Some(lane) = lane {
             self.lanes.insert(lane, slot);
         }
@@ -383,15 +393,27 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         self.instances.get(&instance).map_or(Evidence::default(), |seen| seen.total)
     }
 
-    /// A free slot, if need be that of an incarnation that is most likely over.
+    /// A free slot, if need be that of an incarnation that is most likely over. The START of a live id may take one of
+    /// the reserve, as core still has to send what belongs to the sequence that it replaces or follows.
     fn acquire(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, AcquireError<E>> {
+        let follows = self.chains.contains_key(key);
         loop {
             let phase = Phase::InFlight { start: true };
             let born = self.total(key.instance);
-            let record = Record { key: key.clone(), phase, born, held: None, failed: false };
-            match self.pool.acquire(record) {
-                Err(AcquireError::Full) if self.drop_doubtful(released) || self.start_over(key, released) => {}
+            let record = Record { key: key.clone(), phase, born, settled: born, held: None, failed: false };
+            match self.pool.acquire(record, follows) {
+                Err(AcquireError::Full) if self.drop_doubtful(released) => {}
                 acquired => return acquired,
+            }
+        }
+    }
+
+    /// A START of a live id was refused. What follows it cannot be told from what core still has of the sequence before
+    /// it, so neither is served.
+    fn bar(&mut self, key: &Key) {
+        for slot in self.chains.get(key).map(|chain| chain.incarnations.clone()).unwrap_or_default() {
+            if let Some(record) = self.pool.record_mut(slot) {
+                record.failed = true;
             }
         }
     }
@@ -416,13 +438,6 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         self.doubtful.remove(&slot);
         self.idle.remove(&slot);
         Ok(slot)
-    }
-
-    /// Ends the live and idle sequence of an id that comes with START: with no slot to spare it is taken for what it
-    /// nearly always is, a client that starts over.
-    fn start_over(&mut self, key: &Key, released: &mut Vec<H>) -> bool {
-        let front = self.chains.get(key).and_then(|chain| chain.incarnations.first().copied());
-        front.is_some_and(|slot| self.end_if_idle(slot, released))
     }
 
     fn drop_doubtful(&mut self, released: &mut Vec<H>) -> bool {
@@ -511,9 +526,18 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         }
     }
 
+    /// Whether core has sent what it had of a sequence when its last request was settled. Under load a request may wait
+    /// in core for longer than a sequence may lie idle.
+    fn has_nothing_queued(&self, slot: SlotId, now: Instant) -> bool {
+        let Some(record) = self.pool.record(slot) else { return true };
+        let Some(seen) = self.instances.get(&record.key.instance) else { return true };
+        let quiet = !seen.executing && now >= seen.idle_since + self.policy.quiet;
+        quiet || seen.total.since(record.settled).is_enough(self.policy.queue_requests)
+    }
+
     fn expire(&mut self, now: Instant, released: &mut Vec<H>) {
         while let Some((&slot, &since)) = self.idle.front() {
-            if now < since + self.policy.idle_limit {
+            if now < since + self.policy.idle_limit || !self.has_nothing_queued(slot, now) {
                 break;
             }
             self.remove(slot, released);

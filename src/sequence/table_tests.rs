@@ -15,7 +15,8 @@ const QUIET: Duration = Duration::from_millis(20);
 
 fn table(capacity: usize) -> Table {
     let policy = Policy { idle_limit: IDLE, quiet: QUIET, queue_requests: 64 };
-    Sequences::new(policy, SlotLimits::all_at_once(capacity), Box::new(|_| Ok(()))).unwrap()
+    let limits = SlotLimits { reserve: 64, ..SlotLimits::all_at_once(capacity) };
+    Sequences::new(policy, limits, Box::new(|_| Ok(()))).unwrap()
 }
 
 fn key(id: u64) -> Key {
@@ -91,6 +92,21 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     assert_eq!((table.live(), table.counts().expired), (2, 1));
     table.tick(now + Duration::from_secs(100), &mut released).unwrap();
     assert_eq!(table.live(), 1, "the one with a request in the works stays");
+}
+
+#[test]
+fn a_sequence_whose_next_request_may_wait_in_core_does_not_expire() {
+    let (mut table, now, mut released) = (table(3), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    let later = now + IDLE * 2;
+    table.begin_payload(0, now);
+    table.tick(later, &mut released).unwrap();
+    assert_eq!(table.live(), 1, "its instance works");
+    table.finish_payload(0, 1, false, later, &mut released).unwrap();
+    table.tick(later, &mut released).unwrap();
+    assert_eq!(table.live(), 1, "its instance may have more to do");
+    table.tick(later + QUIET, &mut released).unwrap();
+    assert_eq!(table.live(), 0);
 }
 
 #[test]

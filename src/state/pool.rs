@@ -14,8 +14,10 @@ use std::collections::BTreeSet;
 /// How large the pool may get and when it grows and shrinks. Counts are in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLimits {
-    /// Most slots that may exist.
+    /// Most slots that may be occupied, but for those of the reserve.
     pub capacity: usize,
+    /// Further slots, made when [`SlotPool::acquire`] is told to use them and given back when they are empty.
+    pub reserve: usize,
     /// Slots of the first slab (`initial_buffer_size`), capped by the capacity.
     pub first_slab: usize,
     /// Slots of every further slab (`subsequent_buffer_size`); the last one is cut to the capacity.
@@ -29,7 +31,7 @@ pub struct SlotLimits {
 impl SlotLimits {
     /// All slots in one slab made at load: what a model without lazy-buffer parameters gets.
     pub const fn all_at_once(capacity: usize) -> Self {
-        Self { capacity, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
+        Self { capacity, reserve: 0, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
     }
 }
 
@@ -55,16 +57,16 @@ enum Slot<R> {
 
 struct Slab<S, R> {
     memory: S,
+    size: usize,
+    /// Those that have been occupied before; the others come when they are needed.
     slots: Vec<Slot<R>>,
     first_free: Option<u32>,
     free: usize,
 }
 
 impl<S, R> Slab<S, R> {
-    fn new(memory: S, slots: usize) -> Self {
-        let count = slots as u32;
-        let vacant = |index: u32| Slot::Vacant { next_free: (index + 1 < count).then_some(index + 1) };
-        Self { memory, slots: (0..count).map(vacant).collect(), first_free: (count > 0).then_some(0), free: slots }
+    const fn new(memory: S, size: usize) -> Self {
+        Self { memory, size, slots: Vec::new(), first_free: None, free: size }
     }
 }
 
@@ -107,18 +109,31 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         Ok(pool)
     }
 
-    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free.
-    pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError<E>> {
+    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free. Beyond the capacity only
+    /// with `reserve`.
+    pub fn acquire(&mut self, record: R, reserve: bool) -> Result<SlotId, AcquireError<E>> {
+        if !reserve && self.live >= self.limits.capacity {
+            return Err(AcquireError::Full);
+        }
         if self.slabs_with_free.is_empty() {
             self.grow()?;
         }
         let slab_index = *self.slabs_with_free.first().ok_or(AcquireError::Full)?;
         let slab = &mut self.slabs[slab_index as usize];
-        let index = slab.first_free.ok_or(AcquireError::Full)?;
         let generation = self.next_generation;
-        let Slot::Vacant { next_free } = slab.slots[index as usize] else { return Err(AcquireError::Full) };
-        slab.first_free = next_free;
-        slab.slots[index as usize] = Slot::Occupied { generation, record };
+        let occupied = Slot::Occupied { generation, record };
+        let index = match slab.first_free {
+            Some(index) => {
+                let Slot::Vacant { next_free } = slab.slots[index as usize] else { return Err(AcquireError::Full) };
+                slab.first_free = next_free;
+                slab.slots[index as usize] = occupied;
+                index
+            }
+            None => {
+                slab.slots.push(occupied);
+                slab.slots.len() as u32 - 1
+            }
+        };
         slab.free -= 1;
         if slab.free == 0 {
             self.slabs_with_free.remove(&slab_index);
@@ -195,7 +210,7 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         self.slabs.len()
     }
 
-    /// Most slots that may exist.
+    /// Most slots that may be occupied, but for those of the reserve.
     pub const fn capacity(&self) -> usize {
         self.limits.capacity
     }
@@ -208,7 +223,11 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
     }
 
     fn next_slab_slots(&self) -> usize {
-        self.limits.next_slab.max(1).min(self.limits.capacity - self.slots)
+        let most = match self.slots < self.limits.capacity {
+            true => self.limits.capacity,
+            false => self.limits.capacity + self.limits.reserve,
+        };
+        self.limits.next_slab.max(1).min(most - self.slots)
     }
 
     fn add_slab(&mut self, slots: usize) -> Result<(), E> {
@@ -224,17 +243,16 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
 
     /// Shrinking must leave the free slots above the growth threshold, else the next batch would add the slab again.
     fn last_slab_is_spare(&self) -> bool {
-        self.slabs.len() > 1
-            && self.free() > self.limits.shrink_above
-            && self
-                .slabs
-                .last()
-                .is_some_and(|slab| slab.free == slab.slots.len() && self.free() - slab.free >= self.limits.grow_below)
+        let Some(slab) = self.slabs.last().filter(|slab| self.slabs.len() > 1 && slab.free == slab.size) else {
+            return false;
+        };
+        let is_reserve = self.slots > self.limits.capacity;
+        is_reserve || (self.free() > self.limits.shrink_above && self.free() - slab.free >= self.limits.grow_below)
     }
 
     fn remove_last_slab(&mut self) {
         if let Some(slab) = self.slabs.pop() {
-            self.slots -= slab.slots.len();
+            self.slots -= slab.size;
             self.slabs_with_free.remove(&(self.slabs.len() as u32));
         }
         self.check();
@@ -242,7 +260,7 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
 
     fn check(&self) {
         debug_assert_eq!(self.slabs.iter().map(|slab| slab.free).sum::<usize>(), self.free());
-        debug_assert!(self.slots <= self.limits.capacity);
+        debug_assert!(self.slots <= self.limits.capacity + self.limits.reserve);
     }
 }
 
@@ -260,24 +278,25 @@ mod tests {
         SlotPool::new(limits, Box::new(Ok)).unwrap()
     }
 
-    const LAZY: SlotLimits = SlotLimits { capacity: 11, first_slab: 4, next_slab: 3, grow_below: 2, shrink_above: 5 };
+    const LAZY: SlotLimits =
+        SlotLimits { capacity: 11, reserve: 0, first_slab: 4, next_slab: 3, grow_below: 2, shrink_above: 5 };
 
     #[test]
     fn a_full_pool_refuses_and_serves_again_after_a_release() {
         let mut pool = pool(SlotLimits::all_at_once(2));
-        let first = pool.acquire(1).unwrap();
-        pool.acquire(2).unwrap();
-        assert_eq!(pool.acquire(3), Err(AcquireError::Full));
+        let first = pool.acquire(1, false).unwrap();
+        pool.acquire(2, false).unwrap();
+        assert_eq!(pool.acquire(3, false), Err(AcquireError::Full));
         assert_eq!(pool.release(first), Some(1));
-        assert!(pool.acquire(3).is_ok());
+        assert!(pool.acquire(3, false).is_ok());
     }
 
     #[test]
     fn a_stale_id_finds_nothing() {
         let mut pool = pool(SlotLimits::all_at_once(1));
-        let old = pool.acquire(1).unwrap();
+        let old = pool.acquire(1, false).unwrap();
         pool.release(old);
-        let new = pool.acquire(2).unwrap();
+        let new = pool.acquire(2, false).unwrap();
         assert_eq!((old.slab, old.index), (new.slab, new.index));
         assert_eq!(pool.record(old), None);
         assert_eq!(pool.memory(old), None);
@@ -290,18 +309,18 @@ mod tests {
         let mut pool = pool(LAZY);
         let mut sizes = Vec::new();
         for i in 0..11 {
-            pool.acquire(i).unwrap();
+            pool.acquire(i, false).unwrap();
             pool.adjust().unwrap();
             sizes.push(pool.slots());
         }
         assert_eq!(sizes, [4, 4, 7, 7, 7, 10, 10, 10, 11, 11, 11]);
-        assert_eq!(pool.acquire(99), Err(AcquireError::Full));
+        assert_eq!(pool.acquire(99, false), Err(AcquireError::Full));
     }
 
     #[test]
     fn only_a_last_slab_without_sequences_goes_and_the_first_never_does() {
         let mut pool = pool(LAZY);
-        let ids: Vec<_> = (0..11).map(|i| pool.acquire(i).unwrap()).collect();
+        let ids: Vec<_> = (0..11).map(|i| pool.acquire(i, false).unwrap()).collect();
         pool.adjust().unwrap();
         for id in &ids[..10] {
             pool.release(*id);
@@ -314,6 +333,20 @@ mod tests {
     }
 
     #[test]
+    fn the_reserve_is_for_those_who_may_and_goes_when_it_is_empty() {
+        let mut pool = pool(SlotLimits { reserve: 2, ..SlotLimits::all_at_once(1) });
+        pool.acquire(1, false).unwrap();
+        assert_eq!(pool.acquire(2, false), Err(AcquireError::Full));
+        let beyond = [pool.acquire(2, true).unwrap(), pool.acquire(3, true).unwrap()];
+        assert_eq!(pool.acquire(4, true), Err(AcquireError::Full));
+        for id in beyond {
+            pool.release(id);
+        }
+        pool.adjust().unwrap();
+        assert_eq!((pool.slots(), pool.slabs()), (1, 1));
+    }
+
+    #[test]
     fn a_slab_that_cannot_be_made_refuses_the_sequence_and_keeps_the_others() {
         let mut left = 1;
         let make: MakeSlab<usize, &str> = Box::new(move |slots| {
@@ -321,8 +354,8 @@ mod tests {
             if left >= 0 { Ok(slots) } else { Err("out of memory") }
         });
         let mut pool: SlotPool<usize, u32, &str> = SlotPool::new(LAZY, make).unwrap();
-        let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
-        assert_eq!(pool.acquire(4), Err(AcquireError::Memory("out of memory")));
+        let ids: Vec<_> = (0..4).map(|i| pool.acquire(i, false).unwrap()).collect();
+        assert_eq!(pool.acquire(4, false), Err(AcquireError::Memory("out of memory")));
         assert_eq!(pool.record(ids[3]), Some(&3));
     }
 
@@ -348,13 +381,13 @@ mod tests {
             ops in prop::collection::vec(op(), 0..if cfg!(miri) { 30 } else { 200 }),
             capacity in 1usize..20, first in 1usize..8, next in 1usize..8, grow in 0usize..6, shrink in 0usize..12,
         ) {
-            let limits = SlotLimits { capacity, first_slab: first, next_slab: next, grow_below: grow, shrink_above: shrink };
+            let limits = SlotLimits { capacity, reserve: 0, first_slab: first, next_slab: next, grow_below: grow, shrink_above: shrink };
             let mut pool = pool(limits);
             let mut live: HashMap<SlotId, u32> = HashMap::new();
             let mut ever: Vec<SlotId> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Acquire(record) => match pool.acquire(record) {
+                    Op::Acquire(record) => match pool.acquire(record, false) {
                         Ok(id) => {
                             prop_assert!(live.len() < capacity);
                             prop_assert!(live.keys().all(|o| (o.slab, o.index) != (id.slab, id.index)));

@@ -59,7 +59,7 @@ impl Request {
         // SAFETY: as above; the name stays the request's and is copied.
         unsafe {
             check(call!(TRITONBACKEND_RequestCorrelationIdString(self.as_ptr(), &mut name)))?;
-            let name = CStr::from_ptr(name).to_string_lossy();
+            let name = CStr::from_ptr(name).to_bytes();
             Ok((!name.is_empty()).then(|| SequenceId::Name(name.into())))
         }
     }
