@@ -14,7 +14,7 @@ BATCH = "N"  # the symbolic batch dimension of every graph
 
 
 def graph(
-    nodes, inputs, outputs, weights: Mapping[str, np.ndarray] | None = None, description: str = ""
+    nodes, inputs, outputs, weights: Mapping[str, np.ndarray] | None = None
 ) -> onnx.ModelProto:
     """A checked model of opset 17. Inputs and outputs: (name, type, shape) each."""
     made = helper.make_graph(
@@ -23,7 +23,6 @@ def graph(
         [helper.make_tensor_value_info(name, TYPES[t][1], shape) for name, t, shape in inputs],
         [helper.make_tensor_value_info(name, TYPES[t][1], shape) for name, t, shape in outputs],
         [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()],
-        doc_string=description,
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 2)]
     model = helper.make_model(made, opset_imports=opsets, ir_version=8)

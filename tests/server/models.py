@@ -312,39 +312,6 @@ def controls(
     return dataclasses.replace(model, **changes)
 
 
-def caller_names(name: str = "caller_names", **changes) -> Model:
-    """Takes the id as a string; answers 1 for "alice", 2 for "bob", -1 for anybody else."""
-
-    def build():
-        one = [BATCH, 1]
-        return graph(
-            [
-                node("Add", "COUNT_IN INPUT", "COUNT_OUT"),
-                helper.make_node(
-                    "LabelEncoder",
-                    ["CORRID"],
-                    ["WHO"],
-                    domain="ai.onnx.ml",
-                    keys_strings=["alice", "bob"],
-                    values_int64s=[1, 2],
-                    default_int64=-1,
-                ),
-            ],
-            [("INPUT", "int64", one), ("COUNT_IN", "int64", one), ("CORRID", "string", one)],
-            [("COUNT_OUT", "int64", one), ("WHO", "int64", one)],
-        )
-
-    model = Model(
-        name,
-        build,
-        inputs=(Tensor("INPUT", "int64", (1,)),),
-        outputs=(Tensor("COUNT_OUT", "int64", (1,)), Tensor("WHO", "int64", (1,))),
-        states=(("COUNT_IN", "COUNT_OUT"),),
-        controls=(Control("CORRID", CORRID, "string"),),
-    )
-    return dataclasses.replace(model, **changes)
-
-
 def fails(name: str = "fails", **changes) -> Model:
     """A running sum of TABLE[INPUT]: an INPUT of 4 and more is out of the table, and Run fails."""
 
