@@ -30,7 +30,8 @@ fn match_dims(
         return match (open.as_slice(), all_agree(&tensor.dims, model)) {
             (&[axis], true) => Ok((Some(axis), ShapeForm::BatchInside)),
             _ => Err(error(
-                "either leave the batch dimension out, or mark it, and only it, with -1 where the model has it open"
+                "either leave the batch dimension out, or mark it, and only it, with -1 where the model has it open; \
+                 for a model's [batch], write dims [1] with reshape { shape: [ ] }"
                     .to_owned(),
             )),
         };
@@ -39,10 +40,13 @@ fn match_dims(
         return Err(error("the model's tensor has no batch dimension; set max_batch_size to 0".to_owned()));
     };
     if !batches(batch, config) {
-        return Err(error(format!(
-            "its batch dimension is fixed to {batch}, but max_batch_size is {}",
-            config.max_batch_size
-        )));
+        return Err(error(match model.iter().any(|&dim| dim < 0) {
+            true => "its first dimension is not the batch: write the model's dims, with -1 where its batch stands"
+                .to_owned(),
+            false => {
+                format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)
+            }
+        }));
     }
     match all_agree(&tensor.dims, behind) {
         true => Ok((Some(0), ShapeForm::Plain)),
