@@ -4,9 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use parking_lot::Mutex;
 use serde::Deserialize;
 
 use crate::error::Error;
@@ -26,9 +24,6 @@ const KNOWN: [&str; 5] = [
     "intra_op_thread_count",
     "inter_op_thread_count",
 ];
-
-/// Kept beyond Finalize: the library stays loaded, and a second server in the process uses it again.
-static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
 
 #[derive(Deserialize)]
 struct BackendConfig {
@@ -52,13 +47,12 @@ pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
         library.path().display(),
         library.build_info()
     );
-    *LIBRARY.lock() = Some(library);
     Ok(())
 }
 
 /// Loads the model that Triton describes.
 pub fn load_model(model: triton::Model) -> Result<Model, Error> {
-    let library = LIBRARY.lock().clone().ok_or_else(|| Error::Panic("a model came before the backend".to_owned()))?;
+    let library = Library::loaded().ok_or_else(|| Error::Panic("a model came before the backend".to_owned()))?;
     let location = Location { version: model.version()?, repository: model.repository()? };
     Model::load(&model.config_json()?, &location, &library)
 }

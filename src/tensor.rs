@@ -122,20 +122,15 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
-    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if another dimension is open, a
-    /// product overflows, or elements have no fixed size.
+    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if another dimension is open or a
+    /// product overflows. Strings have no fixed size: theirs counts elements instead of bytes.
     pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>) -> Option<Self> {
         let split = batch_axis.unwrap_or(0);
         let behind = batch_axis.map_or(0, |axis| axis + 1);
         let outer = element_count(&dims[..split])?;
-        let inner_bytes = element_count(&dims[behind..])?.checked_mul(data_type.byte_size()?)?;
+        let inner_bytes = element_count(&dims[behind..])?.checked_mul(data_type.byte_size().unwrap_or(1))?;
         outer.checked_mul(inner_bytes)?;
         Some(Self { outer, inner_bytes })
-    }
-
-    /// As [`RowLayout::new`], counting elements instead of bytes: for strings.
-    pub fn of_elements(dims: &[i64], batch_axis: Option<usize>) -> Option<Self> {
-        Self::new(DataType::Uint8, dims, batch_axis)
     }
 
     /// Bytes of one row.

@@ -165,11 +165,7 @@ fn constant(step: &mut Step, index: usize, input: &BoundInput, bytes: &[u8], row
 }
 
 fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, Error> {
-    let layout = match input.data_type {
-        DataType::Bytes => RowLayout::of_elements(dims, input.batch_axis),
-        data_type => RowLayout::new(data_type, dims, input.batch_axis),
-    };
-    layout.ok_or_else(|| Error::InputShape {
+    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| Error::InputShape {
         name: input.name.clone(),
         came: dims.to_vec(),
         wanted: input.dims.clone(),

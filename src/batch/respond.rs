@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::Row;
-use crate::binding::{Binding, BoundOutput, ShapeForm, Stored};
+use crate::binding::{Binding, BoundOutput, Stored};
 use crate::error::Error;
 use crate::memory::{rows, strings};
 use crate::session::{OutputView, Step};
@@ -43,8 +43,7 @@ impl<'a> Answers<'a> {
         let mut response = request.response()?;
         for index in 0..request.output_count()? {
             let name = request.output_name(index)?;
-            let wanted =
-                self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.response.is_some());
+            let wanted = self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.is_response);
             let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
             if answer.bound.data_type == DataType::Bytes {
                 let bytes = strings::write(&strings::take(answer.layout, answer.view.strings, place, self.rows));
@@ -91,7 +90,7 @@ pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, 
     let mut response = request.response()?;
     for index in 0..request.output_count()? {
         let name = request.output_name(index)?;
-        let wanted = binding.outputs.iter().find(|output| output.name == name && output.response.is_some());
+        let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
         let output = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
         response.output(&c_name(name), output.data_type, &output.empty_dims, 0)?;
     }
@@ -104,16 +103,11 @@ impl<'a> Answer<'a> {
         if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
             return Err(uneven());
         }
-        let layout = match bound.data_type {
-            DataType::Bytes => RowLayout::of_elements(view.dims, bound.batch_axis),
-            data_type => RowLayout::new(data_type, view.dims, bound.batch_axis),
-        };
-        let layout = layout.ok_or_else(uneven)?;
+        let layout = RowLayout::new(bound.data_type, view.dims, bound.batch_axis).ok_or_else(uneven)?;
         let mut dims = view.dims.to_vec();
         if let Some(axis) = bound.batch_axis {
             dims[axis] = 1;
         }
-        debug_assert!(bound.response != Some(ShapeForm::Plain) || bound.batch_axis.is_none_or(|axis| axis == 0));
         Ok(Self { name: c_name(&bound.name), bound, view, layout, dims })
     }
 

@@ -92,7 +92,7 @@ pub enum Flag {
     Ready,
 }
 
-/// How a request's or response's shape relates to the shape in the model.
+/// How a request's shape relates to the shape in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShapeForm {
     /// As in the model, with 1 for the batch axis, which is the first: what Triton does.
@@ -113,8 +113,8 @@ pub struct BoundOutput {
     pub batch_axis: Option<usize>,
     /// Dimensions, where all but the batch axis are known.
     pub dims: Option<Vec<i64>>,
-    /// Whether responses may carry it, and in which form.
-    pub response: Option<ShapeForm>,
+    /// Whether responses may carry it.
+    pub is_response: bool,
     /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
     pub empty_dims: Vec<i64>,
 }
@@ -315,7 +315,7 @@ impl fmt::Display for Binding {
         }
         for output in &self.outputs {
             let dims = output.dims.as_ref().map_or("dims left open".to_owned(), |dims| Dims(dims).to_string());
-            let to = if output.response.is_some() { "responses" } else { "state only" };
+            let to = if output.is_response { "responses" } else { "state only" };
             writeln!(f, "model output {} {} {dims}: {to}", output.name, output.data_type)?;
         }
         write!(f, "state: {} bytes a sequence, {} with alignment", self.slot.state_bytes(), self.slot.slot_bytes())

@@ -83,16 +83,16 @@ pub(super) fn response_output(
 ) -> Result<BoundOutput, BindingError> {
     check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
     // A model may say nothing at all about an output's shape, not even its rank.
-    let (batch_axis, form) = match info.dims.is_empty() && config.is_batched() {
-        true => (Some(0), ShapeForm::Plain),
-        false => match_dims(config, "output", tensor, &info.dims)?,
+    let batch_axis = match info.dims.is_empty() && config.is_batched() {
+        true => Some(0),
+        false => match_dims(config, "output", tensor, &info.dims)?.0,
     };
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.
     let dims = known.filter(|_| info.data_type != DataType::Bytes);
     let empty_dims = empty_dims(&info.dims, batch_axis);
-    let (name, data_type, response) = (info.name.clone(), info.data_type, Some(form));
-    Ok(BoundOutput { name, data_type, batch_axis, dims, response, empty_dims })
+    let (name, data_type) = (info.name.clone(), info.data_type);
+    Ok(BoundOutput { name, data_type, batch_axis, dims, is_response: true, empty_dims })
 }
 
 /// The shape of an output without elements.

@@ -2,7 +2,7 @@
 
 use super::error::BindingError;
 use super::shapes::{bound, empty_dims};
-use super::{BoundInput, BoundOutput, ShapeForm, Source, all_agree, describe};
+use super::{BoundInput, BoundOutput, Source, all_agree, describe};
 use crate::config::Config;
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, RowLayout};
@@ -65,11 +65,7 @@ pub(super) fn check_state_ends(
 }
 
 pub(super) fn state_layout(input: &BoundInput) -> Result<RowLayout, BindingError> {
-    let layout = match input.data_type {
-        DataType::Bytes => RowLayout::of_elements(&input.dims, input.batch_axis),
-        data_type => RowLayout::new(data_type, &input.dims, input.batch_axis),
-    };
-    layout.ok_or_else(|| BindingError::State {
+    RowLayout::new(input.data_type, &input.dims, input.batch_axis).ok_or_else(|| BindingError::State {
         name: input.name.clone(),
         dims: describe(input.data_type, &input.dims),
         why: "its size overflows".to_owned(),
@@ -85,7 +81,7 @@ pub(super) fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, i
             data_type,
             batch_axis: None,
             dims: None,
-            response: None,
+            is_response: false,
             empty_dims: Vec::new(),
         });
         outputs.len() - 1
@@ -95,9 +91,5 @@ pub(super) fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, i
     // ONNX Runtime allocates strings itself.
     output.dims = Some(input.dims.clone()).filter(|_| input.data_type != DataType::Bytes);
     output.empty_dims = empty_dims(&input.dims, input.batch_axis);
-    // Where the model leaves the output's dims open, the input tells where its batch stands.
-    if input.batch_axis.is_some_and(|axis| axis > 0) {
-        output.response = output.response.map(|_| ShapeForm::BatchInside);
-    }
     index
 }

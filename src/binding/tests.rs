@@ -94,10 +94,10 @@ fn a_plain_model_is_bound() {
     assert_eq!(names, ["x", "s_in"], "in the model's order");
     assert!(matches!(input(&binding, "x").source, Source::Request(ShapeForm::Plain)));
     assert!(matches!(input(&binding, "s_in").source, Source::State(0)));
-    assert_eq!(output(&binding, "y").response, Some(ShapeForm::Plain));
+    assert!(output(&binding, "y").is_response);
     assert_eq!(output(&binding, "y").dims.as_deref(), Some(&[-1, 4][..]));
     assert_eq!(output(&binding, "y").empty_dims, [0, 4]);
-    assert_eq!(output(&binding, "s_out").response, None, "responses do not carry it");
+    assert!(!output(&binding, "s_out").is_response, "responses do not carry it");
     let layout = RowLayout { outer: 1, inner_bytes: 16 };
     assert_eq!(binding.states, [BoundState { input: 1, output: 1, layout, stored: Stored::Exact }]);
     assert_eq!(binding.slot_size(), SlotSize { bytes: 64, strings: 0 });
@@ -187,7 +187,7 @@ fn the_batch_dimension_may_stand_inside_where_the_configuration_marks_it() {
         assert_eq!((x.batch_axis, x.dims.as_slice()), (Some(axis), &dims[..]));
         assert!(matches!(x.source, Source::Request(ShapeForm::BatchInside)));
         let y = output(&binding, "y");
-        assert_eq!((y.batch_axis, y.response), (Some(axis), Some(ShapeForm::BatchInside)));
+        assert_eq!((y.batch_axis, y.is_response), (Some(axis), true));
         assert_eq!(y.empty_dims, dims.map(|dim| dim.max(0)));
     }
 }
@@ -217,7 +217,7 @@ fn outputs_may_leave_dims_open_or_say_nothing() {
     for (dims, empty) in [(&[-1, -1][..], &[0, 0][..]), (&[][..], &[0][..])] {
         let binding = bind(&plain(), &signature(&[X, S_IN], &[("y", DataType::Fp32, dims), S_OUT])).unwrap();
         let y = output(&binding, "y");
-        assert_eq!((y.dims.clone(), y.batch_axis, y.response), (None, Some(0), Some(ShapeForm::Plain)));
+        assert_eq!((y.dims.clone(), y.batch_axis, y.is_response), (None, Some(0), true));
         assert_eq!(y.empty_dims, empty);
     }
 }
@@ -337,7 +337,7 @@ fn a_state_that_responses_carry_too_is_fetched_once() {
     let config = with(&[("/output/0", json!({ "name": "s_out", "data_type": "TYPE_FP32", "dims": [4] }))]);
     let binding = bind(&config, &model(&[])).unwrap();
     assert_eq!(binding.outputs.len(), 1);
-    assert_eq!(output(&binding, "s_out").response, Some(ShapeForm::Plain));
+    assert!(output(&binding, "s_out").is_response);
     assert_eq!(binding.states[0].output, 0);
 }
 
@@ -349,7 +349,7 @@ fn a_state_with_its_batch_inside_that_responses_carry_keeps_that_form() {
         let signature = signature(&tensors, &[Y, ("s_out", DataType::Fp32, in_model)]);
         let binding = bind(&with(&[("/output/0", listed.clone())]), &signature).unwrap();
         let state = output(&binding, "s_out");
-        assert_eq!((state.batch_axis, state.response), (Some(1), Some(ShapeForm::BatchInside)), "{in_model:?}");
+        assert_eq!((state.batch_axis, state.is_response), (Some(1), true), "{in_model:?}");
         assert_eq!(state.empty_dims, [2, 0, 8], "{in_model:?}");
     }
 }

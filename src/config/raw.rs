@@ -70,7 +70,6 @@ pub struct Reshape {
 pub struct InstanceGroup {
     pub count: Int,
     pub kind: String,
-    pub gpus: Vec<Int>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -27,6 +27,7 @@
 
 #![forbid(unsafe_code)]
 
+mod contest;
 mod id;
 mod table;
 

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use hashlink::{LinkedHashMap, LinkedHashSet};
-use smallvec::SmallVec;
 
+use super::contest::{Chain, Contest, Evidence, SHORT_PAYLOADS};
 use super::id::Key;
 use crate::state::pool::{AcquireError, MakeSlab, SlotId, SlotLimits, SlotPool};
 
@@ -19,15 +19,6 @@ pub struct Policy {
     /// Core queues at most this many requests for one instance: one of each of its slots.
     pub queue_requests: usize,
 }
-
-/// Payloads smaller than a full batch that prove core's queue empty. Core may have formed two before the request in
-/// question could be queued; a third is certain, a fourth costs nothing.
-const SHORT_PAYLOADS: usize = 4;
-
-/// A sequence whose client sends its next request only when it has the answer to the last is at rest for less.
-const REST: Duration = Duration::from_millis(250);
-/// How long the requests of an incarnation may wait in core for another one's END.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A request's sequence, found or made; its slot is the caller's until [`Sequences::settle`].
 #[derive(Debug)]
@@ -91,68 +82,6 @@ struct Record<H> {
     held: Option<H>,
     /// Its START failed, but core may have more of it, which must not reach an earlier incarnation.
     failed: bool,
-}
-
-/// Evidence that core has sent whatever it had queued at some moment.
-#[derive(Clone, Copy, Default)]
-struct Evidence {
-    short_payloads: usize,
-    requests: usize,
-}
-
-impl Evidence {
-    fn add(&mut self, requests: usize, short: bool) {
-        self.requests = self.requests.wrapping_add(requests);
-        self.short_payloads = self.short_payloads.wrapping_add(usize::from(short));
-    }
-
-    const fn since(self, earlier: Self) -> Self {
-        Self {
-            requests: self.requests.wrapping_sub(earlier.requests),
-            short_payloads: self.short_payloads.wrapping_sub(earlier.short_payloads),
-        }
-    }
-
-    const fn is_enough(self, queue_requests: usize) -> bool {
-        self.requests >= queue_requests || self.short_payloads >= SHORT_PAYLOADS
-    }
-}
-
-/// Which of several incarnations of an id is the next request for?
-struct Contest {
-    /// The receiving incarnation took its turn because another had nothing in the queue.
-    in_turn: bool,
-    /// The START that began this may belong to the past: it may have waited in core behind an END. Otherwise the
-    /// receiving incarnation has been started over.
-    late: bool,
-    since: Instant,
-    last_request: Instant,
-    /// A request of the id was in the current payload.
-    touched: bool,
-    evidence: Evidence,
-}
-
-impl Contest {
-    fn new(late: bool, now: Instant) -> Self {
-        Self { in_turn: false, late, since: now, last_request: now, touched: true, evidence: Evidence::default() }
-    }
-
-    fn touch(&mut self, now: Instant) {
-        (self.last_request, self.touched, self.evidence) = (now, true, Evidence::default());
-    }
-
-    /// Whether the next incarnation may have its turn: at once if its START is certainly the latest, else only when
-    /// the receiving one seems to be at rest, or has kept the other waiting for long.
-    fn is_ripe(&self, now: Instant) -> bool {
-        self.in_turn || !self.late || now >= self.last_request + REST || now >= self.since + PATIENCE
-    }
-}
-
-/// The incarnations of one id. The first one receives.
-#[derive(Default)]
-struct Chain {
-    incarnations: SmallVec<[SlotId; 1]>,
-    contest: Option<Contest>,
 }
 
 #[derive(Clone, Copy)]

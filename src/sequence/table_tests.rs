@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::sequence::SequenceId;
+use crate::sequence::contest::REST;
 
 type Table = Sequences<(), u32, ()>;
 

@@ -59,6 +59,7 @@ pub enum LibraryError {
 pub struct Library {
     environment: Environment,
     path: PathBuf,
+    version: String,
 }
 
 /// Kept for ever: ONNX Runtime allows one environment per process, also when the server in it is made again.
@@ -76,6 +77,11 @@ impl Library {
         Ok(library)
     }
 
+    /// The library that has been loaded, if any.
+    pub fn loaded() -> Option<Arc<Self>> {
+        LIBRARY.lock().clone()
+    }
+
     /// The file in use.
     pub fn path(&self) -> &Path {
         &self.path
@@ -87,16 +93,8 @@ impl Library {
     }
 
     /// The version, such as `1.31.1`.
-    pub fn version(&self) -> String {
-        // SAFETY: OrtGetApiBase and GetVersionString take no arguments; the string is static in the library, which
-        // stays loaded for the life of the process.
-        let read = || unsafe {
-            let handle = libloading::Library::new(&self.path).ok()?;
-            let base = handle.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase").ok()?();
-            let version = std::ffi::CStr::from_ptr((base.as_ref()?.GetVersionString)());
-            Some(version.to_string_lossy().into_owned())
-        };
-        read().unwrap_or_else(|| "unknown".to_owned())
+    pub fn version(&self) -> &str {
+        &self.version
     }
 
     pub(super) fn environment(&self) -> &Environment {
@@ -123,7 +121,20 @@ impl Library {
             .build()
             .map_err(failed)?;
         environment.set_log_level(options.log_level);
-        Ok(Self { environment, path })
+        let version = version(&path).unwrap_or_else(|| "unknown".to_owned());
+        Ok(Self { environment, path, version })
+    }
+}
+
+/// What the library at `path`, which is loaded, says of its version.
+fn version(path: &Path) -> Option<String> {
+    // SAFETY: OrtGetApiBase and GetVersionString take no arguments; the string is static in the library, which stays
+    // loaded for the life of the process.
+    unsafe {
+        let handle = libloading::Library::new(path).ok()?;
+        let base = handle.get::<unsafe extern "C" fn() -> *const ort::sys::OrtApiBase>(b"OrtGetApiBase").ok()?();
+        let version = std::ffi::CStr::from_ptr((base.as_ref()?.GetVersionString)());
+        Some(version.to_string_lossy().into_owned())
     }
 }
 
