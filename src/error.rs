@@ -4,7 +4,7 @@
 
 use crate::binding::BindingError;
 use crate::config::ConfigError;
-use crate::memory::OutOfMemory;
+use crate::memory::{NoRoom, OutOfMemory};
 use crate::sequence::SequenceId;
 use crate::session::{LibraryError, SessionError};
 use crate::tensor::{DataType, Dims};
@@ -81,6 +81,49 @@ pub enum Error {
     /// Core sent two requests of a sequence at once, which it promises not to.
     #[error("sequence {0} has a request in the works already")]
     SequenceBusy(SequenceId),
+    /// A request lacks an input.
+    #[error("input '{0}' is missing")]
+    InputMissing(String),
+    /// The states of a sequence that vary in size would become larger than they may.
+    #[error(
+        "the sequence's growing states would have {bytes} bytes, and {limit} are allowed (max_state_bytes_per_sequence); its state is as it was before the request"
+    )]
+    StateTooLarge {
+        /// What the states would have.
+        bytes: usize,
+        /// What they may have.
+        limit: usize,
+    },
+    /// No room for the states of a sequence that vary in size.
+    #[error(
+        "no room for the sequence's growing states: {0} (max_state_bytes); its state is as it was before the request, try again later"
+    )]
+    StateRoom(#[from] NoRoom),
+    /// The model for initial states gave what its state cannot be.
+    #[error("the initial_state_model gave {} for state '{name}', whose rows are {}", Dims(dims), Dims(wanted))]
+    InitialState {
+        /// The state's input.
+        name: String,
+        /// What it gave.
+        dims: Vec<i64>,
+        /// What a row has; -1 is any.
+        wanted: Vec<i64>,
+    },
+    /// An output's length is larger than the output.
+    #[error(
+        "the model's output '{name}' has shape {}, but the length along axis {axis} is said to be {length}",
+        Dims(dims)
+    )]
+    OutputLength {
+        /// The output.
+        name: String,
+        /// Its dimensions.
+        dims: Vec<i64>,
+        /// The axis.
+        axis: usize,
+        /// What its lengths say.
+        length: usize,
+    },
     /// An input has another type than the model takes.
     #[error("input '{name}' is {came}, but {wanted} is expected")]
     InputType {
@@ -170,7 +213,9 @@ impl Error {
             Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } | Self::InputStrings { .. } => {
                 Code::InvalidArg
             }
-            Self::SequenceIdType { .. } | Self::UnknownOutput(_) => Code::InvalidArg,
+            Self::SequenceIdType { .. } | Self::UnknownOutput(_) | Self::InputMissing(_) => Code::InvalidArg,
+            Self::StateTooLarge { .. } | Self::StateRoom(_) => Code::Unavailable,
+            Self::InitialState { .. } | Self::OutputLength { .. } => Code::Internal,
             Self::Config(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => {

@@ -5,8 +5,11 @@
 use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};
-use crate::batch::gather::{gather, same_shapes};
+use crate::batch::gather::gather;
+use crate::batch::grouping::Grouping;
+use crate::batch::initial::InitialStep;
 use crate::batch::respond::{Answers, empty_response};
+use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::Strategy;
 use crate::error::Error;
@@ -22,7 +25,9 @@ pub struct Instance {
     model: Arc<Model>,
     number: u32,
     expected: Expected,
+    grouping: Grouping,
     step: Step,
+    initial: Option<InitialStep>,
     report: Report,
 }
 
@@ -32,10 +37,17 @@ type Answered = Vec<(Option<Lease>, Request)>;
 impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
-        let step = Step::new(model.session.clone(), &model.binding.step_spec())?;
-        let number = model.next_instance();
+        let mut step = Step::new(model.session.clone(), &model.binding.step_spec())?;
+        for &rows in &model.config.warmup_batch_sizes {
+            if let Err(error) = warm_up(&model.binding, rows, &mut step) {
+                log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
+            }
+        }
+        let initial = model.initial_model.as_ref().map(|of| InitialStep::new(of.session.clone(), &of.binding));
+        let (initial, number) = (initial.transpose()?, model.next_instance());
+        let (expected, grouping) = (Expected::new(&model.binding), Grouping::new(&model.binding));
         let report = Report::new(&model.config);
-        Ok(Self { triton, number, expected: Expected::new(&model.binding), step, report, model })
+        Ok(Self { triton, number, expected, grouping, step, initial, report, model })
     }
 
     /// Answers and releases every request of a payload.
@@ -56,7 +68,8 @@ impl Instance {
         fault::point("decode", &rows);
         let rows = self.admit(rows);
         fault::point("admit", &rows);
-        let mut rows = self.set_aside(rows, times, answered);
+        let rows = self.set_aside(rows, times, answered);
+        let mut rows = self.initialise(rows, times, answered);
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
             self.run_or_split(&mut batch, times);
@@ -115,16 +128,41 @@ impl Instance {
         running
     }
 
+    /// Asks the model for initial states, where there is one, what those begin with that start a sequence.
+    fn initialise(&mut self, rows: Vec<Row>, times: Times, answered: &mut Answered) -> Vec<Row> {
+        let (Some(step), Some(of)) = (&mut self.initial, &self.model.initial_model) else { return rows };
+        let mut running = Vec::with_capacity(rows.len());
+        let mut failed = Vec::new();
+        for mut row in rows {
+            let initial = match row.is_fresh() {
+                true => panic::catch(|| step.run(&self.model.binding, &of.binding, Some(&row.request))).flatten(),
+                false => Ok(Vec::new()),
+            };
+            match initial {
+                Ok(initial) => {
+                    row.initial = initial;
+                    running.push(row);
+                }
+                Err(error) => failed.push((row, error)),
+            }
+        }
+        for (mut row, error) in failed {
+            self.refuse(&mut row.request, error, times);
+            answered.push((row.lease, row.request));
+        }
+        running
+    }
+
     /// Takes the rows that can run together with the first one.
     fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
         let most = self.model.config.max_batch_size.max(1);
-        let inputs = self.expected.inputs();
-        if rows.len() <= most && rows.iter().all(|row| same_shapes(row, &rows[0], inputs)) {
+        if rows.len() <= most && self.grouping.is_any() {
             return std::mem::take(rows);
         }
         let mut batch: Vec<Row> = Vec::new();
         for row in std::mem::take(rows) {
-            let joins = batch.len() < most && batch.first().is_none_or(|first| same_shapes(&row, first, inputs));
+            let fits = |first: &Row| self.grouping.together(&self.model.binding, &row, first);
+            let joins = batch.len() < most && batch.first().is_none_or(fits);
             if joins { batch.push(row) } else { rows.push(row) }
         }
         batch
@@ -156,11 +194,12 @@ impl Instance {
         times.compute_end = monotonic_ns();
         let answers = Answers::new(binding, &self.step, rows)?;
         for (place, row) in batch.iter_mut().enumerate() {
-            let response = answers.response(place, &row.request);
+            let room = answers.make_room(place, row, self.model.config.states.limits.per_sequence);
+            let response = room.and_then(|()| answers.response(place, row));
             let success = response.is_ok();
             row.request.answer(response.map_err(triton::Error::from));
             if success {
-                answers.keep_state(binding, place, row);
+                answers.keep_state(place, row);
             }
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
@@ -199,7 +238,7 @@ impl Instance {
             // Each payload takes the next request of every slot.
             Strategy::Direct => true,
             // A request of another shape may have cut the payload short.
-            Strategy::Oldest { full_batch } => requests < full_batch && self.expected.has_fixed_shapes(),
+            Strategy::Oldest { full_batch } => requests < full_batch && self.expected.is_uniform(),
         }
     }
 }

@@ -139,9 +139,140 @@ impl RowLayout {
     }
 }
 
+/// Where the steps of one row along one axis lie in a batched tensor, and where in the same steps alone.
+///
+/// A *window* is `length` steps from step `from` on. Alone, its elements lie as those of a tensor with the row's dims and
+/// `length` for the axis. Batch axis and window axis are two, in either order; there may be no batch axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowLayout {
+    /// Product of the dimensions before both axes.
+    outer: usize,
+    /// Product of the dimensions between them.
+    middle: usize,
+    /// Bytes of the dimensions behind both.
+    inner_bytes: usize,
+    /// Steps that the tensor has.
+    steps: usize,
+    batch_is_first: bool,
+}
+
+/// A part of a window that is contiguous in both places.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Chunk {
+    /// First byte in the batched tensor.
+    pub in_batch: usize,
+    /// First byte in the window alone.
+    pub alone: usize,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+impl WindowLayout {
+    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if the axes are one, a dimension is
+    /// open, or a product overflows. As in [`RowLayout`], strings count elements instead of bytes.
+    pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>, axis: usize) -> Option<Self> {
+        let steps = usize::try_from(*dims.get(axis)?).ok()?;
+        let element = data_type.byte_size().unwrap_or(1);
+        let (first, second) = match batch_axis {
+            None => (None, axis),
+            Some(batch) if batch == axis => return None,
+            Some(batch) => (Some(batch.min(axis)), batch.max(axis)),
+        };
+        let outer = element_count(&dims[..first.unwrap_or(0)])?;
+        let middle = element_count(&dims[first.map_or(0, |axis| axis + 1)..second])?;
+        let inner_bytes = element_count(&dims[second + 1..])?.checked_mul(element)?;
+        outer.checked_mul(middle)?.checked_mul(steps)?.checked_mul(inner_bytes)?;
+        Some(Self { outer, middle, inner_bytes, steps, batch_is_first: batch_axis.is_none_or(|batch| batch < axis) })
+    }
+
+    /// Bytes of a window of `length` steps.
+    pub const fn window_bytes(self, length: usize) -> usize {
+        self.outer * self.middle * self.inner_bytes * length
+    }
+
+    /// Steps that the tensor has.
+    pub const fn steps(self) -> usize {
+        self.steps
+    }
+
+    /// The chunks of the window of `length` steps from `from` on, of row `place` of `rows`.
+    pub fn chunks(self, place: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> {
+        let Self { outer, middle, inner_bytes, steps, batch_is_first } = self;
+        // What lies between the two axes is outside of the steps if the batch axis comes first, else inside.
+        let runs = if batch_is_first { 1 } else { length };
+        let bytes = if batch_is_first { length * inner_bytes } else { inner_bytes };
+        (0..outer).flat_map(move |o| {
+            (0..runs).flat_map(move |step| {
+                (0..middle).map(move |m| match batch_is_first {
+                    true => Chunk {
+                        in_batch: (((o * rows + place) * middle + m) * steps + from) * inner_bytes,
+                        alone: (o * middle + m) * length * inner_bytes,
+                        bytes,
+                    },
+                    false => Chunk {
+                        in_batch: (((o * steps + from + step) * middle + m) * rows + place) * inner_bytes,
+                        alone: ((o * length + step) * middle + m) * inner_bytes,
+                        bytes,
+                    },
+                })
+            })
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    /// Byte of an element of a row-major tensor.
+    fn byte(dims: &[i64], index: &[i64], element: usize) -> usize {
+        dims.iter().zip(index).fold(0, |at, (dim, index)| at * dim + index) as usize * element
+    }
+
+    /// Every index of a tensor with these dims.
+    fn indices(dims: &[i64]) -> Vec<Vec<i64>> {
+        dims.iter().fold(vec![vec![]], |known, &dim| {
+            known.iter().flat_map(|index| (0..dim).map(move |next| [index.as_slice(), &[next]].concat())).collect()
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn a_window_has_the_elements_of_its_steps_in_the_order_of_a_tensor_alone(
+            dims in prop::collection::vec(1i64..4, 1..5), axis in 0usize..12, batch in prop::option::of(0usize..12),
+            place in 0i64..12, from in 0i64..12, length in 0i64..12,
+        ) {
+            let axis = axis % dims.len();
+            let batch = batch.map(|batch| batch % dims.len()).filter(|&batch| batch != axis);
+            let rows = batch.map_or(1, |batch| dims[batch]);
+            let (place, from) = (place % rows, from % (dims[axis] + 1));
+            let length = length % (dims[axis] - from + 1);
+            let layout = WindowLayout::new(DataType::Fp16, &dims, batch, axis).unwrap();
+            let mut alone = dims.clone();
+            alone[axis] = length;
+            if let Some(batch) = batch {
+                alone[batch] = 1;
+            }
+            let mut expected = std::collections::BTreeMap::new();
+            for index in indices(&alone) {
+                let mut whole = index.clone();
+                whole[axis] += from;
+                if let Some(batch) = batch {
+                    whole[batch] = place;
+                }
+                for half in 0..2 {
+                    expected.insert(byte(&alone, &index, 2) + half, byte(&dims, &whole, 2) + half);
+                }
+            }
+            let chunks = layout.chunks(place as usize, rows as usize, from as usize, length as usize);
+            let found = chunks.flat_map(|chunk| (0..chunk.bytes).map(move |at| (chunk.alone + at, chunk.in_batch + at)));
+            prop_assert_eq!(found.collect::<std::collections::BTreeMap<_, _>>(), expected);
+            prop_assert_eq!(layout.window_bytes(length as usize) as i64, alone.iter().product::<i64>() * 2);
+        }
+    }
 
     #[test]
     fn names_read_back() {

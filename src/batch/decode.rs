@@ -23,6 +23,7 @@ struct ExpectedInput {
     data_type: DataType,
     /// Dimensions of a request; -1 is any.
     dims: Vec<i64>,
+    optional: bool,
 }
 
 /// What came of a request.
@@ -38,16 +39,20 @@ pub enum Decoded {
 impl Expected {
     /// What the requests of this model must carry.
     pub fn new(binding: &Binding) -> Self {
-        let inputs = binding.inputs.iter().filter_map(|input| {
-            let Source::Request(form) = input.source else { return None };
+        let inputs = binding.request_inputs().map(|(input, request)| {
             let mut dims = input.dims.clone();
+            if let Some(context) = request.context {
+                let of_model = dims[context.axis];
+                dims[context.axis] = if of_model < 0 { of_model } else { of_model - context.length as i64 };
+            }
             if let Some(axis) = input.batch_axis {
                 dims[axis] = 1;
             }
-            if form == ShapeForm::BatchInside {
+            if request.form != ShapeForm::Plain {
                 dims.insert(0, 1);
             }
-            Some(ExpectedInput { name: input.name.clone(), data_type: input.data_type, dims })
+            let (name, data_type) = (input.name.clone(), input.data_type);
+            ExpectedInput { name, data_type, dims, optional: request.optional }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -59,14 +64,9 @@ impl Expected {
         Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id }
     }
 
-    /// Number of inputs that a request carries.
-    pub const fn inputs(&self) -> usize {
-        self.inputs.len()
-    }
-
-    /// Whether all requests have the same shapes.
-    pub fn has_fixed_shapes(&self) -> bool {
-        self.inputs.iter().all(|input| input.dims.iter().all(|&dim| dim >= 0))
+    /// Whether core, too, can put all requests into one batch: they have the same inputs, in the same shapes.
+    pub fn is_uniform(&self) -> bool {
+        self.inputs.iter().all(|input| !input.optional && input.dims.iter().all(|&dim| dim >= 0))
     }
 
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
@@ -82,7 +82,7 @@ impl Expected {
         }
         let problem = self.check(&mut request, id.as_ref()).err();
         let key = id.map(|id| Key { instance, lane, id });
-        Decoded::Row(Row { lease: None, key, start, end, problem, request })
+        Decoded::Row(Row { lease: None, key, start, end, initial: Vec::new(), problem, request })
     }
 
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {
@@ -112,7 +112,9 @@ impl Identity {
 
 impl ExpectedInput {
     fn check(&self, request: &Request, index: usize) -> Result<(), Error> {
-        let input = request.input(index);
+        let Some(input) = request.input(index) else {
+            return if self.optional { Ok(()) } else { Err(Error::InputMissing(self.name.clone())) };
+        };
         if input.data_type() != Some(self.data_type) {
             let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
             return Err(Error::InputType { name: self.name.clone(), came, wanted: self.data_type });

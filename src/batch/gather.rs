@@ -1,26 +1,27 @@
 //! Rows into the inputs of a step.
 
+use std::borrow::Cow;
+
 use super::Row;
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, ShapeForm, Source, Stored};
+use super::state_row::{StateContent, StateRow};
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
 use crate::error::Error;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
 use crate::session::Step;
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::{DataType, RowLayout, WindowLayout};
+use crate::triton::Input;
 
-/// Fills every input of the step, for `places` rows, from the rows of the batch, which all have the same shapes. Places
-/// beyond the batch repeat its first row, so that padding cannot fail where the rows do not.
+/// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
+/// [`super::grouping`]). Places beyond the batch repeat its first row, so that padding cannot fail where the rows do not.
 pub fn gather(binding: &Binding, batch: &[Row], places: usize, step: &mut Step) -> Result<(), Error> {
-    let mut request_input = 0;
     let batch = Padded { batch, places };
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
-            Source::Request(form) => {
-                requests(step, index, input, *form, batch, request_input)?;
-                request_input += 1;
-            }
-            Source::State(number) => states(step, index, input, binding, *number, batch)?,
+            Source::Request(request) => requests(step, index, binding, input, request, batch)?,
+            Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
+            Source::State(number) => states(step, index, binding, *number, batch)?,
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
             Source::Constant(bytes) => constant(step, index, input, bytes, places)?,
         }
@@ -38,74 +39,141 @@ impl<'a> Padded<'a> {
     fn rows(self) -> impl Iterator<Item = &'a Row> {
         self.batch.iter().chain(std::iter::repeat(&self.batch[0])).take(self.places)
     }
-}
 
-/// Whether two rows can run together: the same shape in every input.
-pub fn same_shapes(a: &Row, b: &Row, inputs: usize) -> bool {
-    (0..inputs).all(|index| a.request.input(index).dims() == b.request.input(index).dims())
+    /// An input of each row; none where a row leaves it out.
+    fn inputs(self, request: &'a RequestInput) -> impl Iterator<Item = (&'a Row, Input<'a>)> {
+        self.rows().filter_map(|row| Some((row, row.request.input(request.position)?)))
+    }
 }
 
 fn requests(
     step: &mut Step,
     index: usize,
+    binding: &Binding,
     input: &BoundInput,
-    form: ShapeForm,
+    request: &RequestInput,
     batch: Padded,
-    position: usize,
 ) -> Result<(), Error> {
-    let dims = match form {
-        ShapeForm::Plain => batch.batch[0].request.input(position).dims(),
-        ShapeForm::BatchInside => &batch.batch[0].request.input(position).dims()[1..],
+    let Some(first) = batch.batch[0].request.input(request.position) else {
+        step.omit(index);
+        return Ok(());
     };
+    let dims = request.form.model_dims(first.dims());
     let rows = batch.places;
-    let layout = layout(input, dims)?;
     if input.data_type == DataType::Bytes {
+        let layout = layout(input, dims)?;
         let mut all = Strings::new();
-        for (place, row) in batch.rows().enumerate() {
+        for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
             // Decoding has read them once already.
-            let elements = strings::read(row.request.input(position).pieces()).unwrap_or_default();
-            strings::put(layout, &elements, &mut all, place, rows);
+            strings::put(layout, &strings::read(sent.pieces()).unwrap_or_default(), &mut all, place, rows);
         }
         return Ok(step.set_strings(index, dims, rows, &all)?);
     }
+    if let Some(axis) = request.window_axis() {
+        return windows(step, index, binding, input, request, axis, batch);
+    }
+    let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
-    for (place, row) in batch.rows().enumerate() {
+    let rows = if input.batch_axis.is_some() { rows } else { 1 };
+    for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
         let mut writer = RowWriter::new(layout, buffer, place, rows);
-        row.request.input(position).pieces().for_each(|piece| writer.write(piece));
+        sent.pieces().for_each(|piece| writer.write(piece));
         writer.finish();
     }
     Ok(())
 }
 
-fn states(
+/// The rows that are written: where a tensor has no batch axis, one for all.
+fn places_of<T>(input: &BoundInput, rows: impl Iterator<Item = T>) -> impl Iterator<Item = (usize, T)> {
+    rows.enumerate().take(if input.batch_axis.is_some() { usize::MAX } else { 1 })
+}
+
+/// Rows with their context in front, filled up behind to the length of the longest.
+fn windows(
     step: &mut Step,
     index: usize,
-    input: &BoundInput,
     binding: &Binding,
-    number: usize,
+    input: &BoundInput,
+    request: &RequestInput,
+    axis: usize,
     batch: Padded,
 ) -> Result<(), Error> {
-    let (state, layout) = (&binding.states[number], binding.states[number].layout);
-    let (offset, rows) = (binding.slot.offset(number), batch.places);
-    if let Stored::Strings(kept) = state.stored {
+    let length = |sent: &Input| request.row_length(sent.dims(), axis);
+    let longest = batch.inputs(request).map(|(_, sent)| length(&sent)).max().unwrap_or(0);
+    let mut dims =
+        batch.batch[0].request.input(request.position).map(|sent| request.form.model_dims(sent.dims()).to_vec());
+    let dims = dims.get_or_insert_default();
+    dims[axis] = longest as i64;
+    let layout = WindowLayout::new(input.data_type, dims, input.batch_axis, axis);
+    let layout = layout.ok_or_else(|| wrong_shape(input, dims))?;
+    let rows = batch.places;
+    let buffer = step.input(index, dims, rows)?;
+    for (place, (row, sent)) in batch.inputs(request).enumerate() {
+        let (whole, mut from) = (length(&sent), 0);
+        if let Some(context) = &request.context {
+            let kept = row.lease.as_ref().filter(|_| !row.is_fresh()).map(|lease| {
+                let at = binding.slot.offset(context.slot_entry);
+                &lease.state()[at..at + context.bytes]
+            });
+            let chunks = layout.chunks(place, rows, 0, context.length);
+            match kept {
+                Some(kept) => rows::put_window(chunks, kept, buffer),
+                None => rows::zero_window(chunks, buffer),
+            }
+            from = context.length;
+        }
+        rows::put_window(layout.chunks(place, rows, from, whole - from), &contiguous(sent), buffer);
+        rows::zero_window(layout.chunks(place, rows, whole, longest - whole), buffer);
+    }
+    Ok(())
+}
+
+fn contiguous(sent: Input) -> Cow<[u8]> {
+    let mut pieces = sent.pieces();
+    match (pieces.next(), pieces.next()) {
+        (Some(only), None) => Cow::Borrowed(only),
+        _ => Cow::Owned(sent.pieces().flatten().copied().collect()),
+    }
+}
+
+fn lengths(
+    step: &mut Step,
+    index: usize,
+    binding: &Binding,
+    input: &BoundInput,
+    of: usize,
+    batch: Padded,
+) -> Result<(), Error> {
+    let buffer = step.input(index, &input.dims, batch.places)?;
+    let element = input.data_type.byte_size().unwrap_or(1);
+    let lengths = batch.rows().map(|row| row.steps_of(binding, of).unwrap_or(0) as u64);
+    for (place, length) in buffer.chunks_exact_mut(element).zip(lengths) {
+        place.copy_from_slice(&length.to_le_bytes()[..element]);
+    }
+    Ok(())
+}
+
+fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch: Padded) -> Result<(), Error> {
+    let (state, rows) = (&binding.states[number], batch.places);
+    // A tensor of its own size may not stay borrowed while the step is filled, so the dims are those of the first row.
+    let dims = StateRow::of(binding, number, &batch.batch[0]).dims;
+    let layout = state.layout(dims).ok_or_else(|| wrong_shape(&binding.inputs[state.input], dims))?;
+    let of_rows = batch.rows().map(|row| StateRow::of(binding, number, row).content).enumerate();
+    if state.data_type == DataType::Bytes {
         let mut all = vec![Vec::new(); layout.row_bytes() * rows];
-        for (place, row) in batch.rows().enumerate() {
-            if let Some(lease) = row.lease.as_ref().filter(|_| !row.is_fresh()) {
-                strings::put(layout, &lease.strings()[kept], &mut all, place, rows);
+        for (place, content) in of_rows {
+            if let StateContent::Strings(elements) = content {
+                strings::put(layout, elements, &mut all, place, rows);
             }
         }
-        return Ok(step.set_strings(index, &input.dims, rows, &all)?);
+        return Ok(step.set_strings(index, dims, rows, &all)?);
     }
-    let buffer = step.input(index, &input.dims, rows)?;
-    for (place, row) in batch.rows().enumerate() {
-        let Some(lease) = row.lease.as_ref().filter(|_| !row.is_fresh()) else {
-            rows::zero(layout, buffer, place, rows);
-            continue;
-        };
-        let kept = &lease.state()[offset..offset + state.stored_bytes()];
-        match state.stored {
-            Stored::Fp16 => rows::put_widened(layout, kept, buffer, place, rows),
-            Stored::Exact | Stored::Strings(_) => rows::put(layout, kept, buffer, place, rows),
+    let buffer = step.input(index, dims, rows)?;
+    for (place, content) in of_rows {
+        match content {
+            StateContent::Zeros | StateContent::Strings(_) => rows::zero(layout, buffer, place, rows),
+            StateContent::Exact(bytes) => rows::put(layout, bytes, buffer, place, rows),
+            StateContent::Fp16(bytes) => rows::put_widened(layout, bytes, buffer, place, rows),
         }
     }
     Ok(())
@@ -152,7 +220,14 @@ fn correlation_id(id: Option<&SequenceId>) -> [u8; 8] {
     }
 }
 
-fn constant(step: &mut Step, index: usize, input: &BoundInput, bytes: &[u8], rows: usize) -> Result<(), Error> {
+/// Fills an input that is always the same.
+pub(super) fn constant(
+    step: &mut Step,
+    index: usize,
+    input: &BoundInput,
+    bytes: &[u8],
+    rows: usize,
+) -> Result<(), Error> {
     let buffer = step.input(index, &input.dims, rows)?;
     match input.batch_axis {
         None => buffer.copy_from_slice(bytes),
@@ -165,9 +240,9 @@ fn constant(step: &mut Step, index: usize, input: &BoundInput, bytes: &[u8], row
 }
 
 fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, Error> {
-    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| Error::InputShape {
-        name: input.name.clone(),
-        came: dims.to_vec(),
-        wanted: input.dims.clone(),
-    })
+    RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| wrong_shape(input, dims))
+}
+
+fn wrong_shape(input: &BoundInput, dims: &[i64]) -> Error {
+    Error::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
 }

@@ -8,8 +8,13 @@
 pub mod decode;
 pub mod fault;
 pub mod gather;
+pub mod grouping;
+pub mod initial;
 pub mod respond;
+pub mod state_row;
+pub mod warm_up;
 
+use crate::binding::{Binding, Initial, Source};
 use crate::error::Error;
 use crate::model::Lease;
 use crate::sequence::Key;
@@ -28,6 +33,8 @@ pub struct Row {
     pub start: bool,
     /// It ends its sequence.
     pub end: bool,
+    /// What the model for initial states says of each state; nothing for the others, and where there is no such model.
+    pub initial: Vec<Option<Initial>>,
     /// Why it cannot run, if so.
     pub problem: Option<Error>,
     /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.
@@ -38,5 +45,12 @@ impl Row {
     /// Whether its state is the initial one rather than the slot's.
     pub const fn is_fresh(&self) -> bool {
         self.start || self.lease.is_none()
+    }
+
+    /// Steps that the model sees of the row's input number `input` of the binding, along the axis in which rows may
+    /// differ; `None` if there is no such axis, or the request leaves the input out.
+    fn steps_of(&self, binding: &Binding, input: usize) -> Option<usize> {
+        let Source::Request(request) = &binding.inputs[input].source else { return None };
+        Some(request.row_length(self.request.input(request.position)?.dims(), request.ragged_axis?))
     }
 }

@@ -1,17 +1,20 @@
-//! Rows of the outputs into responses, and into the slots.
+//! Rows of the outputs into responses, and into what their sequences keep.
 
 use std::ffi::CString;
 
 use super::Row;
-use crate::binding::{Binding, BoundOutput, Stored};
+use crate::binding::{Binding, BoundOutput, BoundState, Source, StatePlace, TrimBy};
 use crate::error::Error;
-use crate::memory::{rows, strings};
+use crate::memory::{Varying, rows, strings};
+use crate::model::VaryingSize;
 use crate::session::{OutputView, Step};
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::{Request, Response, c_name};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
+    binding: &'a Binding,
+    step: &'a Step,
     outputs: Vec<Answer<'a>>,
     rows: usize,
 }
@@ -21,7 +24,7 @@ struct Answer<'a> {
     name: CString,
     view: OutputView<'a>,
     layout: RowLayout,
-    /// Shape of the output in a response.
+    /// Shape of a row.
     dims: Vec<i64>,
 }
 
@@ -32,56 +35,170 @@ impl<'a> Answers<'a> {
             binding.outputs.iter().enumerate().map(|(index, bound)| Answer::new(bound, step.output(index)?, rows));
         let outputs = outputs.collect::<Result<Vec<Answer>, _>>()?;
         // Where the model left a state's shape open, this is the first time to see it.
-        match binding.states.iter().find(|state| outputs[state.output].layout != state.layout) {
-            None => Ok(Self { outputs, rows }),
+        match binding.states.iter().find(|state| !outputs[state.output].is_row_of(state)) {
+            None => Ok(Self { binding, step, outputs, rows }),
             Some(state) => Err(outputs[state.output].uneven(rows)),
         }
     }
 
     /// The response for the row at `place`, with the outputs that its request wants.
-    pub fn response(&self, place: usize, request: &Request) -> Result<Response, Error> {
-        let mut response = request.response()?;
-        for index in 0..request.output_count()? {
-            let name = request.output_name(index)?;
+    pub fn response(&self, place: usize, row: &Row) -> Result<Response, Error> {
+        let mut response = row.request.response()?;
+        for index in 0..row.request.output_count()? {
+            let name = row.request.output_name(index)?;
             let wanted = self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.is_response);
             let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
-            if answer.bound.data_type == DataType::Bytes {
-                let bytes = strings::write(&strings::take(answer.layout, answer.view.strings, place, self.rows));
-                let buffer = response.output(&answer.name, DataType::Bytes, &answer.dims, bytes.len())?;
-                buffer.copy_from_slice(&bytes);
-                continue;
+            match answer.bound.trim {
+                Some(trim) => {
+                    let length = self.length(answer, trim.by, place, row)?;
+                    self.trimmed(&mut response, answer, trim.axis, length, place)?;
+                }
+                None => self.whole(&mut response, answer, place)?,
             }
-            let bytes = answer.layout.row_bytes();
-            let buffer = response.output(&answer.name, answer.bound.data_type, &answer.dims, bytes)?;
-            rows::take(answer.layout, answer.view.bytes, place, self.rows, buffer);
         }
         Ok(response)
     }
 
-    /// Keeps the new state of the row at `place` in its slot.
-    pub fn keep_state(&self, binding: &Binding, place: usize, row: &mut Row) {
-        let Some(lease) = &mut row.lease else { return };
-        if lease.ends() {
-            return;
+    /// Makes room for the new states of the row at `place` that vary in size, `limit` bytes at most, so that
+    /// [`Answers::keep_state`] cannot fail.
+    pub fn make_room(&self, place: usize, row: &mut Row, limit: usize) -> Result<(), Error> {
+        let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return Ok(()) };
+        let sizes = || self.varying().map(|(state, answer)| self.varying_size(state, answer, place));
+        let bytes = sizes().map(VaryingSize::bytes).fold(0usize, usize::saturating_add);
+        if bytes > limit {
+            return Err(Error::StateTooLarge { bytes, limit });
         }
-        lease.advance(|slot| {
-            for (number, state) in binding.states.iter().enumerate() {
-                let offset = binding.slot.offset(number);
-                let view = &self.outputs[state.output].view;
-                let kept = offset..offset + state.stored_bytes();
-                match state.stored {
-                    Stored::Exact => {
-                        rows::take(state.layout, view.bytes, place, self.rows, &mut slot.bytes_mut()[kept])
+        Ok(lease.reserve(sizes())?)
+    }
+
+    /// Keeps the new state of the row at `place`, for which room has been made.
+    pub fn keep_state(&self, place: usize, row: &mut Row) {
+        let contexts = self.contexts(row);
+        let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
+        lease.advance(|slot, varying| {
+            for (number, state) in self.binding.states.iter().enumerate() {
+                let answer = &self.outputs[state.output];
+                match state.place {
+                    StatePlace::Slot(_) => {
+                        let from = self.binding.slot.offset(number);
+                        self.write(state, answer, place, &mut slot[from..from + state.slot_bytes()]);
                     }
-                    Stored::Fp16 => {
-                        rows::take_narrowed(state.layout, view.bytes, place, self.rows, &mut slot.bytes_mut()[kept])
-                    }
-                    Stored::Strings(kept) => {
-                        slot.strings_mut()[kept] = strings::take(state.layout, view.strings, place, self.rows)
-                    }
+                    StatePlace::Beside(number) => self.keep_varying(state, answer, place, &mut varying[number]),
                 }
             }
+            for context in contexts {
+                context.keep(self, place, slot);
+            }
         });
+    }
+
+    fn varying(&self) -> impl Iterator<Item = (&BoundState, &Answer<'a>)> {
+        let beside = |state: &&BoundState| matches!(state.place, StatePlace::Beside(_));
+        self.binding.states.iter().filter(beside).map(|state| (state, &self.outputs[state.output]))
+    }
+
+    fn varying_size(&self, state: &BoundState, answer: &Answer, place: usize) -> VaryingSize {
+        match state.data_type {
+            DataType::Bytes => VaryingSize::Strings(strings::written_bytes(answer.strings(place, self.rows))),
+            _ => VaryingSize::Bytes(state.kept_bytes(answer.layout)),
+        }
+    }
+
+    fn keep_varying(&self, state: &BoundState, answer: &Answer, place: usize, varying: &mut Varying) {
+        if state.data_type == DataType::Bytes {
+            return varying.write_strings(&answer.dims, answer.strings(place, self.rows).cloned().collect());
+        }
+        let bytes = state.kept_bytes(answer.layout);
+        varying.write(&answer.dims, bytes, |kept| self.write(state, answer, place, kept));
+    }
+
+    fn write(&self, state: &BoundState, answer: &Answer, place: usize, kept: &mut [u8]) {
+        match state.as_fp16 {
+            true => rows::take_narrowed(answer.layout, answer.view.bytes, place, self.rows, kept),
+            false => rows::take(answer.layout, answer.view.bytes, place, self.rows, kept),
+        }
+    }
+
+    /// An output as the model gave it.
+    fn whole(&self, response: &mut Response, answer: &Answer, place: usize) -> Result<(), Error> {
+        if answer.bound.data_type == DataType::Bytes {
+            return answer.send_strings(response, &answer.dims, answer.strings(place, self.rows));
+        }
+        let bytes = answer.layout.row_bytes();
+        let buffer = response.output(&answer.name, answer.bound.data_type, &answer.dims, bytes)?;
+        rows::take(answer.layout, answer.view.bytes, place, self.rows, buffer);
+        Ok(())
+    }
+
+    /// The first `length` steps of an output along `axis`.
+    fn trimmed(
+        &self,
+        response: &mut Response,
+        answer: &Answer,
+        axis: usize,
+        length: usize,
+        place: usize,
+    ) -> Result<(), Error> {
+        let (bound, view) = (answer.bound, &answer.view);
+        let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
+        let layout = layout.ok_or_else(|| answer.uneven(self.rows))?;
+        if length > layout.steps() {
+            return Err(Error::OutputLength { name: bound.name.clone(), dims: view.dims.to_vec(), axis, length });
+        }
+        let mut dims = answer.dims.clone();
+        dims[axis] = length as i64;
+        let chunks = layout.chunks(place, self.rows, 0, length);
+        if bound.data_type == DataType::Bytes {
+            return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
+        }
+        let buffer = response.output(&answer.name, bound.data_type, &dims, layout.window_bytes(length))?;
+        rows::take_window(chunks, view.bytes, buffer);
+        Ok(())
+    }
+
+    /// How much of an output belongs to the row at `place`.
+    fn length(&self, answer: &Answer, by: TrimBy, place: usize, row: &Row) -> Result<usize, Error> {
+        match by {
+            TrimBy::Input(input) => Ok(row.steps_of(self.binding, input).unwrap_or(answer.layout.row_bytes())),
+            TrimBy::Output(output) => {
+                let lengths = &self.outputs[output];
+                let mut element = [0; 8];
+                let size = lengths.layout.row_bytes();
+                rows::take(lengths.layout, lengths.view.bytes, place, self.rows, &mut element[..size]);
+                // A negative length is larger than any tensor, too.
+                usize::try_from(u64::from_le_bytes(element)).map_err(|_| answer.uneven(self.rows))
+            }
+        }
+    }
+
+    fn contexts(&self, row: &Row) -> Vec<EndOfRow> {
+        let of_row = |(input, ..): (usize, _, _)| EndOfRow::of(self, input, row);
+        self.binding.contexts().filter_map(of_row).collect()
+    }
+}
+
+/// The end of a row of an input, which is the context of the next.
+struct EndOfRow {
+    input: usize,
+    length: usize,
+}
+
+impl EndOfRow {
+    fn of(answers: &Answers, input: usize, row: &Row) -> Option<Self> {
+        let Source::Request(request) = &answers.binding.inputs[input].source else { return None };
+        let sent = row.request.input(request.position)?;
+        Some(Self { input, length: request.row_length(sent.dims(), request.context?.axis) })
+    }
+
+    fn keep(&self, answers: &Answers, place: usize, slot: &mut [u8]) {
+        let bound = &answers.binding.inputs[self.input];
+        let Source::Request(request) = &bound.source else { return };
+        let Some(context) = request.context else { return };
+        let (dims, bytes) = answers.step.filled(self.input);
+        let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
+        let from = answers.binding.slot.offset(context.slot_entry);
+        let chunks = layout.chunks(place, answers.rows, self.length - context.length, context.length);
+        rows::take_window(chunks, bytes, &mut slot[from..from + context.bytes]);
     }
 }
 
@@ -109,6 +226,32 @@ impl<'a> Answer<'a> {
             dims[axis] = 1;
         }
         Ok(Self { name: c_name(&bound.name), bound, view, layout, dims })
+    }
+
+    /// Whether the rows are what a state can be.
+    fn is_row_of(&self, state: &BoundState) -> bool {
+        match state.place {
+            StatePlace::Slot(layout) => self.layout == layout,
+            StatePlace::Beside(_) => {
+                let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
+                self.dims.len() == state.dims.len() && self.dims.iter().zip(&state.dims).all(fits)
+            }
+        }
+    }
+
+    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &Vec<u8>> {
+        strings::row(self.layout, self.view.strings, place, rows)
+    }
+
+    fn send_strings<'s>(
+        &self,
+        response: &mut Response,
+        dims: &[i64],
+        elements: impl IntoIterator<Item = &'s Vec<u8>>,
+    ) -> Result<(), Error> {
+        let bytes = strings::write(elements);
+        response.output(&self.name, DataType::Bytes, dims, bytes.len())?.copy_from_slice(&bytes);
+        Ok(())
     }
 
     fn uneven(&self, rows: usize) -> Error {

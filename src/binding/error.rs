@@ -17,6 +17,64 @@ pub enum BindingError {
         /// What there is.
         has: Vec<String>,
     },
+    /// A parameter names something that is not there.
+    #[error("parameter '{parameter}' names '{name}', which is not {side} (there is {})", if has.is_empty() { "none".to_owned() } else { has.join(", ") })]
+    Unlisted {
+        /// The parameter.
+        parameter: &'static str,
+        /// The name.
+        name: String,
+        /// What it should be.
+        side: &'static str,
+        /// What there is.
+        has: Vec<String>,
+    },
+    /// A parameter that does not fit the model.
+    #[error("parameter '{parameter}' has '{value}', but {why}")]
+    Parameter {
+        /// The parameter.
+        parameter: &'static str,
+        /// The part of it that is wrong.
+        value: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// An initial value that a state cannot have.
+    #[error("the initial value of state '{name}' from {from} does not fit: {why}")]
+    Initial {
+        /// The state's input.
+        name: String,
+        /// Where the value comes from.
+        from: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The model for initial states does not fit.
+    #[error("the initial_state_model's '{name}' {why}")]
+    InitialModel {
+        /// An input or output of it.
+        name: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// An input that may be left out, and no value in the model.
+    #[error(
+        "input '{name}' is optional, but the model has no default for it: give one in 'constant_inputs' and take it out of 'input', or let each request carry it"
+    )]
+    Optional {
+        /// The input.
+        name: String,
+    },
+    /// An output of which nobody says what belongs to a row.
+    #[error(
+        "output '{name}' has {dims} in the model, and with 'padded_inputs' rows of different lengths share a run: say in 'padded_outputs' what of it belongs to a row, '{name}=LENGTHS_OUTPUT' or '{name}=all'"
+    )]
+    Untrimmed {
+        /// The output.
+        name: String,
+        /// Its dimensions.
+        dims: String,
+    },
     /// Two data types that should be one.
     #[error("{what} is {configured}, but in the model it is {model}")]
     DataType {

@@ -86,7 +86,7 @@ fn flag_element(data_type: DataType, value: f64) -> Option<Vec<u8>> {
 }
 
 /// One element, read from text.
-fn element_bytes(data_type: DataType, text: &str) -> Option<Vec<u8>> {
+pub(super) fn element_bytes(data_type: DataType, text: &str) -> Option<Vec<u8>> {
     macro_rules! number {
         ($type:ty) => {
             text.parse::<$type>().ok().map(|number| number.to_ne_bytes().to_vec())

@@ -8,6 +8,9 @@
 
 mod error;
 mod fixed;
+mod initial;
+mod initial_model;
+mod ragged;
 mod shapes;
 mod states;
 
@@ -15,11 +18,14 @@ use std::fmt;
 
 pub use error::BindingError;
 use fixed::{constant_input, control_input};
+pub use initial::{Initial, InitialContent};
+pub use initial_model::{InitialInput, InitialModel, InitialOutput};
+pub use ragged::{Trim, TrimBy};
+use ragged::{bind_trims, forbid_padding, lengths_input};
 use shapes::{request_input, response_output};
-use states::{batch_symbol, check_state_ends, state_input, state_layout, state_output};
+use states::{Ends, Placing, bind_state};
 
-use crate::config::{Config, StatePair};
-use crate::memory::SlotSize;
+use crate::config::{Config, InitialFiles, StatePair};
 use crate::session::{InputSpec, OutputSpec, Signature, StepSpec, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims, RowLayout};
@@ -31,9 +37,9 @@ pub struct Binding {
     pub inputs: Vec<BoundInput>,
     /// The outputs that are fetched: those of states and those that responses may carry.
     pub outputs: Vec<BoundOutput>,
-    /// The states, in the order of `state_pairs`.
+    /// The states, in the order of their pairs.
     pub states: Vec<BoundState>,
-    /// Where each state lies in a slot.
+    /// Where the states lie in a slot, and behind them the contexts.
     pub slot: SlotLayout,
 }
 
@@ -55,14 +61,63 @@ pub struct BoundInput {
 /// What fills an input.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// The requests; how their shape relates to the model's.
-    Request(ShapeForm),
+    /// The requests.
+    Request(RequestInput),
+    /// The length of each row of this input.
+    Lengths {
+        /// Index in [`Binding::inputs`].
+        of: usize,
+    },
     /// The state of this number.
     State(usize),
     /// A control.
     Control(BoundControl),
     /// Always these bytes (of one row, where there is a batch axis).
     Constant(Vec<u8>),
+}
+
+/// How requests carry an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestInput {
+    /// Place among the inputs that requests carry.
+    pub position: usize,
+    /// How their shape relates to the model's.
+    pub form: ShapeForm,
+    /// Whether a request may leave it out; the model then has a value of its own.
+    pub optional: bool,
+    /// What is put in front of each request's elements.
+    pub context: Option<BoundContext>,
+    /// The axis along which rows may have different lengths.
+    pub ragged_axis: Option<usize>,
+    /// Whether rows of different lengths share a batch, the shorter ones filled up.
+    pub is_padded: bool,
+}
+
+impl RequestInput {
+    /// Steps that the model sees along `axis` of a request with these dims: the context's and the request's own.
+    pub fn row_length(&self, request: &[i64], axis: usize) -> usize {
+        let context = self.context.filter(|context| context.axis == axis).map_or(0, |context| context.length);
+        let own = self.form.model_dims(request).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
+        context + own
+    }
+
+    /// The axis along which a row is not simply the request's elements, if there is one.
+    pub fn window_axis(&self) -> Option<usize> {
+        self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
+    }
+}
+
+/// The end of a sequence's last request, kept for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundContext {
+    /// The axis, in the model.
+    pub axis: usize,
+    /// Steps along it.
+    pub length: usize,
+    /// Bytes of a row.
+    pub bytes: usize,
+    /// Place in the slot, to be asked of [`Binding::slot`].
+    pub slot_entry: usize,
 }
 
 /// A control, in the type that the model takes.
@@ -100,6 +155,18 @@ pub enum ShapeForm {
     /// The configuration's dims are the model's, with -1 for the batch axis wherever it stands; requests have Triton's
     /// batch dimension in front of them, responses have not: what NVIDIA's stateful_backend does.
     BatchInside,
+    /// The model's tensor has no batch axis, though others have; requests have Triton's batch dimension in front of it.
+    Unbatched,
+}
+
+impl ShapeForm {
+    /// The part of a request's dims that are the model's.
+    pub fn model_dims(self, request: &[i64]) -> &[i64] {
+        match self {
+            Self::Plain => request,
+            Self::BatchInside | Self::Unbatched => request.get(1..).unwrap_or_default(),
+        }
+    }
 }
 
 /// An output that is fetched.
@@ -117,106 +184,163 @@ pub struct BoundOutput {
     pub is_response: bool,
     /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
     pub empty_dims: Vec<i64>,
+    /// What of it belongs to a row, where rows of different lengths share a batch; `None` if all does.
+    pub trim: Option<Trim>,
 }
 
 /// A state: which input and output of the binding are its ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BoundState {
     /// Index in [`Binding::inputs`].
     pub input: usize,
     /// Index in [`Binding::outputs`].
     pub output: usize,
-    /// A row of it in a batch.
-    pub layout: RowLayout,
-    /// How its slot keeps it.
-    pub stored: Stored,
+    /// Element type.
+    pub data_type: DataType,
+    /// Which dimension is the number of rows.
+    pub batch_axis: Option<usize>,
+    /// Dimensions of a row: 1 for the batch axis, -1 where the size varies.
+    pub dims: Vec<i64>,
+    /// Where a sequence keeps it.
+    pub place: StatePlace,
+    /// TYPE_FP32 is kept as TYPE_FP16, rounded to nearest even.
+    pub as_fp16: bool,
+    /// What it is when a sequence starts.
+    pub initial: Initial,
 }
 
-/// How a slot keeps a state.
+/// Where a sequence keeps a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// As the model has it.
-    Exact,
-    /// TYPE_FP32 as TYPE_FP16, rounded to nearest even.
-    Fp16,
-    /// Strings, beside the slot's bytes, as this string state. The layout then counts elements.
-    Strings(usize),
+pub enum StatePlace {
+    /// In its slot: every row has this layout.
+    Slot(RowLayout),
+    /// Beside its slot, as it varies in size: under this number.
+    Beside(usize),
 }
 
 impl BoundState {
+    /// Bytes of a row of `layout` when it is kept.
+    pub const fn kept_bytes(&self, layout: RowLayout) -> usize {
+        layout.row_bytes() / if self.as_fp16 { 2 } else { 1 }
+    }
+
     /// Bytes of the state in its slot.
-    pub const fn stored_bytes(&self) -> usize {
-        match self.stored {
-            Stored::Exact => self.layout.row_bytes(),
-            Stored::Fp16 => self.layout.row_bytes() / 2,
-            Stored::Strings(_) => 0,
+    pub const fn slot_bytes(&self) -> usize {
+        match self.place {
+            StatePlace::Slot(layout) => self.kept_bytes(layout),
+            StatePlace::Beside(_) => 0,
         }
+    }
+
+    /// The layout of a batch whose rows have these dims; `None` if a product overflows.
+    pub fn layout(&self, dims: &[i64]) -> Option<RowLayout> {
+        RowLayout::new(self.data_type, dims, self.batch_axis)
     }
 }
 
 impl Binding {
-    /// Finds what feeds what, or the first thing that does not fit.
-    pub fn new(config: &Config, state_pairs: &[StatePair], signature: &Signature) -> Result<Self, BindingError> {
-        let mut inputs: Vec<Option<BoundInput>> = signature.inputs.iter().map(|_| None).collect();
-        let mut place = |index: usize, input: BoundInput| match &inputs[index] {
-            Some(known) => Err(BindingError::FedTwice {
-                name: input.name,
-                first: known.source.noun(),
-                second: input.source.noun(),
-            }),
-            None => {
-                inputs[index] = Some(input);
-                Ok(())
-            }
-        };
+    /// Finds what feeds what, or the first thing that does not fit. `files` are those of
+    /// [`States::initial_files`](crate::config::States::initial_files).
+    pub fn new(
+        config: &Config,
+        state_pairs: &[StatePair],
+        signature: &Signature,
+        files: &InitialFiles,
+    ) -> Result<Self, BindingError> {
+        check_names(config, state_pairs)?;
+        let mut feeds = Feeds::new(signature);
         for tensor in &config.inputs {
-            let (index, info) = find(&signature.inputs, &tensor.name, "'input'", "input")?;
-            place(index, request_input(config, tensor, info)?)?;
+            let (index, info) = feeds.find(&tensor.name, "'input'")?;
+            feeds.place(index, request_input(config, tensor, info, feeds.has_default(index))?)?;
         }
         let mut outputs = Vec::new();
         for tensor in &config.outputs {
             let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output")?;
             outputs.push(response_output(config, tensor, info)?);
         }
-        let batch_symbol = batch_symbol(config, signature);
         let mut states = Vec::new();
         for (number, pair) in state_pairs.iter().enumerate() {
-            let (input, info) = find(&signature.inputs, &pair.input, "'state_pairs'", "input")?;
-            let (_, output_info) = find(&signature.outputs, &pair.output, "'state_pairs'", "output")?;
-            let bound = state_input(config, number, info, batch_symbol)?;
-            check_state_ends(&bound, info, output_info)?;
-            let layout = state_layout(&bound)?;
-            let output = state_output(&mut outputs, &bound, output_info);
-            place(input, bound)?;
-            let string_states = states.iter().filter(|state: &&BoundState| matches!(state.stored, Stored::Strings(_)));
-            let stored = match info.data_type {
-                DataType::Bytes => Stored::Strings(string_states.count()),
-                DataType::Fp32 if config.store_states_as_fp16 => Stored::Fp16,
-                _ => Stored::Exact,
-            };
-            states.push(BoundState { input, output, layout, stored });
+            let is_declared = config.states.declaration(pair).is_some();
+            let named_by = if is_declared { "'sequence_batching.state'" } else { "'state_pairs'" };
+            let (index, input_info) = feeds.find(&pair.input, named_by)?;
+            let (_, output_info) = find(&signature.outputs, &pair.output, named_by, "output")?;
+            let ends = Ends { pair, input: input_info, output: output_info };
+            let beside = states.iter().filter(|state: &&BoundState| matches!(state.place, StatePlace::Beside(_)));
+            let place = Placing { number, input: index, beside: beside.count() };
+            let (input, state) = bind_state(config, ends, place, &mut outputs, files, signature)?;
+            feeds.place(index, input)?;
+            states.push(state);
         }
         for control in &config.controls {
             // A control that the model does not take is Triton's business only.
-            if let Some((index, info)) = signature.inputs.iter().enumerate().find(|(_, info)| info.name == control.name)
-            {
-                place(index, control_input(config, control, info)?)?;
+            if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
+                feeds.place(index, control_input(config, control, info)?)?;
             }
         }
         for (name, values) in &config.constants {
-            let (index, info) = find(&signature.inputs, name, "'constant_inputs'", "input")?;
-            place(index, constant_input(config, info, values)?)?;
+            let (index, info) = feeds.find(name, "'constant_inputs'")?;
+            feeds.place(index, constant_input(config, info, values)?)?;
         }
-        let inputs = inputs.into_iter().zip(&signature.inputs).map(|(input, info)| input.ok_or_else(|| unfed(info)));
-        let slot = SlotLayout::new(&states.iter().map(BoundState::stored_bytes).collect::<Vec<_>>());
-        let slot = slot.ok_or(BindingError::StatesOverflow)?;
-        Ok(Self { inputs: inputs.collect::<Result<_, _>>()?, outputs, states, slot })
+        for padded in &config.ragged.inputs {
+            let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
+            let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
+            feeds.place(index, lengths_input(config, padded, info, of)?)?;
+        }
+        let mut inputs = feeds.into_inputs(&mut states)?;
+        let varies = states.iter().any(|state| state.dims.contains(&-1));
+        if varies {
+            forbid_padding(&mut inputs);
+        }
+        bind_trims(config, signature, &inputs, &mut outputs)?;
+        let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
+        let requests = inputs.iter_mut().filter_map(|input| match &mut input.source {
+            Source::Request(request) => Some(request),
+            _ => None,
+        });
+        for (position, request) in requests.enumerate() {
+            request.position = position;
+            if let Some(context) = &mut request.context {
+                context.slot_entry = sizes.len();
+                sizes.push(context.bytes);
+            }
+        }
+        let slot = SlotLayout::new(&sizes).ok_or(BindingError::StatesOverflow)?;
+        Ok(Self { inputs, outputs, states, slot })
     }
 
-    /// What a slot of the pool holds.
-    pub fn slot_size(&self) -> SlotSize {
-        let strings = self.states.iter().filter(|state| matches!(state.stored, Stored::Strings(_))).count();
-        SlotSize { bytes: self.slot.slot_bytes(), strings }
+    /// Lets states begin with what the model for initial states says.
+    pub fn set_initial_from_model(&mut self, model: &InitialModel) {
+        for output in &model.outputs {
+            self.states[output.state].initial.content = InitialContent::Model;
+        }
+    }
+
+    /// Lets states begin with these values.
+    pub fn set_initial(&mut self, initial: Vec<Option<Initial>>) {
+        for (state, initial) in self.states.iter_mut().zip(initial) {
+            state.initial = initial.unwrap_or_else(|| state.initial.clone());
+        }
+    }
+
+    /// The inputs that requests carry, in their order.
+    pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> {
+        self.inputs.iter().filter_map(|input| match &input.source {
+            Source::Request(request) => Some((input, request)),
+            _ => None,
+        })
+    }
+
+    /// The contexts, with the index of their input.
+    pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> {
+        self.inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
+            Source::Request(request) => Some((index, request, request.context?)),
+            _ => None,
+        })
+    }
+
+    /// Whether a sequence has states of varying size.
+    pub fn has_varying_states(&self) -> bool {
+        self.states.iter().any(|state| matches!(state.place, StatePlace::Beside(_)))
     }
 
     /// What the step needs to know.
@@ -236,11 +360,94 @@ impl Binding {
     }
 }
 
+/// The model's inputs, required ones first and then those with a default, and what feeds them so far.
+struct Feeds<'a> {
+    infos: Vec<&'a TensorInfo>,
+    required: usize,
+    fed: Vec<Option<BoundInput>>,
+}
+
+impl<'a> Feeds<'a> {
+    fn new(signature: &'a Signature) -> Self {
+        let infos: Vec<_> = signature.inputs.iter().chain(&signature.defaults).collect();
+        Self { required: signature.inputs.len(), fed: infos.iter().map(|_| None).collect(), infos }
+    }
+
+    fn find(&self, name: &str, named_by: &'static str) -> Result<(usize, &'a TensorInfo), BindingError> {
+        let found = self.infos.iter().position(|info| info.name == name);
+        found.map(|index| (index, self.infos[index])).ok_or_else(|| BindingError::Missing {
+            named_by,
+            name: name.to_owned(),
+            side: "input",
+            has: self.infos.iter().map(|info| info.name.clone()).collect(),
+        })
+    }
+
+    const fn has_default(&self, index: usize) -> bool {
+        index >= self.required
+    }
+
+    fn place(&mut self, index: usize, input: BoundInput) -> Result<(), BindingError> {
+        match &self.fed[index] {
+            Some(known) => Err(BindingError::FedTwice {
+                name: input.name,
+                first: known.source.noun(),
+                second: input.source.noun(),
+            }),
+            None => {
+                self.fed[index] = Some(input);
+                Ok(())
+            }
+        }
+    }
+
+    /// The inputs that are fed, all that have no default among them. The indices of those with a default move up.
+    fn into_inputs(self, states: &mut [BoundState]) -> Result<Vec<BoundInput>, BindingError> {
+        let unfed = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
+        if let Some((index, _)) = self.fed.iter().enumerate().find(unfed) {
+            return Err(self::unfed(self.infos[index]));
+        }
+        let moved = |index: usize| self.fed[..index].iter().flatten().count();
+        states.iter_mut().for_each(|state| state.input = moved(state.input));
+        let place = |input: &BoundInput| match input.source {
+            Source::Lengths { of } => BoundInput { source: Source::Lengths { of: moved(of) }, ..input.clone() },
+            _ => input.clone(),
+        };
+        Ok(self.fed.iter().flatten().map(place).collect())
+    }
+}
+
+/// Names that parameters give and that only the whole of the configuration can confirm.
+fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), BindingError> {
+    let unknown = |parameter, name: &str, side, has: Vec<String>| {
+        let known = has.iter().any(|other| other == name);
+        let missing = BindingError::Unlisted { parameter, name: name.to_owned(), side, has };
+        if known { Ok(()) } else { Err(missing) }
+    };
+    let inputs = || config.inputs.iter().map(|input| input.name.clone()).collect();
+    let outputs = || config.outputs.iter().map(|output| output.name.clone()).collect();
+    let states = || state_pairs.iter().map(|pair| pair.input.clone()).collect();
+    for (name, _) in &config.states.initial {
+        unknown("initial_states", name, "a state's input", states())?;
+    }
+    for context in &config.contexts {
+        unknown("input_context", &context.input, "listed under 'input'", inputs())?;
+    }
+    for padded in &config.ragged.inputs {
+        unknown("padded_inputs", &padded.input, "listed under 'input'", inputs())?;
+    }
+    for padded in &config.ragged.outputs {
+        unknown("padded_outputs", &padded.output, "listed under 'output'", outputs())?;
+    }
+    Ok(())
+}
+
 impl Source {
     const fn noun(&self) -> &'static str {
         match self {
             Self::Request(_) => "'input'",
-            Self::State(_) => "'state_pairs'",
+            Self::Lengths { .. } => "'padded_inputs'",
+            Self::State(_) => "'state_pairs' or 'sequence_batching.state'",
             Self::Control(_) => "'control_input'",
             Self::Constant(_) => "'constant_inputs'",
         }
@@ -259,6 +466,23 @@ fn find<'a>(
         side,
         has: infos.iter().map(|info| info.name.clone()).collect(),
     })
+}
+
+/// Index of an output that is fetched from now on, if it was not before.
+fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usize {
+    if let Some(index) = outputs.iter().position(|output| output.name == info.name) {
+        return index;
+    }
+    outputs.push(BoundOutput {
+        name: info.name.clone(),
+        data_type: info.data_type,
+        batch_axis: None,
+        dims: None,
+        is_response: false,
+        empty_dims: Vec::new(),
+        trim: None,
+    });
+    outputs.len() - 1
 }
 
 fn describe(data_type: DataType, dims: &[i64]) -> String {
@@ -295,11 +519,16 @@ impl fmt::Display for Binding {
         for input in &self.inputs {
             let from = match &input.source {
                 Source::Request(_) => "requests".to_owned(),
+                Source::Lengths { of } => format!("the lengths of {}", self.inputs[*of].name),
                 Source::State(number) => {
-                    let output = &self.outputs[self.states[*number].output].name;
+                    let state = &self.states[*number];
+                    let size = match state.place {
+                        StatePlace::Slot(layout) => format!("{} bytes", state.kept_bytes(layout)),
+                        StatePlace::Beside(_) => "of varying size".to_owned(),
+                    };
                     format!(
-                        "state, from output {output}, {} bytes, initially zeros",
-                        self.states[*number].stored_bytes()
+                        "state, from output {}, {size}, initially {}",
+                        self.outputs[state.output].name, state.initial
                     )
                 }
                 Source::Control(_) => "control".to_owned(),

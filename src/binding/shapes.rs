@@ -1,10 +1,12 @@
 //! Inputs of requests and outputs of responses: configured dims against the model's, and the batch axis.
 
 use super::error::BindingError;
-use super::{BoundInput, BoundOutput, ShapeForm, Source, all_agree, batches, check_type};
-use crate::config::{Config, TensorConfig};
+use super::{
+    BoundContext, BoundInput, BoundOutput, RequestInput, ShapeForm, Source, all_agree, batches, check_type, describe,
+};
+use crate::config::{Config, Context, PaddedInput, TensorConfig};
 use crate::session::TensorInfo;
-use crate::tensor::{DataType, Dims};
+use crate::tensor::{DataType, Dims, WindowLayout};
 
 /// Holds the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
 fn match_dims(
@@ -24,6 +26,9 @@ fn match_dims(
             true => Ok((None, ShapeForm::Plain)),
             false => Err(error("with max_batch_size 0 they must be the same".to_owned())),
         };
+    }
+    if list == INPUT && tensor.dims == model && model.iter().all(|&dim| dim >= 0) {
+        return Ok((None, ShapeForm::Unbatched));
     }
     if tensor.dims.len() == model.len() && !model.is_empty() {
         let open: Vec<usize> = (0..model.len()).filter(|&axis| tensor.dims[axis] < 0 && model[axis] < 0).collect();
@@ -54,22 +59,149 @@ fn match_dims(
     }
 }
 
+const INPUT: &str = "input";
+
+/// Binds an input of requests; `has_default` says that the model has a value for it.
 pub(super) fn request_input(
     config: &Config,
     tensor: &TensorConfig,
     info: &TensorInfo,
+    has_default: bool,
 ) -> Result<BoundInput, BindingError> {
     check_type(format!("input '{}'", tensor.name), tensor.data_type, info.data_type)?;
-    let (batch_axis, form) = match_dims(config, "input", tensor, &info.dims)?;
-    let mut input = bound(info, batch_axis, Source::Request(form));
+    if tensor.optional && !has_default {
+        return Err(BindingError::Optional { name: tensor.name.clone() });
+    }
+    let context = config.contexts.iter().find(|context| context.input == tensor.name);
+    let axis = context.map(|context| context_axis(config, tensor, info, context)).transpose()?;
+    // What clients send of the model's dims.
+    let mut sent = info.dims.clone();
+    if let (Some(axis), Some(context)) = (axis, context) {
+        sent[axis] = without_context(sent[axis], context.length);
+    }
+    let (batch_axis, form) = match_dims(config, INPUT, tensor, &sent)?;
     // Where only the configuration fixes a dimension, Triton holds requests to it.
-    let behind = input.dims.len() - tensor.dims.len();
-    for (dim, &configured) in input.dims[behind..].iter_mut().zip(&tensor.dims) {
+    let behind = sent.len() - tensor.dims.len();
+    for (dim, &configured) in sent[behind..].iter_mut().zip(&tensor.dims) {
         if *dim < 0 {
             *dim = configured;
         }
     }
-    Ok(input)
+    let padded = config.ragged.inputs.iter().find(|padded| padded.input == tensor.name);
+    let ragged_axis = padded.map(|padded| ragged_axis(padded, &sent, batch_axis)).transpose()?;
+    if let (Some(of_context), Some(padded)) = (axis, ragged_axis)
+        && of_context != padded
+    {
+        return Err(BindingError::Parameter {
+            parameter: "padded_inputs",
+            value: tensor.name.clone(),
+            why: format!(
+                "it is axis {padded}, and its input_context is along axis {of_context}: they must be the same"
+            ),
+        });
+    }
+    if let (Some(axis), Some(context)) = (axis, context) {
+        sent[axis] = if sent[axis] < 0 { -1 } else { sent[axis] + context.length as i64 };
+    }
+    let bound_context = match (axis, context) {
+        (Some(axis), Some(context)) => Some(bind_context(tensor, &sent, batch_axis, axis, context)?),
+        _ => None,
+    };
+    let (name, data_type) = (info.name.clone(), info.data_type);
+    let (optional, is_padded) = (tensor.optional, ragged_axis.is_some());
+    let request = RequestInput { position: 0, form, optional, context: bound_context, ragged_axis, is_padded };
+    Ok(BoundInput { name, data_type, dims: sent, batch_axis, source: Source::Request(request) })
+}
+
+/// What remains of a model's dimension for clients to send; 0 or less if the context leaves nothing.
+fn without_context(dim: i64, length: usize) -> i64 {
+    if dim < 0 { dim } else { (dim - length as i64).max(0) }
+}
+
+/// The axis along which a context is kept: as written, else where the configuration's dims differ from the model's by
+/// the context's length, else the only open one.
+fn context_axis(
+    config: &Config,
+    tensor: &TensorConfig,
+    info: &TensorInfo,
+    context: &Context,
+) -> Result<usize, BindingError> {
+    let error = |why: String| BindingError::Parameter {
+        parameter: "input_context",
+        value: format!("{}={}", context.input, context.length),
+        why,
+    };
+    let dims = Dims(&info.dims);
+    let fits = |axis: usize| {
+        let mut sent = info.dims.clone();
+        sent[axis] = without_context(sent[axis], context.length);
+        match_dims(config, INPUT, tensor, &sent).is_ok_and(|(batch, _)| batch != Some(axis)) && sent[axis] != 0
+    };
+    if let Some(axis) = context.axis {
+        return match axis < info.dims.len() {
+            false => Err(error(format!("the model's dims {dims} have no axis {axis}"))),
+            true if !fits(axis) => Err(error(format!(
+                "with a context of {} in front, dims {} of the configuration do not make the model's {dims} along axis {axis}",
+                context.length,
+                Dims(&tensor.dims)
+            ))),
+            true => Ok(axis),
+        };
+    }
+    let (fixed, open): (Vec<usize>, Vec<usize>) =
+        (0..info.dims.len()).filter(|&axis| fits(axis)).partition(|&axis| info.dims[axis] >= 0);
+    match (fixed.as_slice(), open.as_slice()) {
+        (&[axis], _) | (&[], &[axis]) => Ok(axis),
+        (&[], &[]) => Err(error(format!(
+            "dims {} of the configuration, with a context of {} in front, make the model's {dims} along no axis",
+            Dims(&tensor.dims),
+            context.length
+        ))),
+        _ => Err(error(format!(
+            "it fits more than one axis of the model's {dims}: write the axis, '{}={}@AXIS'",
+            context.input, context.length
+        ))),
+    }
+}
+
+fn bind_context(
+    tensor: &TensorConfig,
+    model: &[i64],
+    batch_axis: Option<usize>,
+    axis: usize,
+    context: &Context,
+) -> Result<BoundContext, BindingError> {
+    let mut row = model.to_vec();
+    row[axis] = context.length as i64;
+    let bytes =
+        WindowLayout::new(tensor.data_type, &row, batch_axis, axis).map(|layout| layout.window_bytes(context.length));
+    match bytes {
+        Some(bytes) if !tensor.optional => Ok(BoundContext { axis, length: context.length, bytes, slot_entry: 0 }),
+        _ => Err(BindingError::Parameter {
+            parameter: "input_context",
+            value: context.input.clone(),
+            why: format!(
+                "a context is kept of inputs that each request carries, with numbers, and with one open dimension \
+                 beside the batch at most, not of {}{}",
+                if tensor.optional { "optional " } else { "" },
+                describe(tensor.data_type, model)
+            ),
+        }),
+    }
+}
+
+/// The axis along which rows may have different lengths: as written, else the only open one.
+fn ragged_axis(padded: &PaddedInput, sent: &[i64], batch_axis: Option<usize>) -> Result<usize, BindingError> {
+    let error = |why: String| BindingError::Parameter { parameter: "padded_inputs", value: padded.input.clone(), why };
+    let is_open = |&axis: &usize| sent[axis] < 0 && batch_axis != Some(axis);
+    let open: Vec<usize> = (0..sent.len()).filter(is_open).collect();
+    match (padded.axis, open.as_slice()) {
+        (Some(axis), open) if open.contains(&axis) => Ok(axis),
+        (Some(axis), _) => Err(error(format!("axis {axis} of {} is not open", Dims(sent)))),
+        (None, &[axis]) => Ok(axis),
+        (None, []) => Err(error(format!("none of {} is open beside the batch", Dims(sent)))),
+        (None, _) => Err(error(format!("more than one dimension of {} is open: write the axis", Dims(sent)))),
+    }
 }
 
 pub(super) fn bound(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> BoundInput {
@@ -92,7 +224,7 @@ pub(super) fn response_output(
     let dims = known.filter(|_| info.data_type != DataType::Bytes);
     let empty_dims = empty_dims(&info.dims, batch_axis);
     let (name, data_type) = (info.name.clone(), info.data_type);
-    Ok(BoundOutput { name, data_type, batch_axis, dims, is_response: true, empty_dims })
+    Ok(BoundOutput { name, data_type, batch_axis, dims, is_response: true, empty_dims, trim: None })
 }
 
 /// The shape of an output without elements.

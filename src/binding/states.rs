@@ -1,95 +1,192 @@
-//! States: their batch axis, their size, and whether their two ends agree.
+//! States: their batch axis, their dims, whether their two ends agree, and where they are kept.
 
 use super::error::BindingError;
+use super::initial::Initial;
 use super::shapes::{bound, empty_dims};
-use super::{BoundInput, BoundOutput, Source, all_agree, describe};
-use crate::config::Config;
+use super::{BoundInput, BoundOutput, BoundState, Source, StatePlace, agree, all_agree, batches, check_type, describe};
+use crate::config::{Config, DeclaredState, InitialFiles, StatePair};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::{DataType, Dims, RowLayout};
+
+/// Names that exporters give the batch dimension.
+const BATCH_NAMES: [&str; 6] = ["batch", "batch_size", "batchsize", "n", "b", "bs"];
+
+/// The two ends of a state in the model.
+#[derive(Clone, Copy)]
+pub(super) struct Ends<'a> {
+    pub pair: &'a StatePair,
+    pub input: &'a TensorInfo,
+    pub output: &'a TensorInfo,
+}
+
+/// Where a state stands among others.
+#[derive(Clone, Copy)]
+pub(super) struct Placing {
+    /// Among all states.
+    pub number: usize,
+    /// Its input among the model's.
+    pub input: usize,
+    /// How many are kept beside the slot before it.
+    pub beside: usize,
+}
+
+/// Binds a state; its output joins `outputs`.
+pub(super) fn bind_state(
+    config: &Config,
+    ends: Ends,
+    placing: Placing,
+    outputs: &mut Vec<BoundOutput>,
+    files: &InitialFiles,
+    signature: &Signature,
+) -> Result<(BoundInput, BoundState), BindingError> {
+    let declared = config.states.declaration(ends.pair);
+    let batch_axis = batch_axis(config, ends.input, declared, batch_symbol(config, signature))?;
+    let mut input = bound(ends.input, batch_axis, Source::State(placing.number));
+    if let Some(declared) = declared {
+        narrow(&mut input, declared)?;
+    }
+    check_ends(&input, ends)?;
+    let mut dims = input.dims.clone();
+    if let Some(axis) = batch_axis {
+        dims[axis] = 1;
+    }
+    let data_type = input.data_type;
+    let overflow = || state_error(ends.input, "its size overflows");
+    let place = match dims.contains(&-1) || data_type == DataType::Bytes {
+        true => StatePlace::Beside(placing.beside),
+        false => StatePlace::Slot(RowLayout::new(data_type, &dims, batch_axis).ok_or_else(overflow)?),
+    };
+    let initial = Initial::new(&input.name, data_type, &dims, declared, config, files)?;
+    let output = state_output(outputs, &input, ends.output);
+    let as_fp16 = config.store_states_as_fp16 && data_type == DataType::Fp32;
+    let state = BoundState { input: placing.input, output, data_type, batch_axis, dims, place, as_fp16, initial };
+    Ok((input, state))
+}
 
 /// The name that the model gives its batch dimension, where an input of requests has it.
-pub(super) fn batch_symbol<'a>(config: &Config, signature: &'a Signature) -> Option<&'a str> {
+fn batch_symbol<'a>(config: &Config, signature: &'a Signature) -> Option<&'a str> {
     let is_request = |info: &&TensorInfo| config.inputs.iter().any(|tensor| tensor.name == info.name);
-    let first = signature.inputs.iter().find(is_request)?;
+    let first =
+        signature.inputs.iter().filter(is_request).find(|info| info.dims.first().is_some_and(|&dim| dim < 0))?;
     first.symbols.first().map(String::as_str).filter(|symbol| !symbol.is_empty())
 }
 
-pub(super) fn state_input(
-    config: &Config,
-    number: usize,
-    info: &TensorInfo,
-    batch_symbol: Option<&str>,
-) -> Result<BoundInput, BindingError> {
-    let error = |why: &str| BindingError::State {
-        name: info.name.clone(),
-        dims: describe(info.data_type, &info.dims),
-        why: why.to_owned(),
-    };
-    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
-    let named: Vec<usize> =
-        open.iter().copied().filter(|&axis| batch_symbol == Some(info.symbols[axis].as_str())).collect();
-    let batch_axis = match (config.max_batch_size, open.as_slice(), named.as_slice()) {
-        (_, &[axis], _) | (1.., _, &[axis]) => Some(axis),
-        (0 | 1, [], _) => None,
-        (_, [], _) => {
-            return Err(error(
-                "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch dimension",
-            ));
-        }
-        (_, [..], _) => return Err(error("more than one dimension is open; which one is the batch cannot be told")),
-    };
-    if open.iter().any(|&axis| Some(axis) != batch_axis) {
-        return Err(error(
-            "another dimension than the batch is open; states that change their size are not supported yet",
-        ));
-    }
-    Ok(bound(info, batch_axis, Source::State(number)))
+fn state_error(info: &TensorInfo, why: impl Into<String>) -> BindingError {
+    BindingError::State { name: info.name.clone(), dims: describe(info.data_type, &info.dims), why: why.into() }
 }
 
-pub(super) fn check_state_ends(
-    input: &BoundInput,
-    input_info: &TensorInfo,
-    output_info: &TensorInfo,
-) -> Result<(), BindingError> {
-    // Exporters leave the dims of state outputs open, or say nothing about them; a run checks them.
-    let dims_agree = output_info.dims.is_empty() || all_agree(&input.dims, &output_info.dims);
-    match input.data_type == output_info.data_type && dims_agree {
+/// Which dimension of a state is the batch.
+fn batch_axis(
+    config: &Config,
+    info: &TensorInfo,
+    declared: Option<&DeclaredState>,
+    batch_symbol: Option<&str>,
+) -> Result<Option<usize>, BindingError> {
+    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
+    let candidates = match declared {
+        Some(declared) if config.is_batched() => declared_axes(config, info, declared)?,
+        // What is declared is the whole tensor.
+        Some(_) => return Ok(None),
+        None => open.clone(),
+    };
+    let named = |is_batch: &dyn Fn(&str) -> bool| -> Vec<usize> {
+        candidates.iter().copied().filter(|&axis| is_batch(&info.symbols[axis])).collect()
+    };
+    let as_in_requests = named(&|symbol| batch_symbol == Some(symbol));
+    let as_usual = named(&|symbol| BATCH_NAMES.contains(&symbol.to_lowercase().as_str()));
+    let all_have_names = candidates.iter().all(|&axis| !info.symbols[axis].is_empty());
+    match (as_in_requests.as_slice(), as_usual.as_slice(), candidates.as_slice()) {
+        (&[axis], ..) | (&[], &[axis], _) => Ok(Some(axis)),
+        (.., &[axis]) if config.is_batched() || !all_have_names => Ok(Some(axis)),
+        // Where Triton's dims leave the batch out, it is the first.
+        (.., &[0, ..]) if declared.is_some() => Ok(Some(0)),
+        (.., []) if config.max_batch_size <= 1 => Ok(None),
+        // Without a batch, dimensions with names of their own are those that vary.
+        (&[], &[], _) if !config.is_batched() && all_have_names => Ok(None),
+        (.., []) => Err(state_error(
+            info,
+            "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch dimension",
+        )),
+        _ => Err(state_error(
+            info,
+            "more than one dimension is open; which one is the batch cannot be told: declare the state in \
+             'sequence_batching.state', whose dims leave the batch out",
+        )),
+    }
+}
+
+/// Where the batch can be so that the other dimensions are the declared ones: left out of them, or marked with -1.
+fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -> Result<Vec<usize>, BindingError> {
+    let (model, dims) = (&info.dims, &declared.dims);
+    let left_out = |axis: &usize| {
+        let mut rest = model.clone();
+        batches(rest.remove(*axis), config) && all_agree(&rest, dims)
+    };
+    let marked = |axis: &usize| model[*axis] < 0 && dims[*axis] < 0 && all_agree(model, dims);
+    let axes: Vec<usize> = match model.len() == dims.len() {
+        true => (0..model.len()).filter(marked).collect(),
+        false => (0..model.len()).filter(left_out).collect(),
+    };
+    let unbatched = config.max_batch_size == 1 && all_agree(model, dims);
+    match axes.is_empty() && !unbatched {
+        false => Ok(axes),
+        true => Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,")),
+    }
+}
+
+fn declared_error(info: &TensorInfo, declared: &DeclaredState, form: &str) -> BindingError {
+    BindingError::Dims {
+        what: format!("sequence_batching.state '{}'", info.name),
+        configured: Dims(&declared.dims).to_string(),
+        model: Dims(&info.dims).to_string(),
+        rule: format!("{form} they must agree"),
+    }
+}
+
+/// Fixes the dimensions that the model leaves open and the declaration does not.
+fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), BindingError> {
+    let what = format!("sequence_batching.state '{}'", input.name);
+    check_type(what.clone(), declared.data_type, input.data_type)?;
+    let mut declared_dims = declared.dims.clone();
+    if let Some(axis) = input.batch_axis.filter(|_| declared_dims.len() < input.dims.len()) {
+        declared_dims.insert(axis, -1);
+    }
+    if !all_agree(&input.dims, &declared_dims) {
+        let (configured, model) = (Dims(&declared.dims).to_string(), Dims(&input.dims).to_string());
+        return Err(BindingError::Dims { what, configured, model, rule: "they must be the same".to_owned() });
+    }
+    for (axis, dim) in input.dims.iter_mut().enumerate() {
+        if *dim < 0 && input.batch_axis != Some(axis) {
+            *dim = declared_dims[axis];
+        }
+    }
+    Ok(())
+}
+
+fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
+    // Exporters leave the dims of state outputs open, or say nothing about them; a run checks them. A dimension that
+    // varies may be fixed at one end.
+    let (a, b) = (&input.dims, &ends.output.dims);
+    let dims_agree = b.is_empty() || (a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b)));
+    match input.data_type == ends.output.data_type && dims_agree {
         true => Ok(()),
         false => Err(BindingError::StateEnds {
-            input: input.name.clone(),
-            output: output_info.name.clone(),
-            input_is: describe(input_info.data_type, &input_info.dims),
-            output_is: describe(output_info.data_type, &output_info.dims),
+            input: ends.pair.input.clone(),
+            output: ends.pair.output.clone(),
+            input_is: describe(input.data_type, &ends.input.dims),
+            output_is: describe(ends.output.data_type, &ends.output.dims),
         }),
     }
 }
 
-pub(super) fn state_layout(input: &BoundInput) -> Result<RowLayout, BindingError> {
-    RowLayout::new(input.data_type, &input.dims, input.batch_axis).ok_or_else(|| BindingError::State {
-        name: input.name.clone(),
-        dims: describe(input.data_type, &input.dims),
-        why: "its size overflows".to_owned(),
-    })
-}
-
 /// The output end of a state; one that responses carry too is fetched once.
-pub(super) fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
-    let index = outputs.iter().position(|output| output.name == info.name).unwrap_or_else(|| {
-        let (name, data_type) = (info.name.clone(), info.data_type);
-        outputs.push(BoundOutput {
-            name,
-            data_type,
-            batch_axis: None,
-            dims: None,
-            is_response: false,
-            empty_dims: Vec::new(),
-        });
-        outputs.len() - 1
-    });
+fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
+    let index = super::fetched(outputs, info);
     let output = &mut outputs[index];
     output.batch_axis = input.batch_axis;
-    // ONNX Runtime allocates strings itself.
-    output.dims = Some(input.dims.clone()).filter(|_| input.data_type != DataType::Bytes);
+    let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));
+    // ONNX Runtime allocates strings and what varies itself.
+    output.dims = Some(input.dims.clone()).filter(|_| is_known && input.data_type != DataType::Bytes);
     output.empty_dims = empty_dims(&input.dims, input.batch_axis);
     index
 }

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 
 type Spec<'a> = (&'a str, DataType, &'a [i64]);
 
@@ -15,7 +15,8 @@ fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
         let (name, dims, symbols) = (name.to_owned(), dims.to_vec(), vec![String::new(); dims.len()]);
         TensorInfo { name, data_type, dims, symbols }
     };
-    Signature { inputs: inputs.iter().map(info).collect(), outputs: outputs.iter().map(info).collect() }
+    let [inputs, outputs] = [inputs, outputs].map(|specs| specs.iter().map(info).collect());
+    Signature { inputs, defaults: Vec::new(), outputs }
 }
 
 /// A model that takes x and its state, and gives y and the next state; `inputs` come on top.
@@ -67,8 +68,8 @@ fn with_controls(controls: &[Value]) -> Value {
 
 fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
     let config = Config::from_json(config.to_string().as_bytes()).unwrap();
-    let pairs = config.state_pairs_or(None).unwrap();
-    Binding::new(&config, &pairs, signature)
+    let pairs = config.state_pairs_or(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
+    Binding::new(&config, &pairs.unwrap(), signature, &InitialFiles::new())
 }
 
 /// Binding fails, and the text has every one of these parts.
@@ -92,15 +93,24 @@ fn a_plain_model_is_bound() {
     let binding = bind(&plain(), &model(&[])).unwrap();
     let names: Vec<&str> = binding.inputs.iter().map(|input| input.name.as_str()).collect();
     assert_eq!(names, ["x", "s_in"], "in the model's order");
-    assert!(matches!(input(&binding, "x").source, Source::Request(ShapeForm::Plain)));
+    assert!(matches!(input(&binding, "x").source, Source::Request(RequestInput { form: ShapeForm::Plain, .. })));
     assert!(matches!(input(&binding, "s_in").source, Source::State(0)));
     assert!(output(&binding, "y").is_response);
     assert_eq!(output(&binding, "y").dims.as_deref(), Some(&[-1, 4][..]));
     assert_eq!(output(&binding, "y").empty_dims, [0, 4]);
     assert!(!output(&binding, "s_out").is_response, "responses do not carry it");
     let layout = RowLayout { outer: 1, inner_bytes: 16 };
-    assert_eq!(binding.states, [BoundState { input: 1, output: 1, layout, stored: Stored::Exact }]);
-    assert_eq!(binding.slot_size(), SlotSize { bytes: 64, strings: 0 });
+    let state = BoundState {
+        input: 1,
+        output: 1,
+        data_type: DataType::Fp32,
+        batch_axis: Some(0),
+        dims: vec![1, 4],
+        place: StatePlace::Slot(layout),
+        as_fp16: false,
+        initial: Initial { dims: vec![1, 4], content: InitialContent::Zeros },
+    };
+    assert_eq!((binding.states.as_slice(), binding.slot.slot_bytes()), (&[state][..], 64));
     let text = binding.to_string();
     assert!(text.contains("s_in TYPE_FP32 [-1, 4] batch axis 0: state, from output s_out, 16 bytes"), "{text}");
 }
@@ -185,7 +195,7 @@ fn the_batch_dimension_may_stand_inside_where_the_configuration_marks_it() {
         let binding = bind(&config, &signature(&tensors, &outputs)).unwrap();
         let x = input(&binding, "x");
         assert_eq!((x.batch_axis, x.dims.as_slice()), (Some(axis), &dims[..]));
-        assert!(matches!(x.source, Source::Request(ShapeForm::BatchInside)));
+        assert!(matches!(x.source, Source::Request(RequestInput { form: ShapeForm::BatchInside, .. })));
         let y = output(&binding, "y");
         assert_eq!((y.batch_axis, y.is_response), (Some(axis), true));
         assert_eq!(y.empty_dims, dims.map(|dim| dim.max(0)));
@@ -290,7 +300,7 @@ fn the_batch_axis_of_a_state_is_its_open_dimension_wherever_it_stands() {
         let binding = bind(&plain(), &signature(&tensors, &[Y, ("s_out", DataType::Fp32, dims)])).unwrap();
         assert_eq!(input(&binding, "s_in").batch_axis, Some(axis));
         assert_eq!(output(&binding, "s_out").batch_axis, Some(axis));
-        assert_eq!(binding.states[0].layout, RowLayout { outer, inner_bytes });
+        assert_eq!(binding.states[0].place, StatePlace::Slot(RowLayout { outer, inner_bytes }));
     }
 }
 
@@ -304,7 +314,7 @@ fn a_state_without_a_batch_dimension_is_for_one_request_at_a_time() {
     assert_refused(&plain(), &signature, &parts);
     let binding = bind(&with(&[("/max_batch_size", json!(1))]), &signature).unwrap();
     assert_eq!(input(&binding, "s_in").batch_axis, None);
-    assert_eq!(binding.states[0].layout, RowLayout { outer: 1, inner_bytes: 64 });
+    assert_eq!(binding.states[0].place, StatePlace::Slot(RowLayout { outer: 1, inner_bytes: 64 }));
 }
 
 #[test]
@@ -312,10 +322,12 @@ fn the_name_of_the_batch_dimension_tells_it_from_another_open_one() {
     let dims: &[i64] = &[-1, -1, 8];
     let mut signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);
     assert_refused(&plain(), &signature, &["state 's_in'", "more than one dimension is open", "cannot be told"]);
-    signature.inputs[0].symbols[0] = "N".to_owned();
-    signature.inputs[1].symbols = vec!["T".to_owned(), "N".to_owned(), String::new()];
-    assert_refused(&plain(), &signature, &["state 's_in'", "another dimension than the batch is open"]);
-    signature.inputs[1].symbols[0] = "N".to_owned();
+    signature.inputs[0].symbols[0] = "M".to_owned();
+    signature.inputs[1].symbols = vec!["T".to_owned(), "M".to_owned(), String::new()];
+    let state = bind(&plain(), &signature).unwrap().states.remove(0);
+    assert_eq!((state.batch_axis, state.dims, state.place), (Some(1), vec![-1, 1, 8], StatePlace::Beside(0)));
+    assert_eq!(state.initial.dims, [0, 1, 8], "it begins without elements");
+    signature.inputs[1].symbols[0] = "M".to_owned();
     assert_refused(&plain(), &signature, &["state 's_in'", "cannot be told"]);
     let config = with(&[
         ("/max_batch_size", json!(0)),
@@ -323,6 +335,9 @@ fn the_name_of_the_batch_dimension_tells_it_from_another_open_one() {
         ("/output/0/dims", json!([-1, 4])),
     ]);
     assert_refused(&config, &signature, &["state 's_in'", "more than one dimension is open"]);
+    signature.inputs[1].symbols = vec!["T".to_owned(), "U".to_owned(), String::new()];
+    let state = bind(&config, &signature).unwrap().states.remove(0);
+    assert_eq!((state.batch_axis, state.dims), (None, vec![-1, -1, 8]));
 }
 
 #[test]
@@ -374,11 +389,12 @@ fn states_are_kept_in_the_order_of_the_pairs_and_as_the_configuration_says() {
     let (fp16, fp16_value) = parameter("store_states_as_fp16", "1");
     let config = with(&[(&pairs, pairs_value), (&fp16, fp16_value)]);
     let binding = bind(&config, &signature(&tensors, &outputs)).unwrap();
-    let stored: Vec<_> = binding.states.iter().map(|state| (state.stored, state.stored_bytes())).collect();
-    let expected = [(Stored::Exact, 16), (Stored::Strings(0), 0), (Stored::Fp16, 32), (Stored::Strings(1), 0)];
-    assert_eq!(stored, expected);
-    assert_eq!(binding.states[3].layout.row_bytes(), 3, "elements of a string state");
-    assert_eq!(binding.slot_size().strings, 2);
+    let kept = binding.states.iter().map(|state| match state.place {
+        StatePlace::Slot(_) => (state.as_fp16, state.slot_bytes()),
+        StatePlace::Beside(number) => (state.as_fp16, number),
+    });
+    assert_eq!(kept.collect::<Vec<_>>(), [(false, 16), (false, 0), (true, 32), (false, 1)]);
+    assert_eq!(binding.states[3].initial.dims, [1, 3]);
     assert_eq!(output(&binding, "a2").dims, None, "ONNX Runtime allocates strings");
 }
 

@@ -44,6 +44,16 @@ pub enum ConfigError {
         /// What would be right.
         allowed: String,
     },
+    /// A file with an initial state cannot be read.
+    #[error("the initial state file '{file}' cannot be read from {}: {why}", dir.display())]
+    InitialFile {
+        /// The file as written.
+        file: String,
+        /// The folder that it is looked for in.
+        dir: PathBuf,
+        /// What the system says.
+        why: String,
+    },
     /// No ONNX file could be chosen.
     #[error("no ONNX model in {}: {why}", dir.display())]
     NoModelFile {

@@ -8,6 +8,8 @@
 
 mod controls;
 mod error;
+mod initial_files;
+mod inputs;
 mod logging;
 mod model_file;
 mod parameters;
@@ -16,11 +18,15 @@ mod raw;
 mod resolved;
 mod scheduling;
 mod session_options;
+mod states;
 
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
+pub use initial_files::{InitialFiles, read as read_initial_files};
+pub use inputs::{Context, PaddedInput, PaddedOutput, Ragged};
 pub use logging::Logging;
-pub use model_file::find as find_model_file;
+pub use model_file::{find as find_model_file, find_named as find_named_file};
 pub use resolved::{Config, StatePair, TensorConfig};
 pub use scheduling::{Padding, Strategy};
 pub use session_options::{GraphOptimization, SessionOptions};
+pub use states::{DeclaredInitial, DeclaredState, InitialValue, StateLimits, States, WrittenPairs};

@@ -9,15 +9,7 @@ use super::resolved::Config;
 pub fn find(config: &Config, version_dir: &Path) -> Result<PathBuf, ConfigError> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
     if let Some((source, name)) = &config.model_file {
-        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-        let path = version_dir.join(name);
-        return match inside && path.is_file() {
-            true => Ok(path),
-            false => Err(missing(format!(
-                "{source} names '{name}', which is no file in it (it has {})",
-                listing(version_dir)
-            ))),
-        };
+        return find_named(version_dir, source, name);
     }
     let default = version_dir.join("model.onnx");
     if default.is_file() {
@@ -27,6 +19,19 @@ pub fn find(config: &Config, version_dir: &Path) -> Result<PathBuf, ConfigError>
         [only] => Ok(version_dir.join(only)),
         [] => Err(missing("it has no .onnx file".to_owned())),
         several => Err(missing(format!("it has {}; name one with parameter 'onnx_file_name'", several.join(", ")))),
+    }
+}
+
+/// The file that `source` names, which must lie in the version directory.
+pub fn find_named(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf, ConfigError> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    let path = version_dir.join(name);
+    match inside && path.is_file() {
+        true => Ok(path),
+        false => Err(ConfigError::NoModelFile {
+            dir: version_dir.to_owned(),
+            why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
+        }),
     }
 }
 

@@ -10,7 +10,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 28] = [
+const KNOWN: [&str; 37] = [
     "always_pad_to_max_batch",
     "batch_info_logging_level",
     "buffer_alloc_threshold",
@@ -26,19 +26,28 @@ const KNOWN: [&str; 28] = [
     "execution_mode",
     "infer_end_requests",
     "initial_buffer_size",
+    "initial_state_model",
+    "initial_states",
+    "input_context",
     "inter_op_thread_count",
     "intra_op_thread_count",
     "logging_level",
     "max_candidate_sequence_use_ratio",
+    "max_state_bytes",
+    "max_state_bytes_per_sequence",
     "memory.enable_memory_arena_shrinkage",
     "metric_logging_frequency_seconds",
     "onnx_file_name",
     "ort_ep",
+    "padded_inputs",
+    "padded_outputs",
     "sequence_idle_margin_microseconds",
+    "state_pair_patterns",
     "state_pairs",
     "store_states_as_fp16",
     "subsequent_buffer_size",
     "trt_cache_dir",
+    "warmup_batch_sizes",
 ];
 
 /// Parameters that Triton's core reads itself and that may stand in any model's configuration.
@@ -174,31 +183,59 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, Config
     Ok(pairs)
 }
 
-/// Reads `name=value` pairs separated by spaces or commas; a value is one number, `true`, `false`, or a list of them
-/// in brackets (`lengths=[1, 2]`). The numbers stay text until the model says their data type.
-pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
-    const NAME: &str = "constant_inputs";
-    const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
-    let mut constants: Vec<(String, Vec<String>)> = Vec::new();
+/// A value of a list of assignments.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// `name=value`
+    One(String),
+    /// `name=[value, value]`
+    List(Vec<String>),
+}
+
+/// Reads the assignments of parameter `name`: `name=value` or `name=[value, value]`, separated by spaces or commas. An
+/// error says what `form` is expected.
+pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result<Vec<(String, Written)>, ConfigError> {
+    let mut assigned: Vec<(String, Written)> = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
-        let (name, behind) = rest.split_once('=').ok_or_else(|| bad(NAME, text, FORM))?;
-        let (name, behind) = (name.trim(), behind.trim_start());
+        let (key, behind) = rest.split_once('=').ok_or_else(|| bad(name, text, form))?;
+        let (key, behind) = (key.trim(), behind.trim_start());
         let (value, behind) = match behind.strip_prefix('[') {
-            Some(list) => list.split_once(']').ok_or_else(|| bad(NAME, text, FORM))?,
-            None => behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len())),
+            Some(list) => {
+                let (list, behind) = list.split_once(']').ok_or_else(|| bad(name, text, form))?;
+                (Written::List(list.split(',').map(|value| value.trim().to_owned()).collect()), behind)
+            }
+            None => {
+                let (value, behind) = behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len()));
+                (Written::One(value.to_owned()), behind)
+            }
         };
-        let values: Vec<String> = value.split(',').map(|value| value.trim().to_owned()).collect();
-        if name.is_empty() || name.contains([' ', ',']) || values.iter().any(String::is_empty) {
-            return Err(bad(NAME, text, FORM));
+        let is_empty = match &value {
+            Written::One(value) => value.is_empty(),
+            Written::List(values) => values.iter().any(String::is_empty),
+        };
+        if key.is_empty() || key.contains([' ', ',']) || is_empty {
+            return Err(bad(name, text, form));
         }
-        if constants.iter().any(|(known, _)| known == name) {
-            return Err(bad(NAME, text, format!("'{name}' may be given once only")));
+        if assigned.iter().any(|(known, _)| known == key) {
+            return Err(bad(name, text, format!("'{key}' may be given once only")));
         }
-        constants.push((name.to_owned(), values));
+        assigned.push((key.to_owned(), value));
         rest = behind.trim_start_matches([',', ' ', '\t', '\n']);
     }
-    Ok(constants)
+    Ok(assigned)
+}
+
+/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. The numbers stay text until the
+/// model says their data type.
+pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
+    const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
+    let values = |written| match written {
+        Written::One(value) => vec![value],
+        Written::List(values) => values,
+    };
+    let assigned = assignments("constant_inputs", text, FORM)?;
+    Ok(assigned.into_iter().map(|(name, written)| (name, values(written))).collect())
 }
 
 #[cfg(test)]

@@ -111,8 +111,28 @@ pub struct SequenceBatching {
     pub oldest: Option<Oldest>,
     pub direct: Option<Direct>,
     pub control_input: Vec<ControlInput>,
-    pub state: Vec<de::IgnoredAny>,
+    pub state: Vec<State>,
     pub iterative_sequence: bool,
+}
+
+/// Triton prints the dims of a state as numbers and those of its initial state as strings.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct State {
+    pub input_name: String,
+    pub output_name: String,
+    pub data_type: String,
+    pub dims: Vec<Int>,
+    pub initial_state: Vec<InitialState>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct InitialState {
+    pub data_type: String,
+    pub dims: Vec<Int>,
+    pub zero_data: Option<bool>,
+    pub data_file: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

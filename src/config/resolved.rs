@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use super::controls::{Control, controls};
 use super::error::{ConfigError, field};
+use super::inputs::{Context, Ragged, contexts, warmup_batch_sizes};
 use super::logging::Logging;
 use super::parameters::{self, Parameters};
 use super::providers::{check_instances, check_providers};
 use super::raw::{self, Int};
 use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit, slot_limits};
 use super::session_options::SessionOptions;
+use super::states::{States, WrittenPairs};
 use crate::state::pool::SlotLimits;
 use crate::tensor::{DataType, Dims};
 
@@ -27,12 +29,18 @@ pub struct Config {
     pub inputs: Vec<TensorConfig>,
     /// What responses may carry.
     pub outputs: Vec<TensorConfig>,
-    /// Which outputs become which inputs of the sequence's next request; `None` if the model itself has to say.
-    pub state_pairs: Option<Vec<StatePair>>,
+    /// Which outputs become which inputs of the sequence's next request, and what they are at first.
+    pub states: States,
     /// Inputs that are filled from a request's flags and sequence id.
     pub controls: Vec<Control>,
     /// Inputs with a fixed value: name and elements as written.
     pub constants: Vec<(String, Vec<String>)>,
+    /// Inputs that are fed with the end of the previous request's in front.
+    pub contexts: Vec<Context>,
+    /// Inputs whose rows may have different lengths in one batch.
+    pub ragged: Ragged,
+    /// Numbers of rows that are run at load.
+    pub warmup_batch_sizes: Vec<usize>,
     /// How Triton schedules the sequences.
     pub strategy: Strategy,
     /// To which sizes batches are filled up.
@@ -66,6 +74,8 @@ pub struct TensorConfig {
     pub data_type: DataType,
     /// Dimensions as the model has them (after `reshape`), without Triton's batch dimension; -1 is open.
     pub dims: Vec<i64>,
+    /// Whether a request may leave it out.
+    pub optional: bool,
 }
 
 /// One state: an output whose value is the input of the next request.
@@ -89,7 +99,7 @@ impl Config {
                 "a stateful model answers each request once",
             ));
         }
-        let batching = raw.sequence_batching.ok_or_else(|| {
+        let mut batching = raw.sequence_batching.ok_or_else(|| {
             field(
                 "sequence_batching",
                 "missing",
@@ -113,7 +123,10 @@ impl Config {
             model_file: model_file(&parameters, raw.default_model_filename),
             inputs: tensors("input", raw.input)?,
             outputs: tensors("output", raw.output)?,
-            state_pairs: parameters.text("state_pairs").map(parameters::state_pairs).transpose()?,
+            states: States::new(&parameters, std::mem::take(&mut batching.state))?,
+            contexts: contexts(&parameters)?,
+            ragged: Ragged::new(&parameters)?,
+            warmup_batch_sizes: warmup_batch_sizes(&parameters, max_batch_size)?,
             controls: controls(&batching.control_input)?,
             constants: parameters
                 .text("constant_inputs")
@@ -154,17 +167,14 @@ fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, Confi
         if tensors.iter().any(|known| known.name == tensor.name) {
             return Err(field(format!("{list} '{}'", tensor.name), "given twice", "a name may stand there once only"));
         }
-        if tensor.optional {
-            let path = format!("{list} '{}'.optional", tensor.name);
-            return Err(field(
-                path,
-                "true",
-                "each request has to carry every input; give a fixed one in 'constant_inputs'",
-            ));
-        }
-        tensors.push(TensorConfig { name: tensor.name, data_type, dims: dims.into_iter().map(|dim| dim.0).collect() });
+        let (name, optional) = (tensor.name, tensor.optional);
+        tensors.push(TensorConfig { name, data_type, dims: self::dims(dims), optional });
     }
     Ok(tensors)
+}
+
+pub(super) fn dims(raw: Vec<Int>) -> Vec<i64> {
+    raw.into_iter().map(|dim| dim.0).collect()
 }
 
 pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
@@ -172,23 +182,23 @@ pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError>
 }
 
 impl Config {
-    /// The state pairs of the configuration, else those that the model's graph description names, as NVIDIA's
-    /// stateful_backend reads them.
-    pub fn state_pairs_or(&self, graph_description: Option<&str>) -> Result<Vec<StatePair>, ConfigError> {
-        if let Some(pairs) = &self.state_pairs {
-            return Ok(pairs.clone());
-        }
-        let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
-        match described.is_empty() {
-            false => Ok(described),
-            true => Err(ConfigError::MissingParameter {
-                name: "state_pairs",
-                why:
-                    "it says which outputs of the model are its next inputs, as '<<<input, output>>>', and the model's \
-                      graph description names none either"
-                        .to_owned(),
-            }),
-        }
+    /// The states: what the configuration says, else what the model's graph description names, as NVIDIA's
+    /// stateful_backend reads it, else what `by_name` finds.
+    pub fn state_pairs_or<E: From<ConfigError>>(
+        &self,
+        graph_description: Option<&str>,
+        by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
+    ) -> Result<Vec<StatePair>, E> {
+        let found = match &self.states.pairs {
+            WrittenPairs::Pairs(pairs) => pairs.clone(),
+            WrittenPairs::Auto => by_name()?,
+            WrittenPairs::Absent if !self.states.declared.is_empty() => Vec::new(),
+            WrittenPairs::Absent => {
+                let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
+                if described.is_empty() { by_name()? } else { described }
+            }
+        };
+        Ok(self.states.union(&found)?)
     }
 }
 
@@ -211,9 +221,6 @@ impl fmt::Display for Config {
             for tensor in tensors {
                 writeln!(f, "{what} {} {} {}", tensor.name, tensor.data_type, Dims(&tensor.dims))?;
             }
-        }
-        for pair in self.state_pairs.iter().flatten() {
-            writeln!(f, "state {} -> {}", pair.output, pair.input)?;
         }
         for control in &self.controls {
             writeln!(f, "control {} {:?}", control.name, control.kind)?;

@@ -39,13 +39,6 @@ pub(super) struct Scheduling {
 
 impl Scheduling {
     pub(super) fn new(batching: &raw::SequenceBatching, max_batch_size: usize) -> Result<Self, ConfigError> {
-        if !batching.state.is_empty() {
-            return Err(field(
-                "sequence_batching.state",
-                "given",
-                "this version takes states from parameter 'state_pairs' only",
-            ));
-        }
         if batching.iterative_sequence {
             return Err(field("sequence_batching.iterative_sequence", "true", "iterative sequences are not supported"));
         }

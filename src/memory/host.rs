@@ -1,11 +1,8 @@
 //! Host memory.
 
-use std::cell::UnsafeCell;
 use std::sync::Arc;
 
 use memmap2::{MmapMut, MmapRaw};
-
-use super::strings::Strings;
 
 /// The system has no more memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,29 +59,13 @@ pub struct Slab {
     buffer: Buffer,
     slots: usize,
     slot_bytes: usize,
-    /// The string states of each slot; none where the model has none.
-    strings: Vec<UnsafeCell<Vec<Strings>>>,
-}
-
-// SAFETY: the only way to a slot's strings is its only SlotMemory, as with its bytes.
-unsafe impl Sync for Slab {}
-
-/// What a slot holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotSize {
-    /// Bytes of the states of fixed size.
-    pub bytes: usize,
-    /// Number of string states.
-    pub strings: usize,
 }
 
 impl Slab {
     /// Memory for `slots` slots.
-    pub fn new(slots: usize, size: SlotSize) -> Result<Self, OutOfMemory> {
-        let bytes = slots.checked_mul(size.bytes).ok_or(OutOfMemory { bytes: usize::MAX })?;
-        let with_strings = if size.strings > 0 { slots } else { 0 };
-        let strings = (0..with_strings).map(|_| UnsafeCell::new(vec![Strings::new(); size.strings])).collect();
-        Ok(Self { buffer: Buffer::new(bytes)?, slots, slot_bytes: size.bytes, strings })
+    pub fn new(slots: usize, slot_bytes: usize) -> Result<Self, OutOfMemory> {
+        let bytes = slots.checked_mul(slot_bytes).ok_or(OutOfMemory { bytes: usize::MAX })?;
+        Ok(Self { buffer: Buffer::new(bytes)?, slots, slot_bytes })
     }
 }
 
@@ -120,18 +101,6 @@ impl SlotMemory {
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.slab.slot_bytes) }
     }
 
-    /// The slot's string states.
-    pub fn strings(&self) -> &[Strings] {
-        // SAFETY: as in `bytes`: this is the slot's only SlotMemory, and nobody writes while it is borrowed.
-        self.slab.strings.get(self.index).map_or(&[], |slot| unsafe { &*slot.get() })
-    }
-
-    /// The slot's string states, to change.
-    pub fn strings_mut(&mut self) -> &mut [Strings] {
-        // SAFETY: as in `bytes_mut`: this is the slot's only SlotMemory and it is borrowed exclusively.
-        self.slab.strings.get(self.index).map_or(&mut [], |slot| unsafe { &mut *slot.get() })
-    }
-
     fn start(&self) -> *mut u8 {
         // SAFETY: `new` checked that the slot lies within the buffer.
         unsafe { self.slab.buffer.as_ptr().add(self.index * self.slab.slot_bytes) }
@@ -156,16 +125,14 @@ mod tests {
 
     #[test]
     fn slots_of_a_slab_do_not_overlap() {
-        let slab = Arc::new(Slab::new(3, SlotSize { bytes: 64, strings: 1 }).unwrap());
+        let slab = Arc::new(Slab::new(3, 64).unwrap());
         // SAFETY: three different slots.
         let mut slots: Vec<_> = (0..3).map(|index| unsafe { SlotMemory::new(slab.clone(), index) }).collect();
         for (value, slot) in (1u8..).zip(&mut slots) {
             slot.bytes_mut().fill(value);
-            slot.strings_mut()[0] = vec![vec![value]];
         }
         for (value, slot) in (1u8..).zip(&slots) {
             assert!(slot.bytes().iter().all(|&byte| byte == value));
-            assert_eq!(slot.strings(), [vec![vec![value]]]);
         }
     }
 
@@ -173,6 +140,6 @@ mod tests {
     #[should_panic(expected = "outside of its slab")]
     fn a_slot_beyond_the_slab_is_refused() {
         // SAFETY: the only SlotMemory of the slab.
-        unsafe { SlotMemory::new(Arc::new(Slab::new(2, SlotSize { bytes: 64, strings: 0 }).unwrap()), 2) };
+        unsafe { SlotMemory::new(Arc::new(Slab::new(2, 64).unwrap()), 2) };
     }
 }

@@ -9,6 +9,8 @@
 mod host;
 pub mod rows;
 pub mod strings;
+mod varying;
 
-pub use host::{Buffer, OutOfMemory, Slab, SlotMemory, SlotSize};
+pub use host::{Buffer, OutOfMemory, Slab, SlotMemory};
 pub use strings::Strings;
+pub use varying::{Budget, NoRoom, Varying};

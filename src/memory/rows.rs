@@ -5,7 +5,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::tensor::RowLayout;
+use crate::tensor::{Chunk, RowLayout};
 
 /// Writes `row` into place `index` of a batch of `rows`. The sizes are the layout's; panics if they are not.
 pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
@@ -49,6 +49,27 @@ pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
     for outer in 0..layout.outer {
         let from = (outer * rows + index) * layout.inner_bytes;
         batch[from..from + layout.inner_bytes].fill(0);
+    }
+}
+
+/// Writes a window's elements to where its chunks lie in the batch. Panics if the sizes do not fit.
+pub fn put_window(chunks: impl Iterator<Item = Chunk>, alone: &[u8], batch: &mut [u8]) {
+    for Chunk { in_batch, alone: from, bytes } in chunks {
+        batch[in_batch..in_batch + bytes].copy_from_slice(&alone[from..from + bytes]);
+    }
+}
+
+/// Reads a window's elements from where its chunks lie in the batch. Panics if the sizes do not fit.
+pub fn take_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8], alone: &mut [u8]) {
+    for Chunk { in_batch, alone: to, bytes } in chunks {
+        alone[to..to + bytes].copy_from_slice(&batch[in_batch..in_batch + bytes]);
+    }
+}
+
+/// Fills a window with zeros.
+pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
+    for Chunk { in_batch, bytes, .. } in chunks {
+        batch[in_batch..in_batch + bytes].fill(0);
     }
 }
 

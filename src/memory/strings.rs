@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::tensor::RowLayout;
+use crate::tensor::{Chunk, RowLayout};
 
 /// Elements of a string tensor, row-major.
 pub type Strings = Vec<Vec<u8>>;
@@ -26,9 +26,14 @@ pub fn read<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Strings> {
     Some(strings)
 }
 
+/// Bytes of the elements in Triton's form.
+pub fn written_bytes<'a>(strings: impl IntoIterator<Item = &'a Vec<u8>>) -> usize {
+    strings.into_iter().map(|element| element.len() + LENGTH_BYTES).sum()
+}
+
 /// Writes elements in Triton's form.
-pub fn write(strings: &[Vec<u8>]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(strings.iter().map(|element| element.len() + LENGTH_BYTES).sum());
+pub fn write<'a>(strings: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<u8> {
+    let mut bytes = Vec::new();
     for element in strings {
         bytes.extend_from_slice(&(element.len() as u32).to_le_bytes());
         bytes.extend_from_slice(element);
@@ -46,12 +51,16 @@ pub fn put(layout: RowLayout, row: &[Vec<u8>], batch: &mut Strings, index: usize
 }
 
 /// The elements of the row at place `index` of a batch of `rows`. The layout counts elements, not bytes.
-pub fn take(layout: RowLayout, batch: &[Vec<u8>], index: usize, rows: usize) -> Strings {
-    let chunk = |outer: usize| {
+pub fn row(layout: RowLayout, batch: &[Vec<u8>], index: usize, rows: usize) -> impl Iterator<Item = &Vec<u8>> {
+    (0..layout.outer).flat_map(move |outer| {
         let from = (outer * rows + index) * layout.inner_bytes;
-        batch[from..from + layout.inner_bytes].iter().cloned()
-    };
-    (0..layout.outer).flat_map(chunk).collect()
+        &batch[from..from + layout.inner_bytes]
+    })
+}
+
+/// The elements of a window's chunks, which count elements, not bytes.
+pub fn window(chunks: impl Iterator<Item = Chunk>, batch: &[Vec<u8>]) -> Strings {
+    chunks.flat_map(|chunk| batch[chunk.in_batch..chunk.in_batch + chunk.bytes].iter().cloned()).collect()
 }
 
 #[cfg(test)]
@@ -82,6 +91,6 @@ mod tests {
         put(layout, &strings(&[b"a0", b"a1"]), &mut batch, 0, 2);
         put(layout, &strings(&[b"b0", b"b1"]), &mut batch, 1, 2);
         assert_eq!(batch, strings(&[b"a0", b"b0", b"a1", b"b1"]));
-        assert_eq!(take(layout, &batch, 1, 2), strings(&[b"b0", b"b1"]));
+        assert_eq!(row(layout, &batch, 1, 2).cloned().collect::<Strings>(), strings(&[b"b0", b"b1"]));
     }
 }

@@ -9,16 +9,18 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::metrics::{SequenceMetrics, Snapshot};
-use crate::memory::{OutOfMemory, Slab, SlotMemory, SlotSize, Strings};
+use crate::memory::{Budget, NoRoom, OutOfMemory, Slab, SlotMemory, Varying};
 use crate::sequence::{Admitted, Key, Outcome, Policy, Refusal, Sequences};
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::Request;
 
-type Table = Sequences<Arc<Slab>, Request, OutOfMemory>;
+type Table = Sequences<Arc<Slab>, Vec<Varying>, Request, OutOfMemory>;
 
 /// All live sequences of a model.
 pub struct LiveSequences {
     table: Mutex<Table>,
+    /// What the varying states of all sequences may have.
+    budget: Arc<Budget>,
     reaper_wanted: Condvar,
     metrics: SequenceMetrics,
 }
@@ -32,11 +34,31 @@ pub struct Lease {
     slot: SlotId,
     /// Gone before the slot is given back, as the next one to have the slot makes another.
     memory: Option<SlotMemory>,
+    /// The states that vary in size; none before the first one is kept.
+    varying: Vec<Varying>,
     end: bool,
-    /// The slot's bytes are being written.
+    /// The state is being written.
     writing: bool,
     advanced: bool,
     settled: bool,
+}
+
+/// Bytes that a state of varying size needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VaryingSize {
+    /// Of a tensor of numbers.
+    Bytes(usize),
+    /// Of strings, as they are written for Triton.
+    Strings(usize),
+}
+
+impl VaryingSize {
+    /// The number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::Bytes(bytes) | Self::Strings(bytes) => bytes,
+        }
+    }
 }
 
 /// What a payload's requests ask of the table, row by row.
@@ -54,12 +76,13 @@ impl LiveSequences {
     pub fn new(
         policy: Policy,
         limits: SlotLimits,
-        size: SlotSize,
+        slot_bytes: usize,
+        budget: Arc<Budget>,
         metrics: SequenceMetrics,
     ) -> Result<Self, OutOfMemory> {
-        let make_slab = Box::new(move |slots| Slab::new(slots, size).map(Arc::new));
+        let make_slab = Box::new(move |slots| Slab::new(slots, slot_bytes).map(Arc::new));
         let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
-        let sequences = Self { table, reaper_wanted: Condvar::new(), metrics };
+        let sequences = Self { table, budget, reaper_wanted: Condvar::new(), metrics };
         sequences.publish();
         Ok(sequences)
     }
@@ -73,15 +96,17 @@ impl LiveSequences {
             .iter()
             .map(|request| table.admit(&request.key, request.start, request.end, &mut released))
             .collect();
+        let leavings = table.take_leavings();
         drop(table);
-        drop(released);
-        let lease = |(admitted, request): (Result<Admitted<Arc<Slab>>, _>, &Admission)| {
+        drop((leavings, released));
+        let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, _>, &Admission)| {
             let admitted = admitted?;
             // SAFETY: the table has checked the slot out to this request alone, until it is settled; the lease
             // drops this before it settles.
             let memory = unsafe { SlotMemory::new(admitted.memory, admitted.slot.index()) };
-            let (slot, end, memory) = (admitted.slot, request.end, Some(memory));
-            Ok(Lease { sequences: self.clone(), slot, memory, end, writing: false, advanced: false, settled: false })
+            let (sequences, slot, varying) = (self.clone(), admitted.slot, admitted.contents);
+            let (memory, end) = (Some(memory), request.end);
+            Ok(Lease { sequences, slot, memory, varying, end, writing: false, advanced: false, settled: false })
         };
         admitted.into_iter().zip(requests).map(lease).collect()
     }
@@ -96,15 +121,17 @@ impl LiveSequences {
         let mut released = Vec::with_capacity(requests.len());
         let mut table = self.table.lock();
         for (settlement, request) in requests {
-            let hold = settlement.filter(|of| table.settle(of.slot, of.outcome, of.end, now, &mut released));
+            let hold = settlement.and_then(|of| of.settle(&mut table, now, &mut released));
             match hold {
-                Some(of) => table.hold(of.slot, request, &mut released),
+                Some(slot) => table.hold(slot, request, &mut released),
                 None => released.push(request),
             }
         }
         let adjusted = table.finish_payload(instance, payload, short, now, &mut released);
         let contested = table.is_contested();
+        let leavings = table.take_leavings();
         drop(table);
+        drop(leavings);
         if contested {
             self.reaper_wanted.notify_one();
         }
@@ -116,7 +143,11 @@ impl LiveSequences {
     /// Ends the sequences of an instance that goes away.
     pub fn retire_instance(&self, instance: u32) {
         let mut released = Vec::new();
-        self.table.lock().retire_instance(instance, &mut released);
+        let mut table = self.table.lock();
+        table.retire_instance(instance, &mut released);
+        let leavings = table.take_leavings();
+        drop(table);
+        drop(leavings);
         self.publish();
         drop(released);
     }
@@ -124,8 +155,11 @@ impl LiveSequences {
     /// Expires what is due, then waits until something may be due again or until [`LiveSequences::wake`].
     pub(super) fn tick_and_wait(&self, stop: impl Fn() -> bool) {
         let mut released = Vec::new();
-        let adjusted = self.table.lock().tick(Instant::now(), &mut released);
-        drop(released);
+        let mut table = self.table.lock();
+        let adjusted = table.tick(Instant::now(), &mut released);
+        let leavings = table.take_leavings();
+        drop(table);
+        drop((leavings, released));
         note_missing_slab(adjusted);
         self.publish();
         let mut table = self.table.lock();
@@ -153,6 +187,7 @@ impl LiveSequences {
             capacity: table.capacity(),
             slots: table.slots(),
             slabs: table.slabs(),
+            varying_bytes: self.budget.used(),
             counts: table.counts(),
         }
     }
@@ -167,19 +202,28 @@ fn note_missing_slab(adjusted: Result<(), OutOfMemory>) {
 /// What a lease has to say at its end.
 struct Settlement {
     slot: SlotId,
+    varying: Vec<Varying>,
     outcome: Outcome,
     end: bool,
 }
 
+impl Settlement {
+    /// Gives the slot back. Returns it if the request has to be held.
+    fn settle(self, table: &mut Table, now: Instant, released: &mut Vec<Request>) -> Option<SlotId> {
+        table.keep(self.slot, self.varying);
+        table.settle(self.slot, self.outcome, self.end, now, released).then_some(self.slot)
+    }
+}
+
 impl Lease {
-    /// The slot's bytes: the state before the request.
+    /// The slot's bytes: the states of fixed size before the request.
     pub fn state(&self) -> &[u8] {
         self.memory.as_ref().map_or(&[], SlotMemory::bytes)
     }
 
-    /// The slot's string states before the request.
-    pub fn strings(&self) -> &[Strings] {
-        self.memory.as_ref().map_or(&[], SlotMemory::strings)
+    /// State number `number` of those that vary in size, before the request.
+    pub fn varying(&self, number: usize) -> Option<&Varying> {
+        self.varying.get(number)
     }
 
     /// Whether the sequence is over after this request, so that its state need not be kept.
@@ -187,11 +231,26 @@ impl Lease {
         self.end
     }
 
-    /// Writes the state after the request.
-    pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory)) {
+    /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them.
+    pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>) -> Result<(), NoRoom> {
+        for (number, size) in sizes.enumerate() {
+            if self.varying.len() <= number {
+                self.varying.push(Varying::new(&self.sequences.budget));
+            }
+            match size {
+                VaryingSize::Bytes(bytes) => self.varying[number].reserve(bytes)?,
+                VaryingSize::Strings(bytes) => self.varying[number].reserve_strings(bytes)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the state after the request: the slot's bytes, and the states that vary in size, for which room has been
+    /// made.
+    pub fn advance(&mut self, write: impl FnOnce(&mut [u8], &mut [Varying])) {
         let Some(memory) = &mut self.memory else { return };
         self.writing = true;
-        write(memory);
+        write(memory.bytes_mut(), &mut self.varying);
         self.writing = false;
         self.advanced = true;
     }
@@ -202,13 +261,18 @@ impl Lease {
 
     fn close(&mut self) -> Settlement {
         self.settled = true;
+        self.memory = None;
         let end = self.end || self.writing;
-        if let Some(mut memory) = self.memory.take().filter(|_| end) {
-            // The bytes are the slab's, but strings have memory of their own.
-            memory.strings_mut().iter_mut().for_each(|strings| *strings = Strings::new());
-        }
         let outcome = if self.advanced { Outcome::Advanced } else { Outcome::Failed };
-        Settlement { slot: self.slot, outcome, end }
+        let mut varying = std::mem::take(&mut self.varying);
+        if !self.advanced {
+            varying.iter_mut().for_each(Varying::release_reserve);
+        }
+        if end {
+            // Here, and not with the sequence: that is under the lock.
+            varying.clear();
+        }
+        Settlement { slot: self.slot, varying, outcome, end }
     }
 }
 
@@ -219,7 +283,10 @@ impl Drop for Lease {
         }
         let of = self.close();
         let mut released = Vec::new();
-        self.sequences.table.lock().settle(of.slot, of.outcome, of.end, Instant::now(), &mut released);
-        drop(released);
+        let mut table = self.sequences.table.lock();
+        of.settle(&mut table, Instant::now(), &mut released);
+        let leavings = table.take_leavings();
+        drop(table);
+        drop((leavings, released));
     }
 }

@@ -18,6 +18,8 @@ pub struct Snapshot {
     pub slots: usize,
     /// Slabs that exist.
     pub slabs: usize,
+    /// Bytes of the states that vary in size.
+    pub varying_bytes: usize,
     /// What happened so far.
     pub counts: Counts,
 }
@@ -25,11 +27,14 @@ pub struct Snapshot {
 /// One reading of a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 4] = [
+const GAUGES: [(&str, &str, Reading); 5] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
     ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
     ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),
+    ("stateful_growing_state_bytes", "Bytes of growing states and of states of strings", |now| {
+        now.varying_bytes as f64
+    }),
 ];
 
 const COUNTERS: [(&str, &str, Reading); 4] = [

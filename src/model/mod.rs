@@ -8,13 +8,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-pub use live::{Admission, Lease, LiveSequences};
+pub use live::{Admission, Lease, LiveSequences, VaryingSize};
 pub use metrics::Snapshot;
 
-use crate::binding::Binding;
-use crate::config::{self, Config};
+use crate::batch::initial::InitialStep;
+use crate::binding::{Binding, InitialModel};
+use crate::config::{self, Config, ConfigError};
 use crate::error::Error;
-use crate::memory::OutOfMemory;
+use crate::memory::{Budget, OutOfMemory};
 use crate::sequence::{Policy, Refusal, SequenceId};
 use crate::session::{Library, Session};
 use reaper::Reaper;
@@ -27,10 +28,20 @@ pub struct Model {
     pub binding: Binding,
     /// The ONNX model; one for all instances, as its runs may overlap.
     pub session: Arc<Session>,
+    /// The model for initial states, where they depend on the first request.
+    pub initial_model: Option<LoadedInitialModel>,
     /// The sequences of all instances, with their states.
     pub sequences: Arc<LiveSequences>,
     next_instance: AtomicU32,
     _reaper: Reaper,
+}
+
+/// A model for initial states.
+pub struct LoadedInitialModel {
+    /// The ONNX model.
+    pub session: Arc<Session>,
+    /// How it fits the model that it is for.
+    pub binding: InitialModel,
 }
 
 /// Where a model lies.
@@ -46,16 +57,28 @@ impl Model {
     /// Loads the ONNX model, holds it against the configuration and makes the state pool.
     pub fn load(config_json: &[u8], location: &Location, library: &Library) -> Result<Self, Error> {
         let config = Config::from_json(config_json)?;
-        let file = config::find_model_file(&config, &location.repository.join(location.version.to_string()))?;
+        let version_dir = location.repository.join(location.version.to_string());
+        let file = config::find_model_file(&config, &version_dir)?;
         let session = Arc::new(Session::open(library, &file, &config.session)?);
-        let state_pairs = config.state_pairs_or(session.graph_description())?;
-        let binding = Binding::new(&config, &state_pairs, session.signature())?;
+        let no_pairs =
+            || Err::<_, Error>(ConfigError::MissingParameter { name: "state_pairs", why: "x".into() }.into());
+        let state_pairs = config.state_pairs_or(session.graph_description(), no_pairs)?;
+        let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
+        let mut binding = Binding::new(&config, &state_pairs, session.signature(), &files)?;
+        let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
         let policy =
             Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
         let metrics = metrics::SequenceMetrics::new(&config.model, location.version);
-        let sequences = Arc::new(LiveSequences::new(policy, config.slots, binding.slot_size(), metrics)?);
+        let sequences = Arc::new(LiveSequences::new(
+            policy,
+            config.slots,
+            binding.slot.slot_bytes(),
+            Budget::new(config.states.limits.total),
+            metrics,
+        )?);
         let reaper = Reaper::start(sequences.clone());
-        let model = Self { config, binding, session, sequences, next_instance: AtomicU32::new(0), _reaper: reaper };
+        let next_instance = AtomicU32::new(0);
+        let model = Self { config, binding, session, initial_model, sequences, next_instance, _reaper: reaper };
         model.log(location, &file, library);
         Ok(model)
     }
@@ -90,4 +113,24 @@ impl Model {
         let (capacity, bytes) = (self.config.slots.capacity, self.binding.slot.slot_bytes());
         log::info!("model {name}: pool of {capacity} × {bytes} = {} bytes at most", capacity.saturating_mul(bytes));
     }
+}
+
+/// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.
+fn load_initial_model(
+    config: &Config,
+    version_dir: &std::path::Path,
+    library: &Library,
+    binding: &mut Binding,
+) -> Result<Option<LoadedInitialModel>, Error> {
+    let Some(name) = &config.states.initial_model else { return Ok(None) };
+    let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
+    let session = Arc::new(Session::open(library, &file, &config.session)?);
+    let bound = InitialModel::new(binding, session.signature())?;
+    if !bound.inputs.is_empty() {
+        binding.set_initial_from_model(&bound);
+        return Ok(Some(LoadedInitialModel { session, binding: bound }));
+    }
+    let initial = InitialStep::new(session, &bound)?.run(binding, &bound, None)?;
+    binding.set_initial(initial);
+    Ok(None)
 }

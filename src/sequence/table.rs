@@ -22,11 +22,13 @@ pub struct Policy {
 
 /// A request's sequence, found or made; its slot is the caller's until [`Sequences::settle`].
 #[derive(Debug)]
-pub struct Admitted<S> {
+pub struct Admitted<S, C> {
     /// The slot that holds the sequence's state.
     pub slot: SlotId,
     /// Memory of the slab that the slot is in.
     pub memory: S,
+    /// What the sequence keeps beside its slot; see [`Sequences::keep`].
+    pub contents: C,
 }
 
 /// Why a request has no sequence.
@@ -72,8 +74,9 @@ enum Phase {
     Idle,
 }
 
-struct Record<H> {
+struct Record<C, H> {
     key: Key,
+    contents: C,
     phase: Phase,
     /// What its instance had seen when it started.
     born: Evidence,
@@ -94,10 +97,11 @@ struct Activity {
 
 /// All live sequences of a model, with their slots.
 ///
-/// `S` is the memory of a slab, `H` a request that is held, `E` why a slab cannot be made.
-pub struct Sequences<S, H, E> {
+/// `S` is the memory of a slab, `C` what a sequence keeps beside its slot, `H` a request that is held, `E` why a slab
+/// cannot be made.
+pub struct Sequences<S, C, H, E> {
     policy: Policy,
-    pool: SlotPool<S, Record<H>, E>,
+    pool: SlotPool<S, Record<C, H>, E>,
     chains: HashMap<Key, Chain>,
     /// Ids whose chains have a contest.
     contested: LinkedHashSet<Key>,
@@ -110,9 +114,11 @@ pub struct Sequences<S, H, E> {
     /// Time of the payload in the works.
     now: Instant,
     counts: Counts,
+    /// What sequences that are over kept beside their slots.
+    leavings: Vec<C>,
 }
 
-impl<S: Clone, H, E> Sequences<S, H, E> {
+impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// An empty table; the first slab is made now.
     pub fn new(policy: Policy, limits: SlotLimits, make_slab: MakeSlab<S, E>) -> Result<Self, E> {
         Ok(Self {
@@ -126,6 +132,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
             instances: HashMap::new(),
             now: Instant::now(),
             counts: Counts::default(),
+            leavings: Vec::new(),
         })
     }
 
@@ -150,10 +157,24 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         start: bool,
         end: bool,
         released: &mut Vec<H>,
-    ) -> Result<Admitted<S>, Refusal<E>> {
+    ) -> Result<Admitted<S, C>, Refusal<E>> {
         let slot = if start { self.start(key, released)? } else { self.resume(key, end, released)? };
         let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
-        Ok(Admitted { slot, memory })
+        let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
+        Ok(Admitted { slot, memory, contents: std::mem::take(&mut record.contents) })
+    }
+
+    /// Keeps what a sequence has beside its slot until its next request is admitted; before [`Sequences::settle`].
+    pub fn keep(&mut self, slot: SlotId, contents: C) {
+        match self.pool.record_mut(slot) {
+            Some(record) => record.contents = contents,
+            None => self.leavings.push(contents),
+        }
+    }
+
+    /// What sequences that are over have left; drop it without holding any lock, it may be large.
+    pub fn take_leavings(&mut self) -> Vec<C> {
+        std::mem::take(&mut self.leavings)
     }
 
     /// Takes back the slot of an admitted request. Returns whether the request must be kept with [`Sequences::hold`]
@@ -329,7 +350,8 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         loop {
             let phase = Phase::InFlight { start: true };
             let born = self.total(key.instance);
-            let record = Record { key: key.clone(), phase, born, settled: born, held: None, failed: false };
+            let (key, contents) = (key.clone(), C::default());
+            let record = Record { key, contents, phase, born, settled: born, held: None, failed: false };
             match self.pool.acquire(record, follows) {
                 Err(AcquireError::Full) if self.drop_doubtful(released) => {}
                 acquired => return acquired,
@@ -436,7 +458,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         let contest = (!others.is_empty()).then(|| Contest::new(true, self.now));
         self.set_contest(key, contest);
         for slot in others {
-            let is_over = |record: &Record<H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
+            let is_over = |record: &Record<C, H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
             if self.pool.record(slot).is_some_and(is_over) {
                 self.remove(slot, released);
                 self.counts.ended += 1;
@@ -480,6 +502,7 @@ impl<S: Clone, H, E> Sequences<S, H, E> {
         self.doubtful.remove(&slot);
         let Some(record) = self.pool.release(slot) else { return };
         released.extend(record.held);
+        self.leavings.push(record.contents);
         let Some(chain) = self.chains.get_mut(&record.key) else { return };
         let was_front = chain.incarnations.first() == Some(&slot);
         chain.incarnations.retain(|other| *other != slot);

@@ -9,7 +9,7 @@ use super::*;
 use crate::sequence::SequenceId;
 use crate::sequence::contest::REST;
 
-type Table = Sequences<(), u32, ()>;
+type Table = Sequences<(), (), u32, ()>;
 
 const IDLE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(20);
@@ -358,7 +358,7 @@ fn op() -> impl Strategy<Value = Op> {
 
 struct World {
     core: Core,
-    table: Sequences<(), Sent, ()>,
+    table: Sequences<(), (), Sent, ()>,
     slots: BTreeMap<u64, SlotId>,
     now: Instant,
 }

@@ -63,7 +63,7 @@ impl Session {
         let load = |why: String| SessionError::Load { path: path.display().to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
         let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
-        let signature = Signature::of(session.inputs(), session.outputs())?;
+        let signature = Signature::of(&session)?;
         let graph_description = session.metadata().ok().and_then(|metadata| metadata.graph_description());
         let run_options = RunOptions::new(options).map_err(load)?;
         Ok(Self { inner: session.inner(), signature, graph_description, run_options })

@@ -10,6 +10,8 @@ use crate::tensor::DataType;
 pub struct Signature {
     /// What it takes.
     pub inputs: Vec<TensorInfo>,
+    /// What it takes if it is given, and has a value of its own for: its overridable initializers.
+    pub defaults: Vec<TensorInfo>,
     /// What it gives.
     pub outputs: Vec<TensorInfo>,
 }
@@ -28,18 +30,22 @@ pub struct TensorInfo {
 }
 
 impl Signature {
-    pub(super) fn of(inputs: &[Outlet], outputs: &[Outlet]) -> Result<Self, SessionError> {
-        let infos = |outlets: &[Outlet]| outlets.iter().map(TensorInfo::of).collect::<Result<_, _>>();
-        Ok(Self { inputs: infos(inputs)?, outputs: infos(outputs)? })
+    pub(super) fn of(session: &ort::session::Session) -> Result<Self, SessionError> {
+        let infos = |outlets: &[Outlet]| {
+            outlets.iter().map(|outlet| TensorInfo::new(outlet.name(), outlet.dtype())).collect::<Result<_, _>>()
+        };
+        let defaults = session.overridable_initializers();
+        let defaults = defaults.iter().filter_map(|default| TensorInfo::new(default.name(), default.dtype()).ok());
+        Ok(Self { inputs: infos(session.inputs())?, defaults: defaults.collect(), outputs: infos(session.outputs())? })
     }
 }
 
 impl TensorInfo {
-    fn of(outlet: &Outlet) -> Result<Self, SessionError> {
-        let name = outlet.name().to_owned();
-        let unsupported = |what: String| SessionError::Unsupported { name: outlet.name().to_owned(), what };
-        let ValueType::Tensor { ty, shape, dimension_symbols } = outlet.dtype() else {
-            return Err(unsupported(format!("{}", outlet.dtype())));
+    fn new(name: &str, value: &ValueType) -> Result<Self, SessionError> {
+        let name = name.to_owned();
+        let unsupported = |what: String| SessionError::Unsupported { name: name.clone(), what };
+        let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
+            return Err(unsupported(format!("{value}")));
         };
         let data_type = data_type(*ty).ok_or_else(|| unsupported(format!("{ty}")))?;
         let symbols = dimension_symbols.iter().map(|symbol| symbol.to_string()).collect();

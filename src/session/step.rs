@@ -119,6 +119,8 @@ struct Input {
     tensors: Tensors,
     /// The tensor of the next run, for strings.
     strings: Option<Value>,
+    /// The next run is without it.
+    omitted: bool,
 }
 
 struct Output {
@@ -151,7 +153,7 @@ impl Step {
     pub fn new(session: Arc<Session>, spec: &StepSpec) -> Result<Self, SessionError> {
         let inputs = spec.inputs.iter().map(|input| {
             let tensors = Tensors::new(input.data_type, input.batch_axis)?;
-            Ok(Input { name: c_name(&input.name)?, tensors, strings: None })
+            Ok(Input { name: c_name(&input.name)?, tensors, strings: None, omitted: false })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().map(|output| {
@@ -167,7 +169,7 @@ impl Step {
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
         Ok(Self {
             session,
-            input_names: inputs.iter().map(|input| input.name.as_ptr()).collect(),
+            input_names: Vec::with_capacity(inputs.len()),
             output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
             input_values: Vec::with_capacity(inputs.len()),
             output_values: Vec::with_capacity(outputs.len()),
@@ -178,10 +180,22 @@ impl Step {
 
     /// The bytes of an input for `rows` rows of `dims` (the batch axis's value is ignored), to fill.
     pub fn input(&mut self, index: usize, dims: &[i64], rows: usize) -> Result<&mut [u8], OutOfMemory> {
-        let tensors = &mut self.inputs[index].tensors;
+        let Input { tensors, omitted, .. } = &mut self.inputs[index];
+        *omitted = false;
         tensors.shape(dims, rows)?;
         let bytes = tensors.bytes;
         Ok(&mut tensors.buffer.bytes_mut()[..bytes])
+    }
+
+    /// Leaves an input out of the next run: the model has a value of its own.
+    pub fn omit(&mut self, index: usize) {
+        self.inputs[index].omitted = true;
+    }
+
+    /// Dimensions and bytes of an input as it was filled for the last run.
+    pub fn filled(&self, index: usize) -> (&[i64], &[u8]) {
+        let tensors = &self.inputs[index].tensors;
+        (&tensors.dims, &tensors.buffer.bytes()[..tensors.bytes])
     }
 
     /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored).
@@ -198,18 +212,20 @@ impl Step {
             dims[axis] = rows as i64;
         }
         let made = Value::of_strings(strings, &dims).map_err(|why| tensor_error(&input.name, why))?;
-        input.strings = Some(made);
+        (input.strings, input.omitted) = (Some(made), false);
         Ok(())
     }
 
     /// Runs the model over what the inputs hold.
     pub fn run(&mut self, rows: usize) -> Result<(), SessionError> {
+        self.input_names.clear();
         self.input_values.clear();
-        for input in &mut self.inputs {
+        for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
             let value = match &input.strings {
                 Some(strings) => strings.as_ptr(),
                 None => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
             };
+            self.input_names.push(input.name.as_ptr());
             self.input_values.push(value);
         }
         self.output_values.clear();

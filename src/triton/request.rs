@@ -19,7 +19,7 @@ use crate::tensor::DataType;
 pub struct Request {
     raw: NonNull<TRITONBACKEND_Request>,
     answered: bool,
-    inputs: SmallVec<[RawInput; 4]>,
+    inputs: SmallVec<[Option<RawInput>; 4]>,
 }
 
 // SAFETY: Triton lets a request be answered and released by any thread; this owner does so from one at a time.
@@ -95,8 +95,8 @@ impl Request {
         name.to_str().map_err(|_| Error::new(Code::InvalidArg, "the name of a requested output is not UTF-8"))
     }
 
-    /// Looks up the inputs that the model takes, in this order; [`Request::input`] then finds them by position. One
-    /// that is missing, and one in memory of a GPU, is an error.
+    /// Looks up the inputs that the model takes, in this order; [`Request::input`] then finds them by position. One in
+    /// memory of a GPU is an error.
     pub fn bind_inputs(&mut self, names: &[CString]) -> Result<(), Error> {
         self.inputs.clear();
         for name in names {
@@ -106,17 +106,17 @@ impl Request {
         Ok(())
     }
 
-    /// Input number `index` of those that were bound.
-    pub fn input(&self, index: usize) -> Input<'_> {
-        Input(&self.inputs[index])
+    /// Input number `index` of those that were bound; `None` if the request does not carry it.
+    pub fn input(&self, index: usize) -> Option<Input<'_>> {
+        self.inputs.get(index).and_then(Option::as_ref).map(Input)
     }
 
-    fn find_input(&self, name: &CStr) -> Result<RawInput, Error> {
+    fn find_input(&self, name: &CStr) -> Result<Option<RawInput>, Error> {
         let mut input = ptr::null_mut();
         // SAFETY: the request is alive until it is dropped; the name lives during the call.
         let found = unsafe { check(call!(TRITONBACKEND_RequestInput(self.as_ptr(), name.as_ptr(), &mut input))) };
         if found.is_err() || input.is_null() {
-            return Err(Error::new(Code::InvalidArg, format!("input '{}' is missing", name.to_string_lossy())));
+            return Ok(None);
         }
         let (mut data_type, mut dims, mut rank) = (triton_sys::TRITONSERVER_TYPE_INVALID, ptr::null(), 0);
         let (mut bytes, mut buffers) = (0, 0);
@@ -136,7 +136,7 @@ impl Request {
         // SAFETY: as above.
         let buffers =
             (0..buffers).map(|index| unsafe { input_buffer(input, index, name) }).collect::<Result<_, _>>()?;
-        Ok(RawInput { data_type: types::data_type(data_type), dims: (dims, rank as usize), buffers })
+        Ok(Some(RawInput { data_type: types::data_type(data_type), dims: (dims, rank as usize), buffers }))
     }
 
     /// A string parameter of the request, such as tests send.

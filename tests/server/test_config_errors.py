@@ -143,21 +143,13 @@ def scheduled(name: str, scheduling: str, **changes):
             ["iterative_sequence"],
         ),
         (
-            scheduled(
-                "implicit_state",
-                'sequence_batching { oldest { } state [ { input_name: "STATE_IN" output_name: '
-                '"STATE_OUT" data_type: TYPE_FP32 dims: [ 4 ] } ] }',
-            ),
-            ["sequence_batching.state", "state_pairs"],
-        ),
-        (
             models.counter(name="refused_decoupled", more="model_transaction_policy { decoupled: true }"),
             ["decoupled"],
         ),
     ],
     ids=lambda value: value.name if isinstance(value, Model) else "",
 )
-def test_what_is_not_there_yet_is_refused_by_name(deployment, model, words):
+def test_what_cannot_be_served_is_refused_by_name(deployment, model, words):
     refused(deployment, model, *words)
 
 

@@ -1,0 +1,75 @@
+//! Running the model for initial states.
+
+use std::sync::Arc;
+
+use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
+use crate::error::Error;
+use crate::memory::strings;
+use crate::session::{OutputView, Session, Step};
+use crate::tensor::{DataType, element_count};
+use crate::triton::Request;
+
+/// The buffers of one instance for the model for initial states.
+pub struct InitialStep {
+    step: Step,
+}
+
+impl InitialStep {
+    /// Buffers for the model.
+    pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, Error> {
+        Ok(Self { step: Step::new(session, &model.step)? })
+    }
+
+    /// The initial states of a sequence that starts with this request; none is needed if the model takes no input.
+    pub fn run(
+        &mut self,
+        binding: &Binding,
+        model: &InitialModel,
+        request: Option<&Request>,
+    ) -> Result<Vec<Option<Initial>>, Error> {
+        for (index, bound) in model.inputs.iter().enumerate() {
+            let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
+            let dims = bound.request.form.model_dims(input.dims());
+            if binding.inputs[bound.input].data_type == DataType::Bytes {
+                let elements = strings::read(input.pieces()).unwrap_or_default();
+                self.step.set_strings(index, dims, 1, &elements)?;
+                continue;
+            }
+            let mut rest = self.step.input(index, dims, 1)?;
+            for piece in input.pieces() {
+                let (now, behind) = rest.split_at_mut(piece.len());
+                now.copy_from_slice(piece);
+                rest = behind;
+            }
+        }
+        self.step.run(1)?;
+        let mut initial = vec![None; binding.states.len()];
+        for (index, output) in model.outputs.iter().enumerate() {
+            let (state, view) = (&binding.states[output.state], self.step.output(index)?);
+            initial[output.state] = Some(read(binding, state, *output, view)?);
+        }
+        Ok(initial)
+    }
+}
+
+/// Holds an output against a row of its state.
+fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: OutputView) -> Result<Initial, Error> {
+    let mut dims = view.dims.to_vec();
+    if let Some(axis) = state.batch_axis.filter(|_| dims.len() + 1 == state.dims.len() || !output.has_batch) {
+        dims.insert(axis.min(dims.len()), 1);
+    }
+    let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
+    if dims.len() != state.dims.len() || !dims.iter().zip(&state.dims).all(fits) {
+        return Err(Error::InitialState {
+            name: binding.inputs[state.input].name.clone(),
+            dims: view.dims.to_vec(),
+            wanted: state.dims.clone(),
+        });
+    }
+    let content = match state.data_type {
+        DataType::Bytes => InitialContent::Strings(view.strings.to_vec()),
+        _ if element_count(&dims) == Some(0) => InitialContent::Zeros,
+        _ => InitialContent::Bytes(view.bytes.to_vec()),
+    };
+    Ok(Initial { dims, content })
+}

@@ -1,0 +1,67 @@
+//! The state of a row before its run.
+
+use super::Row;
+use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
+
+/// A state of one row.
+#[derive(Clone, Copy)]
+pub struct StateRow<'a> {
+    /// Dimensions, with 1 for the batch axis.
+    pub dims: &'a [i64],
+    /// Elements.
+    pub content: StateContent<'a>,
+}
+
+/// The elements of a state of one row.
+#[derive(Clone, Copy)]
+pub enum StateContent<'a> {
+    /// Zeros, or empty strings.
+    Zeros,
+    /// In the model's type.
+    Exact(&'a [u8]),
+    /// Of TYPE_FP32, kept as TYPE_FP16.
+    Fp16(&'a [u8]),
+    /// Strings.
+    Strings(&'a [Vec<u8>]),
+}
+
+impl<'a> StateRow<'a> {
+    /// State number `number` of a row: what its sequence has, or what it starts with.
+    pub fn of(binding: &'a Binding, number: usize, row: &'a Row) -> Self {
+        let state = &binding.states[number];
+        let kept = row.lease.as_ref().filter(|_| !row.is_fresh());
+        let kept = kept.and_then(|lease| match state.place {
+            StatePlace::Slot(_) => {
+                let from = binding.slot.offset(number);
+                let bytes = &lease.state()[from..from + state.slot_bytes()];
+                Some(Self { dims: &state.dims, content: StateContent::of_bytes(state, bytes) })
+            }
+            StatePlace::Beside(number) => lease.varying(number).map(|varying| Self {
+                dims: varying.dims(),
+                content: match state.data_type.byte_size() {
+                    Some(_) => StateContent::of_bytes(state, varying.bytes()),
+                    None => StateContent::Strings(varying.strings()),
+                },
+            }),
+        });
+        kept.unwrap_or_else(|| {
+            Self::initial(row.initial.get(number).and_then(Option::as_ref).unwrap_or(&state.initial))
+        })
+    }
+
+    /// An initial value.
+    pub fn initial(initial: &'a Initial) -> Self {
+        let content = match &initial.content {
+            InitialContent::Zeros | InitialContent::Model => StateContent::Zeros,
+            InitialContent::Bytes(bytes) => StateContent::Exact(bytes),
+            InitialContent::Strings(strings) => StateContent::Strings(strings),
+        };
+        Self { dims: &initial.dims, content }
+    }
+}
+
+impl<'a> StateContent<'a> {
+    const fn of_bytes(state: &BoundState, bytes: &'a [u8]) -> Self {
+        if state.as_fp16 { Self::Fp16(bytes) } else { Self::Exact(bytes) }
+    }
+}

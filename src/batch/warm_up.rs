@@ -1,0 +1,83 @@
+//! A batch of no requests: what ONNX Runtime does once for each shape is done before the first client waits for it.
+
+use super::gather::constant;
+use super::state_row::{StateContent, StateRow};
+use crate::binding::{Binding, BoundControl, Flag, Source};
+use crate::error::Error;
+use crate::memory::rows;
+use crate::session::Step;
+use crate::tensor::{DataType, element_count};
+
+/// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
+/// part.
+pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Error> {
+    for (index, input) in binding.inputs.iter().enumerate() {
+        match &input.source {
+            Source::State(number) => states(binding, *number, index, rows, step)?,
+            Source::Constant(bytes) => constant(step, index, input, bytes, rows)?,
+            Source::Control(BoundControl::Flag { flag: Flag::Start | Flag::Ready, yes, .. }) => {
+                step.input(index, &input.dims, rows)?
+                    .chunks_exact_mut(yes.len())
+                    .for_each(|row| row.copy_from_slice(yes));
+            }
+            Source::Request(request) if request.optional => step.omit(index),
+            Source::Request(request) => {
+                let context = request.context.map_or(0, |context| context.length);
+                let open = |axis: usize| 1 + request.context.filter(|of| of.axis == axis).map_or(0, |_| context as i64);
+                let dims: Vec<i64> =
+                    input.dims.iter().enumerate().map(|(axis, &dim)| if dim < 0 { open(axis) } else { dim }).collect();
+                zeros(step, index, input.data_type, &dims, input.batch_axis, rows)?;
+            }
+            Source::Lengths { of } => lengths(binding, *of, index, rows, step)?,
+            Source::Control(_) => zeros(step, index, input.data_type, &input.dims, input.batch_axis, rows)?,
+        }
+    }
+    Ok(step.run(rows)?)
+}
+
+fn zeros(
+    step: &mut Step,
+    index: usize,
+    data_type: DataType,
+    dims: &[i64],
+    batch_axis: Option<usize>,
+    rows: usize,
+) -> Result<(), Error> {
+    if data_type != DataType::Bytes {
+        step.input(index, dims, rows)?.fill(0);
+        return Ok(());
+    }
+    let mut whole = dims.to_vec();
+    if let Some(axis) = batch_axis {
+        whole[axis] = rows as i64;
+    }
+    Ok(step.set_strings(index, dims, rows, &vec![Vec::new(); element_count(&whole).unwrap_or(0)])?)
+}
+
+fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
+    let state = &binding.states[number];
+    let StateRow { dims, content } = StateRow::initial(&state.initial);
+    let (StateContent::Exact(bytes), Some(layout)) = (content, state.layout(dims)) else {
+        return zeros(step, index, state.data_type, dims, state.batch_axis, rows);
+    };
+    let buffer = step.input(index, dims, rows)?;
+    (0..rows).for_each(|place| rows::put(layout, bytes, buffer, place, rows));
+    Ok(())
+}
+
+/// Every row is as long as the input that the lengths are of.
+fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
+    let (input, measured) = (&binding.inputs[index], &binding.inputs[of]);
+    let Source::Request(request) = &measured.source else { return Ok(()) };
+    let length = request.ragged_axis.map_or(0, |axis| match (measured.dims[axis], request.context) {
+        (-1, Some(context)) => 1 + context.length as u64,
+        (-1, None) => 1,
+        (dim, _) => dim as u64,
+    });
+    let element = input.data_type.byte_size().unwrap_or(1);
+    let bytes = length.to_le_bytes();
+    step.input(index, &input.dims, rows)?
+        .chunks_exact_mut(element)
+        .for_each(|row| row.copy_from_slice(&bytes[..element]));
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! What a state is when its sequence starts.
+
+use std::fmt;
+
+use super::error::BindingError;
+use super::fixed::element_bytes;
+use crate::config::{Config, DeclaredState, InitialFiles, InitialValue};
+use crate::memory::{Strings, strings};
+use crate::tensor::{DataType, Dims, element_count};
+
+/// A state's initial value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Initial {
+    /// Dimensions of the row, none of them open.
+    pub dims: Vec<i64>,
+    /// Its elements.
+    pub content: InitialContent,
+}
+
+/// The elements of an initial value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialContent {
+    /// Zeros, or empty strings.
+    Zeros,
+    /// These bytes.
+    Bytes(Vec<u8>),
+    /// These strings.
+    Strings(Strings),
+    /// What the model for initial states says, which is run for each START.
+    Model,
+}
+
+impl Initial {
+    /// The value that the configuration gives for a state with the row's `dims`, else zeros. An open dimension is then
+    /// 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
+    pub(super) fn new(
+        name: &str,
+        data_type: DataType,
+        dims: &[i64],
+        declared: Option<&DeclaredState>,
+        config: &Config,
+        files: &InitialFiles,
+    ) -> Result<Self, BindingError> {
+        let file = |file: &str| files.get(file).map(Vec::as_slice).unwrap_or_default();
+        if let Some(declaration) = declared
+            && let Some(initial) = &declaration.initial
+        {
+            let dims = declared_dims(dims, &initial.dims);
+            let Some(name_of_file) = &initial.file else { return Ok(Self { dims, content: InitialContent::Zeros }) };
+            let source = Value { name, from: format!("file '{name_of_file}'"), data_type };
+            return source.read_bytes(&dims, file(name_of_file));
+        }
+        match config.states.initial.iter().find(|(of, _)| of == name) {
+            Some((_, InitialValue::File(from))) => {
+                Value { name, from: format!("file '{from}'"), data_type }.read_bytes(dims, file(from))
+            }
+            Some((_, InitialValue::List(values))) => {
+                Value { name, from: INITIAL_STATES.to_owned(), data_type }.read_list(dims, values)
+            }
+            Some((_, InitialValue::Fill(value))) => {
+                Value { name, from: INITIAL_STATES.to_owned(), data_type }.fill(dims, value)
+            }
+            None => {
+                let open = if declared.is_some() { 1 } else { 0 };
+                let dims = dims.iter().map(|&dim| if dim < 0 { open } else { dim }).collect();
+                Ok(Self { dims, content: InitialContent::Zeros })
+            }
+        }
+    }
+}
+
+const INITIAL_STATES: &str = "parameter 'initial_states'";
+
+/// The row's dims with those of the declared initial state, which may leave the batch axis out.
+fn declared_dims(row: &[i64], initial: &[i64]) -> Vec<i64> {
+    if row.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial) && row.len() == initial.len() {
+        return initial.to_vec();
+    }
+    // The batch axis is the one without which they agree; where several do, they are all 1.
+    let without = |axis: &usize| {
+        let mut rest = row.to_vec();
+        rest.remove(*axis);
+        rest.len() == initial.len() && rest.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial)
+    };
+    let mut dims = initial.to_vec();
+    if let Some(axis) = (0..row.len()).filter(|&axis| row[axis] == 1).find(without) {
+        dims.insert(axis, 1);
+    }
+    dims
+}
+
+/// A value to be read.
+struct Value<'a> {
+    name: &'a str,
+    from: String,
+    data_type: DataType,
+}
+
+impl Value<'_> {
+    fn error(&self, why: String) -> BindingError {
+        BindingError::Initial { name: self.name.to_owned(), from: self.from.clone(), why }
+    }
+
+    fn read_bytes(&self, dims: &[i64], bytes: &[u8]) -> Result<Initial, BindingError> {
+        let Some(size) = self.data_type.byte_size() else {
+            let elements = strings::read(std::iter::once(bytes))
+                .ok_or_else(|| self.error("it is not made of strings with their lengths in front".to_owned()))?;
+            let dims = self.close(dims, elements.len())?;
+            return Ok(Initial { dims, content: InitialContent::Strings(elements) });
+        };
+        if !bytes.len().is_multiple_of(size) {
+            let size = format!("it has {} bytes, and an element of {} has {size}", bytes.len(), self.data_type);
+            return Err(self.error(size));
+        }
+        let closed = self.close(dims, bytes.len() / size)?;
+        Ok(Initial { dims: closed, content: InitialContent::Bytes(bytes.to_vec()) })
+    }
+
+    fn read_list(&self, dims: &[i64], values: &[String]) -> Result<Initial, BindingError> {
+        let dims = self.close(dims, values.len())?;
+        if self.data_type == DataType::Bytes {
+            let elements = values.iter().map(|value| value.clone().into_bytes()).collect();
+            return Ok(Initial { dims, content: InitialContent::Strings(elements) });
+        }
+        let elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Initial { dims, content: InitialContent::Bytes(elements.concat()) })
+    }
+
+    fn fill(&self, dims: &[i64], value: &str) -> Result<Initial, BindingError> {
+        let count = element_count(dims).ok_or_else(|| {
+            let dims = Dims(dims);
+            self.error(format!("'{value}' does not say how long the open dimension of {dims} is: list the elements"))
+        })?;
+        let content = match self.data_type {
+            DataType::Bytes => InitialContent::Strings(vec![value.as_bytes().to_vec(); count]),
+            _ => InitialContent::Bytes(self.element(value)?.repeat(count)),
+        };
+        Ok(Initial { dims: dims.to_vec(), content })
+    }
+
+    fn element(&self, value: &str) -> Result<Vec<u8>, BindingError> {
+        element_bytes(self.data_type, value).ok_or_else(|| self.error(format!("'{value}' is no {}", self.data_type)))
+    }
+
+    /// The dims of a row with `count` elements; the one open dimension is what makes them right.
+    fn close(&self, dims: &[i64], count: usize) -> Result<Vec<i64>, BindingError> {
+        let wrong = |wanted: String| {
+            let unit = self.data_type.byte_size().map_or(String::new(), |size| format!(" ({} bytes)", count * size));
+            self.error(format!("it has {count} elements{unit}, but {wanted}"))
+        };
+        let open: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] < 0).collect();
+        match open.as_slice() {
+            [] => match element_count(dims) {
+                Some(wanted) if wanted == count => Ok(dims.to_vec()),
+                wanted => Err(wrong(format!("a row of {} has {}", Dims(dims), wanted.unwrap_or(usize::MAX)))),
+            },
+            &[axis] => {
+                let mut closed = dims.to_vec();
+                closed[axis] = 1;
+                let step = element_count(&closed).unwrap_or(0);
+                match count.checked_rem(step) {
+                    Some(0) => {
+                        closed[axis] = (count / step) as i64;
+                        Ok(closed)
+                    }
+                    _ => Err(wrong(format!("a row of {} has a multiple of {step}", Dims(dims)))),
+                }
+            }
+            _ => Err(wrong(format!("more than one dimension of {} is open", Dims(dims)))),
+        }
+    }
+}
+
+impl fmt::Display for Initial {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.content {
+            InitialContent::Zeros => write!(f, "zeros {}", Dims(&self.dims)),
+            InitialContent::Bytes(_) | InitialContent::Strings(_) => write!(f, "given {}", Dims(&self.dims)),
+            InitialContent::Model => write!(f, "from the initial_state_model"),
+        }
+    }
+}

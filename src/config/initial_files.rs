@@ -1,0 +1,45 @@
+//! The files that hold initial states.
+
+use std::collections::BTreeMap;
+use std::path::{Component, Path};
+
+use super::error::ConfigError;
+
+/// Triton's name for the folder beside a model's versions that holds initial states.
+const FOLDER: &str = "initial_state";
+
+/// Contents of files, by the name that the configuration gives them.
+pub type InitialFiles = BTreeMap<String, Vec<u8>>;
+
+/// Reads the named files of the folder `initial_state` of a model.
+pub fn read<'a>(repository: &Path, names: impl Iterator<Item = &'a str>) -> Result<InitialFiles, ConfigError> {
+    let folder = repository.join(FOLDER);
+    let read = |name: &str| {
+        let failed = |why: String| ConfigError::InitialFile { file: name.to_owned(), dir: folder.clone(), why };
+        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+        match inside {
+            true => std::fs::read(folder.join(name)).map_err(|error| failed(error.to_string())),
+            false => Err(failed("it must lie in that folder".to_owned())),
+        }
+    };
+    names.map(|name| Ok((name.to_owned(), read(name)?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_come_from_the_models_folder_of_initial_states_and_nowhere_else() {
+        let repository = std::env::temp_dir().join(format!("triton-stateful-initial-files-{}", std::process::id()));
+        std::fs::create_dir_all(repository.join(FOLDER)).unwrap();
+        std::fs::write(repository.join(FOLDER).join("a"), "abc").unwrap();
+        std::fs::write(repository.join("secret"), "abc").unwrap();
+        let read = |name: &str| read(&repository, std::iter::once(name));
+        assert_eq!(read("a").unwrap()["a"], b"abc");
+        for name in ["b", "../secret", "/etc/passwd", "", "."] {
+            let error = read(name).unwrap_err().to_string();
+            assert!(error.contains(&format!("'{name}'")) && error.contains(FOLDER), "{error}");
+        }
+    }
+}

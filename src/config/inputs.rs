@@ -1,0 +1,175 @@
+//! What this backend adds to requests' inputs: their context, the padding of chunks of different lengths.
+
+use super::error::ConfigError;
+use super::parameters::{self, Parameters, Written, bad};
+
+/// An input that is fed with the end of the sequence's previous one in front.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Context {
+    /// Name of the input.
+    pub input: String,
+    /// Elements along the axis.
+    pub length: usize,
+    /// The axis in the model, where it is written.
+    pub axis: Option<usize>,
+}
+
+/// An input whose rows are filled up to one length.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaddedInput {
+    /// Name of the input.
+    pub input: String,
+    /// Name of the input that takes each row's own length.
+    pub lengths: String,
+    /// The axis in the model, where it is written.
+    pub axis: Option<usize>,
+}
+
+/// What of a padded run's output belongs to a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PaddedOutput {
+    /// Name of the output.
+    pub output: String,
+    /// Name of the output that gives the lengths; `None` if all of it does.
+    pub lengths: Option<String>,
+}
+
+/// `padded_inputs` and `padded_outputs`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ragged {
+    /// Inputs that are padded.
+    pub inputs: Vec<PaddedInput>,
+    /// Outputs for which the configuration says what belongs to a row.
+    pub outputs: Vec<PaddedOutput>,
+}
+
+const ALL: &str = "all";
+
+pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
+    const NAME: &str = "input_context";
+    const FORM: &str = "'input=elements' or 'input=elements@axis', separated by spaces or commas, is expected";
+    let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
+    let context = |(input, value)| {
+        let (value, axis) = with_axis(NAME, text, FORM, value)?;
+        match value.parse() {
+            Ok(0) | Err(_) => Err(bad(NAME, text, format!("'{input}' has '{value}' elements: 1 or more are expected"))),
+            Ok(length) => Ok(Context { input, length, axis }),
+        }
+    };
+    parameters::assignments(NAME, text, FORM)?.into_iter().map(context).collect()
+}
+
+impl Ragged {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        const INPUTS: &str = "padded_inputs";
+        const OUTPUTS: &str = "padded_outputs";
+        const INPUT_FORM: &str =
+            "'input=lengths_input' or 'input=lengths_input@axis', separated by spaces or commas, is expected";
+        const OUTPUT_FORM: &str = "'output=lengths_output' or 'output=all', separated by spaces or commas, is expected";
+        let assignments = |name, form| {
+            let text = parameters.text(name).unwrap_or_default();
+            parameters::assignments(name, text, form).map(|written| (text, written))
+        };
+        let (text, written) = assignments(INPUTS, INPUT_FORM)?;
+        let input = |(input, value)| {
+            let (lengths, axis) = with_axis(INPUTS, text, INPUT_FORM, value)?;
+            Ok::<_, ConfigError>(PaddedInput { input, lengths, axis })
+        };
+        let inputs: Vec<_> = written.into_iter().map(input).collect::<Result<_, _>>()?;
+        let (text, written) = assignments(OUTPUTS, OUTPUT_FORM)?;
+        let output = |(output, value)| match value {
+            Written::List(_) => Err(bad(OUTPUTS, text, OUTPUT_FORM)),
+            Written::One(lengths) => Ok(PaddedOutput { output, lengths: Some(lengths).filter(|name| name != ALL) }),
+        };
+        let outputs: Vec<_> = written.into_iter().map(output).collect::<Result<_, _>>()?;
+        if inputs.is_empty() && !outputs.is_empty() {
+            return Err(bad(OUTPUTS, text, "it needs 'padded_inputs'"));
+        }
+        Ok(Self { inputs, outputs })
+    }
+}
+
+/// `warmup_batch_sizes`: numbers of rows, none larger than a batch may be.
+pub(super) fn warmup_batch_sizes(parameters: &Parameters, max_batch_size: usize) -> Result<Vec<usize>, ConfigError> {
+    const NAME: &str = "warmup_batch_sizes";
+    let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
+    let most = max_batch_size.max(1);
+    let size = |word: &str| match word.parse() {
+        Ok(size) if (1..=most).contains(&size) => Ok(size),
+        _ => Err(bad(NAME, text, format!("'{word}' is no number of rows from 1 to max_batch_size, {most}"))),
+    };
+    text.split([',', ' ']).filter(|word| !word.is_empty()).map(size).collect()
+}
+
+/// Takes an axis off the end of a value: `value@axis`.
+fn with_axis(
+    name: &'static str,
+    text: &str,
+    form: &str,
+    value: Written,
+) -> Result<(String, Option<usize>), ConfigError> {
+    let Written::One(value) = value else { return Err(bad(name, text, form)) };
+    match value.rsplit_once('@') {
+        None => Ok((value, None)),
+        Some((value, axis)) => match axis.parse() {
+            Ok(axis) => Ok((value.to_owned(), Some(axis))),
+            Err(_) => Err(bad(name, text, format!("'{axis}' is no axis; {form}"))),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::Config;
+    use super::*;
+
+    fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let mut config =
+            json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} }, "parameters": {} });
+        for (name, value) in parameters {
+            config["parameters"][name] = json!({ "string_value": value });
+        }
+        Config::from_json(config.to_string().as_bytes())
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let config = config(&[
+            ("input_context", "audio=64 features=7@1"),
+            ("padded_inputs", "audio=len, features=flen@1"),
+            ("padded_outputs", "y=ylen z=all"),
+            ("warmup_batch_sizes", "1, 4"),
+        ]);
+        let config = config.unwrap();
+        let context = |input: &str, length, axis| Context { input: input.to_owned(), length, axis };
+        assert_eq!(config.contexts, [context("audio", 64, None), context("features", 7, Some(1))]);
+        assert_eq!(config.ragged.inputs[1].lengths, "flen");
+        assert_eq!((config.ragged.inputs[0].axis, config.ragged.inputs[1].axis), (None, Some(1)));
+        assert_eq!(config.ragged.outputs[0].lengths.as_deref(), Some("ylen"));
+        assert_eq!(config.ragged.outputs[1].lengths, None);
+        assert_eq!(config.warmup_batch_sizes, [1, 4]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_refused_with_the_parameter_and_the_value() {
+        for (name, value, word) in [
+            ("input_context", "audio", "input=elements"),
+            ("input_context", "audio=0", "1 or more"),
+            ("input_context", "audio=-3", "1 or more"),
+            ("input_context", "audio=[1]", "input=elements"),
+            ("input_context", "audio=3@x", "'x' is no axis"),
+            ("input_context", "audio=3 audio=4", "once only"),
+            ("padded_inputs", "audio", "lengths_input"),
+            ("padded_inputs", "audio=len@-1", "'-1' is no axis"),
+            ("padded_outputs", "y=all", "'padded_inputs'"),
+            ("warmup_batch_sizes", "0", "from 1 to max_batch_size, 4"),
+            ("warmup_batch_sizes", "1, 5", "'5'"),
+            ("warmup_batch_sizes", "x", "'x'"),
+        ] {
+            let error = config(&[(name, value)]).unwrap_err().to_string();
+            assert!([name, value, word].iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+}

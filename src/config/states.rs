@@ -1,0 +1,293 @@
+//! States: their pairs, their initial values, and how much memory those that vary may have.
+
+use super::error::{ConfigError, field};
+use super::parameters::{self, Parameters, Written, bad};
+use super::raw;
+use super::resolved::{StatePair, data_type, dims};
+use crate::tensor::{DataType, Dims, element_count};
+
+/// What the configuration says about states.
+#[derive(Clone, Debug)]
+pub struct States {
+    /// `state_pairs`.
+    pub pairs: WrittenPairs,
+    /// `sequence_batching.state`.
+    pub declared: Vec<DeclaredState>,
+    /// `initial_states`: name of a state's input, and its value.
+    pub initial: Vec<(String, InitialValue)>,
+    /// `initial_state_model`: a file in the version folder.
+    pub initial_model: Option<String>,
+    /// Most bytes that the varying states of one sequence may have, and those of all.
+    pub limits: StateLimits,
+}
+
+/// `state_pairs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WrittenPairs {
+    /// Not there.
+    Absent,
+    /// `auto`: found by their names.
+    Auto,
+    /// As written.
+    Pairs(Vec<StatePair>),
+}
+
+/// An entry of `sequence_batching.state`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredState {
+    /// Its two ends.
+    pub pair: StatePair,
+    /// Element type.
+    pub data_type: DataType,
+    /// Dimensions without the batch axis, or with -1 in its place; -1 is open.
+    pub dims: Vec<i64>,
+    /// Its `initial_state`.
+    pub initial: Option<DeclaredInitial>,
+}
+
+/// An `initial_state`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeclaredInitial {
+    /// Dimensions, as in the state's, none open.
+    pub dims: Vec<i64>,
+    /// `data_file`; zeros without one.
+    pub file: Option<String>,
+}
+
+/// A value of `initial_states`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InitialValue {
+    /// Every element is this.
+    Fill(String),
+    /// The elements of a row.
+    List(Vec<String>),
+    /// The elements of a row as raw bytes, in this file.
+    File(String),
+}
+
+/// How much the states that vary in size may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateLimits {
+    /// `max_state_bytes_per_sequence`.
+    pub per_sequence: usize,
+    /// `max_state_bytes`.
+    pub total: usize,
+}
+
+impl States {
+    pub(super) fn new(parameters: &Parameters, declared: Vec<raw::State>) -> Result<Self, ConfigError> {
+        let pairs = match parameters.text("state_pairs") {
+            None => WrittenPairs::Absent,
+            Some("auto") => WrittenPairs::Auto,
+            Some(text) => WrittenPairs::Pairs(parameters::state_pairs(text)?),
+        };
+        let declared = declared.into_iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
+        let initial = parameters.text("initial_states").map(initial_states).transpose()?.unwrap_or_default();
+        let initial_model = parameters.text("initial_state_model").map(str::to_owned);
+        Ok(Self { pairs, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
+    }
+
+    /// All pairs: those written or `found`, and those declared. A name may stand in one pair only.
+    pub fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
+        let mut all: Vec<StatePair> = Vec::new();
+        for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
+            match all.iter().find(|known| known.input == pair.input || known.output == pair.output) {
+                None => all.push(pair.clone()),
+                Some(known) if known == pair => {}
+                Some(known) => return Err(conflict(known, pair)),
+            }
+        }
+        Ok(all)
+    }
+
+    /// Files in the folder `initial_state` that the configuration names.
+    pub fn initial_files(&self) -> impl Iterator<Item = &str> {
+        let declared = self.declared.iter().filter_map(|state| state.initial.as_ref()?.file.as_deref());
+        let named = self.initial.iter().filter_map(|(_, value)| match value {
+            InitialValue::File(file) => Some(file.as_str()),
+            _ => None,
+        });
+        declared.chain(named)
+    }
+
+    /// The entry of `sequence_batching.state` for a state, if it has one.
+    pub fn declaration(&self, pair: &StatePair) -> Option<&DeclaredState> {
+        self.declared.iter().find(|state| state.pair == *pair)
+    }
+}
+
+fn conflict(known: &StatePair, pair: &StatePair) -> ConfigError {
+    let name = if known.input == pair.input { &pair.input } else { &pair.output };
+    field(
+        format!("the state <<<{}, {}>>>", pair.input, pair.output),
+        "in conflict",
+        format!(
+            "'{name}' is in <<<{}, {}>>> too; a name may stand in one pair only, of 'state_pairs' and \
+             'sequence_batching.state' together",
+            known.input, known.output
+        ),
+    )
+}
+
+impl DeclaredState {
+    fn new(raw: raw::State) -> Result<Self, ConfigError> {
+        let path = format!("sequence_batching.state '{}'", raw.input_name);
+        for (name, value) in [("input_name", &raw.input_name), ("output_name", &raw.output_name)] {
+            if value.is_empty() {
+                return Err(field(format!("{path}.{name}"), "empty", "the name of the model's tensor is expected"));
+            }
+        }
+        let data_type = data_type(&format!("{path}.data_type"), &raw.data_type)?;
+        let dims = dims(raw.dims);
+        let initial = match <[_; 1]>::try_from(raw.initial_state) {
+            Ok([initial]) => Some(DeclaredInitial::new(&format!("{path}.initial_state"), initial, data_type, &dims)?),
+            Err(none) if none.is_empty() => None,
+            Err(_) => return Err(field(format!("{path}.initial_state"), "given twice", "a state has one")),
+        };
+        let pair = StatePair { input: raw.input_name, output: raw.output_name };
+        Ok(Self { pair, data_type, dims, initial })
+    }
+}
+
+impl DeclaredInitial {
+    fn new(path: &str, raw: raw::InitialState, of: DataType, state_dims: &[i64]) -> Result<Self, ConfigError> {
+        if data_type(&format!("{path}.data_type"), &raw.data_type)? != of {
+            return Err(field(format!("{path}.data_type"), raw.data_type, format!("the state has {of}")));
+        }
+        let dims = dims(raw.dims);
+        let fits = dims.len() == state_dims.len()
+            && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
+        if !fits || element_count(&dims).is_none() {
+            let rule = format!("it must agree with the state's dims {}, with none open", Dims(state_dims));
+            return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
+        }
+        let file = raw.data_file.filter(|file| !file.is_empty());
+        if file.is_none() && raw.zero_data.is_none() {
+            return Err(field(path, "without data", "'zero_data: true' or a 'data_file' is expected"));
+        }
+        Ok(Self { dims, file })
+    }
+}
+
+/// Reads `name=value`, `name=[value, value]` and `name=file:FILE`.
+fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError> {
+    let form = "'name=value', 'name=[value, value]' or 'name=file:FILE', separated by spaces or commas, is expected";
+    let written = parameters::assignments("initial_states", text, form)?;
+    let value = |written| match written {
+        Written::List(values) => InitialValue::List(values),
+        Written::One(value) => match value.strip_prefix("file:") {
+            Some(file) => InitialValue::File(file.to_owned()),
+            None => InitialValue::Fill(value),
+        },
+    };
+    Ok(written.into_iter().map(|(name, written)| (name, value(written))).collect())
+}
+
+impl StateLimits {
+    fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
+        let total = bytes("max_state_bytes")?.unwrap_or_else(|| machine_memory() / 2);
+        let per_sequence = bytes("max_state_bytes_per_sequence")?.unwrap_or(total);
+        if per_sequence > total {
+            let rule = format!("it must not be larger than max_state_bytes, {total}");
+            return Err(bad("max_state_bytes_per_sequence", per_sequence, rule));
+        }
+        Ok(Self { per_sequence, total })
+    }
+}
+
+/// Bytes of memory that this process may have: the machine's, or what its control group allows.
+fn machine_memory() -> usize {
+    let system = sysinfo::System::new_with_specifics(
+        sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),
+    );
+    let group = system.cgroup_limits().map_or(u64::MAX, |limits| limits.total_memory);
+    usize::try_from(system.total_memory().min(group)).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::Config;
+    use super::*;
+
+    fn config(state: Value, parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        let mut config = json!({
+            "name": "m", "max_batch_size": 4,
+            "sequence_batching": { "direct": {}, "state": state },
+            "parameters": {},
+        });
+        for (name, value) in parameters {
+            config["parameters"][name] = json!({ "string_value": value });
+        }
+        Config::from_json(config.to_string().as_bytes())
+    }
+
+    fn state(input: &str, output: &str) -> Value {
+        json!({ "input_name": input, "output_name": output, "data_type": "TYPE_FP32", "dims": [2, -1] })
+    }
+
+    fn pair(input: &str, output: &str) -> StatePair {
+        StatePair { input: input.to_owned(), output: output.to_owned() }
+    }
+
+    #[test]
+    fn the_states_are_the_union_of_both_lists_and_a_name_is_in_one_pair_only() {
+        let states = config(json!([state("b", "b2"), state("a", "a2")]), &[("state_pairs", "<<<c, c2>>> <<<a, a2>>>")]);
+        let states = states.unwrap().states;
+        let WrittenPairs::Pairs(pairs) = &states.pairs else { panic!("pairs are written") };
+        assert_eq!(states.union(pairs).unwrap(), [pair("c", "c2"), pair("a", "a2"), pair("b", "b2")]);
+        for other in [pair("a", "x"), pair("x", "a2")] {
+            let error = states.union(std::slice::from_ref(&other)).unwrap_err().to_string();
+            for part in ["<<<a, a2>>>", &other.input, &other.output, "one pair only"] {
+                assert!(error.contains(part), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn dims_are_read_as_numbers_and_as_strings() {
+        let mut declared = state("a", "a2");
+        declared["initial_state"] =
+            json!([{ "name": "i", "data_type": "TYPE_FP32", "dims": ["2", "3"], "data_file": "f" }]);
+        let states = config(json!([declared]), &[("initial_states", "x=file:g, y=1 z=[1,2]")]).unwrap().states;
+        let expected = DeclaredInitial { dims: vec![2, 3], file: Some("f".to_owned()) };
+        assert_eq!(states.declared[0].initial, Some(expected));
+        assert_eq!(states.initial_files().collect::<Vec<_>>(), ["f", "g"]);
+        assert_eq!(states.initial[1], ("y".to_owned(), InitialValue::Fill("1".to_owned())));
+        assert_eq!(states.initial[2].1, InitialValue::List(vec!["1".to_owned(), "2".to_owned()]));
+    }
+
+    #[test]
+    fn an_initial_state_that_does_not_fit_its_state_is_refused() {
+        for (initial, words) in [
+            (json!([{ "data_type": "TYPE_INT8", "dims": [2, 3], "zero_data": true }]), ["data_type", "TYPE_INT8"]),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [3, 3], "zero_data": true }]), ["dims", "[3, 3]"]),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [2], "zero_data": true }]), ["dims", "[2]"]),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [2, -1], "zero_data": true }]), ["dims", "none open"]),
+            (json!([{ "data_type": "TYPE_FP32", "dims": [2, 3] }]), ["initial_state", "zero_data"]),
+            (json!([{}, {}]), ["initial_state", "twice"]),
+        ] {
+            let mut declared = state("a", "a2");
+            declared["initial_state"] = initial;
+            let error = config(json!([declared]), &[]).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)) && error.contains("'a'"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_limits_are_read_and_have_an_order() {
+        let limits = |parameters: &[(&str, &str)]| config(json!([]), parameters).map(|config| config.states.limits);
+        let half = limits(&[]).unwrap();
+        assert!(half.total > 0 && half.total == half.per_sequence);
+        let given = limits(&[("max_state_bytes", "1000"), ("max_state_bytes_per_sequence", "10")]).unwrap();
+        assert_eq!(given, StateLimits { per_sequence: 10, total: 1000 });
+        for (name, value) in [("max_state_bytes", "0"), ("max_state_bytes_per_sequence", "-1")] {
+            let error = limits(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+        let error = limits(&[("max_state_bytes", "5"), ("max_state_bytes_per_sequence", "6")]).unwrap_err();
+        assert!(error.to_string().contains("max_state_bytes, 5"), "{error}");
+    }
+}

@@ -1,0 +1,291 @@
+//! States whose size varies: growing tensors and strings. They belong to their sequence, beside its slot.
+//!
+//! Rules: what is kept is paid for: a [`Charge`] holds its bytes in a [`Budget`] until it is dropped. Room is made before
+//! anything is written, so that writing cannot fail half-way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use memmap2::{MmapMut, RemapOptions};
+
+use super::OutOfMemory;
+use super::strings::{self, Strings};
+
+/// From here on a state has pages of its own: it grows without being copied and goes back to the system at once. Smaller
+/// ones come from the allocator, as a process can have some ten thousand mappings only.
+const PAGES_FROM: usize = 256 * 1024;
+
+/// Bytes that all varying states of a model may have together.
+#[derive(Debug)]
+pub struct Budget {
+    limit: usize,
+    used: AtomicUsize,
+}
+
+/// Why a state cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoRoom {
+    /// The budget does not allow it.
+    #[error("{wanted} bytes more are needed, and {used} of {limit} bytes are in use")]
+    Budget {
+        /// What was asked for.
+        wanted: usize,
+        /// What is in use.
+        used: usize,
+        /// What may be in use.
+        limit: usize,
+    },
+    /// The system has no more memory.
+    #[error("{bytes} bytes of host memory cannot be had")]
+    System {
+        /// What was asked for.
+        bytes: usize,
+    },
+}
+
+impl Budget {
+    /// A budget of which nothing is used.
+    pub fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self { limit, used: AtomicUsize::new(0) })
+    }
+
+    /// Bytes in use.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, wanted: usize) -> Result<(), NoRoom> {
+        let more = |used: usize| used.checked_add(wanted).filter(|&used| used <= self.limit);
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        taken.map(drop).map_err(|used| NoRoom::Budget { wanted, used, limit: self.limit })
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// A part of a budget.
+struct Charge {
+    budget: Arc<Budget>,
+    bytes: usize,
+}
+
+impl Charge {
+    fn set(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        if bytes > self.bytes {
+            self.budget.take(bytes - self.bytes)?;
+        } else {
+            self.budget.give_back(self.bytes - bytes);
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.budget.give_back(self.bytes);
+    }
+}
+
+/// A row of a tensor whose size varies.
+pub struct Varying {
+    dims: Vec<i64>,
+    bytes: Bytes,
+    strings: Strings,
+    charge: Charge,
+}
+
+impl Varying {
+    /// One without elements.
+    pub fn new(budget: &Arc<Budget>) -> Self {
+        let charge = Charge { budget: budget.clone(), bytes: 0 };
+        Self { dims: Vec::new(), bytes: Bytes::default(), strings: Strings::new(), charge }
+    }
+
+    /// Dimensions of the row, with 1 for the batch axis.
+    pub fn dims(&self) -> &[i64] {
+        &self.dims
+    }
+
+    /// The elements, if they are not strings.
+    pub fn bytes(&self) -> &[u8] {
+        self.bytes.as_slice()
+    }
+
+    /// The elements, if they are strings.
+    pub fn strings(&self) -> &[Vec<u8>] {
+        &self.strings
+    }
+
+    /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        self.bytes.reserve(bytes)?;
+        self.charge.set(bytes.max(self.charge.bytes))
+    }
+
+    /// Makes room for strings of `bytes` bytes in all (see [`strings::written_bytes`]).
+    pub fn reserve_strings(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        self.charge.set(bytes.max(self.charge.bytes))
+    }
+
+    /// Replaces the elements by `bytes` bytes, for which there is room.
+    pub fn write(&mut self, dims: &[i64], bytes: usize, fill: impl FnOnce(&mut [u8])) {
+        self.set_dims(dims);
+        fill(self.bytes.resize(bytes));
+        // Less than is reserved is always granted.
+        let _ = self.charge.set(bytes);
+    }
+
+    /// Replaces the elements by strings, for which there is room.
+    pub fn write_strings(&mut self, dims: &[i64], elements: Strings) {
+        self.set_dims(dims);
+        self.strings = elements;
+        let _ = self.charge.set(strings::written_bytes(&self.strings));
+    }
+
+    /// Gives up room that was made and not used.
+    pub fn release_reserve(&mut self) {
+        let kept = self.bytes.as_slice().len() + strings::written_bytes(&self.strings);
+        let _ = self.charge.set(kept);
+    }
+
+    fn set_dims(&mut self, dims: &[i64]) {
+        self.dims.clear();
+        self.dims.extend_from_slice(dims);
+    }
+}
+
+/// Bytes that can grow, aligned for any element.
+enum Bytes {
+    Allocated { words: Vec<u64>, len: usize },
+    Pages { pages: MmapMut, len: usize },
+}
+
+impl Default for Bytes {
+    fn default() -> Self {
+        Self::Allocated { words: Vec::new(), len: 0 }
+    }
+}
+
+impl Bytes {
+    fn as_slice(&self) -> &[u8] {
+        match self {
+            Self::Allocated { words, len } => &bytemuck::cast_slice(words)[..*len],
+            Self::Pages { pages, len } => &pages[..*len],
+        }
+    }
+
+    /// Room for `wanted` bytes; the contents stay.
+    fn reserve(&mut self, wanted: usize) -> Result<(), NoRoom> {
+        let failed = NoRoom::System { bytes: wanted };
+        match self {
+            Self::Allocated { words, len } => {
+                if wanted < PAGES_FROM {
+                    let count = wanted.div_ceil(size_of::<u64>());
+                    if count > words.len() {
+                        words.try_reserve(count - words.len()).map_err(|_| failed)?;
+                        words.resize(count, 0);
+                    }
+                    return Ok(());
+                }
+                let mut pages = MmapMut::map_anon(doubled(wanted, PAGES_FROM)).map_err(|_| failed)?;
+                pages[..*len].copy_from_slice(&bytemuck::cast_slice(words)[..*len]);
+                *self = Self::Pages { pages, len: *len };
+            }
+            Self::Pages { pages, .. } => {
+                if wanted > pages.len() {
+                    let options = RemapOptions::new().may_move(true);
+                    // SAFETY: an anonymous private mapping that this owns; nothing borrows from it now.
+                    unsafe { pages.remap(doubled(wanted, pages.len()), options) }.map_err(|_| failed)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `wanted` bytes, for which there is room, to be written. Much less than before goes back to the system.
+    fn resize(&mut self, wanted: usize) -> &mut [u8] {
+        if let Self::Pages { pages, .. } = self
+            && wanted <= pages.len() / 8
+        {
+            let mut smaller = Self::default();
+            if smaller.reserve(wanted).is_ok() {
+                *self = smaller;
+            }
+        }
+        match self {
+            Self::Allocated { words, len } => {
+                *len = wanted;
+                &mut bytemuck::cast_slice_mut(words)[..wanted]
+            }
+            Self::Pages { pages, len } => {
+                *len = wanted;
+                &mut pages[..wanted]
+            }
+        }
+    }
+}
+
+/// Room that is at least doubled, so that growing step by step costs no call for each. Pages that are not touched cost
+/// nothing.
+fn doubled(wanted: usize, now: usize) -> usize {
+    wanted.max(now.saturating_mul(2))
+}
+
+impl From<OutOfMemory> for NoRoom {
+    fn from(error: OutOfMemory) -> Self {
+        Self::System { bytes: error.bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_grows_step_by_step_keeps_its_bytes_and_pays_for_them() {
+        let budget = Budget::new(2 << 20);
+        let mut state = Varying::new(&budget);
+        for step in 1..=50i64 {
+            let bytes = step as usize * 20_000;
+            let before = state.bytes().to_vec();
+            state.reserve(bytes).unwrap();
+            assert_eq!(state.bytes(), before, "room is made around what is kept");
+            state.write(&[1, step], bytes, |row| row.fill(step as u8));
+            assert_eq!((state.dims(), state.bytes().len(), budget.used()), (&[1, step][..], bytes, bytes));
+        }
+        state.write(&[1, 0], 0, |row| assert!(row.is_empty()));
+        assert_eq!(budget.used(), 0);
+        assert!(matches!(state.bytes, Bytes::Allocated { .. }), "the pages have gone back");
+    }
+
+    #[test]
+    fn a_state_over_the_budget_is_refused_with_the_numbers_and_stays_as_it_was() {
+        let budget = Budget::new(100);
+        let (mut first, mut second) = (Varying::new(&budget), Varying::new(&budget));
+        first.reserve(60).unwrap();
+        first.write(&[60], 60, |row| row.fill(7));
+        assert_eq!(second.reserve(41), Err(NoRoom::Budget { wanted: 41, used: 60, limit: 100 }));
+        assert_eq!(first.reserve(101), Err(NoRoom::Budget { wanted: 41, used: 60, limit: 100 }));
+        assert_eq!(first.bytes(), [7; 60]);
+        first.reserve(90).unwrap();
+        first.release_reserve();
+        assert_eq!((first.bytes(), budget.used()), (&[7; 60][..], 60));
+        drop(first);
+        assert_eq!(second.reserve(100), Ok(()));
+        drop(second);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn strings_are_paid_for_as_they_are_written() {
+        let budget = Budget::new(20);
+        let mut state = Varying::new(&budget);
+        let elements = vec![b"abc".to_vec(), Vec::new()];
+        state.reserve_strings(strings::written_bytes(&elements)).unwrap();
+        state.write_strings(&[2], elements.clone());
+        assert_eq!((state.strings(), budget.used()), (elements.as_slice(), 11));
+    }
+}
