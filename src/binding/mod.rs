@@ -253,10 +253,11 @@ impl Binding {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
             feeds.place(index, request_input(config, tensor, info, feeds.has_default(index))?)?;
         }
+        let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();
         for tensor in &config.outputs {
             let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output")?;
-            outputs.push(response_output(config, tensor, info)?);
+            outputs.push(response_output(config, tensor, info, batch_symbol)?);
         }
         let mut states = Vec::new();
         for (number, pair) in state_pairs.iter().enumerate() {
@@ -267,7 +268,7 @@ impl Binding {
             let ends = Ends { pair, input: input_info, output: output_info };
             let beside = states.iter().filter(|state: &&BoundState| matches!(state.place, StatePlace::Beside(_)));
             let place = Placing { number, input: index, beside: beside.count() };
-            let (input, state) = bind_state(config, ends, place, &mut outputs, files, signature)?;
+            let (input, state) = bind_state(config, ends, place, &mut outputs, files, batch_symbol)?;
             feeds.place(index, input)?;
             states.push(state);
         }
@@ -381,6 +382,16 @@ impl<'a> Feeds<'a> {
             side: "input",
             has: self.infos.iter().map(|info| info.name.clone()).collect(),
         })
+    }
+
+    /// The name that the model gives its batch dimension, where an input that is fed has it. Without Triton's batch it
+    /// is taken to be the first.
+    fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
+        let of_input = |(fed, info): (&Option<BoundInput>, &&'a TensorInfo)| {
+            let axis = fed.as_ref()?.batch_axis.or((!config.is_batched()).then_some(0))?;
+            Some(info.symbols.get(axis)?.as_str()).filter(|symbol| !symbol.is_empty())
+        };
+        self.fed.iter().zip(&self.infos).find_map(of_input)
     }
 
     const fn has_default(&self, index: usize) -> bool {

@@ -14,6 +14,8 @@ fn match_dims(
     list: &'static str,
     tensor: &TensorConfig,
     model: &[i64],
+    symbols: &[String],
+    batch_symbol: Option<&str>,
 ) -> Result<(Option<usize>, ShapeForm), BindingError> {
     let error = |rule: String| BindingError::Dims {
         what: format!("{list} '{}'", tensor.name),
@@ -32,8 +34,9 @@ fn match_dims(
     }
     if tensor.dims.len() == model.len() && !model.is_empty() {
         let open: Vec<usize> = (0..model.len()).filter(|&axis| tensor.dims[axis] < 0 && model[axis] < 0).collect();
-        return match (open.as_slice(), all_agree(&tensor.dims, model)) {
-            (&[axis], true) => Ok((Some(axis), ShapeForm::BatchInside)),
+        let named: Vec<usize> = open.iter().copied().filter(|&axis| is_batch(&symbols[axis], batch_symbol)).collect();
+        return match (open.as_slice(), named.as_slice(), all_agree(&tensor.dims, model)) {
+            (&[axis], _, true) | (_, &[axis], true) => Ok((Some(axis), ShapeForm::BatchInside)),
             _ => Err(error(
                 "either leave the batch dimension out, or mark it, and only it, with -1 where the model has it open; \
                  for a model's [batch], write dims [1] with reshape { shape: [ ] }"
@@ -61,6 +64,17 @@ fn match_dims(
 
 const INPUT: &str = "input";
 
+/// Names that exporters give the batch dimension.
+const BATCH_NAMES: [&str; 6] = ["batch", "batch_size", "batchsize", "n", "b", "bs"];
+
+/// Whether a dimension's name is the batch's: the one that the requests' inputs give it, else a usual one.
+pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
+    match batch_symbol {
+        Some(of_requests) => symbol == of_requests,
+        None => BATCH_NAMES.contains(&symbol.to_lowercase().as_str()),
+    }
+}
+
 /// Binds an input of requests; `has_default` says that the model has a value for it.
 pub(super) fn request_input(
     config: &Config,
@@ -79,7 +93,7 @@ pub(super) fn request_input(
     if let (Some(axis), Some(context)) = (axis, context) {
         sent[axis] = without_context(sent[axis], context.length);
     }
-    let (batch_axis, form) = match_dims(config, INPUT, tensor, &sent)?;
+    let (batch_axis, form) = match_dims(config, INPUT, tensor, &sent, &info.symbols, None)?;
     // Where only the configuration fixes a dimension, Triton holds requests to it.
     let behind = sent.len() - tensor.dims.len();
     for (dim, &configured) in sent[behind..].iter_mut().zip(&tensor.dims) {
@@ -132,14 +146,19 @@ fn context_axis(
         why,
     };
     let dims = Dims(&info.dims);
-    let fits = |axis: usize| {
+    let batch_axis = |axis: usize| {
         let mut sent = info.dims.clone();
         sent[axis] = without_context(sent[axis], context.length);
-        match_dims(config, INPUT, tensor, &sent).is_ok_and(|(batch, _)| batch != Some(axis)) && sent[axis] != 0
+        let (batch, _) = match_dims(config, INPUT, tensor, &sent, &info.symbols, None).ok()?;
+        (sent[axis] != 0).then_some(batch)
     };
+    let fits = |axis: usize| batch_axis(axis).is_some_and(|batch| batch != Some(axis));
     if let Some(axis) = context.axis {
         return match axis < info.dims.len() {
             false => Err(error(format!("the model's dims {dims} have no axis {axis}"))),
+            true if batch_axis(axis) == Some(Some(axis)) => {
+                Err(error(format!("axis {axis} of the model's {dims} is the batch: write another")))
+            }
             true if !fits(axis) => Err(error(format!(
                 "with a context of {} in front, dims {} of the configuration do not make the model's {dims} along axis {axis}",
                 context.length,
@@ -176,7 +195,9 @@ fn bind_context(
     let bytes =
         WindowLayout::new(tensor.data_type, &row, batch_axis, axis).map(|layout| layout.window_bytes(context.length));
     match bytes {
-        Some(bytes) if !tensor.optional => Ok(BoundContext { axis, length: context.length, bytes, slot_entry: 0 }),
+        Some(bytes) if !tensor.optional && tensor.data_type != DataType::Bytes => {
+            Ok(BoundContext { axis, length: context.length, bytes, slot_entry: 0 })
+        }
         _ => Err(BindingError::Parameter {
             parameter: "input_context",
             value: context.input.clone(),
@@ -212,12 +233,13 @@ pub(super) fn response_output(
     config: &Config,
     tensor: &TensorConfig,
     info: &TensorInfo,
+    batch_symbol: Option<&str>,
 ) -> Result<BoundOutput, BindingError> {
     check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
     // A model may say nothing at all about an output's shape, not even its rank.
     let batch_axis = match info.dims.is_empty() && config.is_batched() {
         true => Some(0),
-        false => match_dims(config, "output", tensor, &info.dims)?.0,
+        false => match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?.0,
     };
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.

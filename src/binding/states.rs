@@ -2,14 +2,11 @@
 
 use super::error::BindingError;
 use super::initial::Initial;
-use super::shapes::{bound, empty_dims};
+use super::shapes::{bound, empty_dims, is_batch};
 use super::{BoundInput, BoundOutput, BoundState, Source, StatePlace, agree, all_agree, batches, check_type, describe};
 use crate::config::{Config, DeclaredState, InitialFiles, StatePair};
-use crate::session::{Signature, TensorInfo};
+use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, RowLayout};
-
-/// Names that exporters give the batch dimension.
-const BATCH_NAMES: [&str; 6] = ["batch", "batch_size", "batchsize", "n", "b", "bs"];
 
 /// The two ends of a state in the model.
 #[derive(Clone, Copy)]
@@ -37,10 +34,10 @@ pub(super) fn bind_state(
     placing: Placing,
     outputs: &mut Vec<BoundOutput>,
     files: &InitialFiles,
-    signature: &Signature,
+    batch_symbol: Option<&str>,
 ) -> Result<(BoundInput, BoundState), BindingError> {
     let declared = config.states.declaration(ends.pair);
-    let batch_axis = batch_axis(config, ends.input, declared, batch_symbol(config, signature))?;
+    let batch_axis = batch_axis(config, ends.input, declared, batch_symbol)?;
     let mut input = bound(ends.input, batch_axis, Source::State(placing.number));
     if let Some(declared) = declared {
         narrow(&mut input, declared)?;
@@ -63,14 +60,6 @@ pub(super) fn bind_state(
     Ok((input, state))
 }
 
-/// The name that the model gives its batch dimension, where an input of requests has it.
-fn batch_symbol<'a>(config: &Config, signature: &'a Signature) -> Option<&'a str> {
-    let is_request = |info: &&TensorInfo| config.inputs.iter().any(|tensor| tensor.name == info.name);
-    let first =
-        signature.inputs.iter().filter(is_request).find(|info| info.dims.first().is_some_and(|&dim| dim < 0))?;
-    first.symbols.first().map(String::as_str).filter(|symbol| !symbol.is_empty())
-}
-
 fn state_error(info: &TensorInfo, why: impl Into<String>) -> BindingError {
     BindingError::State { name: info.name.clone(), dims: describe(info.data_type, &info.dims), why: why.into() }
 }
@@ -89,11 +78,11 @@ fn batch_axis(
         Some(_) => return Ok(None),
         None => open.clone(),
     };
-    let named = |is_batch: &dyn Fn(&str) -> bool| -> Vec<usize> {
-        candidates.iter().copied().filter(|&axis| is_batch(&info.symbols[axis])).collect()
+    let named = |batch: Option<&str>| -> Vec<usize> {
+        candidates.iter().copied().filter(|&axis| is_batch(&info.symbols[axis], batch)).collect()
     };
-    let as_in_requests = named(&|symbol| batch_symbol == Some(symbol));
-    let as_usual = named(&|symbol| BATCH_NAMES.contains(&symbol.to_lowercase().as_str()));
+    let as_in_requests = if batch_symbol.is_some() { named(batch_symbol) } else { Vec::new() };
+    let as_usual = named(None);
     let all_have_names = candidates.iter().all(|&axis| !info.symbols[axis].is_empty());
     match (as_in_requests.as_slice(), as_usual.as_slice(), candidates.as_slice()) {
         (&[axis], ..) | (&[], &[axis], _) => Ok(Some(axis)),
