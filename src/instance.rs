@@ -8,7 +8,7 @@ use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::gather;
 use crate::batch::grouping::Grouping;
 use crate::batch::initial::InitialStep;
-use crate::batch::respond::{Answers, empty_response};
+use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::Strategy;
@@ -187,10 +187,10 @@ impl Instance {
         let binding = &self.model.binding;
         let rows = self.model.config.padding.rows(batch.len());
         fault::point("gather", batch);
-        gather(binding, batch, rows, &mut self.step)?;
+        let lent = gather(binding, batch, rows, &mut self.step)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
-        self.step.run(rows)?;
+        self.step.run(rows, &lent)?;
         times.compute_end = monotonic_ns();
         let answers = Answers::new(binding, &self.step, rows)?;
         for (place, row) in batch.iter_mut().enumerate() {
@@ -204,6 +204,9 @@ impl Instance {
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
             fault::point("respond", std::slice::from_ref(row));
+        }
+        if let [row] = batch {
+            complete_state(binding, &mut self.step, row);
         }
         self.triton.report_batch(batch.len(), times);
         self.report.batch(batch, times);

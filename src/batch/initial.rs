@@ -42,7 +42,7 @@ impl InitialStep {
                 rest = behind;
             }
         }
-        self.step.run(1)?;
+        self.step.run(1, &[])?;
         let mut initial = vec![None; binding.states.len()];
         for (index, output) in model.outputs.iter().enumerate() {
             let (state, view) = (&binding.states[output.state], self.step.output(index)?);

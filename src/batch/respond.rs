@@ -71,7 +71,7 @@ impl<'a> Answers<'a> {
         Ok(lease.reserve(sizes())?)
     }
 
-    /// Keeps the new state of the row at `place`, for which room has been made.
+    /// Writes the new state of the row at `place`, for which room has been made. What [`complete_state`] does is left.
     pub fn keep_state(&self, place: usize, row: &mut Row) {
         let contexts = self.contexts(row);
         let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
@@ -83,6 +83,7 @@ impl<'a> Answers<'a> {
                         let from = self.binding.slot.offset(number);
                         self.write(state, answer, place, &mut slot[from..from + state.slot_bytes()]);
                     }
+                    StatePlace::Beside(_) if self.step.has_expected(state.output) => {}
                     StatePlace::Beside(number) => self.keep_varying(state, answer, place, &mut varying[number]),
                 }
             }
@@ -90,6 +91,9 @@ impl<'a> Answers<'a> {
                 context.keep(self, place, slot);
             }
         });
+        if !self.varying().any(|(state, _)| self.step.has_expected(state.output)) {
+            lease.complete(|_| {});
+        }
     }
 
     fn varying(&self) -> impl Iterator<Item = (&BoundState, &Answer<'a>)> {
@@ -175,6 +179,19 @@ impl<'a> Answers<'a> {
         let of_row = |(input, ..): (usize, _, _)| EndOfRow::of(self, input, row);
         self.binding.contexts().filter_map(of_row).collect()
     }
+}
+
+/// Finishes what [`Answers::keep_state`] has begun: states that the run wrote to buffers of their own change places with
+/// the sequence's.
+pub fn complete_state(binding: &Binding, step: &mut Step, row: &mut Row) {
+    let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
+    lease.complete(|varying| {
+        for state in &binding.states {
+            if let StatePlace::Beside(number) = state.place {
+                step.exchange_output(state.output, &mut varying[number]);
+            }
+        }
+    });
 }
 
 /// The end of a row of an input, which is the context of the next.

@@ -156,7 +156,7 @@ fn context_axis(
     if let Some(axis) = context.axis {
         return match axis < info.dims.len() {
             false => Err(error(format!("the model's dims {dims} have no axis {axis}"))),
-            true if batch_axis(axis) == Some(Some(axis)) => {
+            true if batch_axis(axis) == Some(Some(axis)) || is_batch(&info.symbols[axis], None) => {
                 Err(error(format!("axis {axis} of the model's {dims} is the batch: write another")))
             }
             true if !fits(axis) => Err(error(format!(

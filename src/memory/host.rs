@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memmap2::{MmapMut, MmapRaw};
+use memmap2::{MmapMut, MmapRaw, RemapOptions};
 
 /// The system has no more memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +24,24 @@ impl Buffer {
     pub fn new(bytes: usize) -> Result<Self, OutOfMemory> {
         let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| OutOfMemory { bytes })?;
         Ok(Self { pages: pages.into(), bytes })
+    }
+
+    /// Makes it larger; the contents stay, and are not copied.
+    pub fn grow(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
+        // SAFETY: an anonymous mapping of this buffer's own; `&mut self` says that no slice of it is left.
+        unsafe { self.pages.remap(bytes, RemapOptions::new().may_move(true)) }.map_err(|_| OutOfMemory { bytes })?;
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Gives the pages behind the first `kept` bytes back to the system; they read as zeros again.
+    pub fn trim(&mut self, kept: usize) {
+        let page = page_bytes();
+        let from = kept.next_multiple_of(page);
+        if from < self.bytes {
+            // SAFETY: whole pages of this mapping; private anonymous memory reads as zeros afterwards.
+            unsafe { libc::madvise(self.as_ptr().add(from).cast(), self.bytes - from, libc::MADV_DONTNEED) };
+        }
     }
 
     /// Bytes that were asked for.
@@ -52,6 +70,11 @@ impl Buffer {
         // SAFETY: as in `bytes`, and `&mut self` makes it the only access.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
     }
+}
+
+fn page_bytes() -> usize {
+    // SAFETY: a plain question to the system.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// Memory of a number of slots, one after another. Its contents are reached through [`SlotMemory`] only.
@@ -121,6 +144,17 @@ mod tests {
         assert_eq!(buffer.bytes()[99], 7);
         assert!(Buffer::new(0).unwrap().is_empty());
         assert_eq!(Buffer::new(usize::MAX).err(), Some(OutOfMemory { bytes: usize::MAX }));
+    }
+
+    #[test]
+    fn a_buffer_grows_around_its_contents_and_gives_pages_back() {
+        let mut buffer = Buffer::new(10_000).unwrap();
+        buffer.bytes_mut().fill(7);
+        buffer.grow(1 << 20).unwrap();
+        assert!(buffer.bytes()[..10_000].iter().all(|&byte| byte == 7));
+        buffer.trim(100);
+        assert!(buffer.bytes()[..100].iter().all(|&byte| byte == 7));
+        assert!(buffer.bytes()[page_bytes()..].iter().all(|&byte| byte == 0));
     }
 
     #[test]

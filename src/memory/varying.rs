@@ -6,9 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use memmap2::{MmapMut, RemapOptions};
-
-use super::OutOfMemory;
+use super::host::{Buffer, OutOfMemory};
 use super::strings::{self, Strings};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once. Smaller
@@ -92,6 +90,8 @@ impl Drop for Charge {
 /// A row of a tensor whose size varies.
 pub struct Varying {
     dims: Vec<i64>,
+    /// Those before the last write.
+    earlier_dims: Vec<i64>,
     bytes: Bytes,
     strings: Strings,
     charge: Charge,
@@ -101,7 +101,8 @@ impl Varying {
     /// One without elements.
     pub fn new(budget: &Arc<Budget>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
-        Self { dims: Vec::new(), bytes: Bytes::default(), strings: Strings::new(), charge }
+        let (dims, earlier_dims) = (Vec::new(), Vec::new());
+        Self { dims, earlier_dims, bytes: Bytes::default(), strings: Strings::new(), charge }
     }
 
     /// Dimensions of the row, with 1 for the batch axis.
@@ -117,6 +118,22 @@ impl Varying {
     /// The elements, if they are strings.
     pub fn strings(&self) -> &[Vec<u8>] {
         &self.strings
+    }
+
+    /// The dims after the next request, if it changes them as the last one did. `None` if there was no last one, and for
+    /// what is so small that it may as well be copied.
+    pub fn expected_dims(&self) -> Option<Vec<i64>> {
+        let is_large = matches!(self.bytes, Bytes::Pages { .. });
+        let next = |(now, earlier): (&i64, &i64)| (2 * now - earlier).max(0);
+        (is_large && self.dims.len() == self.earlier_dims.len())
+            .then(|| self.dims.iter().zip(&self.earlier_dims).map(next).collect())
+    }
+
+    /// Takes a buffer that begins with the new elements, for which there is room, and leaves the old one in its place.
+    pub fn exchange(&mut self, dims: &[i64], bytes: usize, buffer: &mut Buffer) {
+        self.set_dims(dims);
+        self.bytes.exchange(buffer, bytes);
+        let _ = self.charge.set(bytes);
     }
 
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
@@ -152,6 +169,7 @@ impl Varying {
     }
 
     fn set_dims(&mut self, dims: &[i64]) {
+        std::mem::swap(&mut self.dims, &mut self.earlier_dims);
         self.dims.clear();
         self.dims.extend_from_slice(dims);
     }
@@ -160,7 +178,7 @@ impl Varying {
 /// Bytes that can grow, aligned for any element.
 enum Bytes {
     Allocated { words: Vec<u64>, len: usize },
-    Pages { pages: MmapMut, len: usize },
+    Pages { pages: Buffer, len: usize },
 }
 
 impl Default for Bytes {
@@ -173,47 +191,34 @@ impl Bytes {
     fn as_slice(&self) -> &[u8] {
         match self {
             Self::Allocated { words, len } => &bytemuck::cast_slice(words)[..*len],
-            Self::Pages { pages, len } => &pages[..*len],
+            Self::Pages { pages, len } => &pages.bytes()[..*len],
         }
     }
 
     /// Room for `wanted` bytes; the contents stay.
     fn reserve(&mut self, wanted: usize) -> Result<(), NoRoom> {
-        let failed = NoRoom::System { bytes: wanted };
         match self {
+            Self::Allocated { words, .. } if wanted < PAGES_FROM => {
+                let more = wanted.div_ceil(size_of::<u64>()).saturating_sub(words.len());
+                words.try_reserve(more).map_err(|_| NoRoom::System { bytes: wanted })?;
+                words.resize(words.len() + more, 0);
+            }
             Self::Allocated { words, len } => {
-                if wanted < PAGES_FROM {
-                    let count = wanted.div_ceil(size_of::<u64>());
-                    if count > words.len() {
-                        words.try_reserve(count - words.len()).map_err(|_| failed)?;
-                        words.resize(count, 0);
-                    }
-                    return Ok(());
-                }
-                let mut pages = MmapMut::map_anon(doubled(wanted, PAGES_FROM)).map_err(|_| failed)?;
-                pages[..*len].copy_from_slice(&bytemuck::cast_slice(words)[..*len]);
+                let mut pages = Buffer::new(doubled(wanted, PAGES_FROM))?;
+                pages.bytes_mut()[..*len].copy_from_slice(&bytemuck::cast_slice(words)[..*len]);
                 *self = Self::Pages { pages, len: *len };
             }
-            Self::Pages { pages, .. } => {
-                if wanted > pages.len() {
-                    let options = RemapOptions::new().may_move(true);
-                    // SAFETY: an anonymous private mapping that this owns; nothing borrows from it now.
-                    unsafe { pages.remap(doubled(wanted, pages.len()), options) }.map_err(|_| failed)?;
-                }
-            }
+            Self::Pages { pages, .. } if wanted > pages.len() => pages.grow(doubled(wanted, pages.len()))?,
+            Self::Pages { .. } => {}
         }
         Ok(())
     }
 
     /// `wanted` bytes, for which there is room, to be written. Much less than before goes back to the system.
     fn resize(&mut self, wanted: usize) -> &mut [u8] {
-        if let Self::Pages { pages, .. } = self
-            && wanted <= pages.len() / 8
-        {
-            let mut smaller = Self::default();
-            if smaller.reserve(wanted).is_ok() {
-                *self = smaller;
-            }
+        let mut smaller = Self::default();
+        if matches!(self, Self::Pages { pages, .. } if wanted <= pages.len() / 8) && smaller.reserve(wanted).is_ok() {
+            *self = smaller;
         }
         match self {
             Self::Allocated { words, len } => {
@@ -222,9 +227,18 @@ impl Bytes {
             }
             Self::Pages { pages, len } => {
                 *len = wanted;
-                &mut pages[..wanted]
+                &mut pages.bytes_mut()[..wanted]
             }
         }
+    }
+
+    /// Takes a buffer whose first `wanted` bytes are the contents, and gives the old one for it.
+    fn exchange(&mut self, buffer: &mut Buffer, wanted: usize) {
+        let Self::Pages { pages, len } = self else { return };
+        std::mem::swap(pages, buffer);
+        *len = wanted;
+        // What a larger state may have left in it is nobody's.
+        pages.trim(wanted);
     }
 }
 
@@ -259,6 +273,29 @@ mod tests {
         state.write(&[1, 0], 0, |row| assert!(row.is_empty()));
         assert_eq!(budget.used(), 0);
         assert!(matches!(state.bytes, Bytes::Allocated { .. }), "the pages have gone back");
+    }
+
+    #[test]
+    fn a_large_state_changes_places_with_the_buffer_that_has_the_next() {
+        let budget = Budget::new(64 << 20);
+        let mut state = Varying::new(&budget);
+        let step = |state: &mut Varying, rows: i64| {
+            let bytes = rows as usize * 1024;
+            state.reserve(bytes).unwrap();
+            state.write(&[rows, 1024], bytes, |row| row.fill(rows as u8));
+        };
+        step(&mut state, 1);
+        assert_eq!(state.expected_dims(), None, "it is small, and has not grown yet");
+        step(&mut state, 1000);
+        step(&mut state, 1010);
+        assert_eq!(state.expected_dims(), Some(vec![1020, 1024]));
+        let mut buffer = Buffer::new(4 << 20).unwrap();
+        buffer.bytes_mut().fill(9);
+        state.reserve(1020 * 1024).unwrap();
+        state.exchange(&[1020, 1024], 1020 * 1024, &mut buffer);
+        assert!(state.bytes().iter().all(|&byte| byte == 9) && state.bytes().len() == 1020 * 1024);
+        assert!(buffer.bytes()[..1010 * 1024].iter().all(|&byte| byte == 1010i64 as u8), "the old one");
+        assert_eq!((state.expected_dims(), budget.used()), (Some(vec![1030, 1024]), 1020 * 1024));
     }
 
     #[test]

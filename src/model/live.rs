@@ -246,13 +246,20 @@ impl Lease {
     }
 
     /// Writes the state after the request: the slot's bytes, and the states that vary in size, for which room has been
-    /// made.
+    /// made. Until [`Lease::complete`] is called, the state counts as half-written.
     pub fn advance(&mut self, write: impl FnOnce(&mut [u8], &mut [Varying])) {
         let Some(memory) = &mut self.memory else { return };
         self.writing = true;
         write(memory.bytes_mut(), &mut self.varying);
-        self.writing = false;
-        self.advanced = true;
+    }
+
+    /// Writes what [`Lease::advance`] has left.
+    pub fn complete(&mut self, write: impl FnOnce(&mut [Varying])) {
+        if self.writing {
+            write(&mut self.varying);
+            self.writing = false;
+            self.advanced = true;
+        }
     }
 
     fn finish(mut self) -> Settlement {

@@ -9,9 +9,11 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use super::open::{Session, SessionError};
 use super::value::{self, Value};
-use crate::memory::{Buffer, OutOfMemory};
+use crate::memory::{Buffer, OutOfMemory, Varying};
 use crate::tensor::{DataType, element_count};
 
 /// What a step feeds and fetches.
@@ -55,6 +57,33 @@ pub struct OutputView<'a> {
     pub bytes: &'a [u8],
     /// Row-major elements, for strings.
     pub strings: &'a [Vec<u8>],
+}
+
+/// A tensor that stays where it is for a run.
+pub struct Lent<'a> {
+    /// Index of the input.
+    pub input: usize,
+    /// Dimensions.
+    pub dims: &'a [i64],
+    /// Row-major elements.
+    pub bytes: &'a [u8],
+}
+
+impl Lent<'_> {
+    fn value(&self, inputs: &[Input]) -> Result<(usize, Value), SessionError> {
+        let input = &inputs[self.input];
+        let wanted = element_count(self.dims).and_then(|count| count.checked_mul(input.tensors.data_type.byte_size()?));
+        if wanted != Some(self.bytes.len()) {
+            return Err(tensor_error(&input.name, format!("{} bytes do not make {:?}", self.bytes.len(), self.dims)));
+        }
+        // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for. ONNX
+        // Runtime does not write to inputs.
+        let value = unsafe {
+            let data = self.bytes.as_ptr().cast_mut();
+            Value::over(data, self.bytes.len(), self.dims, input.tensors.data_type)
+        };
+        value.map(|value| (self.input, value)).map_err(|why| tensor_error(&input.name, why))
+    }
 }
 
 /// Tensors over one buffer, one for each number of rows that was asked for.
@@ -128,6 +157,8 @@ struct Output {
     tensors: Tensors,
     /// As in [`OutputSpec`].
     dims: Option<Vec<i64>>,
+    /// What the next run is expected to give, where the model does not say.
+    expected: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
     made: Option<Value>,
     strings: Vec<Vec<u8>>,
@@ -162,6 +193,7 @@ impl Step {
                 name: c_name(&output.name)?,
                 tensors,
                 dims: output.dims.clone(),
+                expected: None,
                 made: None,
                 strings: Vec::new(),
             })
@@ -185,6 +217,11 @@ impl Step {
         tensors.shape(dims, rows)?;
         let bytes = tensors.bytes;
         Ok(&mut tensors.buffer.bytes_mut()[..bytes])
+    }
+
+    /// Forgets what was said of the last run.
+    pub fn begin(&mut self) {
+        self.outputs.iter_mut().for_each(|output| output.expected = None);
     }
 
     /// Leaves an input out of the next run: the model has a value of its own.
@@ -216,14 +253,51 @@ impl Step {
         Ok(())
     }
 
-    /// Runs the model over what the inputs hold.
-    pub fn run(&mut self, rows: usize) -> Result<(), SessionError> {
+    /// Lets the next run write an output of unknown shape, which is expected to be this, into a buffer of ours. If it
+    /// turns out otherwise, the run is made again without.
+    pub fn expect_output(&mut self, index: usize, dims: Vec<i64>) {
+        self.outputs[index].expected = Some(dims);
+    }
+
+    /// Lets a state take the buffer that the last run wrote an output to, and have the state's for it. Returns whether
+    /// there is one: ONNX Runtime may have made the output itself.
+    pub fn exchange_output(&mut self, index: usize, state: &mut Varying) -> bool {
+        let Output { tensors, expected, .. } = &mut self.outputs[index];
+        let is_ours = expected.take().is_some();
+        if is_ours {
+            // Over the buffer that goes.
+            tensors.by_rows.clear();
+            state.exchange(&tensors.dims, tensors.bytes, &mut tensors.buffer);
+        }
+        is_ours
+    }
+
+    /// Whether the last run wrote an output that was expected into a buffer of ours.
+    pub fn has_expected(&self, index: usize) -> bool {
+        self.outputs[index].expected.is_some()
+    }
+
+    /// Runs the model over what the inputs hold, and over `lent` tensors in the place of some.
+    pub fn run(&mut self, rows: usize, lent: &[Lent]) -> Result<(), SessionError> {
+        let expects = self.outputs.iter().any(|output| output.expected.is_some());
+        let ran = self.run_once(rows, lent);
+        if ran.is_ok() || !expects {
+            return ran;
+        }
+        self.outputs.iter_mut().for_each(|output| output.expected = None);
+        self.run_once(rows, lent)
+    }
+
+    fn run_once(&mut self, rows: usize, lent: &[Lent]) -> Result<(), SessionError> {
+        let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
         self.input_names.clear();
         self.input_values.clear();
-        for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
-            let value = match &input.strings {
-                Some(strings) => strings.as_ptr(),
-                None => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
+        for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
+            let lent = lent.iter().find(|(of, _)| *of == index);
+            let value = match (lent, &input.strings) {
+                (Some((_, lent)), _) => lent.as_ptr(),
+                (_, Some(strings)) => strings.as_ptr(),
+                _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
             };
             self.input_names.push(input.name.as_ptr());
             self.input_values.push(value);
@@ -271,14 +345,14 @@ impl Step {
 impl Output {
     /// The tensor to write to, or null for ONNX Runtime to make one.
     fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
-        let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
+        let Some(dims) = self.dims.as_ref().or(self.expected.as_ref()) else { return Ok(ptr::null_mut()) };
         self.tensors.shape(dims, rows)?;
         self.tensors.value().map_err(|why| tensor_error(&self.name, why))
     }
 
     /// Notes the shape of a tensor that ONNX Runtime made.
     fn settle(&mut self, value: *mut ort::sys::OrtValue) -> Result<(), SessionError> {
-        if self.dims.is_some() {
+        if self.dims.is_some() || self.expected.is_some() {
             return Ok(());
         }
         // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
