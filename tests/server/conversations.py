@@ -63,6 +63,16 @@ def interleave(client, model: Model, rng: np.random.Generator, sequences: int, l
             left.append((talk, length, to_go - 1))
 
 
+def some_at_once(talks: list[Conversation], rng: np.random.Generator, rounds: int) -> None:
+    """Again and again some of the sequences take a step at the same time, and the others pause.
+
+    Each talk needs a generator of its own.
+    """
+    for _ in range(rounds):
+        chosen = rng.choice(len(talks), int(rng.integers(1, len(talks) + 1)), replace=False)
+        together(talks[at].step for at in chosen)
+
+
 def together(tasks: Iterable[Callable[[], object]]) -> list:
     """Runs all tasks at once, a thread each; the results, or the first error."""
     tasks = list(tasks)

@@ -11,7 +11,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from graphs import BATCH, graph, node
-from model import CORRID, END, READY, START, TYPES, Control, Model, Tensor
+from model import CORRID, END, READY, START, TYPES, Control, Model, State, Tensor
 
 
 def accumulate(name: str = "accumulate", reset: str = "bool", **changes) -> Model:
@@ -574,5 +574,645 @@ def echo(type: str = "fp32", name: str | None = None, dims: tuple[int, ...] = (4
         inputs=(Tensor("INPUT", type, dims),),
         outputs=(Tensor("OUTPUT", type, dims),),
         states=(("STATE_IN", "STATE_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+# ---- inputs that no plain [batch, ...] tensor is: without a batch dimension, with a default, with
+# ---- what came before in front, of any length
+
+
+def knob(name: str, type: str = "fp32", shape: tuple[int, ...] = (), **changes) -> Model:
+    """STATE_OUT = STATE_IN + INPUT * KNOB, where KNOB has no batch dimension: [], [1] or [2].
+
+    A KNOB of strings is a word with a number: "one", "two", "three".
+    """
+
+    def build():
+        if type == "string":
+            words = {"keys_strings": ["one", "two", "three"], "values_floats": [1.0, 2.0, 3.0]}
+            factor = node("LabelEncoder", "KNOB", "FACTOR", domain="ai.onnx.ml", **words)
+        else:
+            factor = node("Cast", "KNOB", "FACTOR", to=TensorProto.FLOAT)
+        row = [BATCH, 2]
+        return graph(
+            [
+                factor,
+                node("Mul", "INPUT FACTOR", "GROWTH"),
+                node("Add", "STATE_IN GROWTH", "STATE_OUT"),
+                node("Identity", "STATE_OUT", "OUTPUT"),
+            ],
+            [("INPUT", "fp32", row), ("STATE_IN", "fp32", row), ("KNOB", type, list(shape))],
+            [("OUTPUT", "fp32", row), ("STATE_OUT", "fp32", row)],
+        )
+
+    between = None if type in ("bool", "string") else (1, 3)
+    model = Model(
+        name,
+        build,
+        inputs=(
+            Tensor("INPUT", "fp32", (2,), between=(-100, 100)),
+            Tensor("KNOB", type, shape or (1,), between, unbatched=shape),
+        ),
+        outputs=(Tensor("OUTPUT", "fp32", (2,)),),
+        states=(("STATE_IN", "STATE_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def defaults(name: str, **changes) -> Model:
+    """STATE_OUT = STATE_IN + INPUT * GAIN + OFFSET: both have a default in the model (2 and 100),
+    an initializer that is a graph input too. No request carries them."""
+
+    def build():
+        row = [BATCH, 2]
+        return graph(
+            [
+                node("Mul", "INPUT GAIN", "GAINED"),
+                node("Add", "GAINED OFFSET", "GROWTH"),
+                node("Add", "STATE_IN GROWTH", "STATE_OUT"),
+                node("Identity", "STATE_OUT", "OUTPUT"),
+            ],
+            [
+                ("INPUT", "fp32", row),
+                ("STATE_IN", "fp32", row),
+                ("GAIN", "fp32", [1]),
+                ("OFFSET", "fp32", []),
+            ],
+            [("OUTPUT", "fp32", row), ("STATE_OUT", "fp32", row)],
+            {"GAIN": np.array([2], np.float32), "OFFSET": np.array(100, np.float32)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (2,), between=(-100, 100)),),
+        outputs=(Tensor("OUTPUT", "fp32", (2,)),),
+        states=(("STATE_IN", "STATE_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def framed(
+    name: str,
+    shape: list,
+    context: tuple[int, int],
+    dims: tuple[int, ...],
+    says: str | None = None,
+    *,
+    type: str = "fp32",
+    batch_inside: bool = False,
+    out: tuple[int, ...] | None = None,
+    **changes,
+) -> Model:
+    """Answers FRAMES `shape` as the model was fed it, context and all, and counts its runs.
+
+    `context` is what the oracle goes by: elements, and the graph's axis. `says` is what the
+    configuration says: the elements alone where nothing is given.
+    """
+
+    def build():
+        one = [BATCH, 1]
+        return graph(
+            [
+                node("Identity", "FRAMES", "WINDOW"),
+                node("Add", "COUNT_IN ONE", "COUNT_OUT"),
+                node("Identity", "COUNT_OUT", "COUNT"),
+            ],
+            [("FRAMES", type, shape), ("COUNT_IN", "int64", one)],
+            [("WINDOW", type, shape), ("COUNT_OUT", "int64", one), ("COUNT", "int64", one)],
+            {"ONE": np.array(1, np.int64)},
+        )
+
+    if out is None:
+        graph_dims = tuple(-1 if isinstance(dim, str) else dim for dim in shape)
+        out = graph_dims if batch_inside else graph_dims[1:]
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("FRAMES", type, dims, batch_inside=batch_inside, context=context),),
+        outputs=(Tensor("WINDOW", type, out, batch_inside=batch_inside), Tensor("COUNT", "int64", (1,))),
+        states=(("COUNT_IN", "COUNT_OUT"),),
+        parameters={"input_context": says or f"FRAMES={context[0]}"},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def framed_or_fails(name: str, **changes) -> Model:
+    """SUM of what came with its context of 3, weighed by TABLE[INDEX]: an INDEX of 4 and more is
+    out of the table, and Run fails."""
+
+    def build():
+        one = [BATCH, 1]
+        return graph(
+            [
+                node("Gather", "TABLE INDEX", "WEIGHT"),
+                node("ReduceSum", "FRAMES LAST", "LOUDNESS", keepdims=1),
+                node("Mul", "LOUDNESS WEIGHT", "WEIGHED"),
+                node("Add", "SUM_IN WEIGHED", "SUM_OUT"),
+                node("Identity", "FRAMES", "WINDOW"),
+            ],
+            [("FRAMES", "fp32", [BATCH, "T"]), ("INDEX", "int64", one), ("SUM_IN", "fp32", one)],
+            [("WINDOW", "fp32", [BATCH, "T"]), ("SUM_OUT", "fp32", one)],
+            {"TABLE": np.array([1, 10, 100, 1000], np.float32), "LAST": np.array([-1], np.int64)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(
+            Tensor("FRAMES", "fp32", (-1,), between=(-9, 9), context=(3, 1)),
+            Tensor("INDEX", "int64", (1,), between=(0, 3)),
+        ),
+        outputs=(Tensor("WINDOW", "fp32", (-1,)), Tensor("SUM_OUT", "fp32", (1,))),
+        states=(("SUM_IN", "SUM_OUT"),),
+        parameters={"input_context": "FRAMES=3"},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def masked(name: str, lengths: str = "int64", context: int = 0, **changes) -> Model:
+    """The running sum of X + 1 over all of a sequence: SUMS has it after each element, as long as X.
+
+    LENGTHS says how long each row is; what stands behind counts nothing, and would if it weren't
+    masked. The other outputs are not listed: HALVES has every second element of SUMS and
+    HALF_LENGTHS how many these are, in each row; RAW is X as it came; LENGTH is LENGTHS, and
+    WIDTH how wide the run is. Whole numbers: the sums are exact. An X of 1000 and more fails Run.
+    """
+
+    def build():
+        one = [BATCH, 1]
+        return graph(
+            [
+                node("Shape", "X", "WIDTH_ALONE", start=1, end=2),
+                node("Squeeze", "WIDTH_ALONE", "WIDTH_SCALAR"),
+                node("Range", "ZERO WIDTH_SCALAR STEP", "STEPS"),
+                node("Cast", "LENGTHS", "LONG", to=TensorProto.INT64),
+                node("Unsqueeze", "LONG LAST", "LENGTH"),
+                node("Less", "STEPS LENGTH", "MASK"),
+                node("GreaterOrEqual", "X THOUSAND", "TOO_LOUD"),
+                node("Cast", "TOO_LOUD", "INDEX", to=TensorProto.INT64),
+                node("Gather", "ONE INDEX", "ONES"),
+                node("Add", "X ONES", "MORE"),
+                node("Where", "MASK MORE NOTHING", "KEPT"),
+                node("CumSum", "KEPT AXIS", "WITHIN"),
+                node("Add", "TOTAL_IN WITHIN", "SUMS"),
+                node("ReduceSum", "KEPT LAST", "NEW", keepdims=1),
+                node("Add", "TOTAL_IN NEW", "TOTAL_OUT"),
+                node("Slice", "SUMS START END SECOND TWO", "HALVES"),
+                node("Add", "LONG STEP", "LONGER"),
+                node("Div", "LONGER TWO", "HALF_LENGTHS"),
+                node("Mul", "LONG TWO", "TWICE_LENGTHS"),
+                node("Identity", "X", "RAW"),
+                node("Sub", "LENGTH LENGTH", "NAUGHT"),
+                node("Add", "NAUGHT WIDTH_ALONE", "WIDTH"),
+            ],
+            [("X", "fp32", [BATCH, "T"]), ("LENGTHS", lengths, [BATCH]), ("TOTAL_IN", "fp32", one)],
+            [
+                ("SUMS", "fp32", [BATCH, "T"]),
+                ("TOTAL_OUT", "fp32", one),
+                ("HALVES", "fp32", [BATCH, "H"]),
+                ("HALF_LENGTHS", "int64", [BATCH]),
+                ("TWICE_LENGTHS", "int64", [BATCH]),
+                ("RAW", "fp32", [BATCH, "R"]),
+                ("LENGTH", "int64", one),
+                ("WIDTH", "int64", one),
+            ],
+            {
+                "ZERO": np.array(0, np.int64),
+                "STEP": np.array(1, np.int64),
+                "LAST": np.array([-1], np.int64),
+                "AXIS": np.array(1, np.int64),
+                "ONE": np.array([1], np.float32),
+                "THOUSAND": np.array(1000, np.float32),
+                "NOTHING": np.array(0, np.float32),
+                "START": np.array([0], np.int64),
+                "END": np.array([2**31], np.int64),
+                "SECOND": np.array([1], np.int64),
+                "TWO": np.array([2], np.int64),
+            },
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(
+            Tensor(
+                "X",
+                "fp32",
+                (-1,),
+                between=(-100, 100),
+                ragged=True,
+                context=(context, 1) if context else None,
+                lengths=("LENGTHS", 1),
+            ),
+        ),
+        outputs=(Tensor("SUMS", "fp32", (-1,)),),
+        states=(("TOTAL_IN", "TOTAL_OUT"),),
+        parameters={"padded_inputs": "X=LENGTHS"},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+# what `masked` can answer too
+HALVES = Tensor("HALVES", "fp32", (-1,))
+RAW = Tensor("RAW", "fp32", (-1,))
+LENGTH = Tensor("LENGTH", "int64", (1,))
+WIDTH = Tensor("WIDTH", "int64", (1,))
+
+
+def padded_lstm(name: str, features: int = 3, hidden: int = 8, **changes) -> Model:
+    """An LSTM over [N, T, features] that takes the lengths of its rows (int32, as ONNX says)."""
+    rng = np.random.default_rng(11)
+    weights = {
+        "W": rng.standard_normal((1, 4 * hidden, features)).astype(np.float32) * 0.3,
+        "R": rng.standard_normal((1, 4 * hidden, hidden)).astype(np.float32) * 0.3,
+        "B": rng.standard_normal((1, 8 * hidden)).astype(np.float32) * 0.3,
+        "DIRECTION": np.array([1], np.int64),
+    }
+
+    def build():
+        state = [1, BATCH, hidden]
+        return graph(
+            [
+                node("Transpose", "X", "BY_TIME", perm=[1, 0, 2]),
+                node("LSTM", "BY_TIME W R B LENGTHS H_IN C_IN", "Y H_OUT C_OUT", hidden_size=hidden),
+                node("Squeeze", "Y DIRECTION", "FLAT"),
+                node("Transpose", "FLAT", "OUTPUT", perm=[1, 0, 2]),
+            ],
+            [
+                ("X", "fp32", [BATCH, "T", features]),
+                ("LENGTHS", "int32", [BATCH]),
+                ("H_IN", "fp32", state),
+                ("C_IN", "fp32", state),
+            ],
+            [
+                ("OUTPUT", "fp32", [BATCH, "T", hidden]),
+                ("H_OUT", "fp32", state),
+                ("C_OUT", "fp32", state),
+            ],
+            weights,
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("X", "fp32", (-1, features), ragged=True, lengths=("LENGTHS", 1)),),
+        outputs=(Tensor("OUTPUT", "fp32", (-1, hidden)),),
+        states=(("H_IN", "H_OUT"), ("C_IN", "C_OUT")),
+        parameters={"padded_inputs": "X=LENGTHS"},
+        tolerance=1e-5,
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def cached(name: str, **changes) -> Model:
+    """Keeps all that came: CACHE grows by X (as long as LENGTHS says), and ANSWER adds its sum to X."""
+
+    def build():
+        return graph(
+            [
+                node("Concat", "CACHE_IN X", "CACHE_OUT", axis=1),
+                node("ReduceSum", "CACHE_OUT LAST", "SUM", keepdims=1),
+                node("Add", "X SUM", "ANSWER"),
+                node("Identity", "LENGTHS", "SAME"),
+                node("Unsqueeze", "SAME LAST", "LENGTH"),
+            ],
+            [
+                ("X", "fp32", [BATCH, "T"]),
+                ("LENGTHS", "int64", [BATCH]),
+                ("CACHE_IN", "fp32", [BATCH, "P"]),
+            ],
+            [
+                ("ANSWER", "fp32", [BATCH, "T"]),
+                ("LENGTH", "int64", [BATCH, 1]),
+                ("CACHE_OUT", "fp32", [BATCH, "P_and_T"]),
+            ],
+            {"LAST": np.array([-1], np.int64)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(
+            Tensor("X", "fp32", (-1,), between=(-100, 100), ragged=True, lengths=("LENGTHS", 1)),
+        ),
+        outputs=(Tensor("ANSWER", "fp32", (-1,)), LENGTH),
+        states=(("CACHE_IN", "CACHE_OUT"),),
+        parameters={"padded_inputs": "X=LENGTHS"},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def open_shapes(name: str, ranks: bool = True, **changes) -> Model:
+    """STATE_OUT = STATE_IN + INPUT, whose dims (or whose rank too) only a run tells: the model cuts
+    all of it down to as many columns as WIDTH says, of five. STATE_IN has four."""
+
+    def build():
+        row = [BATCH, 4]
+        nodes = [
+            node("Add", "STATE_IN INPUT", "SUM"),
+            node("Concat", "SUM WIDTH", "FIVE", axis=1),
+            node("ReduceMax", "WIDTH", "END_FLOAT", axes=[0], keepdims=0),
+            node("Cast", "END_FLOAT", "END", to=TensorProto.INT64),
+            node("Slice", "FIVE START END SECOND", "CUT"),
+        ]
+        if ranks:
+            nodes += [node("Identity", "CUT", "STATE_OUT"), node("Neg", "CUT", "OUTPUT")]
+        else:
+            # two branches of different ranks: nobody can say which one it will be
+            spread = graph_of("spread", [node("Unsqueeze", "CUT SECOND", "SPREAD")], "SPREAD")
+            plain = graph_of("plain", [node("Identity", "CUT", "PLAIN")], "PLAIN")
+            nodes += [
+                node("Greater", "END_FLOAT MANY", "NEVER_ALONE"),
+                node("Squeeze", "NEVER_ALONE", "NEVER"),
+                node("If", "NEVER", "STATE_OUT", then_branch=spread, else_branch=plain),
+                node("Neg", "STATE_OUT", "OUTPUT"),
+            ]
+        shape = [None, None]
+        made = graph(
+            nodes,
+            [("INPUT", "fp32", row), ("STATE_IN", "fp32", row), ("WIDTH", "fp32", [BATCH, 1])],
+            [("OUTPUT", "fp32", shape), ("STATE_OUT", "fp32", shape)],
+            {
+                "START": np.array([0], np.int64),
+                "SECOND": np.array([1], np.int64),
+                "MANY": np.array([1000], np.float32),
+            },
+        )
+        if not ranks:  # which onnx's checker would not have
+            for output in made.graph.output:
+                output.type.tensor_type.ClearField("shape")
+        return made
+
+    def graph_of(called: str, nodes, output: str):
+        return helper.make_graph(
+            nodes, called, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(
+            Tensor("INPUT", "fp32", (4,), between=(-100, 100)),
+            Tensor("WIDTH", "fp32", (1,), between=(4, 4)),
+        ),
+        outputs=(Tensor("OUTPUT", "fp32", (4,)),),
+        states=(("STATE_IN", "STATE_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+# ---- states of Triton's own configuration
+
+
+def implicit(model: Model, name: str, inside: bool = False, **changes) -> Model:
+    """The model with its states in `sequence_batching.state`, dims as its graph has them.
+
+    `inside`: the dims have -1 in the batch's place; otherwise they are written without it.
+    `changes` are those of the entries, for all of them.
+    """
+    types = {onnx_type: type for type, (_, onnx_type) in TYPES.items()}
+    tensors = {tensor.name: tensor.type.tensor_type for tensor in model.build().graph.input}
+
+    def dims(name: str) -> tuple[int, ...]:
+        written = [
+            (-1 if dim.dim_param else dim.dim_value, dim.dim_param == BATCH)
+            for dim in tensors[name].shape.dim
+        ]
+        return tuple(dim for dim, batch in written if inside or not batch)
+
+    entries = tuple(
+        State(source, target, types[tensors[source].elem_type], dims(source), **changes)
+        for source, target in model.states
+    )
+    return model.variant(name, implicit=entries)
+
+
+# ---- states that change their size
+
+
+def append(type: str = "fp32", name: str | None = None, layout: str = "NTW", width: int = 2, **changes) -> Model:
+    """Keeps every chunk that came: CACHE is what there was and INPUT [N, chunk, width] after it.
+
+    `layout` is the order of the cache's axes: N the batch, T the time, W the width. The answer
+    is the whole cache, batch first.
+    """
+
+    def build():
+        axes = {"N": BATCH, "T": "T", "W": width}
+        return graph(
+            [
+                node("Transpose", "INPUT", "CHUNK", perm=["NTW".index(axis) for axis in layout]),
+                node("Concat", "CACHE_IN CHUNK", "CACHE_OUT", axis=layout.index("T")),
+                node("Transpose", "CACHE_OUT", "OUTPUT", perm=[layout.index(axis) for axis in "NTW"]),
+            ],
+            [
+                ("INPUT", type, [BATCH, "chunk", width]),
+                ("CACHE_IN", type, [axes[axis] for axis in layout]),
+            ],
+            [
+                ("OUTPUT", type, [BATCH, "T_new", width]),
+                ("CACHE_OUT", type, [{**axes, "T": "T_new"}[axis] for axis in layout]),
+            ],
+        )
+
+    model = Model(
+        name or f"append_{type}_{layout}",
+        build,
+        inputs=(Tensor("INPUT", type, (-1, width)),),
+        outputs=(Tensor("OUTPUT", type, (-1, width)),),
+        states=(("CACHE_IN", "CACHE_OUT"),),
+        lengths_at_start={"T": 0},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def queue(name: str = "queue", **changes) -> Model:
+    """PUSH comes in at the end, and as many as DROP is long go out in front: it grows, shrinks and
+    is empty now and then. The answer is what is left."""
+
+    def build():
+        return graph(
+            [
+                node("Concat", "QUEUE_IN PUSH", "ALL", axis=1),
+                node("Shape", "DROP", "COUNT", start=1, end=2),
+                node("Slice", "ALL COUNT END TIME", "QUEUE_OUT"),
+                node("Identity", "QUEUE_OUT", "OUTPUT"),
+            ],
+            [
+                ("PUSH", "int64", [BATCH, "pushed", 2]),
+                ("DROP", "uint8", [BATCH, "dropped"]),
+                ("QUEUE_IN", "int64", [BATCH, "length", 2]),
+            ],
+            [("QUEUE_OUT", "int64", [BATCH, None, 2]), ("OUTPUT", "int64", [BATCH, None, 2])],
+            {"END": np.array([2**62], np.int64), "TIME": np.array([1], np.int64)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("PUSH", "int64", (-1, 2)), Tensor("DROP", "uint8", (-1,))),
+        outputs=(Tensor("OUTPUT", "int64", (-1, 2)),),
+        states=(("QUEUE_IN", "QUEUE_OUT"),),
+        lengths_at_start={"length": 0},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def caches(name: str = "caches", **changes) -> Model:
+    """Four states: FAST [N, F, 2] keeps every chunk, SLOW [2, S, N] one element a request, LAST
+    [N, L] no more than three, and COUNT [N, 1] has one size. Each has an answer of its own."""
+
+    def build():
+        return graph(
+            [
+                node("Concat", "FAST_IN INPUT", "FAST_OUT", axis=1),
+                node("Add", "COUNT_IN ONE", "COUNT_OUT"),
+                node("Cast", "COUNT_OUT", "COUNT_64", to=TensorProto.INT64),
+                node("Transpose", "COUNT_64", "COUNT_T", perm=[1, 0]),
+                node("Unsqueeze", "COUNT_T AXIS_0", "COUNT_3"),
+                node("Neg", "COUNT_3", "COUNT_NEG"),
+                node("Concat", "COUNT_3 COUNT_NEG", "COUNT_BOTH", axis=0),
+                node("Concat", "SLOW_IN COUNT_BOTH", "SLOW_OUT", axis=1),
+                node("ReduceSum", "INPUT AXES_12", "SUM", keepdims=0),
+                node("Greater", "SUM ZERO", "POSITIVE"),
+                node("Unsqueeze", "POSITIVE AXIS_1", "POSITIVE_2"),
+                node("Concat", "LAST_IN POSITIVE_2", "LAST_ALL", axis=1),
+                node("Slice", "LAST_ALL THREE END AXIS_1", "LAST_OUT"),
+                node("Identity", "FAST_OUT", "FAST"),
+                node("Transpose", "SLOW_OUT", "SLOW", perm=[2, 1, 0]),
+                node("Identity", "LAST_OUT", "LAST"),
+                node("Identity", "COUNT_OUT", "COUNT"),
+            ],
+            [
+                ("INPUT", "fp32", [BATCH, "chunk", 2]),
+                ("COUNT_IN", "fp32", [BATCH, 1]),
+                ("FAST_IN", "fp32", [BATCH, "F", 2]),
+                ("SLOW_IN", "int64", [2, "S", BATCH]),
+                ("LAST_IN", "bool", [BATCH, "L"]),
+            ],
+            [
+                ("FAST", "fp32", [BATCH, "F_new", 2]),
+                ("SLOW", "int64", [BATCH, "S_new", 2]),
+                ("LAST", "bool", [BATCH, "L_new"]),
+                ("COUNT", "fp32", [BATCH, 1]),
+                ("FAST_OUT", "fp32", [BATCH, "F_new", 2]),
+                ("SLOW_OUT", "int64", [2, "S_new", BATCH]),
+                ("LAST_OUT", "bool", [BATCH, "L_new"]),
+                ("COUNT_OUT", "fp32", [BATCH, 1]),
+            ],
+            {
+                "ONE": np.array(1, np.float32),
+                "ZERO": np.array(0, np.float32),
+                "AXIS_0": np.array([0], np.int64),
+                "AXIS_1": np.array([1], np.int64),
+                "AXES_12": np.array([1, 2], np.int64),
+                "THREE": np.array([-3], np.int64),
+                "END": np.array([2**62], np.int64),
+            },
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (-1, 2), between=(-9, 9)),),
+        outputs=(
+            Tensor("FAST", "fp32", (-1, 2)),
+            Tensor("SLOW", "int64", (-1, 2)),
+            Tensor("LAST", "bool", (-1,)),
+            Tensor("COUNT", "fp32", (1,)),
+        ),
+        states=(
+            ("COUNT_IN", "COUNT_OUT"),
+            ("FAST_IN", "FAST_OUT"),
+            ("SLOW_IN", "SLOW_OUT"),
+            ("LAST_IN", "LAST_OUT"),
+        ),
+        lengths_at_start={"F": 0, "S": 0, "L": 0},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def attention(name: str = "attention", heads: int = 2, width: int = 4, **changes) -> Model:
+    """One layer of attention with its caches of keys and values, [N, heads, T, width]."""
+
+    def build():
+        rng = np.random.default_rng(11)
+        all_heads = heads * width
+        nodes = []
+        for part in "QKV":
+            nodes += [
+                node("MatMul", f"INPUT {part}_WEIGHT", f"{part}_FLAT"),
+                node("Reshape", f"{part}_FLAT SPLIT", f"{part}_SPLIT"),
+                node("Transpose", f"{part}_SPLIT", part, perm=[0, 2, 1, 3]),  # [N, heads, chunk, width]
+            ]
+        nodes += [
+            node("Concat", "past_key K", "present_key", axis=2),
+            node("Concat", "past_value V", "present_value", axis=2),
+            node("Transpose", "present_key", "KEYS", perm=[0, 1, 3, 2]),
+            node("MatMul", "Q KEYS", "SCORES"),
+            node("Softmax", "SCORES", "SHARES", axis=-1),
+            node("MatMul", "SHARES present_value", "MIXED"),
+            node("Transpose", "MIXED", "BY_TIME", perm=[0, 2, 1, 3]),
+            node("Reshape", "BY_TIME JOIN", "OUTPUT"),
+        ]
+        past, present = [BATCH, heads, "past", width], [BATCH, heads, "past + chunk", width]
+        return graph(
+            nodes,
+            [
+                ("INPUT", "fp32", [BATCH, "chunk", all_heads]),
+                ("past_key", "fp32", past),
+                ("past_value", "fp32", past),
+            ],
+            [
+                ("OUTPUT", "fp32", [BATCH, "chunk", all_heads]),
+                ("present_key", "fp32", present),
+                ("present_value", "fp32", present),
+            ],
+            {
+                **{
+                    f"{part}_WEIGHT": rng.standard_normal((all_heads, all_heads)).astype(np.float32)
+                    for part in "QKV"
+                },
+                "SPLIT": np.array([0, 0, heads, width], np.int64),
+                "JOIN": np.array([0, 0, all_heads], np.int64),
+            },
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (-1, heads * width)),),
+        outputs=(Tensor("OUTPUT", "fp32", (-1, heads * width)),),
+        states=(("past_key", "present_key"), ("past_value", "present_value")),
+        lengths_at_start={"past": 0},
+        tolerance=1e-5,
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def looked_up(name: str = "looked_up", **changes) -> Model:
+    """Appends TABLE[INPUT] to its cache: an INPUT of 4 and more is out of the table, and Run fails."""
+
+    def build():
+        return graph(
+            [
+                node("Gather", "TABLE INPUT", "WORTH"),
+                node("Concat", "CACHE_IN WORTH", "CACHE_OUT", axis=1),
+                node("Identity", "CACHE_OUT", "OUTPUT"),
+            ],
+            [("INPUT", "int64", [BATCH, "chunk"]), ("CACHE_IN", "int32", [BATCH, "T"])],
+            [("OUTPUT", "int32", [BATCH, "T_new"]), ("CACHE_OUT", "int32", [BATCH, "T_new"])],
+            {"TABLE": np.array([1, 10, 100, 1000], np.int32)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "int64", (-1,), between=(0, 3)),),
+        outputs=(Tensor("OUTPUT", "int32", (-1,)),),
+        states=(("CACHE_IN", "CACHE_OUT"),),
+        lengths_at_start={"T": 0},
     )
     return dataclasses.replace(model, **changes)

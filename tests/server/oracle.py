@@ -29,28 +29,50 @@ class Oracle:
         self.model = model
         self.sequence_id = sequence_id
         self.session = _session(model.build().SerializeToString())
-        self.shapes = {found.name: found.shape for found in self.session.get_inputs()}
-        self.types = {found.name: found.type for found in self.session.get_inputs()}
-        self.state = self._fresh()
+        taken = [*self.session.get_inputs(), *self.session.get_overridable_initializers()]
+        self.shapes = {found.name: found.shape for found in taken}
+        self.types = {found.name: found.type for found in taken}
+        self.state: dict[str, np.ndarray] | None = None
+        self.context = Context(model)
 
     def step(self, inputs, *, start: bool = False, end: bool = False) -> dict[str, np.ndarray]:
         """The configured outputs of one request; the state goes on."""
         if start:
-            self.state = self._fresh()
-        feeds = {**self.model.as_fed(inputs), **self.state, **self._controls(start, end), **self._constants()}
+            self.context = Context(self.model)
+        fed = self.context.before(self.model.as_fed(inputs))
+        if start or self.state is None:
+            self.state = self._fresh(fed)
+        feeds = {
+            **fed,
+            **self._lengths(fed),
+            **self.state,
+            **self._controls(start, end),
+            **self._constants(),
+        }
         names = [found.name for found in self.session.get_outputs()]
         results = dict(zip(names, self.session.run(names, feeds), strict=True))
-        self.state = {source: results[target] for source, target in self.model.states}
+        self.state = {source: self._stored(results[target]) for source, target in self.model.states}
+        self.context.keep(fed)
         return {output.name: results[output.name] for output in self.model.outputs}
 
-    def _fresh(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.zeros(
-                [1 if isinstance(dim, str) else dim for dim in self.shapes[name]],
-                self._dtype(name),
-            )
-            for name, _ in self.model.states
-        }
+    def _fresh(self, fed) -> dict[str, np.ndarray]:
+        return {name: self._initial(name, fed) for name, _ in self.model.states}
+
+    def _initial(self, name: str, fed) -> np.ndarray:
+        dtype = self._dtype(name)
+        value = self.model.initial.get(name)
+        if value is not None:
+            return np.asarray(value(fed) if callable(value) else value, dtype)
+        lengths = self.model.lengths_at_start
+        shape = [dim if isinstance(dim, int) else lengths.get(dim, 1) for dim in self.shapes[name]]
+        return np.full(shape, "" if dtype is np.object_ else 0, dtype)
+
+    def _stored(self, state: np.ndarray) -> np.ndarray:
+        """What is left of a state that is kept between two requests."""
+        if self.model.parameters.get("store_states_as_fp16") != "1" or state.dtype != np.float32:
+            return state
+        with np.errstate(over="ignore"):
+            return state.astype(np.float16).astype(np.float32)
 
     def _controls(self, start: bool, end: bool) -> dict[str, np.ndarray]:
         said = {START: start, END: end, READY: True}
@@ -68,6 +90,14 @@ class Oracle:
             name: np.array(value).astype(self._dtype(name)) for name, value in self.model.constants.items()
         }
 
+    def _lengths(self, fed) -> dict[str, np.ndarray]:
+        feeds = {}
+        for tensor in self.model.inputs:
+            if tensor.lengths is not None:
+                name, axis = tensor.lengths
+                feeds[name] = np.array([fed[tensor.name].shape[axis]], self._dtype(name))
+        return feeds
+
     def _dtype(self, name: str):
         names = {
             "float": np.float32,
@@ -80,6 +110,32 @@ class Oracle:
         return names.get(text) or np.dtype(text)
 
 
+class Context:
+    """What one sequence's inputs have of the last chunks, as the model's tensors say. Zeros at first."""
+
+    def __init__(self, model: Model):
+        self.wanted = {tensor.name: tensor.context for tensor in model.inputs if tensor.context}
+        self.kept: dict[str, np.ndarray] = {}
+
+    def before(self, fed) -> dict[str, np.ndarray]:
+        """The chunks, with what is kept in front of each."""
+        return {name: self._joined(name, value) for name, value in fed.items()}
+
+    def keep(self, fed) -> None:
+        """Keeps the last elements of what the model was fed."""
+        for name, (elements, axis) in self.wanted.items():
+            length = fed[name].shape[axis]
+            self.kept[name] = fed[name].take(range(length - elements, length), axis)
+
+    def _joined(self, name: str, chunk: np.ndarray) -> np.ndarray:
+        if name not in self.wanted:
+            return chunk
+        elements, axis = self.wanted[name]
+        nothing = "" if chunk.dtype == np.object_ else 0
+        shape = [elements if at == axis else dim for at, dim in enumerate(chunk.shape)]
+        return np.concatenate([self.kept.get(name, np.full(shape, nothing, chunk.dtype)), chunk], axis)
+
+
 def assert_same(model: Model, answer, expected, context: object = "") -> None:
     """The same outputs, types and shapes, and every bit (or within the model's tolerance)."""
     assert set(answer) == set(expected), f"{model.name} {context}"
@@ -88,7 +144,19 @@ def assert_same(model: Model, answer, expected, context: object = "") -> None:
         where = f"{model.name} {context}: {name}"
         assert came.dtype == want.dtype, f"{where}: {came.dtype}, not {want.dtype}"
         assert came.shape == want.shape, f"{where}: {came.shape}, not {want.shape}"
-        if model.tolerance:
+        if want.dtype == np.object_:
+            assert [_bytes(text) for text in came.flat] == [_bytes(text) for text in want.flat], where
+        elif model.tolerance:
             np.testing.assert_allclose(came, want, rtol=model.tolerance, atol=model.tolerance, err_msg=where)
         else:
-            assert came.tobytes() == want.tobytes(), f"{where}: {came}, not {want}"
+            assert _bits(came) == _bits(want), f"{where}: {came}, not {want}"
+
+
+def _bits(value: np.ndarray) -> bytes | list[bytes]:
+    if value.dtype != np.object_:
+        return value.tobytes()
+    return [text.encode() if isinstance(text, str) else text for text in value.ravel()]
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
