@@ -51,10 +51,13 @@ pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
 }
 
 /// Loads the model that Triton describes.
-pub fn load_model(model: triton::Model) -> Result<Model, Error> {
+pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, Error> {
     let library = Library::loaded().ok_or_else(|| Error::Panic("a model came before the backend".to_owned()))?;
     let location = Location { version: model.version()?, repository: model.repository()? };
-    Model::load(&model.config_json()?, &location, &library)
+    let config: BackendConfig =
+        serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
+    let default_max_batch_size = config.cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok());
+    Model::load(model, &location, &library, default_max_batch_size.unwrap_or(0))
 }
 
 type CommandLine = BTreeMap<String, String>;

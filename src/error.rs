@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::binding::BindingError;
+use crate::completion::CompletionError;
 use crate::config::ConfigError;
 use crate::memory::{NoRoom, OutOfMemory};
 use crate::sequence::SequenceId;
@@ -35,6 +36,9 @@ pub enum Error {
     /// The configuration is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The configuration cannot be completed.
+    #[error(transparent)]
+    Completion(#[from] CompletionError),
     /// The model does not fit its configuration.
     #[error(transparent)]
     Binding(#[from] BindingError),
@@ -216,7 +220,7 @@ impl Error {
             Self::SequenceIdType { .. } | Self::UnknownOutput(_) | Self::InputMissing(_) => Code::InvalidArg,
             Self::StateTooLarge { .. } | Self::StateRoom(_) => Code::Unavailable,
             Self::InitialState { .. } | Self::OutputLength { .. } => Code::Internal,
-            Self::Config(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
+            Self::Config(_) | Self::Completion(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => {
                 Code::Internal

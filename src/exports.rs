@@ -67,7 +67,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
     guard(|| {
         // SAFETY: Triton's model, alive until its ModelFinalize.
         let model = unsafe { triton::Model::new(non_null(model)?) };
-        let loaded = Arc::into_raw(Arc::new(backend::load_model(model)?));
+        let loaded = Arc::into_raw(Arc::new(backend::load_model(model.backend()?, model)?));
         // SAFETY: a model's state is an Arc<Model>, see the module head.
         let kept = unsafe { model.set_state(loaded.cast_mut().cast::<c_void>()) };
         if kept.is_err() {

@@ -11,6 +11,7 @@
 //! | [`batch`] | requests to rows of the inputs, rows of the outputs to responses | model, binding, session, triton, memory |
 //! | [`backend`] | what the server's command line says; the shared ONNX Runtime | model, session, triton |
 //! | [`model`] | a loaded model: configuration, session, live sequences | binding, session, triton, sequence, memory |
+//! | [`completion`] | what a configuration leaves unsaid, from the ONNX signature | session, config |
 //! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
 //! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
 //! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids) |
@@ -25,6 +26,7 @@
 pub mod backend;
 pub mod batch;
 pub mod binding;
+pub mod completion;
 pub mod config;
 pub mod error;
 pub mod exports;

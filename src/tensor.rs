@@ -108,6 +108,11 @@ pub fn element_count(dims: &[i64]) -> Option<usize> {
     dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
 }
 
+/// Whether a dimension has a name that exporters give the batch.
+pub fn is_batch_name(symbol: &str) -> bool {
+    ["batch", "batch_size", "batchsize", "n", "b", "bs"].contains(&symbol.to_lowercase().as_str())
+}
+
 /// Where one row of a batched tensor lies: `outer` chunks of `inner_bytes`, one batch row apart.
 ///
 /// A tensor `[d0, …, batch, …, dn]` with `rows` rows holds chunk `o` of row `r` at byte

@@ -260,14 +260,19 @@ impl Binding {
             outputs.push(response_output(config, tensor, info, batch_symbol)?);
         }
         let mut states = Vec::new();
-        for (number, pair) in state_pairs.iter().enumerate() {
+        for pair in state_pairs {
             let is_declared = config.states.declaration(pair).is_some();
             let named_by = if is_declared { "'sequence_batching.state'" } else { "'state_pairs'" };
-            let (index, input_info) = feeds.find(&pair.input, named_by)?;
+            let (index, input_info) = match feeds.find(&pair.input, named_by) {
+                // As a control: an input that an optimiser has dropped has nothing to keep. One that is misspelt leaves
+                // another unfed.
+                Err(_) if is_declared => continue,
+                found => found?,
+            };
             let (_, output_info) = find(&signature.outputs, &pair.output, named_by, "output")?;
             let ends = Ends { pair, input: input_info, output: output_info };
             let beside = states.iter().filter(|state: &&BoundState| matches!(state.place, StatePlace::Beside(_)));
-            let place = Placing { number, input: index, beside: beside.count() };
+            let place = Placing { number: states.len(), input: index, beside: beside.count() };
             let (input, state) = bind_state(config, ends, place, &mut outputs, files, batch_symbol)?;
             feeds.place(index, input)?;
             states.push(state);

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::config::{Config, Context, PaddedInput, TensorConfig};
 use crate::session::TensorInfo;
-use crate::tensor::{DataType, Dims, WindowLayout};
+use crate::tensor::{DataType, Dims, WindowLayout, is_batch_name};
 
 /// Holds the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
 fn match_dims(
@@ -64,14 +64,11 @@ fn match_dims(
 
 const INPUT: &str = "input";
 
-/// Names that exporters give the batch dimension.
-const BATCH_NAMES: [&str; 6] = ["batch", "batch_size", "batchsize", "n", "b", "bs"];
-
 /// Whether a dimension's name is the batch's: the one that the requests' inputs give it, else a usual one.
 pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
     match batch_symbol {
         Some(of_requests) => symbol == of_requests,
-        None => BATCH_NAMES.contains(&symbol.to_lowercase().as_str()),
+        None => is_batch_name(symbol),
     }
 }
 

@@ -68,7 +68,7 @@ fn with_controls(controls: &[Value]) -> Value {
 
 fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
     let config = Config::from_json(config.to_string().as_bytes()).unwrap();
-    let pairs = config.state_pairs_or(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
+    let pairs = config.states.all_pairs(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
     Binding::new(&config, &pairs.unwrap(), signature, &InitialFiles::new())
 }
 

@@ -3,12 +3,16 @@
 use std::path::{Component, Path, PathBuf};
 
 use super::error::ConfigError;
-use super::resolved::Config;
+
+/// What Triton takes the file to be where the backend's name comes from that of the model.
+const TRITONS_NAME: &str = "model.stateful";
 
 /// The file named by `onnx_file_name`, else by `default_model_filename`, else `model.onnx`, else the only `.onnx`.
-pub fn find(config: &Config, version_dir: &Path) -> Result<PathBuf, ConfigError> {
+pub fn find(named: Option<&(&'static str, String)>, version_dir: &Path) -> Result<PathBuf, ConfigError> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
-    if let Some((source, name)) = &config.model_file {
+    // Triton fills the name in that goes with the backend's, where the configuration names neither.
+    let named = named.filter(|(_, name)| name != TRITONS_NAME || version_dir.join(name).is_file());
+    if let Some((source, name)) = named {
         return find_named(version_dir, source, name);
     }
     let default = version_dir.join("model.onnx");
@@ -55,8 +59,6 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// An empty version directory with these files.
@@ -72,42 +74,32 @@ mod tests {
         dir
     }
 
-    fn config(onnx_file_name: Option<&str>, default_model_filename: &str) -> Config {
-        let mut config = json!({
-            "name": "m",
-            "default_model_filename": default_model_filename,
-            "sequence_batching": { "direct": {} },
-            "parameters": {},
-        });
-        if let Some(name) = onnx_file_name {
-            config["parameters"]["onnx_file_name"] = json!({ "string_value": name });
-        }
-        Config::from_json(config.to_string().as_bytes()).unwrap()
+    fn named(source: &'static str, name: &str) -> Option<(&'static str, String)> {
+        Some((source, name.to_owned()))
     }
 
     #[test]
-    fn the_parameter_comes_before_the_field_before_model_onnx_before_the_only_file() {
+    fn a_named_file_comes_before_model_onnx_before_the_only_file() {
         let dir = version_dir("order", &["a.onnx", "b.onnx", "model.onnx", "deep/c.onnx"]);
-        for (parameter, field, expected) in [
-            (Some("a.onnx"), "b.onnx", "a.onnx"),
-            (Some("deep/c.onnx"), "", "deep/c.onnx"),
-            (None, "b.onnx", "b.onnx"),
-            (None, "", "model.onnx"),
+        for (named, expected) in [
+            (named("parameter", "a.onnx"), "a.onnx"),
+            (named("parameter", "deep/c.onnx"), "deep/c.onnx"),
+            (named("field", "model.stateful"), "model.onnx"),
+            (None, "model.onnx"),
         ] {
-            assert_eq!(find(&config(parameter, field), &dir).unwrap(), dir.join(expected));
+            assert_eq!(find(named.as_ref(), &dir).unwrap(), dir.join(expected));
         }
         let dir = version_dir("only", &["only.onnx", "notes.txt"]);
-        assert_eq!(find(&config(None, ""), &dir).unwrap(), dir.join("only.onnx"));
+        assert_eq!(find(None, &dir).unwrap(), dir.join("only.onnx"));
+        let dir = version_dir("tritons", &["other.onnx", "model.stateful"]);
+        assert_eq!(find(named("field", "model.stateful").as_ref(), &dir).unwrap(), dir.join("model.stateful"));
     }
 
     #[test]
     fn a_named_file_that_is_not_there_is_refused_with_those_that_are() {
         let dir = version_dir("named", &["model.onnx", "other.onnx"]);
-        for (config, source) in [
-            (config(Some("absent.onnx"), ""), "parameter 'onnx_file_name'"),
-            (config(None, "absent.onnx"), "default_model_filename"),
-        ] {
-            let error = find(&config, &dir).unwrap_err().to_string();
+        for source in ["parameter 'onnx_file_name'", "default_model_filename"] {
+            let error = find(named(source, "absent.onnx").as_ref(), &dir).unwrap_err().to_string();
             for part in [source, "'absent.onnx'", "model.onnx, other.onnx", dir.to_str().unwrap()] {
                 assert!(error.contains(part), "{error}");
             }
@@ -121,17 +113,17 @@ mod tests {
         let absolute = dir.join("model.onnx");
         let names = ["../secret.onnx", "inner/../../secret.onnx", "..", ".", "", "inner"];
         for name in names.into_iter().chain([absolute.to_str().unwrap()]) {
-            let error = find(&config(Some(name), ""), &dir).unwrap_err().to_string();
+            let error = find(named("parameter", name).as_ref(), &dir).unwrap_err().to_string();
             assert!(error.contains(&format!("names '{name}', which is no file in it")), "{error}");
         }
     }
 
     #[test]
     fn without_a_name_there_has_to_be_one_file() {
-        let error = find(&config(None, ""), &version_dir("none", &["a.txt"])).unwrap_err().to_string();
+        let error = find(None, &version_dir("none", &["a.txt"])).unwrap_err().to_string();
         assert!(error.contains("no .onnx file"), "{error}");
-        let error = find(&config(None, ""), &version_dir("two", &["b.onnx", "a.onnx"])).unwrap_err().to_string();
+        let error = find(None, &version_dir("two", &["b.onnx", "a.onnx"])).unwrap_err().to_string();
         assert!(error.contains("a.onnx, b.onnx") && error.contains("'onnx_file_name'"), "{error}");
-        assert!(find(&config(None, ""), Path::new("/nowhere")).is_err());
+        assert!(find(None, Path::new("/nowhere")).is_err());
     }
 }

@@ -164,6 +164,41 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
     }
 }
 
+/// Names of state pairs that share a part: a `*` in each stands for the same text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PairPattern {
+    input: (String, String),
+    output: (String, String),
+}
+
+impl PairPattern {
+    /// A pattern from the names of both ends; `None` without one `*` in each.
+    pub fn new(input: &str, output: &str) -> Option<Self> {
+        let split = |name: &str| {
+            let (front, behind) = name.split_once('*').filter(|(_, behind)| !behind.contains('*'))?;
+            Some((front.to_owned(), behind.to_owned()))
+        };
+        Some(Self { input: split(input)?, output: split(output)? })
+    }
+
+    /// Whether these are the names of such a pair.
+    pub fn matches(&self, input: &str, output: &str) -> bool {
+        fn part<'a>(name: &'a str, (front, behind): &(String, String)) -> Option<&'a str> {
+            name.strip_prefix(front.as_str())?.strip_suffix(behind.as_str())
+        }
+        part(input, &self.input).is_some_and(|found| part(output, &self.output) == Some(found))
+    }
+}
+
+/// Reads `state_pair_patterns`, in the form of `state_pairs`.
+pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
+    const NAME: &str = "state_pair_patterns";
+    const FORM: &str = "pairs '<<<input, output>>>' with one '*' in each name are expected";
+    let pairs = state_pairs(text).map_err(|_| bad(NAME, text, FORM))?;
+    let pattern = |pair: &StatePair| PairPattern::new(&pair.input, &pair.output).ok_or_else(|| bad(NAME, text, FORM));
+    pairs.iter().map(pattern).collect()
+}
+
 /// Reads the pairs that a model's graph description names: in a line that has both `InputState` and `OutputState`, or
 /// both `PastValueInput` and `PastValueOutput`, every `<<<a, b>>>`, in the order in which the line has the two words.
 pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
@@ -278,6 +313,17 @@ mod tests {
     fn a_name_may_stand_in_one_pair_only() {
         for text in ["<<<a,b>>> <<<a,c>>>", "<<<a,b>>> <<<c,b>>>"] {
             assert!(state_pairs(text).unwrap_err().to_string().contains("one pair only"));
+        }
+    }
+
+    #[test]
+    fn patterns_have_one_part_that_both_names_share() {
+        let patterns = pair_patterns("<<<mem_*, updated_mem_*>>> <<<*.in, *.out>>>").unwrap();
+        assert!(patterns[0].matches("mem_1", "updated_mem_1") && !patterns[0].matches("mem_1", "updated_mem_2"));
+        assert!(patterns[1].matches("a.b.in", "a.b.out") && !patterns[1].matches("a.in", "b.out"));
+        for text in ["mem_*", "<<<a, b>>>", "<<<a*, b>>>", "<<<a**, b*>>>", ""] {
+            let error = pair_patterns(text).unwrap_err().to_string();
+            assert!(error.contains("'state_pair_patterns'") && error.contains("one '*'"), "{text}: {error}");
         }
     }
 

@@ -12,7 +12,7 @@ use super::providers::{check_instances, check_providers};
 use super::raw::{self, Int};
 use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit, slot_limits};
 use super::session_options::SessionOptions;
-use super::states::{States, WrittenPairs};
+use super::states::States;
 use crate::state::pool::SlotLimits;
 use crate::tensor::{DataType, Dims};
 
@@ -153,7 +153,7 @@ pub(super) fn unsigned(name: &str, value: Int) -> Result<usize, ConfigError> {
     usize::try_from(value.0).map_err(|_| field(name, value.0.to_string(), "it cannot be negative"))
 }
 
-fn model_file(parameters: &Parameters, default_model_filename: String) -> Option<(&'static str, String)> {
+pub(super) fn model_file(parameters: &Parameters, default_model_filename: String) -> Option<(&'static str, String)> {
     let named = parameters.text("onnx_file_name").map(|name| ("parameter 'onnx_file_name'", name.to_owned()));
     let default = Some(("default_model_filename", default_model_filename)).filter(|(_, name)| !name.is_empty());
     named.or(default)
@@ -179,27 +179,6 @@ pub(super) fn dims(raw: Vec<Int>) -> Vec<i64> {
 
 pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
     DataType::from_config_name(name).ok_or_else(|| field(path, name, "a data type such as TYPE_FP32 is expected"))
-}
-
-impl Config {
-    /// The states: what the configuration says, else what the model's graph description names, as NVIDIA's
-    /// stateful_backend reads it, else what `by_name` finds.
-    pub fn state_pairs_or<E: From<ConfigError>>(
-        &self,
-        graph_description: Option<&str>,
-        by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
-    ) -> Result<Vec<StatePair>, E> {
-        let found = match &self.states.pairs {
-            WrittenPairs::Pairs(pairs) => pairs.clone(),
-            WrittenPairs::Auto => by_name()?,
-            WrittenPairs::Absent if !self.states.declared.is_empty() => Vec::new(),
-            WrittenPairs::Absent => {
-                let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
-                if described.is_empty() { by_name()? } else { described }
-            }
-        };
-        Ok(self.states.union(&found)?)
-    }
 }
 
 impl fmt::Display for Config {

@@ -1,7 +1,7 @@
 //! States: their pairs, their initial values, and how much memory those that vary may have.
 
 use super::error::{ConfigError, field};
-use super::parameters::{self, Parameters, Written, bad};
+use super::parameters::{self, PairPattern, Parameters, Written, bad};
 use super::raw;
 use super::resolved::{StatePair, data_type, dims};
 use crate::tensor::{DataType, Dims, element_count};
@@ -11,6 +11,8 @@ use crate::tensor::{DataType, Dims, element_count};
 pub struct States {
     /// `state_pairs`.
     pub pairs: WrittenPairs,
+    /// `state_pair_patterns`: names that are pairs.
+    pub patterns: Vec<PairPattern>,
     /// `sequence_batching.state`.
     pub declared: Vec<DeclaredState>,
     /// `initial_states`: name of a state's input, and its value.
@@ -81,14 +83,35 @@ impl States {
             Some("auto") => WrittenPairs::Auto,
             Some(text) => WrittenPairs::Pairs(parameters::state_pairs(text)?),
         };
+        let patterns = parameters.text("state_pair_patterns").map(parameters::pair_patterns).transpose()?;
+        let patterns = patterns.unwrap_or_default();
         let declared = declared.into_iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
         let initial = parameters.text("initial_states").map(initial_states).transpose()?.unwrap_or_default();
         let initial_model = parameters.text("initial_state_model").map(str::to_owned);
-        Ok(Self { pairs, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
+        Ok(Self { pairs, patterns, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
+    }
+
+    /// The states: those written, else those that the model's graph description names, as NVIDIA's stateful_backend reads
+    /// it, else what `by_name` finds; and those declared.
+    pub fn all_pairs<E: From<ConfigError>>(
+        &self,
+        graph_description: Option<&str>,
+        by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
+    ) -> Result<Vec<StatePair>, E> {
+        let found = match &self.pairs {
+            WrittenPairs::Pairs(pairs) => pairs.clone(),
+            WrittenPairs::Auto => by_name()?,
+            WrittenPairs::Absent if !self.declared.is_empty() => Vec::new(),
+            WrittenPairs::Absent => {
+                let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
+                if described.is_empty() { by_name()? } else { described }
+            }
+        };
+        Ok(self.union(&found)?)
     }
 
     /// All pairs: those written or `found`, and those declared. A name may stand in one pair only.
-    pub fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
+    fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
         let mut all: Vec<StatePair> = Vec::new();
         for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
             match all.iter().find(|known| known.input == pair.input || known.output == pair.output) {

@@ -4,7 +4,7 @@ mod live;
 mod metrics;
 mod reaper;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,11 +13,13 @@ pub use metrics::Snapshot;
 
 use crate::batch::initial::InitialStep;
 use crate::binding::{Binding, InitialModel};
-use crate::config::{self, Config, ConfigError};
+use crate::completion::{self, Written};
+use crate::config::{self, Config, ConfigError, Opening, StatePair};
 use crate::error::Error;
 use crate::memory::{Budget, OutOfMemory};
 use crate::sequence::{Policy, Refusal, SequenceId};
 use crate::session::{Library, Session};
+use crate::triton;
 use reaper::Reaper;
 
 /// A loaded model. Dropping it stops its reaper.
@@ -54,15 +56,29 @@ pub struct Location {
 }
 
 impl Model {
-    /// Loads the ONNX model, holds it against the configuration and makes the state pool.
-    pub fn load(config_json: &[u8], location: &Location, library: &Library) -> Result<Self, Error> {
-        let config = Config::from_json(config_json)?;
+    /// Opens the ONNX model, completes the configuration from it, holds one against the other and makes the state pool.
+    pub fn load(
+        triton: triton::Model,
+        location: &Location,
+        library: &Library,
+        default_max_batch_size: usize,
+    ) -> Result<Self, Error> {
+        let json = triton.config_json()?;
+        let opening = Opening::from_json(&json)?;
         let version_dir = location.repository.join(location.version.to_string());
-        let file = config::find_model_file(&config, &version_dir)?;
-        let session = Arc::new(Session::open(library, &file, &config.session)?);
-        let no_pairs =
-            || Err::<_, Error>(ConfigError::MissingParameter { name: "state_pairs", why: "x".into() }.into());
-        let state_pairs = config.state_pairs_or(session.graph_description(), no_pairs)?;
+        let file = config::find_model_file(opening.model_file.as_ref(), &version_dir)?;
+        let session = Arc::new(Session::open(library, &file, &opening.session)?);
+        let completes = triton.wants_completion().unwrap_or(false);
+        let state_pairs = find_pairs(&opening, &session, completes)?;
+        let taken: Vec<&str> = opening.taken.iter().map(String::as_str).collect();
+        let written = Written { pairs: &state_pairs, taken: &taken, default_max_batch_size };
+        let config = match completion::complete(&json, session.signature(), &written)? {
+            Some(completed) if completes => {
+                triton.set_config_json(&completed)?;
+                Config::from_json(&triton.config_json()?)?
+            }
+            _ => Config::from_json(&json)?,
+        };
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &state_pairs, session.signature(), &files)?;
         let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
@@ -99,7 +115,7 @@ impl Model {
     }
 
     /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, file: &std::path::Path, library: &Library) {
+    fn log(&self, location: &Location, file: &Path, library: &Library) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
@@ -115,10 +131,30 @@ impl Model {
     }
 }
 
+/// The states that the configuration or the model's graph description names, else those that their names tell, if that
+/// `is_wanted`.
+fn find_pairs(opening: &Opening, session: &Session, is_wanted: bool) -> Result<Vec<StatePair>, Error> {
+    opening.states.all_pairs(session.graph_description(), || {
+        if !is_wanted && !opening.wants_pairs_by_name() {
+            return Err(ConfigError::MissingParameter {
+                name: "state_pairs",
+                why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \
+                      them by their names; the model's graph description names none"
+                    .to_owned(),
+            }
+            .into());
+        }
+        let declared = opening.states.declared.iter().map(|state| &state.pair.input);
+        let taken: Vec<&str> =
+            opening.inputs.iter().chain(&opening.taken).chain(declared).map(String::as_str).collect();
+        Ok(completion::state_pairs(session.signature(), &opening.states.patterns, &taken)?)
+    })
+}
+
 /// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.
 fn load_initial_model(
     config: &Config,
-    version_dir: &std::path::Path,
+    version_dir: &Path,
     library: &Library,
     binding: &mut Binding,
 ) -> Result<Option<LoadedInitialModel>, Error> {

@@ -1,4 +1,4 @@
-//! JSON messages that Triton hands over.
+//! JSON messages between Triton and this backend.
 
 use triton_sys::{TRITONSERVER_Message, call};
 
@@ -15,6 +15,23 @@ pub unsafe fn json(message: *mut TRITONSERVER_Message) -> Result<Vec<u8>, Error>
         check(call!(TRITONSERVER_MessageSerializeToJson(message, &mut base, &mut size)))?;
         Ok(std::slice::from_raw_parts(base.cast::<u8>(), size).to_vec())
     }
+}
+
+/// Lets `use_it` have a message with this JSON.
+pub fn with_json(
+    json: &[u8],
+    use_it: impl FnOnce(*mut TRITONSERVER_Message) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut message = std::ptr::null_mut();
+    // SAFETY: the text lives during the call, which copies it.
+    unsafe {
+        let make = call!(TRITONSERVER_MessageNewFromSerializedJson(&mut message, json.as_ptr().cast(), json.len()));
+        check(make)?;
+    }
+    let used = use_it(message);
+    // SAFETY: made above, deleted once, after its last use.
+    unsafe { check(call!(TRITONSERVER_MessageDelete(message)))? };
+    used
 }
 
 /// As [`json`], and deletes the message.

@@ -6,8 +6,11 @@ use std::ptr::{self, NonNull};
 
 use triton_sys::{TRITONBACKEND_Backend, TRITONBACKEND_Model, call};
 
-use super::error::{Error, check};
+use super::error::{Code, Error, check};
 use super::message;
+
+/// Version of the configuration's JSON.
+const CONFIG_VERSION: u32 = 1;
 
 /// Copies a string that Triton lends.
 ///
@@ -61,6 +64,14 @@ impl Model {
         Self(raw)
     }
 
+    /// The backend that it uses.
+    pub fn backend(self) -> Result<Backend, Error> {
+        let mut backend = ptr::null_mut();
+        // SAFETY: alive by `new`; the backend outlives its models.
+        unsafe { check(call!(TRITONBACKEND_ModelBackend(self.0.as_ptr(), &mut backend)))? };
+        NonNull::new(backend).map(Backend).ok_or_else(|| Error::new(Code::Internal, "Triton gave no backend"))
+    }
+
     /// Name of the model.
     pub fn name(self) -> Result<String, Error> {
         let mut name = ptr::null();
@@ -91,13 +102,29 @@ impl Model {
 
     /// The configuration as JSON, with Triton's defaults filled in.
     pub fn config_json(self) -> Result<Vec<u8>, Error> {
-        const CONFIG_VERSION: u32 = 1;
         let mut config = ptr::null_mut();
         // SAFETY: alive by `new`; the message is handed over.
         unsafe {
             check(call!(TRITONBACKEND_ModelConfig(self.0.as_ptr(), CONFIG_VERSION, &mut config)))?;
             message::take_json(config)
         }
+    }
+
+    /// Whether Triton lets the backend complete the configuration (`--disable-auto-complete-config` says no).
+    pub fn wants_completion(self) -> Result<bool, Error> {
+        let mut wants = false;
+        // SAFETY: alive by `new`.
+        unsafe { check(call!(TRITONBACKEND_ModelAutoCompleteConfig(self.0.as_ptr(), &mut wants)))? };
+        Ok(wants)
+    }
+
+    /// Replaces the configuration, while the model is being loaded. Triton takes `max_batch_size`, `input`, `output` and,
+    /// where there was none, the scheduling.
+    pub fn set_config_json(self, json: &[u8]) -> Result<(), Error> {
+        message::with_json(json, |config| {
+            // SAFETY: alive by `new`; the message lives during the call, which copies it.
+            unsafe { check(call!(TRITONBACKEND_ModelSetConfig(self.0.as_ptr(), CONFIG_VERSION, config))) }
+        })
     }
 
     /// What `set_state` kept; null before.

@@ -1,0 +1,308 @@
+//! Filling Triton's JSON configuration.
+
+use serde_json::{Map, Value, json};
+
+use super::CompletionError;
+use crate::config::StatePair;
+use crate::session::{Signature, TensorInfo};
+use crate::tensor::{DataType, is_batch_name};
+
+/// Rows of a batch, where nothing says how many.
+const MAX_BATCH_SIZE: usize = 64;
+const MAX_CANDIDATE_SEQUENCES: usize = 1024;
+const MAX_QUEUE_DELAY_US: u64 = 500;
+/// Triton's own default is a second, which a microphone that sends nothing in silence does not outlive.
+const MAX_IDLE_US: u64 = 60_000_000;
+
+/// What is known of a model besides its signature.
+pub struct Written<'a> {
+    /// Its states.
+    pub pairs: &'a [StatePair],
+    /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
+    pub taken: &'a [&'a str],
+    /// `--backend-config=default-max-batch-size`.
+    pub default_max_batch_size: usize,
+}
+
+/// Fills what is missing in the configuration that Triton gave. `None` if nothing is.
+pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Result<Option<Vec<u8>>, CompletionError> {
+    let mut config: Map<String, Value> = serde_json::from_slice(config)?;
+    let before = config.clone();
+    let axes = BatchAxes::find(signature, written);
+    if max_batch_size(&config) == 0
+        && let Some(axes) = axes.as_ref().filter(|axes| axes.fit_listed(&config, signature))
+    {
+        config.insert("max_batch_size".to_owned(), json!(written.default_max_batch_size.max(MAX_BATCH_SIZE)));
+        debug_assert!(!axes.inputs.is_empty() || signature.inputs.is_empty());
+    }
+    let axes = axes.filter(|_| max_batch_size(&config) > 0);
+    if is_empty(&config, "input") {
+        let infos = signature.inputs.iter().enumerate().filter(|(_, info)| written.is_of_requests(info));
+        let tensor = |(index, info)| tensor(info, axes.as_ref().map(|axes| axes.inputs[index]));
+        config.insert("input".to_owned(), infos.map(tensor).collect());
+    }
+    if is_empty(&config, "output") {
+        let is_answer = |info: &TensorInfo| !written.pairs.iter().any(|pair| pair.output == info.name);
+        // A model that gives nothing but its states answers with them.
+        let all = !signature.outputs.iter().any(is_answer);
+        let infos = signature.outputs.iter().enumerate().filter(|(_, info)| all || is_answer(info));
+        let tensor = |(index, info)| tensor(info, axes.as_ref().map(|axes| axes.outputs[index]));
+        config.insert("output".to_owned(), infos.map(tensor).collect());
+    }
+    let scheduling = ["sequence_batching", "dynamic_batching", "ensemble_scheduling"];
+    if !scheduling.iter().any(|name| config.contains_key(*name)) {
+        let oldest = json!({
+            "max_candidate_sequences": MAX_CANDIDATE_SEQUENCES,
+            "max_queue_delay_microseconds": MAX_QUEUE_DELAY_US,
+        });
+        let batching = json!({ "max_sequence_idle_microseconds": MAX_IDLE_US, "oldest": oldest });
+        config.insert("sequence_batching".to_owned(), batching);
+    }
+    match config == before {
+        true => Ok(None),
+        false => Ok(Some(serde_json::to_vec(&config)?)),
+    }
+}
+
+impl Written<'_> {
+    fn is_state(&self, info: &TensorInfo) -> bool {
+        self.pairs.iter().any(|pair| pair.input == info.name)
+    }
+
+    fn is_of_requests(&self, info: &TensorInfo) -> bool {
+        !self.is_state(info) && !self.taken.contains(&info.name.as_str())
+    }
+}
+
+fn is_empty(config: &Map<String, Value>, list: &str) -> bool {
+    config.get(list).and_then(Value::as_array).is_none_or(Vec::is_empty)
+}
+
+fn max_batch_size(config: &Map<String, Value>) -> i64 {
+    config.get("max_batch_size").and_then(Value::as_i64).unwrap_or(0)
+}
+
+/// Which dimension of each tensor is the batch, in the model's order; `None` for a tensor without one.
+struct BatchAxes {
+    inputs: Vec<Option<usize>>,
+    outputs: Vec<Option<usize>>,
+}
+
+impl BatchAxes {
+    /// `None` if the model has no batch dimension.
+    fn find(signature: &Signature, written: &Written) -> Option<Self> {
+        let symbol = batch_symbol(signature, written);
+        let of_input = |info: &TensorInfo| match info.dims.iter().any(|&dim| dim < 0) {
+            // What is fixed is one for the whole batch, but for a state.
+            false if written.is_of_requests(info) => Some(None),
+            _ if written.taken.contains(&info.name.as_str()) => Some(None),
+            _ => batch_axis(info, symbol, written.is_state(info)).map(Some),
+        };
+        // Nobody knows the dims of an output without any.
+        let of_output = |info: &TensorInfo| match info.dims.is_empty() {
+            true => Some(Some(0)),
+            false => {
+                // The output of a state has its batch where the input has it, whatever the model says.
+                let pair = written.pairs.iter().find(|pair| pair.output == info.name);
+                let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
+                batch_axis(state.unwrap_or(info), symbol, state.is_some()).map(Some)
+            }
+        };
+        let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
+        let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
+        let is_batched =
+            signature.inputs.iter().zip(&inputs).any(|(info, axis)| written.is_of_requests(info) && axis.is_some());
+        is_batched.then_some(Self { inputs, outputs })
+    }
+
+    /// Whether the tensors that the configuration lists leave the batch out.
+    fn fit_listed(&self, config: &Map<String, Value>, signature: &Signature) -> bool {
+        let leaves_out = |list: &str, infos: &[TensorInfo], axes: &[Option<usize>]| {
+            let listed = config.get(list).and_then(Value::as_array).cloned().unwrap_or_default();
+            listed.iter().all(|tensor| {
+                let shape = tensor.pointer("/reshape/shape").or(tensor.get("dims")).and_then(Value::as_array);
+                let index = infos.iter().position(|info| tensor["name"] == info.name.as_str());
+                index.zip(shape).is_none_or(|(index, shape)| match axes[index] {
+                    Some(0) => shape.len() < infos[index].dims.len() || infos[index].dims.is_empty(),
+                    _ => true,
+                })
+            })
+        };
+        leaves_out("input", &signature.inputs, &self.inputs) && leaves_out("output", &signature.outputs, &self.outputs)
+    }
+}
+
+/// The name of the batch dimension: that of the first dimension of what requests carry.
+fn batch_symbol<'a>(signature: &'a Signature, written: &Written) -> Option<&'a str> {
+    let of_requests = signature.inputs.iter().filter(|info| written.is_of_requests(info));
+    let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
+    let usual = signature.inputs.iter().flat_map(|info| &info.symbols).find(|symbol| is_batch_name(symbol));
+    match usual {
+        Some(symbol) => Some(symbol),
+        None => first.find_map(|info| Some(info.symbols[0].as_str()).filter(|symbol| !symbol.is_empty())),
+    }
+}
+
+/// The batch axis of a tensor; `None` if it has none that can be told.
+fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option<usize> {
+    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
+    let named: Vec<usize> = open.iter().copied().filter(|&axis| symbol == Some(info.symbols[axis].as_str())).collect();
+    match (named.as_slice(), open.as_slice()) {
+        (&[axis], _) => Some(axis),
+        // A state has its batch anywhere; with a name of its own a dimension is another.
+        (&[], &[axis]) if is_state && (symbol.is_none() || info.symbols[axis].is_empty()) => Some(axis),
+        (&[], &[0, ..]) if !is_state && info.symbols[0].is_empty() => Some(0),
+        _ => None,
+    }
+}
+
+/// An entry of `input` or `output`. `axis` is the batch axis in a model that has one.
+fn tensor(info: &TensorInfo, axis: Option<Option<usize>>) -> Value {
+    let mut dims = info.dims.clone();
+    match axis {
+        Some(Some(0)) if !dims.is_empty() => drop(dims.remove(0)),
+        Some(Some(0)) => dims.push(-1),
+        _ => {}
+    }
+    let mut tensor = json!({ "name": info.name, "data_type": info.data_type.to_string(), "dims": dims });
+    if dims.is_empty() {
+        // Triton has no tensors without dims.
+        tensor["dims"] = json!([1]);
+        tensor["reshape"] = json!({ "shape": [] });
+    }
+    if info.data_type == DataType::Bytes {
+        tensor["data_type"] = json!("TYPE_STRING");
+    }
+    tensor
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn info((name, dims): (&str, &[&str])) -> TensorInfo {
+        let dim = |text: &&str| text.parse().unwrap_or(-1);
+        let symbol =
+            |text: &&str| if text.parse::<i64>().is_ok() || *text == "?" { String::new() } else { (*text).to_owned() };
+        let data_type = DataType::Fp32;
+        TensorInfo {
+            name: name.to_owned(),
+            data_type,
+            dims: dims.iter().map(dim).collect(),
+            symbols: dims.iter().map(symbol).collect(),
+        }
+    }
+
+    type Specs<'a> = &'a [(&'a str, &'a [&'a str])];
+
+    fn signature(inputs: Specs, outputs: Specs) -> Signature {
+        let [inputs, outputs] = [inputs, outputs].map(|specs| specs.iter().copied().map(info).collect());
+        Signature { inputs, defaults: Vec::new(), outputs }
+    }
+
+    fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
+        let pair = |&(input, output): &(&str, &str)| StatePair { input: input.to_owned(), output: output.to_owned() };
+        let pairs: Vec<_> = pairs.iter().map(pair).collect();
+        let written = Written { pairs: &pairs, taken, default_max_batch_size: 4 };
+        let json = complete(config.to_string().as_bytes(), signature, &written).unwrap();
+        json.map(|json| serde_json::from_slice(&json).unwrap())
+    }
+
+    fn dims(config: &Value, list: &str) -> Vec<(String, Value)> {
+        let tensors = config[list].as_array().unwrap().iter();
+        tensors.map(|tensor| (tensor["name"].as_str().unwrap().to_owned(), tensor["dims"].clone())).collect()
+    }
+
+    const S: [(&str, &str); 1] = [("s", "s2")];
+
+    #[test]
+    fn nothing_written_is_filled_from_the_signature() {
+        let silero = signature(
+            &[("input", &["?", "?"]), ("state", &["2", "?", "128"]), ("sr", &[])],
+            &[("output", &["?", "1"]), ("stateN", &["?", "?", "?"])],
+        );
+        let config = completed(json!({ "name": "m" }), &silero, &[("state", "stateN")], &["sr"]).unwrap();
+        assert_eq!(config["max_batch_size"], 64);
+        assert_eq!(dims(&config, "input"), [("input".to_owned(), json!([-1]))]);
+        assert_eq!(dims(&config, "output"), [("output".to_owned(), json!([1]))]);
+        assert_eq!(config["sequence_batching"]["max_sequence_idle_microseconds"], 60_000_000);
+        assert_eq!(config["sequence_batching"]["oldest"]["max_candidate_sequences"], 1024);
+    }
+
+    #[test]
+    fn a_fixed_input_of_requests_is_one_for_the_batch() {
+        let model = signature(
+            &[("x", &["N", "T"]), ("sr", &[]), ("gain", &["2"]), ("s", &["N", "4"])],
+            &[("y", &["N", "T"]), ("s2", &["N", "4"])],
+        );
+        let config = completed(json!({}), &model, &S, &[]).unwrap();
+        let expected = [("x", json!([-1])), ("sr", json!([1])), ("gain", json!([2]))];
+        assert_eq!(dims(&config, "input"), expected.map(|(name, dims)| (name.to_owned(), dims)));
+        assert_eq!(config["input"][1]["reshape"], json!({ "shape": [] }));
+    }
+
+    #[test]
+    fn the_batch_may_stand_elsewhere() {
+        let model = signature(
+            &[("x", &["4", "batch", "5"]), ("s", &["2", "batch", "8"])],
+            &[("y", &["batch", "3"]), ("z", &["7", "batch"]), ("s2", &["2", "batch", "8"])],
+        );
+        let config = completed(json!({}), &model, &S, &[]).unwrap();
+        assert_eq!(config["max_batch_size"], 64);
+        assert_eq!(dims(&config, "input")[0].1, json!([4, -1, 5]));
+        assert_eq!(dims(&config, "output")[0].1, json!([3]));
+        assert_eq!(dims(&config, "output")[1].1, json!([7, -1]));
+    }
+
+    #[test]
+    fn a_growing_state_is_told_by_the_names() {
+        let model = signature(
+            &[("x", &["batch", "chunk", "8"]), ("s", &["batch", "past", "8"])],
+            &[("y", &["batch", "chunk", "8"]), ("s2", &["batch", "past + chunk", "8"])],
+        );
+        assert_eq!(completed(json!({}), &model, &S, &[]).unwrap()["max_batch_size"], 64);
+        // Without a batch, its first dimension is the time.
+        let model =
+            signature(&[("x", &["chunk", "8"]), ("s", &["past", "8"])], &[("y", &["chunk", "8"]), ("s2", &["?", "8"])]);
+        let config = completed(json!({}), &model, &S, &[]).unwrap();
+        assert_eq!((config.get("max_batch_size"), dims(&config, "input")[0].1.clone()), (None, json!([-1, 8])));
+    }
+
+    #[test]
+    fn without_an_open_dimension_there_is_no_batch() {
+        let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
+        let config = completed(json!({ "max_batch_size": 0 }), &model, &S, &[]).unwrap();
+        assert_eq!(config["max_batch_size"], 0);
+        assert_eq!(dims(&config, "input")[0].1, json!([1, 80]));
+        let half = signature(&[("x", &["N", "80"]), ("s", &["1", "4"])], &[("y", &["N", "3"]), ("s2", &["1", "4"])]);
+        assert_eq!(completed(json!({}), &half, &S, &[]).unwrap().get("max_batch_size"), None, "its state has none");
+    }
+
+    #[test]
+    fn what_is_written_is_kept() {
+        let model = signature(&[("x", &["N", "4"]), ("s", &["N", "4"])], &[("y", &["N", "4"]), ("s2", &["N", "4"])]);
+        let x = json!([{ "name": "x", "data_type": "TYPE_FP32", "dims": [4] }]);
+        let y = json!([{ "name": "y", "data_type": "TYPE_FP32", "dims": [4] }]);
+        let whole = json!({ "max_batch_size": 8, "input": x, "output": y, "sequence_batching": { "direct": {} } });
+        assert_eq!(completed(whole.clone(), &model, &S, &[]), None);
+        let config = completed(json!({ "input": x, "sequence_batching": { "direct": {} } }), &model, &S, &[]).unwrap();
+        assert_eq!(
+            (&config["max_batch_size"], &config["input"], &config["output"][0]["name"]),
+            (&json!(64), &x, &json!("y"))
+        );
+        assert_eq!(config["sequence_batching"], json!({ "direct": {} }));
+        // Dims with the batch say that there is to be none.
+        let full = json!([{ "name": "x", "data_type": "TYPE_FP32", "dims": [-1, 4] }]);
+        let config = completed(json!({ "input": full }), &model, &S, &[]).unwrap();
+        assert_eq!(config.get("max_batch_size"), None);
+        assert_eq!(dims(&config, "output")[0].1, json!([-1, 4]));
+        let config = completed(json!({ "dynamic_batching": {} }), &model, &S, &[]).unwrap();
+        assert_eq!(config.get("sequence_batching"), None, "which is refused later");
+    }
+
+    #[test]
+    fn a_model_that_gives_only_states_answers_with_them() {
+        let model = signature(&[("x", &["N", "4"]), ("s", &["N", "4"])], &[("s2", &["N", "4"])]);
+        assert_eq!(dims(&completed(json!({}), &model, &S, &[]).unwrap(), "output"), [("s2".to_owned(), json!([4]))]);
+    }
+}

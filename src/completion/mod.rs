@@ -1,0 +1,41 @@
+//! What a configuration leaves unsaid, found in the model's signature: state pairs, inputs, outputs, the largest batch and
+//! how sequences are scheduled.
+//!
+//! Rules: what is written is kept; what can be read in two ways is an error that lists them. `docs/models.md` says what is
+//! filled in when. Not for: whether the result fits the model (that is [`crate::binding`]'s).
+
+#![forbid(unsafe_code)]
+
+mod fill;
+mod pairing;
+
+pub use fill::{Written, complete};
+pub use pairing::state_pairs;
+
+/// Why a configuration cannot be completed.
+#[derive(Debug, thiserror::Error)]
+pub enum CompletionError {
+    /// Names that can be paired in more than one way.
+    #[error("the names of the model's inputs and outputs can be paired in more than one way: {}; write those that are states in parameter 'state_pairs'", readings.join(", "))]
+    Ambiguous {
+        /// All readings.
+        readings: Vec<String>,
+    },
+    /// No names that look like a pair.
+    #[error("no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); write them in parameter 'state_pairs', as '<<<input, output>>>', or a pattern of their names in 'state_pair_patterns'", inputs.join(", "), outputs.join(", "))]
+    NoPairs {
+        /// The inputs, with type and dims.
+        inputs: Vec<String>,
+        /// The outputs.
+        outputs: Vec<String>,
+    },
+    /// Every input would be a state.
+    #[error("by their names all inputs of the model would be states ({}), and nothing would be left for requests; write those that are states in parameter 'state_pairs'", pairs.join(", "))]
+    NothingLeft {
+        /// The pairs.
+        pairs: Vec<String>,
+    },
+    /// The configuration that Triton gave could not be changed.
+    #[error("the model configuration cannot be completed: {0}")]
+    Unreadable(#[from] serde_json::Error),
+}

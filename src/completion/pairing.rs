@@ -1,0 +1,294 @@
+//! Which inputs and outputs are the two ends of a state, by their names.
+//!
+//! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed. The names are
+//! those that exporters give; `docs/models.md` lists them.
+
+use super::CompletionError;
+use crate::config::{PairPattern, StatePair};
+use crate::session::{Signature, TensorInfo};
+use crate::tensor::{DataType, Dims};
+
+/// Words within a name that say: this is a state's input.
+const INPUT_WORDS: [&str; 8] = ["in", "inp", "input", "prev", "previous", "old", "last", "past"];
+/// Words that say: this is its output.
+const OUTPUT_WORDS: [&str; 8] = ["out", "output", "new", "next", "cur", "current", "updated", "present"];
+/// The same as the first word only.
+const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
+
+/// Ends of names that say it together, and what an output's end says alone.
+const ENDS: [(&str, &str); 6] = [("i", "o"), ("0", "n"), ("_0", "_n"), ("_0", "_1"), ("", "n"), ("", "_n")];
+
+/// What clients send and get, which is no state although its two ends are named like one.
+const NEVER_STATES: [&str; 23] = [
+    "", "audio", "data", "enhanced", "feat", "feats", "feature", "features", "frame", "frames", "image", "logits",
+    "mask", "mix", "noisy", "sample", "samples", "signal", "speech", "text", "token", "tokens", "waveform",
+];
+
+/// The state pairs of a model, in the order of its inputs. `taken` are inputs that something else feeds.
+pub fn state_pairs(
+    signature: &Signature,
+    patterns: &[PairPattern],
+    taken: &[&str],
+) -> Result<Vec<StatePair>, CompletionError> {
+    let free: Vec<&TensorInfo> = signature.inputs.iter().filter(|info| !taken.contains(&info.name.as_str())).collect();
+    let mut readings: Vec<Reading> = Vec::new();
+    for &input in &free {
+        for output in signature.outputs.iter().filter(|output| can_follow(input, output)) {
+            readings.extend(strength(patterns, input, output).map(|strength| Reading { input, output, strength }));
+        }
+    }
+    let best = |of: &dyn Fn(&Reading) -> bool| readings.iter().filter(|r| of(r)).map(|r| r.strength).max();
+    let is_best = |reading: &&Reading| {
+        let of_input = best(&|other| other.input.name == reading.input.name);
+        let of_output = best(&|other| other.output.name == reading.output.name);
+        Some(reading.strength) >= of_input.max(of_output)
+    };
+    let likely: Vec<&Reading> = readings.iter().filter(is_best).collect();
+    let rivals = |reading: &&&Reading| {
+        let rival =
+            |other: &&&Reading| (other.input.name == reading.input.name) != (other.output.name == reading.output.name);
+        likely.iter().any(|other| rival(&other))
+    };
+    let ambiguous: Vec<StatePair> = likely.iter().filter(rivals).map(|reading| reading.pair()).collect();
+    if !ambiguous.is_empty() {
+        return Err(CompletionError::Ambiguous { readings: ambiguous.iter().map(written).collect() });
+    }
+    let pairs: Vec<StatePair> = likely.iter().map(|reading| reading.pair()).collect();
+    match pairs.len() {
+        0 => Err(CompletionError::NoPairs {
+            inputs: described(&signature.inputs),
+            outputs: described(&signature.outputs),
+        }),
+        // A model that takes nothing but states is one whose input has been taken for a state.
+        count if count == free.len() && taken.is_empty() => {
+            Err(CompletionError::NothingLeft { pairs: pairs.iter().map(written).collect() })
+        }
+        _ => Ok(pairs),
+    }
+}
+
+/// An input and an output that may be the two ends of a state.
+struct Reading<'a> {
+    input: &'a TensorInfo,
+    output: &'a TensorInfo,
+    /// How much the names say: a pattern of the user's, both ends, or one.
+    strength: u8,
+}
+
+impl Reading<'_> {
+    fn pair(&self) -> StatePair {
+        StatePair { input: self.input.name.clone(), output: self.output.name.clone() }
+    }
+}
+
+fn written(pair: &StatePair) -> String {
+    format!("<<<{}, {}>>>", pair.input, pair.output)
+}
+
+fn described(infos: &[TensorInfo]) -> Vec<String> {
+    infos.iter().map(|info| format!("{} {} {}", info.name, info.data_type, Dims(&info.dims))).collect()
+}
+
+/// Whether an output can be the input of the next request.
+fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
+    let agree = |(&a, &b): (&i64, &i64)| a == b || a < 0 || b < 0;
+    let is_unknown = output.dims.is_empty() && output.data_type != DataType::Bytes;
+    input.data_type == output.data_type
+        && (is_unknown || (input.dims.len() == output.dims.len() && input.dims.iter().zip(&output.dims).all(agree)))
+}
+
+fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -> Option<u8> {
+    if patterns.iter().any(|pattern| pattern.matches(&input.name, &output.name)) {
+        return Some(3);
+    }
+    let (input, output) = (normal(&input.name), normal(&output.name));
+    let by_ends = ENDS.iter().filter_map(|&(end, other)| {
+        let (stem, of_output) = (input.strip_suffix(end)?, output.strip_suffix(other)?);
+        (stem == of_output && is_states(stem)).then_some(if end.is_empty() { 1 } else { 2 })
+    });
+    let inputs = || stems(&input, &INPUT_WORDS, &[]);
+    let outputs = || stems(&output, &OUTPUT_WORDS, &FIRST_OUTPUT_WORDS);
+    let same = |a: &str, b: &str| a == b && is_states(a);
+    let by_words = [
+        (1, outputs().iter().any(|stem| same(&input, stem))),
+        (1, inputs().iter().any(|stem| same(stem, &output))),
+        (2, inputs().iter().any(|stem| outputs().iter().any(|other| same(stem, other)))),
+    ];
+    by_ends.chain(by_words.into_iter().filter_map(|(strength, holds)| holds.then_some(strength))).max()
+}
+
+fn is_states(stem: &str) -> bool {
+    !NEVER_STATES.contains(&stem)
+}
+
+/// The name without one of its words that is among these.
+fn stems(name: &str, words: &[&str], first_words: &[&str]) -> Vec<String> {
+    let parts: Vec<&str> = name.split('_').collect();
+    let says = |index: &usize| words.contains(&parts[*index]) || (*index == 0 && first_words.contains(&parts[0]));
+    (0..parts.len()).filter(says).map(|index| [&parts[..index], &parts[index + 1..]].concat().join("_")).collect()
+}
+
+/// A name in the form in which names are compared.
+fn normal(name: &str) -> String {
+    let unify = |c: char| if ['.', '/', ':', '-', ' '].contains(&c) { '_' } else { c.to_ascii_lowercase() };
+    let name: String = name.chars().map(unify).collect();
+    // Hugging Face gives the input more words than the output.
+    name.replace("past_key_values", "past").replace("present_key_values", "present")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Spec<'a> = (&'a str, DataType, &'a [i64]);
+
+    fn info(&(name, data_type, dims): &Spec) -> TensorInfo {
+        let symbols = vec![String::new(); dims.len()];
+        TensorInfo { name: name.to_owned(), data_type, dims: dims.to_vec(), symbols }
+    }
+
+    fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
+        let [inputs, outputs] = [inputs, outputs].map(|specs| specs.iter().map(info).collect());
+        Signature { inputs, defaults: Vec::new(), outputs }
+    }
+
+    /// Names with one type; those with `!` have other dims.
+    fn named(names: &[&'static str]) -> Vec<Spec<'static>> {
+        let dims = |name: &str| -> &[i64] { if name.ends_with('!') { &[-1, 7, 7] } else { &[-1, 4] } };
+        names.iter().map(|name| (name.trim_end_matches('!'), DataType::Fp32, dims(name))).collect()
+    }
+
+    fn paired(inputs: &[&'static str], outputs: &[&'static str]) -> Result<Vec<(String, String)>, CompletionError> {
+        let pairs = state_pairs(&signature(&named(inputs), &named(outputs)), &[], &[])?;
+        Ok(pairs.into_iter().map(|pair| (pair.input, pair.output)).collect())
+    }
+
+    #[test]
+    fn the_names_that_exporters_use_are_paired() {
+        type Case = (&'static [&'static str], &'static [&'static str], &'static [(&'static str, &'static str)]);
+        let cases: [Case; 22] = [
+            (&["input!", "h", "c"], &["output!", "hn", "cn"], &[("h", "hn"), ("c", "cn")]),
+            (&["input!", "state"], &["output!", "stateN"], &[("state", "stateN")]),
+            (&["x!", "h0", "c0"], &["y!", "hn", "cn"], &[("h0", "hn"), ("c0", "cn")]),
+            (&["x!", "h_0"], &["y!", "h_n"], &[("h_0", "h_n")]),
+            (&["x!", "h_0", "c_0"], &["y!", "h_1", "c_1"], &[("h_0", "h_1"), ("c_0", "c_1")]),
+            (
+                &["audio_signal!", "length!", "cache_last_channel", "cache_last_time", "cache_last_channel_len"],
+                &[
+                    "logprobs!",
+                    "encoded_lengths!",
+                    "cache_last_channel_next",
+                    "cache_last_time_next",
+                    "cache_last_channel_next_len",
+                ],
+                &[
+                    ("cache_last_channel", "cache_last_channel_next"),
+                    ("cache_last_time", "cache_last_time_next"),
+                    ("cache_last_channel_len", "cache_last_channel_next_len"),
+                ],
+            ),
+            (
+                &["x!", "cached_key_0", "cached_key_1", "cached_key_10", "processed_lens"],
+                &["encoder_out!", "new_cached_key_0", "new_cached_key_10", "new_cached_key_1", "new_processed_lens"],
+                &[
+                    ("cached_key_0", "new_cached_key_0"),
+                    ("cached_key_1", "new_cached_key_1"),
+                    ("cached_key_10", "new_cached_key_10"),
+                    ("processed_lens", "new_processed_lens"),
+                ],
+            ),
+            (
+                &["chunk!", "att_cache", "cnn_cache"],
+                &["output!", "r_att_cache", "r_cnn_cache"],
+                &[("att_cache", "r_att_cache"), ("cnn_cache", "r_cnn_cache")],
+            ),
+            (&["src!", "r1i", "r2i"], &["fgr!", "pha!", "r1o", "r2o"], &[("r1i", "r1o"), ("r2i", "r2o")]),
+            (
+                &["input_ids!", "past_key_values.0.key", "past_key_values.0.value", "past_key_values.1.key"],
+                &["logits!", "present.0.key", "present.0.value", "present.1.key"],
+                &[
+                    ("past_key_values.0.key", "present.0.key"),
+                    ("past_key_values.0.value", "present.0.value"),
+                    ("past_key_values.1.key", "present.1.key"),
+                ],
+            ),
+            (&["ids!", "past_0"], &["logits!", "present_0"], &[("past_0", "present_0")]),
+            (&["input!", "inp_state_0"], &["output!", "out_state_0"], &[("inp_state_0", "out_state_0")]),
+            (&["x!", "state_in"], &["y!", "state_out"], &[("state_in", "state_out")]),
+            (&["x!", "in_state"], &["y!", "out_state"], &[("in_state", "out_state")]),
+            (&["x!", "state"], &["y!", "state_next"], &[("state", "state_next")]),
+            (&["x!", "state"], &["y!", "next_state"], &[("state", "next_state")]),
+            (&["x!", "state"], &["y!", "updated_state"], &[("state", "updated_state")]),
+            (&["x!", "prev_state"], &["y!", "state"], &[("prev_state", "state")]),
+            (&["x!", "prev.state"], &["y!", "new/state"], &[("prev.state", "new/state")]),
+            (&["mix!", "conv_cache"], &["enh!", "conv_cache_out"], &[("conv_cache", "conv_cache_out")]),
+            // As they sort, they would be crossed.
+            (&["x!", "a_in", "z"], &["y!", "new_z", "out_a"], &[("a_in", "out_a"), ("z", "new_z")]),
+            // What clients send is no state.
+            (&["audio_in", "state_in"], &["audio_out", "state_out"], &[("state_in", "state_out")]),
+        ];
+        for (inputs, outputs, expected) in cases {
+            let expected: Vec<_> = expected.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect();
+            assert_eq!(paired(inputs, outputs).unwrap_or_else(|error| panic!("{inputs:?}: {error}")), expected);
+        }
+    }
+
+    #[test]
+    fn both_ends_named_as_such_come_before_one() {
+        let pairs = paired(&["mem", "mem_in", "x!"], &["mem_out", "y!"]).unwrap();
+        assert_eq!(pairs, [("mem_in".to_owned(), "mem_out".to_owned())]);
+    }
+
+    #[test]
+    fn two_readings_are_refused_with_both() {
+        for (inputs, outputs, words) in [
+            (&["x!", "h"][..], &["y!", "hn", "new_h"][..], ["<<<h, hn>>>", "<<<h, new_h>>>"]),
+            (&["x!", "prev_h", "old_h"], &["y!", "new_h"], ["<<<prev_h, new_h>>>", "<<<old_h, new_h>>>"]),
+        ] {
+            let error = paired(inputs, outputs).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)) && error.contains("state_pairs"), "{error}");
+        }
+    }
+
+    #[test]
+    fn names_that_say_nothing_are_refused_with_the_signature() {
+        for (inputs, outputs) in
+            [(&["input_1!", "input_2"][..], &["lstm_4", "dense!"][..]), (&["input"], &["output"]), (&["x!"], &["y!"])]
+        {
+            let error = paired(inputs, outputs).unwrap_err().to_string();
+            for word in inputs.iter().chain(outputs).map(|name| name.trim_end_matches('!')).chain(["state_pairs"]) {
+                assert!(error.contains(word), "{word}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn types_and_dims_must_agree() {
+        let model = |s_out: Spec<'static>| {
+            let x = ("x", DataType::Fp32, &[-1, 7][..]);
+            signature(&[x, ("s", DataType::Fp32, &[2, -1, 4])], &[("y", DataType::Fp32, &[-1, 7]), s_out])
+        };
+        assert!(state_pairs(&model(("new_s", DataType::Fp16, &[2, -1, 4])), &[], &[]).is_err());
+        assert!(state_pairs(&model(("new_s", DataType::Fp32, &[3, -1, 4])), &[], &[]).is_err());
+        assert!(state_pairs(&model(("new_s", DataType::Fp32, &[2, -1])), &[], &[]).is_err());
+        for open in [&[-1, -1, -1][..], &[]] {
+            assert_eq!(state_pairs(&model(("new_s", DataType::Fp32, open)), &[], &[]).unwrap().len(), 1);
+        }
+    }
+
+    #[test]
+    fn patterns_come_first_and_inputs_that_are_fed_otherwise_never() {
+        let model =
+            signature(&named(&["x!", "mem_a", "mem_b", "h"]), &named(&["y!", "upd_a", "upd_b", "mem_a_out", "hn"]));
+        let patterns = [PairPattern::new("mem_*", "upd_*").unwrap()];
+        let pairs = state_pairs(&model, &patterns, &["h"]).unwrap();
+        let names: Vec<_> = pairs.iter().map(|pair| (pair.input.as_str(), pair.output.as_str())).collect();
+        assert_eq!(names, [("mem_a", "upd_a"), ("mem_b", "upd_b")]);
+    }
+
+    #[test]
+    fn a_model_of_which_nothing_would_be_left_to_send_is_refused() {
+        let error = paired(&["cell"], &["cell_out", "y!"]).unwrap_err().to_string();
+        assert!(error.contains("<<<cell, cell_out>>>") && error.contains("state_pairs"), "{error}");
+    }
+}

@@ -1,0 +1,50 @@
+//! What must be known before the ONNX model is open: a first reading of a configuration that may not be complete.
+
+use super::controls::controls;
+use super::error::ConfigError;
+use super::inputs::Ragged;
+use super::parameters::{self, Parameters};
+use super::raw;
+use super::resolved::model_file;
+use super::session_options::SessionOptions;
+use super::states::{States, WrittenPairs};
+
+/// The part of a configuration that finds and opens the model, and finds its states.
+#[derive(Clone, Debug)]
+pub struct Opening {
+    /// File name and the field that gave it; `None` to look for one.
+    pub model_file: Option<(&'static str, String)>,
+    /// How ONNX Runtime is to run it.
+    pub session: SessionOptions,
+    /// What is said about states.
+    pub states: States,
+    /// Inputs that are listed for requests.
+    pub inputs: Vec<String>,
+    /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
+    pub taken: Vec<String>,
+}
+
+impl Opening {
+    /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1), complete or not.
+    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+        let raw: raw::ModelConfig = serde_json::from_slice(json)?;
+        let parameters = Parameters::new(raw.parameters)?;
+        let batching = raw.sequence_batching.unwrap_or_default();
+        let controls = controls(&batching.control_input)?.into_iter().map(|control| control.name);
+        let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
+        let constants = constants.unwrap_or_default().into_iter().map(|(name, _)| name);
+        let lengths = Ragged::new(&parameters)?.inputs.into_iter().map(|padded| padded.lengths);
+        Ok(Self {
+            model_file: model_file(&parameters, raw.default_model_filename),
+            session: SessionOptions::new(&parameters, &raw.optimization)?,
+            states: States::new(&parameters, batching.state)?,
+            inputs: raw.input.into_iter().map(|tensor| tensor.name).collect(),
+            taken: controls.chain(constants).chain(lengths).collect(),
+        })
+    }
+
+    /// Whether the states are to be found by their names even where nothing else is completed.
+    pub fn wants_pairs_by_name(&self) -> bool {
+        self.states.pairs == WrittenPairs::Auto
+    }
+}
