@@ -13,6 +13,7 @@
 //! | [`model`] | a loaded model: configuration, session, live sequences | binding, session, triton, sequence, memory |
 //! | [`completion`] | what a configuration leaves unsaid, from the ONNX signature | session, config |
 //! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
+//! | [`explain`] | what was made of a model, as a table | binding, completion, config, session |
 //! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
 //! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids) |
 //! | [`config`] | the model configuration, read once into its resolved form | state |
@@ -29,6 +30,7 @@ pub mod binding;
 pub mod completion;
 pub mod config;
 pub mod error;
+pub mod explain;
 pub mod exports;
 pub mod instance;
 pub mod memory;

@@ -14,8 +14,6 @@ mod ragged;
 mod shapes;
 mod states;
 
-use std::fmt;
-
 pub use error::BindingError;
 use fixed::{constant_input, control_input};
 pub use initial::{Initial, InitialContent};
@@ -528,43 +526,6 @@ const fn batches(dim: i64, config: &Config) -> bool {
 
 fn all_agree(a: &[i64], b: &[i64]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b))
-}
-
-impl fmt::Display for Binding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for input in &self.inputs {
-            let from = match &input.source {
-                Source::Request(_) => "requests".to_owned(),
-                Source::Lengths { of } => format!("the lengths of {}", self.inputs[*of].name),
-                Source::State(number) => {
-                    let state = &self.states[*number];
-                    let size = match state.place {
-                        StatePlace::Slot(layout) => format!("{} bytes", state.kept_bytes(layout)),
-                        StatePlace::Beside(_) => "of varying size".to_owned(),
-                    };
-                    format!(
-                        "state, from output {}, {size}, initially {}",
-                        self.outputs[state.output].name, state.initial
-                    )
-                }
-                Source::Control(_) => "control".to_owned(),
-                Source::Constant(_) => "constant".to_owned(),
-            };
-            let axis = input.batch_axis.map_or("none".to_owned(), |axis| axis.to_string());
-            writeln!(
-                f,
-                "model input {} {} batch axis {axis}: {from}",
-                input.name,
-                describe(input.data_type, &input.dims)
-            )?;
-        }
-        for output in &self.outputs {
-            let dims = output.dims.as_ref().map_or("dims left open".to_owned(), |dims| Dims(dims).to_string());
-            let to = if output.is_response { "responses" } else { "state only" };
-            writeln!(f, "model output {} {} {dims}: {to}", output.name, output.data_type)?;
-        }
-        write!(f, "state: {} bytes a sequence, {} with alignment", self.slot.state_bytes(), self.slot.slot_bytes())
-    }
 }
 
 #[cfg(test)]

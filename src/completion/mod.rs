@@ -8,9 +8,12 @@
 
 mod fill;
 mod pairing;
+mod plan;
 
-pub use fill::{Written, complete};
-pub use pairing::state_pairs;
+use pairing::state_pairs;
+pub use plan::{Origins, Plan, Settings};
+
+use crate::config::ConfigError;
 
 /// Why a configuration cannot be completed.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +38,9 @@ pub enum CompletionError {
         /// The pairs.
         pairs: Vec<String>,
     },
+    /// What is written is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
     /// The configuration that Triton gave could not be changed.
     #[error("the model configuration cannot be completed: {0}")]
     Unreadable(#[from] serde_json::Error),

@@ -110,6 +110,7 @@ fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -
     let outputs = || stems(&output, &OUTPUT_WORDS, &FIRST_OUTPUT_WORDS);
     let same = |a: &str, b: &str| a == b && is_states(a);
     let by_words = [
+        (2, input == "past" && output == "present"),
         (1, outputs().iter().any(|stem| same(&input, stem))),
         (1, inputs().iter().any(|stem| same(stem, &output))),
         (2, inputs().iter().any(|stem| outputs().iter().any(|other| same(stem, other)))),
@@ -166,7 +167,7 @@ mod tests {
     #[test]
     fn the_names_that_exporters_use_are_paired() {
         type Case = (&'static [&'static str], &'static [&'static str], &'static [(&'static str, &'static str)]);
-        let cases: [Case; 22] = [
+        let cases: [Case; 23] = [
             (&["input!", "h", "c"], &["output!", "hn", "cn"], &[("h", "hn"), ("c", "cn")]),
             (&["input!", "state"], &["output!", "stateN"], &[("state", "stateN")]),
             (&["x!", "h0", "c0"], &["y!", "hn", "cn"], &[("h0", "hn"), ("c0", "cn")]),
@@ -213,6 +214,7 @@ mod tests {
                 ],
             ),
             (&["ids!", "past_0"], &["logits!", "present_0"], &[("past_0", "present_0")]),
+            (&["ids!", "past"], &["logits!", "present"], &[("past", "present")]),
             (&["input!", "inp_state_0"], &["output!", "out_state_0"], &[("inp_state_0", "out_state_0")]),
             (&["x!", "state_in"], &["y!", "state_out"], &[("state_in", "state_out")]),
             (&["x!", "in_state"], &["y!", "out_state"], &[("in_state", "out_state")]),

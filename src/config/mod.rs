@@ -32,4 +32,4 @@ pub use parameters::PairPattern;
 pub use resolved::{Config, StatePair, TensorConfig};
 pub use scheduling::{Padding, Strategy};
 pub use session_options::{GraphOptimization, SessionOptions};
-pub use states::{DeclaredInitial, DeclaredState, InitialValue, StateLimits, States, WrittenPairs};
+pub use states::{DeclaredInitial, DeclaredState, InitialValue, PairsFrom, StateLimits, States, WrittenPairs};

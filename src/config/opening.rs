@@ -20,6 +20,8 @@ pub struct Opening {
     pub states: States,
     /// Inputs that are listed for requests.
     pub inputs: Vec<String>,
+    /// Outputs that are listed for responses.
+    pub outputs: Vec<String>,
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: Vec<String>,
 }
@@ -39,6 +41,7 @@ impl Opening {
             session: SessionOptions::new(&parameters, &raw.optimization)?,
             states: States::new(&parameters, batching.state)?,
             inputs: raw.input.into_iter().map(|tensor| tensor.name).collect(),
+            outputs: raw.output.into_iter().map(|tensor| tensor.name).collect(),
             taken: controls.chain(constants).chain(lengths).collect(),
         })
     }

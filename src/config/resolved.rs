@@ -14,7 +14,7 @@ use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit,
 use super::session_options::SessionOptions;
 use super::states::States;
 use crate::state::pool::SlotLimits;
-use crate::tensor::{DataType, Dims};
+use crate::tensor::DataType;
 
 /// Everything a model's configuration says, checked.
 #[derive(Clone, Debug)]
@@ -196,11 +196,6 @@ impl fmt::Display for Config {
             "pad to {sizes:?}, infer END requests {}, store FP32 states as FP16 {}",
             self.infer_end_requests, self.store_states_as_fp16
         )?;
-        for (what, tensors) in [("input", &self.inputs), ("output", &self.outputs)] {
-            for tensor in tensors {
-                writeln!(f, "{what} {} {} {}", tensor.name, tensor.data_type, Dims(&tensor.dims))?;
-            }
-        }
         for control in &self.controls {
             writeln!(f, "control {} {:?}", control.name, control.kind)?;
         }

@@ -34,6 +34,17 @@ pub enum WrittenPairs {
     Pairs(Vec<StatePair>),
 }
 
+/// Where the states come from that `sequence_batching.state` does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairsFrom {
+    /// `state_pairs`.
+    Parameter,
+    /// The description in the model's graph.
+    Description,
+    /// The names of the model's inputs and outputs.
+    Names,
+}
+
 /// An entry of `sequence_batching.state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredState {
@@ -97,17 +108,20 @@ impl States {
         &self,
         graph_description: Option<&str>,
         by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
-    ) -> Result<Vec<StatePair>, E> {
-        let found = match &self.pairs {
-            WrittenPairs::Pairs(pairs) => pairs.clone(),
-            WrittenPairs::Auto => by_name()?,
-            WrittenPairs::Absent if !self.declared.is_empty() => Vec::new(),
+    ) -> Result<(Vec<StatePair>, PairsFrom), E> {
+        let (found, from) = match &self.pairs {
+            WrittenPairs::Pairs(pairs) => (pairs.clone(), PairsFrom::Parameter),
+            WrittenPairs::Auto => (by_name()?, PairsFrom::Names),
+            WrittenPairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
             WrittenPairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
-                if described.is_empty() { by_name()? } else { described }
+                match described.is_empty() {
+                    true => (by_name()?, PairsFrom::Names),
+                    false => (described, PairsFrom::Description),
+                }
             }
         };
-        Ok(self.union(&found)?)
+        Ok((self.union(&found)?, from))
     }
 
     /// All pairs: those written or `found`, and those declared. A name may stand in one pair only.

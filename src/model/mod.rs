@@ -13,9 +13,10 @@ pub use metrics::Snapshot;
 
 use crate::batch::initial::InitialStep;
 use crate::binding::{Binding, InitialModel};
-use crate::completion::{self, Written};
-use crate::config::{self, Config, ConfigError, Opening, StatePair};
+use crate::completion::{Origins, Plan, Settings};
+use crate::config::{self, Config, Opening};
 use crate::error::Error;
+use crate::explain::explain;
 use crate::memory::{Budget, OutOfMemory};
 use crate::sequence::{Policy, Refusal, SequenceId};
 use crate::session::{Library, Session};
@@ -68,19 +69,17 @@ impl Model {
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(opening.model_file.as_ref(), &version_dir)?;
         let session = Arc::new(Session::open(library, &file, &opening.session)?);
-        let completes = triton.wants_completion().unwrap_or(false);
-        let state_pairs = find_pairs(&opening, &session, completes)?;
-        let taken: Vec<&str> = opening.taken.iter().map(String::as_str).collect();
-        let written = Written { pairs: &state_pairs, taken: &taken, default_max_batch_size };
-        let config = match completion::complete(&json, session.signature(), &written)? {
-            Some(completed) if completes => {
-                triton.set_config_json(&completed)?;
+        let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
+        let plan = Plan::new(&json, &opening, session.signature(), session.graph_description(), settings)?;
+        let config = match &plan.completed {
+            Some(completed) => {
+                triton.set_config_json(completed)?;
                 Config::from_json(&triton.config_json()?)?
             }
-            _ => Config::from_json(&json)?,
+            None => Config::from_json(&json)?,
         };
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
-        let mut binding = Binding::new(&config, &state_pairs, session.signature(), &files)?;
+        let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
         let policy =
             Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
@@ -95,7 +94,7 @@ impl Model {
         let reaper = Reaper::start(sequences.clone());
         let next_instance = AtomicU32::new(0);
         let model = Self { config, binding, session, initial_model, sequences, next_instance, _reaper: reaper };
-        model.log(location, &file, library);
+        model.log(location, &file, library, plan.origins);
         Ok(model)
     }
 
@@ -115,7 +114,7 @@ impl Model {
     }
 
     /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, file: &Path, library: &Library) {
+    fn log(&self, location: &Location, file: &Path, library: &Library, origins: Origins) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
@@ -123,32 +122,13 @@ impl Model {
             library.version(),
             library.path().display()
         );
-        for line in self.config.to_string().lines().chain(self.binding.to_string().lines()) {
+        let explained = explain(&self.config, &self.binding, self.session.signature(), origins);
+        for line in self.config.to_string().lines().chain(explained.lines()) {
             log::info!("model {name}: {line}");
         }
         let (capacity, bytes) = (self.config.slots.capacity, self.binding.slot.slot_bytes());
         log::info!("model {name}: pool of {capacity} × {bytes} = {} bytes at most", capacity.saturating_mul(bytes));
     }
-}
-
-/// The states that the configuration or the model's graph description names, else those that their names tell, if that
-/// `is_wanted`.
-fn find_pairs(opening: &Opening, session: &Session, is_wanted: bool) -> Result<Vec<StatePair>, Error> {
-    opening.states.all_pairs(session.graph_description(), || {
-        if !is_wanted && !opening.wants_pairs_by_name() {
-            return Err(ConfigError::MissingParameter {
-                name: "state_pairs",
-                why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \
-                      them by their names; the model's graph description names none"
-                    .to_owned(),
-            }
-            .into());
-        }
-        let declared = opening.states.declared.iter().map(|state| &state.pair.input);
-        let taken: Vec<&str> =
-            opening.inputs.iter().chain(&opening.taken).chain(declared).map(String::as_str).collect();
-        Ok(completion::state_pairs(session.signature(), &opening.states.patterns, &taken)?)
-    })
 }
 
 /// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.

@@ -1,0 +1,73 @@
+//! What a configuration says together with what is found for it.
+
+use super::fill::{Written, complete};
+use super::{CompletionError, state_pairs};
+use crate::config::{ConfigError, Opening, PairsFrom, StatePair};
+use crate::session::Signature;
+
+/// A configuration with its gaps filled.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The states.
+    pub pairs: Vec<StatePair>,
+    /// The configuration for Triton; `None` if nothing was missing, or nothing may be completed.
+    pub completed: Option<Vec<u8>>,
+    /// Where things come from, for whoever asks why.
+    pub origins: Origins,
+}
+
+/// Where the parts of a configuration come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origins {
+    /// The states that are not declared in `sequence_batching.state`.
+    pub pairs: PairsFrom,
+    /// `input` was completed.
+    pub inputs_completed: bool,
+    /// `output` was completed.
+    pub outputs_completed: bool,
+}
+
+/// What the server allows.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Whether what is missing is filled in. Pairs that the configuration wants found are found in any case.
+    pub completes: bool,
+    /// `--backend-config=default-max-batch-size`.
+    pub default_max_batch_size: usize,
+}
+
+impl Plan {
+    /// Finds the states and fills the gaps of the configuration `json`, of which `opening` is the first reading.
+    pub fn new(
+        json: &[u8],
+        opening: &Opening,
+        signature: &Signature,
+        graph_description: Option<&str>,
+        settings: Settings,
+    ) -> Result<Self, CompletionError> {
+        let (pairs, from) = opening.states.all_pairs(graph_description, || by_name(opening, signature, settings))?;
+        let taken: Vec<&str> = opening.taken.iter().map(String::as_str).collect();
+        let default_max_batch_size = settings.default_max_batch_size;
+        let completed = match settings.completes {
+            true => complete(json, signature, &Written { pairs: &pairs, taken: &taken, default_max_batch_size })?,
+            false => None,
+        };
+        let (inputs_completed, outputs_completed) = (opening.inputs.is_empty(), opening.outputs.is_empty());
+        Ok(Self { pairs, completed, origins: Origins { pairs: from, inputs_completed, outputs_completed } })
+    }
+}
+
+fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Result<Vec<StatePair>, CompletionError> {
+    if !settings.completes && !opening.wants_pairs_by_name() {
+        return Err(ConfigError::MissingParameter {
+            name: "state_pairs",
+            why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \
+                  them by their names; the model's graph description names none"
+                .to_owned(),
+        }
+        .into());
+    }
+    let declared = opening.states.declared.iter().map(|state| &state.pair.input);
+    let taken: Vec<&str> = opening.inputs.iter().chain(&opening.taken).chain(declared).map(String::as_str).collect();
+    state_pairs(signature, &opening.states.patterns, &taken)
+}

@@ -1,0 +1,170 @@
+//! What was made of a model, in two tables: its inputs and outputs, and its states, each with the reason.
+
+#![forbid(unsafe_code)]
+
+use comfy_table::{Table, presets};
+
+use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
+use crate::completion::Origins;
+use crate::config::{Config, PairsFrom};
+use crate::session::{Signature, TensorInfo};
+
+/// The tables, as lines of text.
+pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {
+    let explained = Explained { config, binding, origins };
+    let mut tensors = table(["", "name", "type", "dims", "batch axis", "taken for", "why"]);
+    for info in &signature.inputs {
+        tensors.add_row(explained.input("input", info));
+    }
+    for info in &signature.defaults {
+        tensors.add_row(explained.input("input with a default", info));
+    }
+    for info in &signature.outputs {
+        tensors.add_row(explained.output(info));
+    }
+    let mut states = table(["state", "type", "dims of a row", "batch axis", "bytes", "at START", "why"]);
+    for state in &binding.states {
+        states.add_row(explained.state(state));
+    }
+    let slot = &binding.slot;
+    let bytes = format!("state: {} bytes a sequence, {} with alignment", slot.state_bytes(), slot.slot_bytes());
+    let tables = [tensors, states].map(|table| table.to_string());
+    let lines = tables.iter().flat_map(|table| table.lines()).map(str::trim_end).chain([bytes.as_str()]);
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_header(header);
+    table
+}
+
+struct Explained<'a> {
+    config: &'a Config,
+    binding: &'a Binding,
+    origins: Origins,
+}
+
+impl Explained<'_> {
+    fn input(&self, side: &str, info: &TensorInfo) -> [String; 7] {
+        let bound = self.binding.inputs.iter().find(|input| input.name == info.name);
+        let axis = bound.and_then(|input| input.batch_axis);
+        let (taken_for, why) = match bound.map(|input| &input.source) {
+            None => ("its default".to_owned(), "nothing feeds it".to_owned()),
+            Some(Source::Request(request)) => (requests(request), listed("'input'", self.origins.inputs_completed)),
+            Some(Source::Lengths { of }) => {
+                (format!("lengths of {}", self.binding.inputs[*of].name), "'padded_inputs'".to_owned())
+            }
+            Some(Source::State(number)) => {
+                let state = &self.binding.states[*number];
+                (format!("state, from {}", self.binding.outputs[state.output].name), self.why(state))
+            }
+            Some(Source::Control(control)) => (format!("control {}", noun(control)), "'control_input'".to_owned()),
+            Some(Source::Constant(_)) => ("constant".to_owned(), "'constant_inputs'".to_owned()),
+        };
+        row(side, info, axis, taken_for, why)
+    }
+
+    fn output(&self, info: &TensorInfo) -> [String; 7] {
+        let Some(index) = self.binding.outputs.iter().position(|output| output.name == info.name) else {
+            return row("output", info, None, "nothing".to_owned(), "it is not listed under 'output'".to_owned());
+        };
+        let output = &self.binding.outputs[index];
+        let state = self.binding.states.iter().find(|state| state.output == index);
+        let mut uses = Vec::new();
+        let mut reasons = Vec::new();
+        if let Some(state) = state {
+            uses.push(format!("state, to {}", self.binding.inputs[state.input].name));
+            reasons.push(self.why(state));
+        }
+        if output.is_response {
+            uses.push("responses".to_owned());
+            reasons.push(listed("'output'", self.origins.outputs_completed));
+        }
+        let gives_lengths = |trim: TrimBy| trim == TrimBy::Output(index);
+        if self.binding.outputs.iter().any(|other| other.trim.is_some_and(|trim| gives_lengths(trim.by))) {
+            uses.push("lengths".to_owned());
+            reasons.push("'padded_outputs'".to_owned());
+        }
+        row("output", info, output.batch_axis, uses.join("; "), reasons.join("; "))
+    }
+
+    fn state(&self, state: &BoundState) -> [String; 7] {
+        let (input, output) = (&self.binding.inputs[state.input], &self.binding.outputs[state.output]);
+        let bytes = match state.place {
+            StatePlace::Slot(layout) => state.kept_bytes(layout).to_string(),
+            StatePlace::Beside(_) => "vary".to_owned(),
+        };
+        let as_fp16 = if state.as_fp16 { ", kept as TYPE_FP16" } else { "" };
+        [
+            format!("{} -> {}", output.name, input.name),
+            format!("{}{as_fp16}", state.data_type),
+            dims(&state.dims, &[]),
+            axis(state.batch_axis),
+            bytes,
+            state.initial.to_string(),
+            self.why(state),
+        ]
+    }
+
+    fn why(&self, state: &BoundState) -> String {
+        let (input, output) = (&self.binding.inputs[state.input], &self.binding.outputs[state.output]);
+        let is_declared =
+            |of: &&crate::config::DeclaredState| of.pair.input == input.name && of.pair.output == output.name;
+        if self.config.states.declared.iter().any(|of| is_declared(&of)) {
+            return "'sequence_batching.state'".to_owned();
+        }
+        let why = match self.origins.pairs {
+            PairsFrom::Parameter => "'state_pairs'",
+            PairsFrom::Description => "the graph's description",
+            PairsFrom::Names => "their names",
+        };
+        why.to_owned()
+    }
+}
+
+fn row(side: &str, info: &TensorInfo, batch_axis: Option<usize>, taken_for: String, why: String) -> [String; 7] {
+    let data_type = info.data_type.to_string();
+    [side.to_owned(), info.name.clone(), data_type, dims(&info.dims, &info.symbols), axis(batch_axis), taken_for, why]
+}
+
+fn listed(list: &str, completed: bool) -> String {
+    if completed { "neither state nor constant".to_owned() } else { format!("listed under {list}") }
+}
+
+fn axis(axis: Option<usize>) -> String {
+    axis.map_or("none".to_owned(), |axis| axis.to_string())
+}
+
+/// Dimensions with the names of the open ones.
+fn dims(dims: &[i64], symbols: &[String]) -> String {
+    let name = |axis: usize| symbols.get(axis).filter(|symbol| !symbol.is_empty()).map_or("?", String::as_str);
+    let dim = |(axis, &dim): (usize, &i64)| if dim < 0 { name(axis).to_owned() } else { dim.to_string() };
+    format!("[{}]", dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
+}
+
+fn requests(request: &RequestInput) -> String {
+    let mut text = "requests".to_owned();
+    if request.form == ShapeForm::Unbatched {
+        text += ", one value for a batch";
+    }
+    if request.optional {
+        text += ", may be left out";
+    }
+    if let Some(context) = request.context {
+        text += &format!(", {} of the last in front along axis {}", context.length, context.axis);
+    }
+    if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {
+        text += &format!(", filled up along axis {axis}");
+    }
+    text
+}
+
+const fn noun(control: &BoundControl) -> &'static str {
+    match control {
+        BoundControl::Flag { flag: Flag::Start, .. } => "START",
+        BoundControl::Flag { flag: Flag::End, .. } => "END",
+        BoundControl::Flag { flag: Flag::Ready, .. } => "READY",
+        BoundControl::CorrelationId(_) => "CORRID",
+    }
+}

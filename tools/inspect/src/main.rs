@@ -1,0 +1,139 @@
+//! `stateful-inspect model.onnx`: what the backend makes of a model, and a config.pbtxt to start from.
+//!
+//! It reads the model with the backend's own code, so what it prints is what a server would do. The table goes to
+//! standard error and the configuration to standard output, to be saved.
+
+mod pbtxt;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::{Map, Value, json};
+use triton_stateful::binding::Binding;
+use triton_stateful::completion::{Plan, Settings};
+use triton_stateful::config::{Config, Opening, read_initial_files};
+use triton_stateful::error::Error;
+use triton_stateful::explain::explain;
+use triton_stateful::session::{EnvironmentOptions, Library, LogLevel, SearchPath, Session};
+
+/// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
+/// states. Prints a config.pbtxt ready to save.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The model
+    model: PathBuf,
+    /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs, input_context,
+    /// initial_states, padded_inputs, padded_outputs and so on
+    #[arg(short, long = "parameter", value_name = "NAME=VALUE", value_parser = parameter)]
+    parameters: Vec<(String, String)>,
+    /// Most rows of a batch, for a model with a batch dimension [default: 64]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    max_batch_size: Option<u32>,
+    /// ONNX Runtime's library [default: ORT_DYLIB_PATH, or libonnxruntime.so of the backend's folder]
+    #[arg(long, value_name = "FILE")]
+    ort_library: Option<PathBuf>,
+    /// No table, only the configuration
+    #[arg(short, long)]
+    quiet: bool,
+}
+
+/// Why there is nothing to show.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("{0} is no file")]
+    NoFile(PathBuf),
+    #[error(transparent)]
+    Backend(#[from] Error),
+    #[error("the completed configuration cannot be read: {0}")]
+    Unreadable(#[from] serde_json::Error),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match inspect(&arguments) {
+        Ok(Inspected { table, pbtxt }) => {
+            if !arguments.quiet {
+                eprintln!("{table}\n");
+            }
+            print!("{pbtxt}");
+            ExitCode::SUCCESS
+        }
+        Err(problem) => {
+            eprintln!("stateful-inspect: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Inspected {
+    table: String,
+    pbtxt: String,
+}
+
+fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
+    if !arguments.model.is_file() {
+        return Err(Problem::NoFile(arguments.model.clone()));
+    }
+    let json = written(arguments);
+    let bytes = serde_json::to_vec(&json)?;
+    let opening = Opening::from_json(&bytes).map_err(Error::from)?;
+    let library = library(arguments)?;
+    let session = Session::open(&library, &arguments.model, &opening.session).map_err(Error::from)?;
+    let settings = Settings { completes: true, default_max_batch_size: 0 };
+    let plan =
+        Plan::new(&bytes, &opening, session.signature(), session.graph_description(), settings).map_err(Error::from)?;
+    let mut completed: Map<String, Value> = match &plan.completed {
+        Some(completed) => serde_json::from_slice(completed)?,
+        None => json,
+    };
+    let config = Config::from_json(&serde_json::to_vec(&completed)?).map_err(Error::from)?;
+    // A model lies in a folder of its version, and the files beside that.
+    let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
+    let files = read_initial_files(repository, config.states.initial_files()).map_err(Error::from)?;
+    let binding = Binding::new(&config, &plan.pairs, session.signature(), &files).map_err(Error::from)?;
+    let pairs: Vec<String> = plan.pairs.iter().map(|pair| format!("<<<{}, {}>>>", pair.input, pair.output)).collect();
+    // Last, as one writes them.
+    let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
+    parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
+    completed.insert("parameters".to_owned(), parameters);
+    Ok(Inspected {
+        table: explain(&config, &binding, session.signature(), plan.origins),
+        pbtxt: pbtxt::write(&completed),
+    })
+}
+
+/// The configuration as far as the arguments give it.
+fn written(arguments: &Arguments) -> Map<String, Value> {
+    let text = |(name, value): &(String, String)| (name.clone(), json!({ "string_value": value }));
+    let parameters: Map<String, Value> = arguments.parameters.iter().map(text).collect();
+    let mut config = Map::new();
+    config.insert("backend".to_owned(), json!("stateful"));
+    if let Some(size) = arguments.max_batch_size {
+        config.insert("max_batch_size".to_owned(), json!(size));
+    }
+    config.insert("parameters".to_owned(), Value::Object(parameters));
+    config
+}
+
+fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, Error> {
+    let program = std::env::current_exe().ok();
+    let beside = |folder: &str| program.as_ref()?.parent()?.parent().map(|build| build.join(folder));
+    let search = SearchPath {
+        configured: arguments.ort_library.clone(),
+        // As scripts/build lays the program and the backend out.
+        backend_dir: beside("backends/stateful"),
+        environment: std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from),
+        backends_dir: None,
+    };
+    let options = EnvironmentOptions { log_level: LogLevel::Error, global_threads: None };
+    Ok(Library::load(&search, options)?)
+}
+
+fn parameter(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("NAME=VALUE is expected".to_owned()),
+    }
+}
