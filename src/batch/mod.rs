@@ -9,7 +9,6 @@ pub mod decode;
 pub mod fault;
 pub mod gather;
 pub mod grouping;
-pub mod initial;
 pub mod respond;
 pub mod state_row;
 pub mod warm_up;

@@ -1,5 +1,6 @@
 //! A loaded model: its configuration, session and live sequences, shared by its instances.
 
+mod initial;
 mod live;
 mod metrics;
 mod reaper;
@@ -8,10 +9,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub use initial::InitialStep;
 pub use live::{Admission, Lease, LiveSequences, VaryingSize};
 pub use metrics::Snapshot;
 
-use crate::batch::initial::InitialStep;
 use crate::binding::{Binding, InitialModel};
 use crate::completion::{Origins, Plan, Settings};
 use crate::config::{self, Config, Opening};

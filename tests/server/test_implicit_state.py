@@ -235,7 +235,8 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_state_that_is_not_the_models_is_refused_by_name_and_rule(deployment, case):
     entries, words = BAD[case]
-    refused(deployment, models.counter(name=f"refused_implicit_{case}", implicit=entries), *words)
+    model = models.counter(name=f"refused_implicit_{case}", implicit=entries, states=())
+    refused(deployment, model, *words)
 
 
 def test_a_state_of_the_model_that_nobody_names_is_refused(deployment):
