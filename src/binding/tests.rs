@@ -3,14 +3,14 @@ use serde_json::{Value, json};
 use super::*;
 use crate::config::{Config, ConfigError};
 
-type Spec<'a> = (&'a str, DataType, &'a [i64]);
+pub(super) type Spec<'a> = (&'a str, DataType, &'a [i64]);
 
-const X: Spec = ("x", DataType::Fp32, &[-1, 4, 5]);
-const Y: Spec = ("y", DataType::Fp32, &[-1, 4]);
-const S_IN: Spec = ("s_in", DataType::Fp32, &[-1, 4]);
-const S_OUT: Spec = ("s_out", DataType::Fp32, &[-1, 4]);
+pub(super) const X: Spec = ("x", DataType::Fp32, &[-1, 4, 5]);
+pub(super) const Y: Spec = ("y", DataType::Fp32, &[-1, 4]);
+pub(super) const S_IN: Spec = ("s_in", DataType::Fp32, &[-1, 4]);
+pub(super) const S_OUT: Spec = ("s_out", DataType::Fp32, &[-1, 4]);
 
-fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
+pub(super) fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
     let info = |&(name, data_type, dims): &Spec| {
         let (name, dims, symbols) = (name.to_owned(), dims.to_vec(), vec![String::new(); dims.len()]);
         TensorInfo { name, data_type, dims, symbols }
@@ -20,7 +20,7 @@ fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
 }
 
 /// A model that takes x and its state, and gives y and the next state; `inputs` come on top.
-fn model(inputs: &[Spec]) -> Signature {
+pub(super) fn model(inputs: &[Spec]) -> Signature {
     signature(&[&[X, S_IN], inputs].concat(), &[Y, S_OUT])
 }
 
@@ -37,7 +37,7 @@ fn plain() -> Value {
 }
 
 /// [`plain`] with other values at the given places.
-fn with(changes: &[(&str, Value)]) -> Value {
+pub(super) fn with(changes: &[(&str, Value)]) -> Value {
     let mut config = plain();
     for (pointer, value) in changes {
         let (parent, name) = pointer.rsplit_once('/').unwrap();
@@ -49,7 +49,7 @@ fn with(changes: &[(&str, Value)]) -> Value {
     config
 }
 
-fn parameter(name: &str, value: &str) -> (String, Value) {
+pub(super) fn parameter(name: &str, value: &str) -> (String, Value) {
     (format!("/parameters/{name}"), json!({ "string_value": value }))
 }
 
@@ -66,25 +66,25 @@ fn with_controls(controls: &[Value]) -> Value {
     with(&[("/sequence_batching/control_input", json!(controls))])
 }
 
-fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
+pub(super) fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
     let config = Config::from_json(config.to_string().as_bytes()).unwrap();
     let pairs = config.states.all_pairs(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
     Binding::new(&config, &pairs.unwrap().0, signature, &InitialFiles::new())
 }
 
 /// Binding fails, and the text has every one of these parts.
-fn assert_refused(config: &Value, signature: &Signature, parts: &[&str]) {
+pub(super) fn assert_refused(config: &Value, signature: &Signature, parts: &[&str]) {
     let error = bind(config, signature).expect_err(&format!("{parts:?}")).to_string();
     for part in parts {
         assert!(error.contains(part), "'{part}' is missing in: {error}");
     }
 }
 
-fn input<'a>(binding: &'a Binding, name: &str) -> &'a BoundInput {
+pub(super) fn input<'a>(binding: &'a Binding, name: &str) -> &'a BoundInput {
     binding.inputs.iter().find(|input| input.name == name).unwrap()
 }
 
-fn output<'a>(binding: &'a Binding, name: &str) -> &'a BoundOutput {
+pub(super) fn output<'a>(binding: &'a Binding, name: &str) -> &'a BoundOutput {
     binding.outputs.iter().find(|output| output.name == name).unwrap()
 }
 
