@@ -56,6 +56,11 @@ def test_it_needs_no_library_but_those_of_every_system(library):
     assert not {name for name in needed if not ALLOWED_LIBRARIES.fullmatch(name)}
 
 
+def test_it_has_its_own_name(library):
+    dynamic = next(section for section in library.iter_sections() if isinstance(section, DynamicSection))
+    assert [tag.soname for tag in dynamic.iter_tags("DT_SONAME")] == ["libtriton_stateful.so"]
+
+
 def test_it_asks_for_no_newer_glibc_than_ubuntu_22_04_has(library):
     section = next(section for section in library.iter_sections() if isinstance(section, GNUVerNeedSection))
     versions = {version.name for _, auxiliary in section.iter_versions() for version in auxiliary}
