@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod context;
 mod error;
 mod fixed;
 mod initial;
@@ -21,7 +22,7 @@ pub use initial_model::{InitialInput, InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};
 use ragged::{bind_trims, forbid_padding, lengths_input};
 use shapes::{request_input, response_output};
-use states::{Ends, Placing, bind_state};
+use states::StateBinder;
 
 use crate::config::{Config, InitialFiles, StatePair};
 use crate::session::{InputSpec, OutputSpec, Signature, StepSpec, TensorInfo};
@@ -259,56 +260,16 @@ impl Binding {
         }
         let mut states = Vec::new();
         for pair in state_pairs {
-            let is_declared = config.states.declaration(pair).is_some();
-            let named_by = if is_declared { "'sequence_batching.state'" } else { "'state_pairs'" };
-            let (index, input_info) = match feeds.find(&pair.input, named_by) {
-                // As a control: an input that an optimiser has dropped has nothing to keep. One that is misspelt leaves
-                // another unfed.
-                Err(_) if is_declared => continue,
-                found => found?,
-            };
-            let (_, output_info) = find(&signature.outputs, &pair.output, named_by, "output")?;
-            let ends = Ends { pair, input: input_info, output: output_info };
-            let beside = states.iter().filter(|state: &&BoundState| matches!(state.place, StatePlace::Beside(_)));
-            let place = Placing { number: states.len(), input: index, beside: beside.count() };
-            let (input, state) = bind_state(config, ends, place, &mut outputs, files, batch_symbol)?;
-            feeds.place(index, input)?;
-            states.push(state);
+            let binder = StateBinder { config, files, batch_symbol };
+            states.extend(binder.bind(pair, signature, &mut feeds, &mut outputs, &states)?);
         }
-        for control in &config.controls {
-            // A control that the model does not take is Triton's business only.
-            if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
-                feeds.place(index, control_input(config, control, info)?)?;
-            }
-        }
-        for (name, values) in &config.constants {
-            let (index, info) = feeds.find(name, "'constant_inputs'")?;
-            feeds.place(index, constant_input(config, info, values)?)?;
-        }
-        for padded in &config.ragged.inputs {
-            let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
-            let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
-            feeds.place(index, lengths_input(config, padded, info, of)?)?;
-        }
+        feed_without_requests(config, &mut feeds)?;
         let mut inputs = feeds.into_inputs(&mut states)?;
-        let varies = states.iter().any(|state| state.dims.contains(&-1));
-        if varies {
+        if states.iter().any(|state| state.dims.contains(&-1)) {
             forbid_padding(&mut inputs);
         }
         bind_trims(config, signature, &inputs, &mut outputs)?;
-        let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
-        let requests = inputs.iter_mut().filter_map(|input| match &mut input.source {
-            Source::Request(request) => Some(request),
-            _ => None,
-        });
-        for (position, request) in requests.enumerate() {
-            request.position = position;
-            if let Some(context) = &mut request.context {
-                context.slot_entry = sizes.len();
-                sizes.push(context.bytes);
-            }
-        }
-        let slot = SlotLayout::new(&sizes).ok_or(BindingError::StatesOverflow)?;
+        let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         Ok(Self { inputs, outputs, states, slot })
     }
 
@@ -362,6 +323,43 @@ impl Binding {
         });
         StepSpec { inputs: inputs.collect(), outputs: outputs.collect() }
     }
+}
+
+/// Feeds what no request carries and is no state: controls, constants, lengths.
+fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Result<(), BindingError> {
+    for control in &config.controls {
+        // A control that the model does not take is Triton's business only.
+        if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
+            feeds.place(index, control_input(config, control, info)?)?;
+        }
+    }
+    for (name, values) in &config.constants {
+        let (index, info) = feeds.find(name, "'constant_inputs'")?;
+        feeds.place(index, constant_input(config, info, values)?)?;
+    }
+    for padded in &config.ragged.inputs {
+        let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
+        let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
+        feeds.place(index, lengths_input(config, padded, info, of)?)?;
+    }
+    Ok(())
+}
+
+/// Numbers the inputs of requests, and lays states and contexts out in the slot; `None` if the sizes overflow.
+fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayout> {
+    let mut sizes: Vec<usize> = states.iter().map(BoundState::slot_bytes).collect();
+    let requests = inputs.iter_mut().filter_map(|input| match &mut input.source {
+        Source::Request(request) => Some(request),
+        _ => None,
+    });
+    for (position, request) in requests.enumerate() {
+        request.position = position;
+        if let Some(context) = &mut request.context {
+            context.slot_entry = sizes.len();
+            sizes.push(context.bytes);
+        }
+    }
+    SlotLayout::new(&sizes)
 }
 
 /// The model's inputs, required ones first and then those with a default, and what feeds them so far.

@@ -58,6 +58,24 @@ fn lengths_axis(config: &Config, info: &TensorInfo) -> Option<Option<usize>> {
     (one_element && has_batch && is_integer).then_some(batch_axis)
 }
 
+/// The axis along which rows may have different lengths: as written, else the only open one.
+pub(super) fn ragged_axis(
+    padded: &PaddedInput,
+    sent: &[i64],
+    batch_axis: Option<usize>,
+) -> Result<usize, BindingError> {
+    let error = |why: String| BindingError::Parameter { parameter: "padded_inputs", value: padded.input.clone(), why };
+    let is_open = |&axis: &usize| sent[axis] < 0 && batch_axis != Some(axis);
+    let open: Vec<usize> = (0..sent.len()).filter(is_open).collect();
+    match (padded.axis, open.as_slice()) {
+        (Some(axis), open) if open.contains(&axis) => Ok(axis),
+        (Some(axis), _) => Err(error(format!("axis {axis} of {} is not open", Dims(sent)))),
+        (None, &[axis]) => Ok(axis),
+        (None, []) => Err(error(format!("none of {} is open beside the batch", Dims(sent)))),
+        (None, _) => Err(error(format!("more than one dimension of {} is open: write the axis", Dims(sent)))),
+    }
+}
+
 /// With states of varying size no row is filled up: what such a state becomes would depend on it.
 pub(super) fn forbid_padding(inputs: &mut [BoundInput]) {
     for input in inputs {

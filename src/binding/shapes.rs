@@ -1,15 +1,15 @@
 //! Inputs of requests and outputs of responses: configured dims against the model's, and the batch axis.
 
+use super::context::WrittenContext;
 use super::error::BindingError;
-use super::{
-    BoundContext, BoundInput, BoundOutput, RequestInput, ShapeForm, Source, all_agree, batches, check_type, describe,
-};
-use crate::config::{Config, Context, PaddedInput, TensorConfig};
+use super::ragged::ragged_axis;
+use super::{BoundInput, BoundOutput, RequestInput, ShapeForm, Source, all_agree, batches, check_type};
+use crate::config::{Config, TensorConfig};
 use crate::session::TensorInfo;
-use crate::tensor::{DataType, Dims, WindowLayout, is_batch_name};
+use crate::tensor::{DataType, Dims, is_batch_name};
 
 /// Holds the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
-fn match_dims(
+pub(super) fn match_dims(
     config: &Config,
     list: &'static str,
     tensor: &TensorConfig,
@@ -62,7 +62,7 @@ fn match_dims(
     }
 }
 
-const INPUT: &str = "input";
+pub(super) const INPUT: &str = "input";
 
 /// Whether a dimension's name is the batch's: the one that the requests' inputs give it, else a usual one.
 pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
@@ -83,143 +83,31 @@ pub(super) fn request_input(
     if tensor.optional && !has_default {
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
-    let context = config.contexts.iter().find(|context| context.input == tensor.name);
-    let axis = context.map(|context| context_axis(config, tensor, info, context)).transpose()?;
+    let context = WrittenContext::find(config, tensor, info)?;
     // What clients send of the model's dims.
-    let mut sent = info.dims.clone();
-    if let (Some(axis), Some(context)) = (axis, context) {
-        sent[axis] = without_context(sent[axis], context.length);
+    let mut dims = info.dims.clone();
+    if let Some(context) = &context {
+        context.take_off(&mut dims);
     }
-    let (batch_axis, form) = match_dims(config, INPUT, tensor, &sent, &info.symbols, None)?;
+    let (batch_axis, form) = match_dims(config, INPUT, tensor, &dims, &info.symbols, None)?;
     // Where only the configuration fixes a dimension, Triton holds requests to it.
-    let behind = sent.len() - tensor.dims.len();
-    for (dim, &configured) in sent[behind..].iter_mut().zip(&tensor.dims) {
+    let behind = dims.len() - tensor.dims.len();
+    for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {
         if *dim < 0 {
             *dim = configured;
         }
     }
     let padded = config.ragged.inputs.iter().find(|padded| padded.input == tensor.name);
-    let ragged_axis = padded.map(|padded| ragged_axis(padded, &sent, batch_axis)).transpose()?;
-    if let (Some(of_context), Some(padded)) = (axis, ragged_axis)
-        && of_context != padded
-    {
-        return Err(BindingError::Parameter {
-            parameter: "padded_inputs",
-            value: tensor.name.clone(),
-            why: format!(
-                "it is axis {padded}, and its input_context is along axis {of_context}: they must be the same"
-            ),
-        });
+    let ragged_axis = padded.map(|padded| ragged_axis(padded, &dims, batch_axis)).transpose()?;
+    if let Some(context) = &context {
+        context.check_padding(ragged_axis)?;
+        context.put_back(&mut dims);
     }
-    if let (Some(axis), Some(context)) = (axis, context) {
-        sent[axis] = if sent[axis] < 0 { -1 } else { sent[axis] + context.length as i64 };
-    }
-    let bound_context = match (axis, context) {
-        (Some(axis), Some(context)) => Some(bind_context(tensor, &sent, batch_axis, axis, context)?),
-        _ => None,
-    };
-    let (name, data_type) = (info.name.clone(), info.data_type);
+    let context = context.map(|context| context.bind(tensor, &dims, batch_axis)).transpose()?;
     let (optional, is_padded) = (tensor.optional, ragged_axis.is_some());
-    let request = RequestInput { position: 0, form, optional, context: bound_context, ragged_axis, is_padded };
-    Ok(BoundInput { name, data_type, dims: sent, batch_axis, source: Source::Request(request) })
-}
-
-/// What remains of a model's dimension for clients to send; 0 or less if the context leaves nothing.
-fn without_context(dim: i64, length: usize) -> i64 {
-    if dim < 0 { dim } else { (dim - length as i64).max(0) }
-}
-
-/// The axis along which a context is kept: as written, else where the configuration's dims differ from the model's by
-/// the context's length, else the only open one.
-fn context_axis(
-    config: &Config,
-    tensor: &TensorConfig,
-    info: &TensorInfo,
-    context: &Context,
-) -> Result<usize, BindingError> {
-    let error = |why: String| BindingError::Parameter {
-        parameter: "input_context",
-        value: format!("{}={}", context.input, context.length),
-        why,
-    };
-    let dims = Dims(&info.dims);
-    let batch_axis = |axis: usize| {
-        let mut sent = info.dims.clone();
-        sent[axis] = without_context(sent[axis], context.length);
-        let (batch, _) = match_dims(config, INPUT, tensor, &sent, &info.symbols, None).ok()?;
-        (sent[axis] != 0).then_some(batch)
-    };
-    let fits = |axis: usize| batch_axis(axis).is_some_and(|batch| batch != Some(axis));
-    if let Some(axis) = context.axis {
-        return match axis < info.dims.len() {
-            false => Err(error(format!("the model's dims {dims} have no axis {axis}"))),
-            true if batch_axis(axis) == Some(Some(axis)) || is_batch(&info.symbols[axis], None) => {
-                Err(error(format!("axis {axis} of the model's {dims} is the batch: write another")))
-            }
-            true if !fits(axis) => Err(error(format!(
-                "with a context of {} in front, dims {} of the configuration do not make the model's {dims} along axis {axis}",
-                context.length,
-                Dims(&tensor.dims)
-            ))),
-            true => Ok(axis),
-        };
-    }
-    let (fixed, open): (Vec<usize>, Vec<usize>) =
-        (0..info.dims.len()).filter(|&axis| fits(axis)).partition(|&axis| info.dims[axis] >= 0);
-    match (fixed.as_slice(), open.as_slice()) {
-        (&[axis], _) | (&[], &[axis]) => Ok(axis),
-        (&[], &[]) => Err(error(format!(
-            "dims {} of the configuration, with a context of {} in front, make the model's {dims} along no axis",
-            Dims(&tensor.dims),
-            context.length
-        ))),
-        _ => Err(error(format!(
-            "it fits more than one axis of the model's {dims}: write the axis, '{}={}@AXIS'",
-            context.input, context.length
-        ))),
-    }
-}
-
-fn bind_context(
-    tensor: &TensorConfig,
-    model: &[i64],
-    batch_axis: Option<usize>,
-    axis: usize,
-    context: &Context,
-) -> Result<BoundContext, BindingError> {
-    let mut row = model.to_vec();
-    row[axis] = context.length as i64;
-    let bytes =
-        WindowLayout::new(tensor.data_type, &row, batch_axis, axis).map(|layout| layout.window_bytes(context.length));
-    match bytes {
-        Some(bytes) if !tensor.optional && tensor.data_type != DataType::Bytes => {
-            Ok(BoundContext { axis, length: context.length, bytes, slot_entry: 0 })
-        }
-        _ => Err(BindingError::Parameter {
-            parameter: "input_context",
-            value: context.input.clone(),
-            why: format!(
-                "a context is kept of inputs that each request carries, with numbers, and with one open dimension \
-                 beside the batch at most, not of {}{}",
-                if tensor.optional { "optional " } else { "" },
-                describe(tensor.data_type, model)
-            ),
-        }),
-    }
-}
-
-/// The axis along which rows may have different lengths: as written, else the only open one.
-fn ragged_axis(padded: &PaddedInput, sent: &[i64], batch_axis: Option<usize>) -> Result<usize, BindingError> {
-    let error = |why: String| BindingError::Parameter { parameter: "padded_inputs", value: padded.input.clone(), why };
-    let is_open = |&axis: &usize| sent[axis] < 0 && batch_axis != Some(axis);
-    let open: Vec<usize> = (0..sent.len()).filter(is_open).collect();
-    match (padded.axis, open.as_slice()) {
-        (Some(axis), open) if open.contains(&axis) => Ok(axis),
-        (Some(axis), _) => Err(error(format!("axis {axis} of {} is not open", Dims(sent)))),
-        (None, &[axis]) => Ok(axis),
-        (None, []) => Err(error(format!("none of {} is open beside the batch", Dims(sent)))),
-        (None, _) => Err(error(format!("more than one dimension of {} is open: write the axis", Dims(sent)))),
-    }
+    let request = RequestInput { position: 0, form, optional, context, ragged_axis, is_padded };
+    let (name, data_type) = (info.name.clone(), info.data_type);
+    Ok(BoundInput { name, data_type, dims, batch_axis, source: Source::Request(request) })
 }
 
 pub(super) fn bound(info: &TensorInfo, batch_axis: Option<usize>, source: Source) -> BoundInput {

@@ -3,61 +3,94 @@
 use super::error::BindingError;
 use super::initial::Initial;
 use super::shapes::{bound, empty_dims, is_batch};
-use super::{BoundInput, BoundOutput, BoundState, Source, StatePlace, agree, all_agree, batches, check_type, describe};
+use super::{
+    BoundInput, BoundOutput, BoundState, Feeds, Source, StatePlace, agree, all_agree, batches, check_type, describe,
+};
 use crate::config::{Config, DeclaredState, InitialFiles, StatePair};
-use crate::session::TensorInfo;
+use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims, RowLayout};
 
 /// The two ends of a state in the model.
 #[derive(Clone, Copy)]
-pub(super) struct Ends<'a> {
-    pub pair: &'a StatePair,
-    pub input: &'a TensorInfo,
-    pub output: &'a TensorInfo,
+struct Ends<'a> {
+    pair: &'a StatePair,
+    input: &'a TensorInfo,
+    output: &'a TensorInfo,
 }
 
-/// Where a state stands among others.
-#[derive(Clone, Copy)]
-pub(super) struct Placing {
-    /// Among all states.
-    pub number: usize,
-    /// Its input among the model's.
-    pub input: usize,
-    /// How many are kept beside the slot before it.
-    pub beside: usize,
+/// What binding a state needs to know.
+pub(super) struct StateBinder<'a> {
+    pub config: &'a Config,
+    pub files: &'a InitialFiles,
+    /// The name of the batch dimension, where the requests' inputs have one.
+    pub batch_symbol: Option<&'a str>,
 }
 
-/// Binds a state; its output joins `outputs`.
-pub(super) fn bind_state(
-    config: &Config,
-    ends: Ends,
-    placing: Placing,
-    outputs: &mut Vec<BoundOutput>,
-    files: &InitialFiles,
-    batch_symbol: Option<&str>,
-) -> Result<(BoundInput, BoundState), BindingError> {
-    let declared = config.states.declaration(ends.pair);
-    let batch_axis = batch_axis(config, ends.input, declared, batch_symbol)?;
-    let mut input = bound(ends.input, batch_axis, Source::State(placing.number));
-    if let Some(declared) = declared {
-        narrow(&mut input, declared)?;
+impl StateBinder<'_> {
+    /// Binds a state behind those `before` it: feeds its input, and lets its output be fetched. `None` for one that the
+    /// model does not take.
+    pub fn bind(
+        &self,
+        pair: &StatePair,
+        signature: &Signature,
+        feeds: &mut Feeds,
+        outputs: &mut Vec<BoundOutput>,
+        before: &[BoundState],
+    ) -> Result<Option<BoundState>, BindingError> {
+        let declared = self.config.states.declaration(pair);
+        let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
+        let (index, info) = match feeds.find(&pair.input, named_by) {
+            // As a control: an input that an optimiser has dropped has nothing to keep. One that is misspelt leaves
+            // another unfed.
+            Err(_) if declared.is_some() => return Ok(None),
+            found => found?,
+        };
+        let (_, output_info) = super::find(&signature.outputs, &pair.output, named_by, "output")?;
+        let ends = Ends { pair, input: info, output: output_info };
+        let input = self.input(ends, declared, before.len())?;
+        let mut dims = input.dims.clone();
+        if let Some(axis) = input.batch_axis {
+            dims[axis] = 1;
+        }
+        let data_type = input.data_type;
+        let state = BoundState {
+            input: index,
+            output: state_output(outputs, &input, ends.output),
+            data_type,
+            batch_axis: input.batch_axis,
+            place: place(ends.input, &dims, input.batch_axis, before)?,
+            as_fp16: self.config.store_states_as_fp16 && data_type == DataType::Fp32,
+            initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.files)?,
+            dims,
+        };
+        feeds.place(index, input)?;
+        Ok(Some(state))
     }
-    check_ends(&input, ends)?;
-    let mut dims = input.dims.clone();
-    if let Some(axis) = batch_axis {
-        dims[axis] = 1;
+
+    fn input(&self, ends: Ends, declared: Option<&DeclaredState>, number: usize) -> Result<BoundInput, BindingError> {
+        let batch_axis = batch_axis(self.config, ends.input, declared, self.batch_symbol)?;
+        let mut input = bound(ends.input, batch_axis, Source::State(number));
+        if let Some(declared) = declared {
+            narrow(&mut input, declared)?;
+        }
+        check_ends(&input, ends)?;
+        Ok(input)
     }
-    let data_type = input.data_type;
-    let overflow = || state_error(ends.input, "its size overflows");
-    let place = match dims.contains(&-1) || data_type == DataType::Bytes {
-        true => StatePlace::Beside(placing.beside),
-        false => StatePlace::Slot(RowLayout::new(data_type, &dims, batch_axis).ok_or_else(overflow)?),
-    };
-    let initial = Initial::new(&input.name, data_type, &dims, declared, config, files)?;
-    let output = state_output(outputs, &input, ends.output);
-    let as_fp16 = config.store_states_as_fp16 && data_type == DataType::Fp32;
-    let state = BoundState { input: placing.input, output, data_type, batch_axis, dims, place, as_fp16, initial };
-    Ok((input, state))
+}
+
+/// Where a sequence keeps a state whose rows have these dims.
+fn place(
+    info: &TensorInfo,
+    dims: &[i64],
+    batch_axis: Option<usize>,
+    before: &[BoundState],
+) -> Result<StatePlace, BindingError> {
+    if dims.contains(&-1) || info.data_type == DataType::Bytes {
+        let beside = before.iter().filter(|state| matches!(state.place, StatePlace::Beside(_)));
+        return Ok(StatePlace::Beside(beside.count()));
+    }
+    let layout = RowLayout::new(info.data_type, dims, batch_axis);
+    layout.map(StatePlace::Slot).ok_or_else(|| state_error(info, "its size overflows"))
 }
 
 fn state_error(info: &TensorInfo, why: impl Into<String>) -> BindingError {

@@ -1,0 +1,149 @@
+//! Contexts: along which axis they are kept, and what they leave for requests to bring.
+
+use super::error::BindingError;
+use super::shapes::{INPUT, is_batch, match_dims};
+use super::{BoundContext, describe};
+use crate::config::{Config, Context, TensorConfig};
+use crate::session::TensorInfo;
+use crate::tensor::{DataType, Dims, WindowLayout};
+
+/// An entry of `input_context`, its axis found.
+pub(super) struct WrittenContext<'a> {
+    written: &'a Context,
+    axis: usize,
+}
+
+impl<'a> WrittenContext<'a> {
+    /// The context of an input, if it has one.
+    pub fn find(config: &'a Config, tensor: &TensorConfig, info: &TensorInfo) -> Result<Option<Self>, BindingError> {
+        let written = config.contexts.iter().find(|context| context.input == tensor.name);
+        let axis = |written| Search { config, tensor, info, written }.axis().map(|axis| Self { written, axis });
+        written.map(axis).transpose()
+    }
+
+    /// Takes the context off the model's dims.
+    pub fn take_off(&self, dims: &mut [i64]) {
+        dims[self.axis] = without(dims[self.axis], self.written.length);
+    }
+
+    /// Undoes [`WrittenContext::take_off`].
+    pub fn put_back(&self, dims: &mut [i64]) {
+        if dims[self.axis] >= 0 {
+            dims[self.axis] += self.written.length as i64;
+        }
+    }
+
+    /// A row has one axis along which it is more than the request.
+    pub fn check_padding(&self, ragged_axis: Option<usize>) -> Result<(), BindingError> {
+        match ragged_axis {
+            Some(axis) if axis != self.axis => Err(BindingError::Parameter {
+                parameter: "padded_inputs",
+                value: self.written.input.clone(),
+                why: format!(
+                    "it is axis {axis}, and its input_context is along axis {}: they must be the same",
+                    self.axis
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// The context of an input with these dims in the model.
+    pub fn bind(
+        &self,
+        tensor: &TensorConfig,
+        model: &[i64],
+        batch_axis: Option<usize>,
+    ) -> Result<BoundContext, BindingError> {
+        let (axis, length) = (self.axis, self.written.length);
+        let mut row = model.to_vec();
+        row[axis] = length as i64;
+        let bytes =
+            WindowLayout::new(tensor.data_type, &row, batch_axis, axis).map(|layout| layout.window_bytes(length));
+        match bytes {
+            Some(bytes) if !tensor.optional && tensor.data_type != DataType::Bytes => {
+                Ok(BoundContext { axis, length, bytes, slot_entry: 0 })
+            }
+            _ => Err(BindingError::Parameter {
+                parameter: "input_context",
+                value: self.written.input.clone(),
+                why: format!(
+                    "a context is kept of inputs that each request carries, with numbers, and with one open dimension \
+                     beside the batch at most, not of {}{}",
+                    if tensor.optional { "optional " } else { "" },
+                    describe(tensor.data_type, model)
+                ),
+            }),
+        }
+    }
+}
+
+/// What remains of a model's dimension for clients to send; 0 if the context leaves nothing.
+fn without(dim: i64, length: usize) -> i64 {
+    if dim < 0 { dim } else { (dim - length as i64).max(0) }
+}
+
+/// The search for a context's axis: as written, else where the configuration's dims differ from the model's by the
+/// context's length, else the only open one.
+struct Search<'a> {
+    config: &'a Config,
+    tensor: &'a TensorConfig,
+    info: &'a TensorInfo,
+    written: &'a Context,
+}
+
+impl Search<'_> {
+    fn axis(&self) -> Result<usize, BindingError> {
+        if let Some(axis) = self.written.axis {
+            return self.check(axis);
+        }
+        let (fixed, open): (Vec<usize>, Vec<usize>) =
+            (0..self.info.dims.len()).filter(|&axis| self.fits(axis)).partition(|&axis| self.info.dims[axis] >= 0);
+        let model = Dims(&self.info.dims);
+        match (fixed.as_slice(), open.as_slice()) {
+            (&[axis], _) | (&[], &[axis]) => Ok(axis),
+            (&[], &[]) => Err(self.error(format!("{} along no axis", self.does_not_make()))),
+            _ => Err(self.error(format!(
+                "it fits more than one axis of the model's {model}: write the axis, '{}={}@AXIS'",
+                self.written.input, self.written.length
+            ))),
+        }
+    }
+
+    /// Whether an axis that is written can be the one.
+    fn check(&self, axis: usize) -> Result<usize, BindingError> {
+        let model = Dims(&self.info.dims);
+        let is_batch = |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], None);
+        match axis < self.info.dims.len() {
+            false => Err(self.error(format!("the model's dims {model} have no axis {axis}"))),
+            true if is_batch(axis) => {
+                Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
+            }
+            true if !self.fits(axis) => Err(self.error(format!("{} along axis {axis}", self.does_not_make()))),
+            true => Ok(axis),
+        }
+    }
+
+    /// The batch axis of the input if the context is kept along `axis`; `None` if the dims do not fit then.
+    fn batch_axis(&self, axis: usize) -> Option<Option<usize>> {
+        let mut sent = self.info.dims.clone();
+        sent[axis] = without(sent[axis], self.written.length);
+        let (batch, _) = match_dims(self.config, INPUT, self.tensor, &sent, &self.info.symbols, None).ok()?;
+        (sent[axis] != 0).then_some(batch)
+    }
+
+    fn fits(&self, axis: usize) -> bool {
+        self.batch_axis(axis).is_some_and(|batch| batch != Some(axis))
+    }
+
+    fn does_not_make(&self) -> String {
+        let (sent, model) = (Dims(&self.tensor.dims), Dims(&self.info.dims));
+        let length = self.written.length;
+        format!("with a context of {length} in front, dims {sent} of the configuration do not make the model's {model}")
+    }
+
+    fn error(&self, why: String) -> BindingError {
+        let value = format!("{}={}", self.written.input, self.written.length);
+        BindingError::Parameter { parameter: "input_context", value, why }
+    }
+}
