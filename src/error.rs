@@ -103,6 +103,14 @@ pub enum Error {
         "no room for the sequence's growing states: {0} (max_state_bytes); its state is as it was before the request, try again later"
     )]
     StateRoom(#[from] NoRoom),
+    /// The model for initial states failed when the model was loaded.
+    #[error("the initial_state_model '{file}' cannot be run: {source}")]
+    InitialModel {
+        /// Its file.
+        file: String,
+        /// Why.
+        source: Box<Error>,
+    },
     /// The model for initial states gave what its state cannot be.
     #[error("the initial_state_model gave {} for state '{name}', whose rows are {}", Dims(dims), Dims(wanted))]
     InitialState {
@@ -219,7 +227,7 @@ impl Error {
             }
             Self::SequenceIdType { .. } | Self::UnknownOutput(_) | Self::InputMissing(_) => Code::InvalidArg,
             Self::StateTooLarge { .. } | Self::StateRoom(_) => Code::Unavailable,
-            Self::InitialState { .. } | Self::OutputLength { .. } => Code::Internal,
+            Self::InitialModel { .. } | Self::InitialState { .. } | Self::OutputLength { .. } => Code::Internal,
             Self::Config(_) | Self::Completion(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => {

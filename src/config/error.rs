@@ -45,8 +45,10 @@ pub enum ConfigError {
         allowed: String,
     },
     /// A file with an initial state cannot be read.
-    #[error("the initial state file '{file}' cannot be read from {}: {why}", dir.display())]
+    #[error("the initial state file '{file}' of state '{state}' cannot be read from {}: {why}", dir.display())]
     InitialFile {
+        /// The state's input.
+        state: String,
         /// The file as written.
         file: String,
         /// The folder that it is looked for in.

@@ -11,18 +11,22 @@ const FOLDER: &str = "initial_state";
 /// Contents of files, by the name that the configuration gives them.
 pub type InitialFiles = BTreeMap<String, Vec<u8>>;
 
-/// Reads the named files of the folder `initial_state` of a model.
-pub fn read<'a>(repository: &Path, names: impl Iterator<Item = &'a str>) -> Result<InitialFiles, ConfigError> {
+/// Reads the named files of the folder `initial_state` of a model, each for the state of that name.
+pub fn read<'a>(
+    repository: &Path,
+    files: impl Iterator<Item = (&'a str, &'a str)>,
+) -> Result<InitialFiles, ConfigError> {
     let folder = repository.join(FOLDER);
-    let read = |name: &str| {
-        let failed = |why: String| ConfigError::InitialFile { file: name.to_owned(), dir: folder.clone(), why };
+    let read = |state: &str, name: &str| {
+        let (state, file, dir) = (state.to_owned(), name.to_owned(), folder.clone());
+        let failed = |why: String| ConfigError::InitialFile { state, file, dir, why };
         let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
         match inside {
             true => std::fs::read(folder.join(name)).map_err(|error| failed(error.to_string())),
             false => Err(failed("it must lie in that folder".to_owned())),
         }
     };
-    names.map(|name| Ok((name.to_owned(), read(name)?))).collect()
+    files.map(|(state, name)| Ok((name.to_owned(), read(state, name)?))).collect()
 }
 
 #[cfg(test)]
@@ -35,11 +39,11 @@ mod tests {
         std::fs::create_dir_all(repository.join(FOLDER)).unwrap();
         std::fs::write(repository.join(FOLDER).join("a"), "abc").unwrap();
         std::fs::write(repository.join("secret"), "abc").unwrap();
-        let read = |name: &str| read(&repository, std::iter::once(name));
+        let read = |name: &str| read(&repository, std::iter::once(("state", name)));
         assert_eq!(read("a").unwrap()["a"], b"abc");
         for name in ["b", "../secret", "/etc/passwd", "", "."] {
             let error = read(name).unwrap_err().to_string();
-            assert!(error.contains(&format!("'{name}'")) && error.contains(FOLDER), "{error}");
+            assert!(error.contains(&format!("'{name}' of state 'state'")) && error.contains(FOLDER), "{error}");
         }
     }
 }

@@ -8,7 +8,13 @@ use super::error::ConfigError;
 const TRITONS_NAME: &str = "model.stateful";
 
 /// The file named by `onnx_file_name`, else by `default_model_filename`, else `model.onnx`, else the only `.onnx`.
-pub fn find(named: Option<&(&'static str, String)>, version_dir: &Path) -> Result<PathBuf, ConfigError> {
+///
+/// `other` is a file that is another model.
+pub fn find(
+    named: Option<&(&'static str, String)>,
+    other: Option<&str>,
+    version_dir: &Path,
+) -> Result<PathBuf, ConfigError> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
     // Triton fills the name in that goes with the backend's, where the configuration names neither.
     let named = named.filter(|(_, name)| name != TRITONS_NAME || version_dir.join(name).is_file());
@@ -19,7 +25,9 @@ pub fn find(named: Option<&(&'static str, String)>, version_dir: &Path) -> Resul
     if default.is_file() {
         return Ok(default);
     }
-    match onnx_files(version_dir).as_slice() {
+    let mut candidates = onnx_files(version_dir);
+    candidates.retain(|name| Some(name.as_str()) != other);
+    match candidates.as_slice() {
         [only] => Ok(version_dir.join(only)),
         [] => Err(missing("it has no .onnx file".to_owned())),
         several => Err(missing(format!("it has {}; name one with parameter 'onnx_file_name'", several.join(", ")))),
@@ -87,19 +95,21 @@ mod tests {
             (named("field", "model.stateful"), "model.onnx"),
             (None, "model.onnx"),
         ] {
-            assert_eq!(find(named.as_ref(), &dir).unwrap(), dir.join(expected));
+            assert_eq!(find(named.as_ref(), None, &dir).unwrap(), dir.join(expected));
         }
         let dir = version_dir("only", &["only.onnx", "notes.txt"]);
-        assert_eq!(find(None, &dir).unwrap(), dir.join("only.onnx"));
+        assert_eq!(find(None, None, &dir).unwrap(), dir.join("only.onnx"));
+        let dir = version_dir("two models", &["steps.onnx", "start.onnx"]);
+        assert_eq!(find(None, Some("start.onnx"), &dir).unwrap(), dir.join("steps.onnx"));
         let dir = version_dir("tritons", &["other.onnx", "model.stateful"]);
-        assert_eq!(find(named("field", "model.stateful").as_ref(), &dir).unwrap(), dir.join("model.stateful"));
+        assert_eq!(find(named("field", "model.stateful").as_ref(), None, &dir).unwrap(), dir.join("model.stateful"));
     }
 
     #[test]
     fn a_named_file_that_is_not_there_is_refused_with_those_that_are() {
         let dir = version_dir("named", &["model.onnx", "other.onnx"]);
         for source in ["parameter 'onnx_file_name'", "default_model_filename"] {
-            let error = find(named(source, "absent.onnx").as_ref(), &dir).unwrap_err().to_string();
+            let error = find(named(source, "absent.onnx").as_ref(), None, &dir).unwrap_err().to_string();
             for part in [source, "'absent.onnx'", "model.onnx, other.onnx", dir.to_str().unwrap()] {
                 assert!(error.contains(part), "{error}");
             }
@@ -113,17 +123,17 @@ mod tests {
         let absolute = dir.join("model.onnx");
         let names = ["../secret.onnx", "inner/../../secret.onnx", "..", ".", "", "inner"];
         for name in names.into_iter().chain([absolute.to_str().unwrap()]) {
-            let error = find(named("parameter", name).as_ref(), &dir).unwrap_err().to_string();
+            let error = find(named("parameter", name).as_ref(), None, &dir).unwrap_err().to_string();
             assert!(error.contains(&format!("names '{name}', which is no file in it")), "{error}");
         }
     }
 
     #[test]
     fn without_a_name_there_has_to_be_one_file() {
-        let error = find(None, &version_dir("none", &["a.txt"])).unwrap_err().to_string();
+        let error = find(None, None, &version_dir("none", &["a.txt"])).unwrap_err().to_string();
         assert!(error.contains("no .onnx file"), "{error}");
-        let error = find(None, &version_dir("two", &["b.onnx", "a.onnx"])).unwrap_err().to_string();
+        let error = find(None, None, &version_dir("two", &["b.onnx", "a.onnx"])).unwrap_err().to_string();
         assert!(error.contains("a.onnx, b.onnx") && error.contains("'onnx_file_name'"), "{error}");
-        assert!(find(None, Path::new("/nowhere")).is_err());
+        assert!(find(None, None, Path::new("/nowhere")).is_err());
     }
 }

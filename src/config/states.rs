@@ -137,11 +137,14 @@ impl States {
         Ok(all)
     }
 
-    /// Files in the folder `initial_state` that the configuration names.
-    pub fn initial_files(&self) -> impl Iterator<Item = &str> {
-        let declared = self.declared.iter().filter_map(|state| state.initial.as_ref()?.file.as_deref());
-        let named = self.initial.iter().filter_map(|(_, value)| match value {
-            InitialValue::File(file) => Some(file.as_str()),
+    /// Files in the folder `initial_state` that the configuration names, each with its state's input.
+    pub fn initial_files(&self) -> impl Iterator<Item = (&str, &str)> {
+        let declared = self
+            .declared
+            .iter()
+            .filter_map(|state| Some((state.pair.input.as_str(), state.initial.as_ref()?.file.as_deref()?)));
+        let named = self.initial.iter().filter_map(|(state, value)| match value {
+            InitialValue::File(file) => Some((state.as_str(), file.as_str())),
             _ => None,
         });
         declared.chain(named)
@@ -291,7 +294,7 @@ mod tests {
         let states = config(json!([declared]), &[("initial_states", "x=file:g, y=1 z=[1,2]")]).unwrap().states;
         let expected = DeclaredInitial { dims: vec![2, 3], file: Some("f".to_owned()) };
         assert_eq!(states.declared[0].initial, Some(expected));
-        assert_eq!(states.initial_files().collect::<Vec<_>>(), ["f", "g"]);
+        assert_eq!(states.initial_files().collect::<Vec<_>>(), [("a", "f"), ("x", "g")]);
         assert_eq!(states.initial[1], ("y".to_owned(), InitialValue::Fill("1".to_owned())));
         assert_eq!(states.initial[2].1, InitialValue::List(vec!["1".to_owned(), "2".to_owned()]));
     }

@@ -68,7 +68,11 @@ impl Model {
         let json = triton.config_json()?;
         let opening = Opening::from_json(&json)?;
         let version_dir = location.repository.join(location.version.to_string());
-        let file = config::find_model_file(opening.model_file.as_ref(), &version_dir)?;
+        let file = config::find_model_file(
+            opening.model_file.as_ref(),
+            opening.states.initial_model.as_deref(),
+            &version_dir,
+        )?;
         let session = Arc::new(Session::open(library, &file, &opening.session)?);
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
         let plan = Plan::new(&json, &opening, session.signature(), session.graph_description(), settings)?;
@@ -147,7 +151,8 @@ fn load_initial_model(
         binding.set_initial_from_model(&bound);
         return Ok(Some(LoadedInitialModel { session, binding: bound }));
     }
-    let initial = InitialStep::new(session, &bound)?.run(binding, &bound, None)?;
+    let ran = InitialStep::new(session, &bound)?.run(binding, &bound, None);
+    let initial = ran.map_err(|error| Error::InitialModel { file: name.clone(), source: Box::new(error) })?;
     binding.set_initial(initial);
     Ok(None)
 }

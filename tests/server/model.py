@@ -100,7 +100,7 @@ class State:
     type: str
     # of the configuration: without the batch, or with -1 in its place
     dims: tuple[int, ...]
-    # the dims of `initial_state` and the file in `initial_state/` (None: zero_data); no dims, no initial_state
+    # the dims of `initial_state` (None: there is none), and its file (None: zero_data)
     initial_dims: tuple[int, ...] | None = None
     initial_file: str | None = None
     # more fields
@@ -251,7 +251,8 @@ def _draw(tensor: Tensor, batch: tuple[int, ...], rng: np.random.Generator) -> n
     if tensor.between is not None:
         return rng.integers(*tensor.between, size=shape, endpoint=True).astype(dtype)
     if dtype is np.object_:
-        words = ["".join(map(chr, rng.integers(97, 123, rng.integers(0, 20)))) for _ in range(int(np.prod(shape)))]
+        count = int(np.prod(shape))
+        words = ["".join(map(chr, rng.integers(97, 123, rng.integers(0, 20)))) for _ in range(count)]
         return np.array(words, np.object_).reshape(shape)
     if dtype is np.bool_:
         return rng.integers(0, 2, size=shape).astype(dtype)

@@ -992,7 +992,9 @@ def implicit(model: Model, name: str, inside: bool = False, **changes) -> Model:
 # ---- states that change their size
 
 
-def append(type: str = "fp32", name: str | None = None, layout: str = "NTW", width: int = 2, **changes) -> Model:
+def append(
+    type: str = "fp32", name: str | None = None, layout: str = "NTW", width: int = 2, **changes
+) -> Model:
     """Keeps every chunk that came: CACHE is what there was and INPUT [N, chunk, width] after it.
 
     `layout` is the order of the cache's axes: N the batch, T the time, W the width. The answer

@@ -41,6 +41,10 @@ def bits(value: np.ndarray):
     return value.tolist() if value.dtype == np.object_ else value.tobytes()
 
 
+def strategy(direct: str | None) -> str:
+    return "oldest" if direct is None else "direct"
+
+
 # ---- types, places, names
 
 
@@ -64,7 +68,7 @@ def test_a_state_of_every_type_is_what_the_request_before_left(deployment, type)
 @pytest.mark.parametrize("inside", [False, True], ids=["dims_without_batch", "batch_inside"])
 @pytest.mark.parametrize("make", [models.counter, models.lstm, models.axes], ids=lambda make: make.__name__)
 def test_the_batch_axis_is_where_the_model_has_it(deployment, make, inside, direct):
-    name = f"implicit_{make.__name__}_{'inside' if inside else 'without'}_{'oldest' if direct is None else 'direct'}"
+    name = f"implicit_{make.__name__}_{'inside' if inside else 'without'}_{strategy(direct)}"
     model = deployment.serve(implicit(make(direct=direct), name, inside=inside))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(2), sequences=6)
@@ -78,12 +82,18 @@ def paced(name: str, pairs: list[tuple[str, str]]) -> Model:
         nodes, weights = [], {}
         for i, (source, target) in enumerate(pairs):
             weights[f"PACE__{i}"] = np.array(10**i, np.int64)
-            nodes += [node("Mul", f"INPUT PACE__{i}", f"GROWTH__{i}"), node("Add", f"{source} GROWTH__{i}", target)]
+            nodes += [
+                node("Mul", f"INPUT PACE__{i}", f"GROWTH__{i}"),
+                node("Add", f"{source} GROWTH__{i}", target),
+            ]
         nodes.append(node("Concat", " ".join(target for _, target in pairs), "OUTPUT", axis=1))
         return graph(
             nodes,
             [("INPUT", "int64", [BATCH, 1]), *((source, "int64", [BATCH, 1]) for source, _ in pairs)],
-            [("OUTPUT", "int64", [BATCH, len(pairs)]), *((target, "int64", [BATCH, 1]) for _, target in pairs)],
+            [
+                ("OUTPUT", "int64", [BATCH, len(pairs)]),
+                *((target, "int64", [BATCH, 1]) for _, target in pairs),
+            ],
             weights,
         )
 
@@ -221,9 +231,10 @@ BAD = {
     "too_many_dims": (entry(dims=(-1, 4, 1)), ["STATE_IN", "4, 1"]),
     "too_few_dims": (entry(dims=()), ["STATE_IN"]),
     "batch_where_it_is_not": (entry(dims=(4, -1)), ["STATE_IN", "4, -1"]),
-    "input_name": (entry(input="NOWHERE_IN"), ["NOWHERE_IN"]),
+    # such an entry is left out, and then nothing feeds the model's state
+    "input_name": (entry(input="NOWHERE_IN"), ["STATE_IN"]),
+    "ends_exchanged": (entry(input="STATE_OUT", output="STATE_IN"), ["STATE_IN"]),
     "output_name": (entry(output="NOWHERE_OUT"), ["NOWHERE_OUT"]),
-    "ends_exchanged": (entry(input="STATE_OUT", output="STATE_IN"), ["STATE_OUT"]),
     "empty_input_name": (entry(input=""), ["input_name"]),
     "empty_output_name": (entry(output=""), ["output_name"]),
     "request_input": (entry(input="INPUT"), ["INPUT"]),
@@ -237,6 +248,15 @@ def test_a_state_that_is_not_the_models_is_refused_by_name_and_rule(deployment, 
     entries, words = BAD[case]
     model = models.counter(name=f"refused_implicit_{case}", implicit=entries, states=())
     refused(deployment, model, *words)
+
+
+@pytest.mark.parametrize("output", ["GONE_OUT", "OUTPUT"])
+def test_a_state_whose_input_the_model_does_not_have_is_left_out(deployment, output):
+    """An exporter's optimiser drops inputs that are not used; the configuration still has them."""
+    model = implicit(models.counter(), f"implicit_gone_{output}")
+    gone = State("GONE_IN", output, "int32", (7, -1), initial_dims=(7, 3))
+    model = deployment.serve(model.variant(model.name, implicit=(gone, *model.implicit)))
+    talk_in_turns(deployment.connect(), model, seed=23, rounds=3)
 
 
 def test_a_state_of_the_model_that_nobody_names_is_refused(deployment):
@@ -319,7 +339,7 @@ def test_the_first_step_may_give_a_state_its_width(deployment, name, input_shape
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
 def test_every_dimension_may_be_open_where_there_is_no_batch(deployment, direct):
     model = broadcast(
-        f"implicit_all_open_{'oldest' if direct is None else 'direct'}",
+        f"implicit_all_open_{strategy(direct)}",
         ["x", "y"],
         ["x", "y"],
         inputs=(Tensor("INPUT", "fp32", (-1, -1)),),
@@ -343,7 +363,7 @@ def test_every_dimension_may_be_open_where_there_is_no_batch(deployment, direct)
 @pytest.mark.parametrize("dims", [(1, 4), (-1, 4)], ids=["one", "open"])
 def test_a_batch_axis_of_the_model_is_one_row_without_batching(deployment, dims, direct):
     model = models.counter(
-        name=f"implicit_unbatched_{'one' if dims[0] == 1 else 'open'}_{'oldest' if direct is None else 'direct'}",
+        name=f"implicit_unbatched_{'one' if dims[0] == 1 else 'open'}_{strategy(direct)}",
         max_batch_size=0,
         direct=direct,
         inputs=(Tensor("INPUT", "fp32", (1, 4)),),
@@ -378,7 +398,7 @@ def test_a_model_without_any_batch_axis_keeps_its_states(deployment, direct, ins
         )
 
     model = Model(
-        f"implicit_no_batch_{'oldest' if direct is None else 'direct'}_{instances}",
+        f"implicit_no_batch_{strategy(direct)}_{instances}",
         build,
         inputs=(Tensor("INPUT", "fp32", (1,)),),
         outputs=(Tensor("OUTPUT", "fp32", (2,)),),
@@ -401,12 +421,14 @@ def test_a_model_without_any_batch_axis_keeps_its_states(deployment, direct, ins
 # ---- scheduling
 
 
+FULL = "max_queue_delay_microseconds: 3000 minimum_slot_utilization: 1.0"
+
 SCHEDULING = {
     "oldest": {},
     "oldest_preferred": {"oldest": "preferred_batch_size: [ 2, 4 ] max_queue_delay_microseconds: 3000"},
     "oldest_of_two_instances": {"instances": 2},
     "direct": {"direct": ""},
-    "direct_delayed": {"direct": "max_queue_delay_microseconds: 3000 minimum_slot_utilization: 1.0"},
+    "direct_delayed": {"direct": FULL},
     "direct_half_full": {"direct": "max_queue_delay_microseconds: 3000 minimum_slot_utilization: 0.5"},
     "direct_of_two_instances": {"direct": "", "instances": 2, "max_batch_size": 4},
 }
@@ -424,7 +446,10 @@ def test_sequences_that_pause_keep_their_states(deployment, make, how):
 @pytest.mark.parametrize("how", ["oldest", "direct"])
 def test_waiting_sequences_share_a_run(deployment, how):
     delay = "max_queue_delay_microseconds: 2000000"
-    said = {"oldest": f"preferred_batch_size: [ 4 ] {delay}", "direct": f"minimum_slot_utilization: 1.0 {delay}"}
+    said = {
+        "oldest": f"preferred_batch_size: [ 4 ] {delay}",
+        "direct": f"minimum_slot_utilization: 1.0 {delay}",
+    }
     made = models.crossed(max_batch_size=4, **{how: said[how]})
     model = deployment.serve(implicit(made, f"implicit_shared_{how}"))
     client = deployment.connect()
@@ -439,7 +464,7 @@ def test_waiting_sequences_share_a_run(deployment, how):
 
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
 def test_an_id_used_again_begins_with_a_fresh_state(deployment, direct):
-    name = f"implicit_reused_{'oldest' if direct is None else 'direct'}"
+    name = f"implicit_reused_{strategy(direct)}"
     model = deployment.serve(implicit(models.crossed(direct=direct), name))
     rng = np.random.default_rng(15)
     scripts = [script(model, rng, new_id(), lives=5) for _ in range(6)]
@@ -449,7 +474,7 @@ def test_an_id_used_again_begins_with_a_fresh_state(deployment, direct):
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
 def test_a_start_in_the_place_of_an_ended_sequence_finds_nothing_of_it(deployment, direct):
     """Core keeps its own copy for each place and clears it late; nobody may be fed it."""
-    name = f"implicit_places_{'oldest' if direct is None else 'direct'}"
+    name = f"implicit_places_{strategy(direct)}"
     made = models.counter(direct=direct, max_batch_size=2, max_candidates=3)
     model = deployment.serve(implicit(made, name))
     client, rng = deployment.connect(), np.random.default_rng(16)
@@ -463,10 +488,10 @@ def test_every_protocol_serves_implicit_states(deployment, protocol):
     interleave(deployment.connect(protocol), model, np.random.default_rng(17), sequences=4)
 
 
-@pytest.mark.parametrize("direct", [None, "max_queue_delay_microseconds: 3000 minimum_slot_utilization: 1.0"], ids=["oldest", "direct"])
+@pytest.mark.parametrize("direct", [None, FULL], ids=["oldest", "direct"])
 def test_all_four_controls_are_fed_beside_implicit_states(deployment, direct):
     made = models.controls(direct=direct, max_batch_size=4)
-    model = deployment.serve(implicit(made, f"implicit_controls_{'oldest' if direct is None else 'direct'}"))
+    model = deployment.serve(implicit(made, f"implicit_controls_{strategy(direct)}"))
     client = deployment.connect()
     talk_in_turns(client, model, seed=18, sequences=4)
     interleave(client, model, np.random.default_rng(19), sequences=4)
