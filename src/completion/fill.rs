@@ -35,8 +35,15 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
         config.insert("max_batch_size".to_owned(), json!(written.default_max_batch_size.max(MAX_BATCH_SIZE)));
         debug_assert!(!axes.inputs.is_empty() || signature.inputs.is_empty());
     }
-    let axes = axes.filter(|_| max_batch_size(&config) > 0);
+    let is_batched = max_batch_size(&config) > 0;
+    let axes = axes.filter(|_| is_batched);
+    let is_scalar = |info: &TensorInfo| info.dims.is_empty() && !is_batched;
     if is_empty(&config, "input") {
+        let of_requests = signature.inputs.iter().filter(|info| written.is_of_requests(info));
+        if let Some(info) = of_requests.clone().find(|info| is_scalar(info)) {
+            let remedy = "give its value in parameter 'constant_inputs'";
+            return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
+        }
         let infos = signature.inputs.iter().enumerate().filter(|(_, info)| written.is_of_requests(info));
         let tensor = |(index, info)| tensor(info, axes.as_ref().map(|axes| axes.inputs[index]));
         config.insert("input".to_owned(), infos.map(tensor).collect());
@@ -46,6 +53,16 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
         // A model that gives nothing but its states answers with them.
         let all = !signature.outputs.iter().any(is_answer);
         let infos = signature.outputs.iter().enumerate().filter(|(_, info)| all || is_answer(info));
+        let (scalars, infos): (Vec<_>, Vec<_>) = infos.partition(|(_, info)| is_scalar(info));
+        // Triton cannot carry them; the others it can.
+        if let (Some((_, info)), []) = (scalars.first(), infos.as_slice()) {
+            let remedy = "export the model with an output that has dimensions";
+            return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
+        }
+        for (_, info) in scalars {
+            log::warn!("output '{}' is left out: it is a scalar in the model, and max_batch_size is 0", info.name);
+        }
+        let infos = infos.into_iter();
         let tensor = |(index, info)| tensor(info, axes.as_ref().map(|axes| axes.outputs[index]));
         config.insert("output".to_owned(), infos.map(tensor).collect());
     }
@@ -98,6 +115,9 @@ impl BatchAxes {
             _ if written.taken.contains(&info.name.as_str()) => Some(None),
             _ => batch_axis(info, symbol, written.is_state(info)).map(Some),
         };
+        let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
+        let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| written.is_of_requests(info));
+        let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
         // Nobody knows the dims of an output without any.
         let of_output = |info: &TensorInfo| match info.dims.is_empty() {
             true => Some(Some(0)),
@@ -105,14 +125,12 @@ impl BatchAxes {
                 // The output of a state has its batch where the input has it, whatever the model says.
                 let pair = written.pairs.iter().find(|pair| pair.output == info.name);
                 let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
-                batch_axis(state.unwrap_or(info), symbol, state.is_some()).map(Some)
+                let axis = batch_axis(state.unwrap_or(info), symbol, state.is_some());
+                axis.or_else(|| unnamed_axis(info, &request_axes).filter(|_| state.is_none())).map(Some)
             }
         };
-        let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
         let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
-        let is_batched =
-            signature.inputs.iter().zip(&inputs).any(|(info, axis)| written.is_of_requests(info) && axis.is_some());
-        is_batched.then_some(Self { inputs, outputs })
+        (!request_axes.is_empty()).then_some(Self { inputs, outputs })
     }
 
     /// Whether the tensors that the configuration lists leave the batch out.
@@ -152,6 +170,17 @@ fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option
         // A state has its batch anywhere; with a name of its own a dimension is another.
         (&[], &[axis]) if is_state && (symbol.is_none() || info.symbols[axis].is_empty()) => Some(axis),
         (&[], &[0, ..]) if !is_state && info.symbols[0].is_empty() => Some(0),
+        _ => None,
+    }
+}
+
+/// The batch axis of an output for whose dims the exporter has made names up: its only open dimension, or the first where
+/// all inputs of requests have the batch there.
+fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
+    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
+    match *open.as_slice() {
+        [axis] => Some(axis),
+        [0, ..] if request_axes.iter().all(|&axis| axis == 0) => Some(0),
         _ => None,
     }
 }
@@ -304,5 +333,37 @@ mod tests {
     fn a_model_that_gives_only_states_answers_with_them() {
         let model = signature(&[("x", &["N", "4"]), ("s", &["N", "4"])], &[("s2", &["N", "4"])]);
         assert_eq!(dims(&completed(json!({}), &model, &S, &[]).unwrap(), "output"), [("s2".to_owned(), json!([4]))]);
+    }
+
+    #[test]
+    fn names_that_an_exporter_makes_up_for_outputs_do_not_hide_the_batch() {
+        let model = |x: &'static [&'static str], y: &'static [&'static str]| {
+            signature(&[("x", x), ("s", &["1", "batch", "4"])], &[("y", y), ("s2", &["1", "Adds2_dim_1", "4"])])
+        };
+        let first = completed(json!({}), &model(&["batch", "time", "80"], &["Addy_dim_0", "Addy_dim_1", "3"]), &S, &[]);
+        let first = first.unwrap();
+        assert_eq!((&first["max_batch_size"], dims(&first, "output")[0].1.clone()), (&json!(64), json!([-1, 3])));
+        let only = completed(json!({}), &model(&["5", "batch", "80"], &["7", "Addy_dim_1", "3"]), &S, &[]).unwrap();
+        assert_eq!((&only["max_batch_size"], dims(&only, "output")[0].1.clone()), (&json!(64), json!([7, -1, 3])));
+        let unclear = model(&["time", "batch", "80"], &["Addy_dim_0", "Addy_dim_1", "3"]);
+        assert_eq!(completed(json!({}), &unclear, &S, &[]).unwrap().get("max_batch_size"), None);
+    }
+
+    #[test]
+    fn a_scalar_without_a_batch_is_a_constant_or_left_out() {
+        let model = |y: &'static [&'static str]| {
+            let inputs: Specs = &[("x", &["1", "80"]), ("sr", &[]), ("s", &["1", "4"])];
+            signature(inputs, &[("y", y), ("loss", &[]), ("s2", &["1", "4"])])
+        };
+        let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
+        let filled = |model: &Signature, taken: &[&str]| {
+            complete(b"{}", model, &Written { pairs: &pairs, taken, default_max_batch_size: 4 })
+        };
+        let error = filled(&model(&["1", "3"]), &[]).unwrap_err().to_string();
+        assert!(error.contains("'sr'") && error.contains("constant_inputs"), "{error}");
+        let config = completed(json!({}), &model(&["1", "3"]), &S, &["sr"]).unwrap();
+        assert_eq!(dims(&config, "output"), [("y".to_owned(), json!([1, 3]))]);
+        let error = filled(&model(&[]), &["sr"]).unwrap_err().to_string();
+        assert!(error.contains("'y'") && error.contains("scalar"), "{error}");
     }
 }

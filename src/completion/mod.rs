@@ -38,6 +38,20 @@ pub enum CompletionError {
         /// The pairs.
         pairs: Vec<String>,
     },
+    /// Names that say only which is the input and which the output.
+    #[error("{} may be states, or what requests carry and responses give: their names do not say, and little else is left for those; write the states in parameter 'state_pairs', or list what requests carry under 'input'", pairs.join(", "))]
+    Unsure {
+        /// The pairs in question.
+        pairs: Vec<String>,
+    },
+    /// A scalar without a batch, which Triton cannot carry.
+    #[error("'{name}' is a scalar in the model, and with max_batch_size 0 Triton has no scalars: {remedy}")]
+    Scalar {
+        /// The input or output.
+        name: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// What is written is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),

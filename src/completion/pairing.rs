@@ -6,7 +6,7 @@
 use super::CompletionError;
 use crate::config::{PairPattern, StatePair};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, Dims};
+use crate::tensor::{DataType, Dims, element_count};
 
 /// Words within a name that say: this is a state's input.
 const INPUT_WORDS: [&str; 8] = ["in", "inp", "input", "prev", "previous", "old", "last", "past"];
@@ -19,10 +19,52 @@ const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
 const ENDS: [(&str, &str); 6] = [("i", "o"), ("0", "n"), ("_0", "_n"), ("_0", "_1"), ("", "n"), ("", "_n")];
 
 /// What clients send and get, which is no state although its two ends are named like one.
-const NEVER_STATES: [&str; 23] = [
-    "", "audio", "data", "enhanced", "feat", "feats", "feature", "features", "frame", "frames", "image", "logits",
-    "mask", "mix", "noisy", "sample", "samples", "signal", "speech", "text", "token", "tokens", "waveform",
+const NEVER_STATES: [&str; 36] = [
+    "",
+    "audio",
+    "data",
+    "decoder",
+    "encoder",
+    "enhanced",
+    "feat",
+    "feats",
+    "feature",
+    "features",
+    "frame",
+    "frames",
+    "ids",
+    "image",
+    "len",
+    "length",
+    "lengths",
+    "lens",
+    "logits",
+    "mask",
+    "mix",
+    "model",
+    "noisy",
+    "pcm",
+    "sample",
+    "samples",
+    "signal",
+    "spec",
+    "spectrogram",
+    "spectrum",
+    "speech",
+    "text",
+    "token",
+    "tokens",
+    "wave",
+    "waveform",
 ];
+/// Words that say only on which side of the model a tensor is. What clients send and get is named with them, too.
+const SIDES: [&str; 5] = ["in", "inp", "input", "out", "output"];
+/// Parts of names that only states have.
+const STATES_PARTS: [&str; 14] =
+    ["buf", "cache", "carry", "cell", "conv", "context", "gru", "hid", "hist", "lstm", "mem", "past", "rnn", "state"];
+
+/// Strength of a reading that a pattern of the user's gives.
+const OF_USER: u8 = 3;
 
 /// The state pairs of a model, in the order of its inputs. `taken` are inputs that something else feeds.
 pub fn state_pairs(
@@ -54,6 +96,10 @@ pub fn state_pairs(
         return Err(CompletionError::Ambiguous { readings: ambiguous.iter().map(written).collect() });
     }
     let pairs: Vec<StatePair> = likely.iter().map(|reading| reading.pair()).collect();
+    let unsure: Vec<StatePair> = likely.iter().filter(|reading| reading.is_unsure()).map(|r| r.pair()).collect();
+    if !unsure.is_empty() && !leaves_enough(signature, &pairs) {
+        return Err(CompletionError::Unsure { pairs: unsure.iter().map(written).collect() });
+    }
     match pairs.len() {
         0 => Err(CompletionError::NoPairs {
             inputs: described(&signature.inputs),
@@ -67,15 +113,30 @@ pub fn state_pairs(
     }
 }
 
+/// Whether requests have something to carry besides a number such as a sample rate, and responses anything at all.
+fn leaves_enough(signature: &Signature, pairs: &[StatePair]) -> bool {
+    let is_more_than_a_number = |info: &TensorInfo| element_count(&info.dims).is_none_or(|count| count > 1);
+    let mut inputs = signature.inputs.iter().filter(|info| pairs.iter().all(|pair| pair.input != info.name));
+    let mut outputs = signature.outputs.iter().filter(|info| pairs.iter().all(|pair| pair.output != info.name));
+    inputs.any(is_more_than_a_number) && outputs.next().is_some()
+}
+
 /// An input and an output that may be the two ends of a state.
 struct Reading<'a> {
     input: &'a TensorInfo,
     output: &'a TensorInfo,
-    /// How much the names say: a pattern of the user's, both ends, or one.
+    /// How much the names say: a pattern of the user's ([`OF_USER`]), both ends (2), or one (1).
     strength: u8,
 }
 
 impl Reading<'_> {
+    /// Whether the names say no more than which is the input and which the output.
+    fn is_unsure(&self) -> bool {
+        let says_state =
+            |stem: &str| stem.len() <= 2 && stem != "x" || STATES_PARTS.iter().any(|part| stem.contains(part));
+        self.strength < OF_USER && side_stem(&self.input.name, &self.output.name).is_some_and(|stem| !says_state(&stem))
+    }
+
     fn pair(&self) -> StatePair {
         StatePair { input: self.input.name.clone(), output: self.output.name.clone() }
     }
@@ -99,7 +160,11 @@ fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
 
 fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -> Option<u8> {
     if patterns.iter().any(|pattern| pattern.matches(&input.name, &output.name)) {
-        return Some(3);
+        return Some(OF_USER);
+    }
+    // A number says which of several a tensor is, not that two of them belong together.
+    if side_stem(&input.name, &output.name).is_some_and(|stem| stem.bytes().all(|c| c.is_ascii_digit() || c == b'_')) {
+        return None;
     }
     let (input, output) = (normal(&input.name), normal(&output.name));
     let by_ends = ENDS.iter().filter_map(|&(end, other)| {
@@ -116,6 +181,16 @@ fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -
         (2, inputs().iter().any(|stem| outputs().iter().any(|other| same(stem, other)))),
     ];
     by_ends.chain(by_words.into_iter().filter_map(|(strength, holds)| holds.then_some(strength))).max()
+}
+
+/// What two names share, if words of [`SIDES`] are all that they differ in.
+fn side_stem(input: &str, output: &str) -> Option<String> {
+    let stem = |name: &str| {
+        let name = normal(name);
+        name.split('_').filter(|part| !SIDES.contains(part)).collect::<Vec<_>>().join("_")
+    };
+    let (of_input, of_output) = (stem(input), stem(output));
+    (of_input == of_output).then_some(of_input)
 }
 
 fn is_states(stem: &str) -> bool {
@@ -292,5 +367,77 @@ mod tests {
     fn a_model_of_which_nothing_would_be_left_to_send_is_refused() {
         let error = paired(&["cell"], &["cell_out", "y!"]).unwrap_err().to_string();
         assert!(error.contains("<<<cell, cell_out>>>") && error.contains("state_pairs"), "{error}");
+    }
+
+    type Model<'a> = (&'a [Spec<'a>], &'a [Spec<'a>]);
+
+    const SPEC: (&str, DataType, &[i64]) = ("band_in", DataType::Fp32, &[-1, 257]);
+    const SPEC_OUT: (&str, DataType, &[i64]) = ("band_out", DataType::Fp32, &[-1, 257]);
+    const STATE: (&str, DataType, &[i64]) = ("state_in", DataType::Fp32, &[-1, 64]);
+    const STATE_OUT: (&str, DataType, &[i64]) = ("state_out", DataType::Fp32, &[-1, 64]);
+    const RATE: (&str, DataType, &[i64]) = ("sr", DataType::Int64, &[]);
+    const VAD: (&str, DataType, &[i64]) = ("vad", DataType::Fp32, &[-1, 1]);
+
+    #[test]
+    fn a_signal_that_is_named_like_a_state_is_not_taken_for_one() {
+        let models: [(Model, &[&str]); 3] = [
+            ((&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]), &[]),
+            ((&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]), &["sr"]),
+            ((&[SPEC, STATE, ("ids", DataType::Int64, &[-1, -1])], &[SPEC_OUT, STATE_OUT]), &[]),
+        ];
+        for ((inputs, outputs), taken) in models {
+            let error = state_pairs(&signature(inputs, outputs), &[], taken).unwrap_err().to_string();
+            assert!(error.contains("<<<band_in, band_out>>>") && error.contains("state_pairs"), "{error}");
+            assert!(!error.contains("state_in"), "that one is clear: {error}");
+        }
+    }
+
+    #[test]
+    fn a_signal_that_the_configuration_lists_leaves_the_rest_clear() {
+        let model = signature(&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]);
+        let pairs = state_pairs(&model, &[], &["band_in", "sr"]).unwrap();
+        assert_eq!(pairs, [StatePair { input: "state_in".to_owned(), output: "state_out".to_owned() }]);
+        let patterns = [PairPattern::new("band_*", "band_*").unwrap(), PairPattern::new("state_*", "state_*").unwrap()];
+        assert!(state_pairs(&model, &patterns, &[]).is_err(), "the parts for * differ");
+        let patterns = [PairPattern::new("*_in", "*_out").unwrap()];
+        assert_eq!(state_pairs(&model, &patterns, &[]).unwrap().len(), 2, "the user says so");
+    }
+
+    #[test]
+    fn lengths_and_ids_go_in_and_out_without_being_states() {
+        let lengths = |name| (name, DataType::Int64, &[-1][..]);
+        let ids = |name| (name, DataType::Int64, &[-1, -1][..]);
+        let (x, h, hn) = (
+            ("x", DataType::Fp32, &[-1, 80][..]),
+            ("h", DataType::Fp32, &[-1, 5][..]),
+            ("hn", DataType::Fp32, &[-1, 5][..]),
+        );
+        for (sent, got) in [
+            (lengths("input_lengths"), lengths("output_lengths")),
+            (lengths("length_in"), lengths("length_out")),
+            (ids("input_ids"), ids("output_ids")),
+            (ids("decoder_input"), ids("decoder_output")),
+        ] {
+            let pairs = state_pairs(&signature(&[x, sent, h], &[got, hn]), &[], &[]).unwrap();
+            assert_eq!(pairs.iter().map(|pair| pair.input.as_str()).collect::<Vec<_>>(), ["h"], "{}", sent.0);
+        }
+    }
+
+    #[test]
+    fn numbers_alone_pair_nothing() {
+        let error = paired(&["input_1!", "input_2", "input_3"], &["output_1!", "output_2"]).unwrap_err().to_string();
+        assert!(error.contains("no input and output") && error.contains("state_pair_patterns"), "{error}");
+    }
+
+    #[test]
+    fn names_of_states_are_clear_whatever_is_left() {
+        for (input, output) in [("cell", "cell_out"), ("h_in", "h_out"), ("tra_cache", "tra_cache_out"), ("r1i", "r1o")]
+        {
+            let model = signature(
+                &[(input, DataType::Fp32, &[1, 4]), ("token", DataType::Int64, &[1, 1])],
+                &[(output, DataType::Fp32, &[1, 4]), ("y!", DataType::Fp32, &[1, 9])],
+            );
+            assert_eq!(state_pairs(&model, &[], &[]).unwrap().len(), 1, "{input}");
+        }
     }
 }
