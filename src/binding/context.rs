@@ -15,9 +15,15 @@ pub(super) struct WrittenContext<'a> {
 
 impl<'a> WrittenContext<'a> {
     /// The context of an input, if it has one.
-    pub fn find(config: &'a Config, tensor: &TensorConfig, info: &TensorInfo) -> Result<Option<Self>, BindingError> {
+    pub fn find(
+        config: &'a Config,
+        tensor: &TensorConfig,
+        info: &TensorInfo,
+        batch_symbol: Option<&str>,
+    ) -> Result<Option<Self>, BindingError> {
         let written = config.contexts.iter().find(|context| context.input == tensor.name);
-        let axis = |written| Search { config, tensor, info, written }.axis().map(|axis| Self { written, axis });
+        let axis =
+            |written| Search { config, tensor, info, batch_symbol, written }.axis().map(|axis| Self { written, axis });
         written.map(axis).transpose()
     }
 
@@ -89,6 +95,7 @@ struct Search<'a> {
     config: &'a Config,
     tensor: &'a TensorConfig,
     info: &'a TensorInfo,
+    batch_symbol: Option<&'a str>,
     written: &'a Context,
 }
 
@@ -113,7 +120,8 @@ impl Search<'_> {
     /// Whether an axis that is written can be the one.
     fn check(&self, axis: usize) -> Result<usize, BindingError> {
         let model = Dims(&self.info.dims);
-        let is_batch = |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], None);
+        let is_batch =
+            |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], self.batch_symbol);
         match axis < self.info.dims.len() {
             false => Err(self.error(format!("the model's dims {model} have no axis {axis}"))),
             true if is_batch(axis) => {
@@ -128,7 +136,8 @@ impl Search<'_> {
     fn batch_axis(&self, axis: usize) -> Option<Option<usize>> {
         let mut sent = self.info.dims.clone();
         sent[axis] = without(sent[axis], self.written.length);
-        let (batch, _) = match_dims(self.config, INPUT, self.tensor, &sent, &self.info.symbols, None).ok()?;
+        let (batch, _) =
+            match_dims(self.config, INPUT, self.tensor, &sent, &self.info.symbols, self.batch_symbol).ok()?;
         (sent[axis] != 0).then_some(batch)
     }
 

@@ -248,9 +248,10 @@ impl Binding {
     ) -> Result<Self, BindingError> {
         check_names(config, state_pairs)?;
         let mut feeds = Feeds::new(signature);
+        let batch_symbol = signature.batch_symbol(|info| state_pairs.iter().any(|pair| pair.input == info.name));
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
-            feeds.place(index, request_input(config, tensor, info, feeds.has_default(index))?)?;
+            feeds.place(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
         }
         let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();

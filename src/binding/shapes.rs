@@ -78,18 +78,19 @@ pub(super) fn request_input(
     tensor: &TensorConfig,
     info: &TensorInfo,
     has_default: bool,
+    batch_symbol: Option<&str>,
 ) -> Result<BoundInput, BindingError> {
     check_type(format!("input '{}'", tensor.name), tensor.data_type, info.data_type)?;
     if tensor.optional && !has_default {
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
-    let context = WrittenContext::find(config, tensor, info)?;
+    let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
     // What clients send of the model's dims.
     let mut dims = info.dims.clone();
     if let Some(context) = &context {
         context.take_off(&mut dims);
     }
-    let (batch_axis, form) = match_dims(config, INPUT, tensor, &dims, &info.symbols, None)?;
+    let (batch_axis, form) = match_dims(config, INPUT, tensor, &dims, &info.symbols, batch_symbol)?;
     // Where only the configuration fixes a dimension, Triton holds requests to it.
     let behind = dims.len() - tensor.dims.len();
     for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {

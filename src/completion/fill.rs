@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::CompletionError;
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, is_batch_name};
+use crate::tensor::DataType;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
@@ -154,8 +154,7 @@ impl BatchAxes {
 fn batch_symbol<'a>(signature: &'a Signature, written: &Written) -> Option<&'a str> {
     let of_requests = signature.inputs.iter().filter(|info| written.is_of_requests(info));
     let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
-    let usual = signature.inputs.iter().flat_map(|info| &info.symbols).find(|symbol| is_batch_name(symbol));
-    match usual {
+    match signature.batch_symbol(|info| written.is_state(info)) {
         Some(symbol) => Some(symbol),
         None => first.find_map(|info| Some(info.symbols[0].as_str()).filter(|symbol| !symbol.is_empty())),
     }
@@ -281,6 +280,19 @@ mod tests {
         assert_eq!(dims(&config, "input")[0].1, json!([4, -1, 5]));
         assert_eq!(dims(&config, "output")[0].1, json!([3]));
         assert_eq!(dims(&config, "output")[1].1, json!([7, -1]));
+    }
+
+    #[test]
+    fn the_batch_is_what_the_states_share_with_what_requests_carry() {
+        let model = signature(
+            &[("x", &["s77", "s27", "80"]), ("h", &["1", "s27", "4"]), ("k", &["s27", "s12", "4"])],
+            &[("y", &["s77", "s27", "3"]), ("h2", &["1", "s27", "4"]), ("k2", &["s27", "s13", "4"])],
+        );
+        let config = completed(json!({}), &model, &[("h", "h2"), ("k", "k2")], &[]).unwrap();
+        assert_eq!(
+            (config["max_batch_size"].clone(), dims(&config, "input")[0].1.clone()),
+            (json!(64), json!([-1, -1, 80]))
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use ort::value::{Outlet, TensorElementType, ValueType};
 
 use super::open::SessionError;
-use crate::tensor::DataType;
+use crate::tensor::{DataType, is_batch_name};
 
 /// Inputs and outputs of a model, in the model's order.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +30,19 @@ pub struct TensorInfo {
 }
 
 impl Signature {
+    /// The name of the batch dimension, as far as names tell it: a usual one, else one that every state has, and
+    /// something else that the model takes.
+    pub fn batch_symbol(&self, is_state: impl Fn(&TensorInfo) -> bool) -> Option<&str> {
+        let named = |info: &'_ TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
+        let (states, others): (Vec<_>, Vec<_>) = self.inputs.iter().partition(|info| is_state(info));
+        let symbols = || self.inputs.iter().flat_map(|info| &info.symbols).filter(|symbol| !symbol.is_empty());
+        let is_shared = |symbol: &&String| {
+            states.iter().all(|state| named(state, symbol)) && others.iter().any(|other| named(other, symbol))
+        };
+        let shared = || symbols().find(is_shared).filter(|_| !states.is_empty());
+        symbols().find(|symbol| is_batch_name(symbol)).or_else(shared).map(String::as_str)
+    }
+
     pub(super) fn of(session: &ort::session::Session) -> Result<Self, SessionError> {
         let infos = |outlets: &[Outlet]| {
             outlets.iter().map(|outlet| TensorInfo::new(outlet.name(), outlet.dtype())).collect::<Result<_, _>>()

@@ -281,6 +281,12 @@ EXPORTS = {
         {"y": ("time", "batch", 5), "h_n": (2, "batch", 6), "c_n": (2, "batch", 6)},
         {"h_0": "h_n", "c_0": "c_n"},
     ),
+    "dynamo_time_first": Export(
+        {"x": ("s77", "s27", 5), "h": (1, "s27", 6)},
+        {"y": ("s77", "s27", 5), "hn": (1, "s27", 6)},
+        {"h": "hn"},
+        batch="s27",
+    ),
     "next_state": Export(
         {"observation": ("batch", 4), "hidden": ("batch", 8)},
         {"action": ("batch", 2), "hidden_next": ("batch", 8)},

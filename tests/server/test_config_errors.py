@@ -90,7 +90,6 @@ PARAMETERS = {
     "pairs_of_three": ({"state_pairs": "<<<STATE_IN, STATE_OUT, MORE>>>"}, ["state_pairs", "MORE"]),
     "pairs_with_an_empty_name": ({"state_pairs": "<<<STATE_IN, >>>"}, ["state_pairs"]),
     "pairs_empty": ({"state_pairs": ""}, ["state_pairs"]),
-    "pairs_absent": ({"state_pairs": None}, ["state_pairs"]),
     "pair_twice": (
         {"state_pairs": "<<<STATE_IN, STATE_OUT>>> <<<STATE_IN, STATE_OUT>>>"},
         ["state_pairs", "STATE_IN"],
@@ -136,7 +135,6 @@ def scheduled(name: str, scheduling: str, **changes):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (scheduled("no_sequences", ""), ["sequence_batching"]),
         (scheduled("dynamic", "dynamic_batching { }"), ["sequence_batching"]),
         (
             scheduled("iterative", "sequence_batching { iterative_sequence: true oldest { } }"),

@@ -61,15 +61,9 @@ def test_a_context_may_have_any_type(deployment, type):
     interleave(deployment.connect(), deployment.serve(model), np.random.default_rng(2), sequences=4)
 
 
-def test_a_context_of_strings_begins_empty(deployment):
-    model = deployment.serve(
-        models.framed("context_of_words", [BATCH, "T"], (2, 1), (-1,), type="string")
-    )
-    talk = Conversation(deployment.connect(), model, np.random.default_rng(3))
-    for words in (["a"], ["long word", ""], ["c", "d", "e"]):
-        talk.step({"FRAMES": np.array([words], np.object_)}, start=words == ["a"])
-    talk.start({"FRAMES": np.array([["fresh"]], np.object_)})
-    talk.end({"FRAMES": np.array([["end"]], np.object_)})
+def test_strings_have_no_context(deployment):
+    model = models.framed("refused_context_of_words", [BATCH, "T"], (2, 1), (-1,), type="string")
+    refused(deployment, model, "input_context", "FRAMES", "TYPE_STRING", "numbers")
 
 
 @pytest.fixture
@@ -260,21 +254,9 @@ def test_a_speech_model_gets_its_context_together_with_its_state(deployment):
     assert max(batch_sizes(deployment, model)) > 1
 
 
-def test_the_other_open_dims_are_what_the_start_brought(deployment):
-    # features are open in the configuration too: only the first request tells how many
-    model = models.framed("context_of_any_features", [BATCH, "T", "F"], (2, 1), (-1, -1), "FRAMES=2@1")
-    talk = Conversation(deployment.connect(), deployment.serve(model), np.random.default_rng(11))
-
-    def asked(length, features):
-        return {"FRAMES": talk.rng.standard_normal((1, length, features)).astype(np.float32)}
-
-    for features in (4, 7):
-        talk.start(asked(1, features))
-        talk.step(asked(3, features))
-        with pytest.raises(InferenceServerException, match="FRAMES"):
-            talk.step(asked(3, features + 1))
-        talk.step(asked(1, features))
-        talk.end(asked(2, features))
+def test_the_other_dims_of_a_context_have_to_be_known(deployment):
+    model = models.framed("refused_context_of_any", [BATCH, "T", "F"], (2, 1), (-1, -1), "FRAMES=2@1")
+    refused(deployment, model, "input_context", "FRAMES", "one open dimension")
 
 
 # ---- batches

@@ -1,0 +1,793 @@
+"""States with open dimensions beside the batch: they grow, shrink and are empty, each sequence's at its
+own pace, within bounds."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+import models
+from batches import runs_of
+from clients import new_id
+from conversations import Conversation, interleave, outcome, pipeline, script, some_at_once, together
+from deployment import eventually
+from graphs import BATCH, graph, node
+from model import TYPES, Model, Tensor
+from models import implicit
+from oracle import Oracle, assert_same
+from refusals import refused, said
+
+F32 = np.float32
+MIB = 1 << 20
+
+# four sequences whose requests come at once run at once
+TOGETHER = {
+    "max_batch_size": 4,
+    "oldest": "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000",
+}
+
+
+def strategy(direct: str | None) -> str:
+    return "oldest" if direct is None else "direct"
+
+
+def chunk(length: int, seed: int = 0) -> dict[str, np.ndarray]:
+    """A request for `append`: 8 bytes of state for each of `length`."""
+    return {"INPUT": np.random.default_rng([length, seed]).standard_normal((1, length, 2)).astype(F32)}
+
+
+def talk_in_turns(client, model: Model, seed: int, sequences: int = 5, rounds: int = 8) -> None:
+    """Some of the sequences at once, one of them started over in between; then all end."""
+    talks = [Conversation(client, model, np.random.default_rng([seed, i])) for i in range(sequences)]
+    rng = np.random.default_rng(seed)
+    together(talk.start for talk in talks)
+    some_at_once(talks, rng, rounds)
+    talks[0].start()
+    some_at_once(talks, rng, rounds)
+    together(talk.end for talk in talks)
+
+
+def grown(deployment, model: Model) -> float:
+    return deployment.metric("stateful_growing_state_bytes", model)
+
+
+# ---- what grows
+
+
+@pytest.mark.parametrize("type", TYPES)
+def test_a_state_of_every_type_keeps_all_that_came(deployment, type):
+    model = deployment.serve(models.append(type, f"grows_{type}"))
+    client = deployment.connect()
+    rng = np.random.default_rng(1)
+    kept = {new_id(): [] for _ in range(4)}
+    for step in range(6):
+        for sequence_id in rng.permutation(list(kept)).tolist():
+            now = random_elements(type, (1, int(rng.integers(1, 6)), 2), rng)
+            answer = client.step(model.name, sequence_id, {"INPUT": now}, start=step == 0, end=step == 5)
+            kept[sequence_id].append(now)
+            wanted, came = np.concatenate(kept[sequence_id], axis=1), answer["OUTPUT"]
+            assert came.shape == wanted.shape
+            assert bits(came) == bits(wanted), f"{came}, not {wanted}"
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def random_elements(type: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    if type == "string":
+        # tritonclient takes zero bytes at the end of an element away before it sends them
+        words = [rng.bytes(int(rng.integers(0, 400))) + b"." for _ in range(int(np.prod(shape)))]
+        return np.array(words, np.object_).reshape(shape)
+    if type == "bool":
+        return rng.integers(0, 2, shape).astype(np.bool_)
+    dtype = np.dtype(TYPES[type][0])
+    return np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
+
+
+def bits(value: np.ndarray):
+    return value.tolist() if value.dtype == np.object_ else value.tobytes()
+
+
+@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@pytest.mark.parametrize("layout", ["NTW", "NWT", "TNW", "TWN", "WNT", "WTN"])
+def test_a_state_grows_along_any_axis_with_the_batch_along_any_other(deployment, layout, direct):
+    model = deployment.serve(models.append(name=f"grows_{layout}_{strategy(direct)}", layout=layout, direct=direct))
+    client = deployment.connect()
+    interleave(client, model, np.random.default_rng(2), sequences=5)
+    talk_in_turns(client, model, seed=3)
+
+
+MODELS = [models.queue, models.caches, models.attention, models.looked_up]
+
+
+@pytest.mark.parametrize("how", ["oldest", "direct", "two_instances"])
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_sequences_of_any_length_and_pace_get_their_own_answers(deployment, make, how):
+    changes = {"oldest": {}, "direct": {"direct": ""}, "two_instances": {"instances": 2}}[how]
+    model = deployment.serve(make(name=f"grows_{make.__name__}_{how}", **changes))
+    client = deployment.connect()
+    interleave(client, model, np.random.default_rng(4), sequences=6)
+    talk_in_turns(client, model, seed=5, sequences=7)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_states_of_triton_s_own_configuration_grow_too(deployment, make):
+    made = make()
+    ones = dict.fromkeys(made.lengths_at_start, 1)
+    model = implicit(made, f"grows_{make.__name__}_implicit")
+    model = deployment.serve(model.variant(model.name, lengths_at_start=ones))
+    talk_in_turns(deployment.connect(), model, seed=6)
+
+
+@pytest.mark.parametrize("protocol", ["unary", "stream", "http"])
+def test_a_state_is_empty_at_start_and_at_each_restart(deployment, protocol):
+    model = deployment.serve(models.append(name="grows_from_nothing"))
+    talk = Conversation(deployment.connect(protocol), model, np.random.default_rng(7))
+    for _ in range(3):
+        assert talk.start(chunk(3))["OUTPUT"].shape == (1, 3, 2)
+        assert talk.step(chunk(2))["OUTPUT"].shape == (1, 5, 2)
+    talk.end(chunk(1))
+    assert talk.start(chunk(1))["OUTPUT"].shape == (1, 1, 2)
+    talk.end(chunk(1))
+
+
+def test_a_state_shrinks_to_nothing_and_grows_again(deployment):
+    model = deployment.serve(models.queue("grows_and_shrinks"))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(8))
+    left = 0
+    for step, (push, drop) in enumerate([(5, 1), (20, 2), (1, 15), (1, 50), (2, 2), (7, 3), (1, 4), (300, 1), (1, 299)]):
+        left = max(left + push - drop, 0)
+        fed = {"PUSH": talk.rng.integers(0, 99, (1, push, 2)), "DROP": np.zeros((1, drop), np.uint8)}
+        assert talk.step(fed, start=step == 0, end=step == 8)["OUTPUT"].shape == (1, left, 2)
+
+
+def test_a_chunk_without_elements_leaves_the_state_as_it_is(deployment):
+    model = deployment.serve(models.append(name="grows_by_nothing"))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(9))
+    for step, length in enumerate([0, 0, 3, 0, 2, 0]):
+        talk.step(chunk(length), start=step == 0, end=step == 5)
+
+
+def test_a_state_may_have_several_open_dimensions(deployment):
+    """`echo` answers what came before: nothing at first, then a matrix of any size."""
+    open_ends = {
+        "inputs": (Tensor("INPUT", "fp32", (-1, -1)),),
+        "outputs": (Tensor("OUTPUT", "fp32", (-1, -1)),),
+        "lengths_at_start": {"rows": 0, "columns": 0},
+    }
+    model = deployment.serve(models.echo(name="grows_both_ways", dims=("rows", "columns"), **open_ends))
+    client = deployment.connect()
+    talk = Conversation(client, model, np.random.default_rng(10))
+    assert talk.start()["OUTPUT"].shape == (1, 0, 0)
+    talk.step()
+    talk.end()
+    talk_in_turns(client, model, seed=11)
+
+
+@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+def test_a_state_grows_in_a_model_with_one_row_and_no_batching(deployment, direct):
+    model = models.append(
+        name=f"grows_unbatched_{strategy(direct)}",
+        max_batch_size=0,
+        direct=direct,
+        inputs=(Tensor("INPUT", "fp32", (1, -1, 2)),),
+        outputs=(Tensor("OUTPUT", "fp32", (1, -1, 2)),),
+    )
+    deployment.serve(model)
+    client = deployment.connect()
+    together(
+        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(4)
+    )
+
+
+def without_batch(name: str, **changes) -> Model:
+    """`append` of a model that has no batch dimension at all."""
+
+    def build():
+        return graph(
+            [node("Concat", "CACHE_IN INPUT", "CACHE_OUT", axis=0), node("Identity", "CACHE_OUT", "OUTPUT")],
+            [("INPUT", "fp32", ["chunk", 2]), ("CACHE_IN", "fp32", ["T", 2])],
+            [("OUTPUT", "fp32", ["T_new", 2]), ("CACHE_OUT", "fp32", ["T_new", 2])],
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (-1, 2)),),
+        outputs=(Tensor("OUTPUT", "fp32", (-1, 2)),),
+        states=(("CACHE_IN", "CACHE_OUT"),),
+        max_batch_size=0,
+        lengths_at_start={"T": 0},
+    )
+    return dataclasses.replace(model, **changes)
+
+
+@pytest.mark.parametrize("implicitly", [False, True], ids=["state_pairs", "state"])
+def test_a_state_grows_in_a_model_without_a_batch_dimension(deployment, implicitly):
+    model = without_batch(f"grows_no_batch_{'state' if implicitly else 'pairs'}")
+    if implicitly:
+        model = implicit(model, model.name).variant(model.name, lengths_at_start={"T": 1})
+    deployment.serve(model)
+    client = deployment.connect()
+    together(
+        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(4)
+    )
+
+
+def test_a_growing_state_that_is_listed_as_an_output_is_sent_whole(deployment):
+    listed = (Tensor("OUTPUT", "fp32", (-1, 2)), Tensor("CACHE_OUT", "fp32", (-1, 2)))
+    model = deployment.serve(models.append(name="grows_in_sight", outputs=listed))
+    client = deployment.connect()
+    talk_in_turns(client, model, seed=12)
+    oracle, sequence_id = Oracle(model), new_id()
+    for step in range(4):
+        fed, how = chunk(step + 1), {"start": step == 0, "end": step == 3}
+        wanted = oracle.step(fed, **how)["CACHE_OUT"]
+        answer = client.step(model.name, sequence_id, fed, outputs=["CACHE_OUT"], **how)
+        assert_same(model, answer, {"CACHE_OUT": wanted})
+
+
+def test_a_growing_state_that_is_not_listed_is_never_sent(deployment):
+    model = deployment.serve(models.append(name="grows_out_of_sight"))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(13))
+    assert set(talk.start(chunk(2))) == {"OUTPUT"}
+    with pytest.raises(InferenceServerException, match="CACHE_OUT"):
+        talk.client.step(model.name, talk.sequence_id, chunk(2), outputs=["CACHE_OUT"])
+    talk.end(chunk(1))
+
+
+def test_a_long_sequence_grows_step_by_step(deployment):
+    model = deployment.serve(models.append(name="grows_long"))
+    talks = [Conversation(deployment.connect(), model, np.random.default_rng(i)) for i in range(2)]
+    for step in range(600):
+        for number, talk in enumerate(talks):
+            talk.step(chunk(1 + number), start=step == 0, end=step == 599)
+
+
+# ---- how they are kept
+
+
+@pytest.mark.parametrize("make", [models.append, models.caches, models.attention], ids=lambda make: make.__name__)
+def test_growing_states_of_fp32_may_be_kept_as_fp16(deployment, make):
+    """The oracle rounds what it keeps in the same way; attention is of fp32 sums in any order."""
+    model = make(name=f"grows_halved_{make.__name__}")
+    model = deployment.serve(model.with_parameters(model.name, store_states_as_fp16=1))
+    client = deployment.connect()
+    interleave(client, model, np.random.default_rng(14), sequences=5)
+    talk_in_turns(client, model, seed=15)
+
+
+def test_what_is_kept_as_fp16_is_rounded_and_what_came_now_is_not(deployment):
+    model = models.append(name="grows_rounded")
+    model = deployment.serve(model.with_parameters(model.name, store_states_as_fp16=1))
+    client, sequence_id = deployment.connect(), new_id()
+    first, second = (np.array([[[1 + 2**-11, 0.1], [65520, -1e-9]]], F32) * sign for sign in (1, -1))
+    answer = client.step(model.name, sequence_id, {"INPUT": first}, start=True)["OUTPUT"]
+    assert answer.tobytes() == first.tobytes()
+    with np.errstate(over="ignore"):
+        rounded = first.astype(np.float16).astype(F32)
+    answer = client.step(model.name, sequence_id, {"INPUT": second}, end=True)["OUTPUT"]
+    assert answer.tobytes() == np.concatenate([rounded, second], axis=1).tobytes()
+
+
+@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+def test_rows_of_padding_disturb_no_growing_state(deployment, direct):
+    model = models.caches(f"grows_padded_{strategy(direct)}", max_batch_size=4, direct=direct)
+    model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1))
+    talk_in_turns(deployment.connect(), model, seed=16, sequences=4)
+
+
+def test_a_warm_up_leaves_nothing_behind(deployment):
+    model = models.append(
+        name="grows_warmed_up",
+        more="""model_warmup {
+  name: "some" batch_size: 2 count: 3
+  inputs { key: "INPUT" value: { data_type: TYPE_FP32 dims: [ 5, 2 ] random_data: true } }
+}""",
+    )
+    model = deployment.serve(model.with_parameters(model.name, max_state_bytes=80))
+    assert grown(deployment, model) == 0
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(17))
+    talk.start(chunk(10))  # as much as there may be
+    talk.end(chunk(0))
+
+
+def test_an_end_that_is_not_inferred_frees_the_growing_state(deployment):
+    model = models.append(name="grows_end_not_inferred").with_parameters("grows_unread_end", infer_end_requests=0)
+    model = deployment.serve(model)
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(18))
+    for _ in range(2):
+        talk.start(chunk(3))
+        talk.step(chunk(3))
+        assert grown(deployment, model) > 0
+        answer = talk.client.step(model.name, talk.sequence_id, chunk(1), end=True)
+        assert answer["OUTPUT"].size == 0
+        deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+# ---- batches
+
+
+def test_sequences_of_equal_lengths_share_a_run_and_others_do_not(deployment):
+    model = deployment.serve(models.append(name="grows_in_groups", **TOGETHER))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+
+    def all_by(*lengths, **how):
+        return lambda: together(
+            lambda talk=talk, i=i: talk.step(chunk(lengths[i], seed=i), **how) for i, talk in enumerate(talks)
+        )
+
+    assert runs_of(deployment, model, all_by(2, 2, 2, 2, start=True)) == {4: 1}
+    assert runs_of(deployment, model, all_by(3, 3, 3, 3)) == {4: 1}
+    # equal states, two lengths of chunks
+    assert runs_of(deployment, model, all_by(1, 1, 5, 5)) == {2: 2}
+    # equal chunks, two lengths of states
+    assert runs_of(deployment, model, all_by(1, 1, 1, 1)) == {2: 2}
+    # all differ: 8, 9, 12, 11 afterwards
+    assert runs_of(deployment, model, all_by(1, 2, 1, 0)) == {1: 4}
+    # states of 8, 9, 12, 11 come to one length; they ran alone, and share again
+    assert runs_of(deployment, model, all_by(5, 4, 1, 2)) == {1: 4}
+    assert runs_of(deployment, model, all_by(1, 1, 1, 1)) == {4: 1}
+    # a restart is as short as a new one
+    assert runs_of(deployment, model, all_by(1, 1, 1, 1, start=True)) == {4: 1}
+    together(lambda talk=talk: talk.end(chunk(1)) for talk in talks)
+
+
+def test_one_state_of_another_length_is_enough_for_a_run_of_its_own(deployment):
+    """COUNT, FAST and SLOW are equal, LAST is not yet full in one of the four."""
+    model = deployment.serve(models.queue("grows_in_groups_of_two", **TOGETHER))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+
+    def fed(push, drop):
+        return {"PUSH": np.ones((1, push, 2), np.int64), "DROP": np.zeros((1, drop), np.uint8)}
+
+    def all_by(asked, **how):
+        return lambda: together(
+            lambda talk=talk, now=now: talk.step(fed(*now), **how) for talk, now in zip(talks, asked, strict=True)
+        )
+
+    assert runs_of(deployment, model, all_by([(9, 1)] * 4, start=True)) == {4: 1}
+    assert runs_of(deployment, model, all_by([(9, 1)] * 2 + [(9, 5)] * 2)) == {2: 2}
+    # two of 16, two of 12
+    assert runs_of(deployment, model, all_by([(1, 30)] * 4)) == {2: 2}
+    # all are empty
+    assert runs_of(deployment, model, all_by([(4, 1)] * 4)) == {4: 1}
+    together(lambda talk=talk: talk.end(fed(1, 1)) for talk in talks)
+
+
+def test_starts_among_long_sequences_begin_empty(deployment):
+    model = deployment.serve(models.caches("grows_among_others", **TOGETHER))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+    together(talk.start for talk in talks)
+    for _ in range(3):
+        together(talk.step for talk in talks)
+    together([talks[0].start, talks[1].end, talks[2].step, talks[3].step])
+    talks[1] = Conversation(client, model, np.random.default_rng(9))
+    together([talks[0].step, talks[1].start, talks[2].end, talks[3].step])
+    talks[2] = Conversation(client, model, np.random.default_rng(10), talks[2].sequence_id)
+    together([talks[0].step, talks[1].step, talks[2].start, talks[3].end])
+    together(talk.end for talk in talks[:3])
+
+
+@pytest.mark.parametrize("how", ["oldest", "direct", "two_instances"])
+@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+def test_many_sequences_at_random_on_one_stream_are_all_right(deployment, make, how):
+    changes = {
+        "oldest": {"oldest": "max_queue_delay_microseconds: 2000"},
+        "direct": {"direct": "max_queue_delay_microseconds: 2000 minimum_slot_utilization: 0.5"},
+        "two_instances": {"instances": 2},
+    }[how]
+    model = deployment.serve(make(name=f"grows_random_{make.__name__}_{how}", max_batch_size=12, **changes))
+    rng = np.random.default_rng(19)
+    for _ in range(2):
+        scripts = [script(model, rng, new_id(), lives=4) for _ in range(12)]
+        pipeline(deployment.connect("stream"), model, rng, scripts)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+    deployment.settles("stateful_live_sequences", model, 0)
+
+
+def test_many_clients_at_random_are_all_right(deployment):
+    model = deployment.serve(models.caches("grows_crowded", max_batch_size=16))
+    client = deployment.connect()
+
+    def talk(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(6):
+            talk = Conversation(client, model, rng)
+            for life in range(int(rng.integers(1, 3))):  # some start over
+                talk.start()
+                for _ in range(int(rng.integers(0, 12))):
+                    talk.step()
+            talk.end()
+
+    together(lambda seed=seed: talk(seed) for seed in range(10))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+# ---- runs that fail
+
+
+BAD = {"INPUT": np.array([[0, 99]], np.int64)}
+
+
+def test_a_failed_run_leaves_a_growing_state_as_it_was(deployment):
+    model = deployment.serve(models.looked_up("grows_or_fails", **TOGETHER))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+    two = {"INPUT": np.array([[1, 2]], np.int64)}
+    together(lambda talk=talk: talk.start(two) for talk in talks)
+    before = grown(deployment, model)
+    for _ in range(2):
+        came = together([lambda: outcome(lambda: talks[0].step(BAD)), *(lambda t=talk: t.step(two) for talk in talks[1:])])
+        assert isinstance(came[0], InferenceServerException)
+        assert "out of data bounds" in came[0].message()
+    assert before > 0
+    together(lambda talk=talk: talk.step(two) for talk in talks)
+    together(lambda talk=talk: talk.end(two) for talk in talks)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def test_failing_runs_beside_good_sequences_give_no_wrong_answer(deployment):
+    model = deployment.serve(models.looked_up("grows_and_fails_often"))
+    client = deployment.connect()
+
+    def talk(seed):
+        rng = np.random.default_rng(seed)
+        talk = Conversation(client, model, rng)
+        for step in range(30):
+            fed = BAD if step and rng.integers(5) == 0 else None
+            came = outcome(lambda fed=fed, step=step: talk.step(fed, start=step == 0))
+            assert isinstance(came, InferenceServerException) == (fed is BAD), came
+        talk.end()
+
+    together(lambda seed=seed: talk(seed) for seed in range(8))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+# ---- bounds: a row of `append` has 8 bytes
+
+
+def limited(name: str, **parameters) -> Model:
+    return models.append(name=name).with_parameters(name, **parameters)
+
+
+def refuses(task, *words) -> None:
+    """UNAVAILABLE, with all of the words."""
+    with pytest.raises(InferenceServerException) as refused:
+        task()
+    assert refused.value.status() in ("StatusCode.UNAVAILABLE", "503"), refused.value
+    missing = [word for word in words if not said(str(word), refused.value.message())]
+    assert not missing, f"{missing} not in: {refused.value.message()}"
+
+
+@pytest.mark.parametrize("protocol", ["unary", "http"])
+@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+def test_a_step_over_a_sequences_bound_is_refused_and_the_sequence_goes_on(deployment, direct, protocol):
+    model = limited(f"grows_to_80_bytes_{strategy(direct)}", max_state_bytes_per_sequence=80)
+    model = deployment.serve(dataclasses.replace(model, direct=direct))
+    client = deployment.connect(protocol)
+    talk, other = (Conversation(client, model, np.random.default_rng(i)) for i in range(2))
+    talk.start(chunk(4))
+    other.start(chunk(1))
+    for _ in range(3):
+        refuses(lambda: talk.step(chunk(7)), "max_state_bytes_per_sequence", 88, 80)
+        other.step(chunk(2))
+    talk.step(chunk(5))
+    refuses(lambda: talk.step(chunk(2)), 88, 80)
+    talk.step(chunk(1))  # 80 are not more than 80
+    refuses(lambda: talk.step(chunk(1)), 88, 80)
+    talk.step(chunk(0))
+    other.step(chunk(3))
+    talk.start(chunk(10))  # a new life has the whole of it
+    refuses(lambda: talk.step(chunk(1)), 88, 80)
+    talk.end(chunk(0))
+    other.end(chunk(0))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def test_a_start_over_a_sequences_bound_makes_no_sequence(deployment):
+    model = deployment.serve(limited("grows_not_even_once", max_state_bytes_per_sequence=80))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(20))
+    for _ in range(3):
+        refuses(lambda: talk.start(chunk(11)), 88, 80)
+        with pytest.raises(InferenceServerException) as unknown:
+            talk.step(chunk(1))
+        assert unknown.value.status() == "StatusCode.NOT_FOUND"
+    deployment.settles("stateful_live_sequences", model, 0)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+    talk.start(chunk(10))
+    talk.end(chunk(0))
+
+
+def test_an_end_over_a_sequences_bound_is_the_end_all_the_same(deployment):
+    model = deployment.serve(limited("grows_at_the_end", max_state_bytes_per_sequence=80))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(21))
+    for _ in range(3):
+        talk.start(chunk(8))
+        came = outcome(lambda: talk.end(chunk(8)))  # an answer of it would be right: nothing is kept
+        if isinstance(came, InferenceServerException):
+            assert came.status() == "StatusCode.UNAVAILABLE"
+        deployment.settles("stateful_live_sequences", model, 0)
+        deployment.settles("stateful_growing_state_bytes", model, 0)
+        with pytest.raises(InferenceServerException):
+            talk.step(chunk(1))
+
+
+def test_the_bound_counts_all_growing_states_of_a_sequence_and_no_other(deployment):
+    """`attention`: two caches, 32 bytes each for every step."""
+    model = models.attention("grows_two_of_640_bytes").with_parameters(
+        "grows_two_of_640_bytes", max_state_bytes_per_sequence=640
+    )
+    model = deployment.serve(model)
+    rng = np.random.default_rng(22)
+
+    def fed(length):
+        return {"INPUT": rng.standard_normal((1, length, 8)).astype(F32)}
+
+    talk = Conversation(deployment.connect(), model, rng)
+    talk.start(fed(6))
+    refuses(lambda: talk.step(fed(5)), 704, 640)
+    talk.step(fed(4))
+    refuses(lambda: talk.step(fed(1)), 704, 640)
+    talk.end(fed(0))
+
+    # a state of one size has its place in the slot, which is not counted
+    model = models.counter(name="grows_not_at_all", width=1000)
+    model = model.with_parameters(model.name, max_state_bytes_per_sequence=8, max_state_bytes=8)
+    Conversation(deployment.connect(), deployment.serve(model), np.random.default_rng(23)).whole(3)
+
+
+def test_a_string_state_over_the_bound_is_refused_and_a_small_one_is_kept(deployment):
+    model = models.append("string", "grows_by_words", width=1)
+    model = deployment.serve(model.with_parameters(model.name, max_state_bytes_per_sequence=5000))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(24))
+
+    def fed(size):
+        return {"INPUT": np.array([[["x" * size]]], np.object_)}
+
+    talk.start(fed(100))
+    for _ in range(2):
+        refuses(lambda: talk.step(fed(6000)), "max_state_bytes_per_sequence", 5000)
+        talk.step(fed(50))
+    talk.end(fed(1))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def test_the_bound_of_all_sequences_holds_for_all_and_the_room_comes_back_with_end(deployment):
+    model = deployment.serve(limited("grows_to_160_bytes", max_state_bytes=160))
+    client = deployment.connect()
+    left, right, late = (Conversation(client, model, np.random.default_rng(i)) for i in range(3))
+    left.start(chunk(10))
+    right.start(chunk(6))
+    refuses(lambda: right.step(chunk(5)), "max_state_bytes", 160)
+    right.step(chunk(4))
+    # now it is full
+    for talk in (left, right):
+        refuses(lambda talk=talk: talk.step(chunk(1)), "max_state_bytes", 160)
+        talk.step(chunk(0))
+    refuses(lambda: late.start(chunk(1)), "max_state_bytes", 160)
+    with pytest.raises(InferenceServerException) as unknown:
+        late.step(chunk(1))
+    assert unknown.value.status() == "StatusCode.NOT_FOUND"
+    left.end(chunk(0))
+    late.start(chunk(7))
+    right.step(chunk(3))
+    refuses(lambda: late.step(chunk(1)), "max_state_bytes", 160)
+    late.end(chunk(0))
+    right.step(chunk(7))
+    right.end(chunk(0))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def test_a_restart_gives_back_what_the_old_life_had(deployment):
+    model = deployment.serve(limited("grows_anew_in_160_bytes", max_state_bytes=160))
+    client = deployment.connect()
+    one, other = (Conversation(client, model, np.random.default_rng(i)) for i in range(2))
+    other.start(chunk(10))
+    for length in (10, 10, 3, 10):
+        one.start(chunk(length))
+    refuses(lambda: one.step(chunk(1)), 160)
+    one.end(chunk(0))
+    other.step(chunk(10))
+    other.end(chunk(0))
+
+
+def test_a_full_model_lets_states_shrink_and_keep_their_size(deployment):
+    """A row of `queue` has 16 bytes."""
+    model = models.queue("grows_to_ten_rows").with_parameters("grows_to_ten_rows", max_state_bytes=160)
+    model = deployment.serve(model)
+    client = deployment.connect()
+    left, right = (Conversation(client, model, np.random.default_rng(i)) for i in range(2))
+
+    def fed(push, drop):
+        return {"PUSH": np.full((1, push, 2), push, np.int64), "DROP": np.zeros((1, drop), np.uint8)}
+
+    left.start(fed(6, 1))
+    right.start(fed(6, 1))
+    refuses(lambda: left.step(fed(2, 1)), 160)
+    for _ in range(3):
+        left.step(fed(3, 3))
+    left.step(fed(1, 4))
+    right.step(fed(4, 1))
+    refuses(lambda: left.step(fed(2, 1)), 160)
+    left.end(fed(1, 9))
+    right.end(fed(1, 9))
+
+
+def test_of_a_batch_that_does_not_fit_whole_some_are_refused_and_keep_their_states(deployment):
+    model = limited("grows_not_all_at_once", max_state_bytes=160)
+    model = deployment.serve(dataclasses.replace(model, **TOGETHER))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+    together(lambda talk=talk: talk.start(chunk(4)) for talk in talks)
+    # 128 of 160 are taken; each wants 16 more
+    came = together(lambda talk=talk: outcome(lambda: talk.step(chunk(2))) for talk in talks)
+    over = [isinstance(answer, InferenceServerException) for answer in came]
+    assert sum(over) == 2, came
+    for answer, refusal in zip(came, over, strict=True):
+        if refusal:
+            assert answer.status() == "StatusCode.UNAVAILABLE", answer
+    for talk, refusal in zip(talks, over, strict=True):
+        if not refusal:
+            talk.end(chunk(0))
+    for talk, refusal in zip(talks, over, strict=True):
+        if refusal:
+            talk.step(chunk(2))
+            talk.end(chunk(0))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def test_the_room_comes_back_when_sequences_expire(deployment):
+    model = limited("grows_and_idles", max_state_bytes=160, sequence_idle_margin_microseconds=200_000)
+    model = deployment.serve(dataclasses.replace(model, idle_us=1_000_000))
+    client = deployment.connect()
+    for seed in range(2):
+        Conversation(client, model, np.random.default_rng(seed)).start(chunk(10))
+    deployment.settles("stateful_live_sequences", model, 0)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+    late = Conversation(client, model, np.random.default_rng(9))
+    late.start(chunk(20))
+    late.end(chunk(0))
+
+
+def test_the_room_of_a_start_that_fails_comes_back(deployment):
+    """An element of `looked_up` has 4 bytes."""
+    model = models.looked_up("grows_and_fails_at_start")
+    model = deployment.serve(model.with_parameters(model.name, max_state_bytes=40))
+    client = deployment.connect()
+    ten = {"INPUT": np.zeros((1, 10), np.int64)}
+    for seed in range(5):
+        failed = Conversation(client, model, np.random.default_rng(seed))
+        with pytest.raises(InferenceServerException, match="out of data bounds"):
+            failed.start(BAD)
+        whole = Conversation(client, model, np.random.default_rng(seed))
+        whole.start(ten)
+        with pytest.raises(InferenceServerException, match="out of data bounds"):
+            whole.start(BAD)  # a restart that fails ends the old life
+        deployment.settles("stateful_growing_state_bytes", model, 0)
+    whole.start(ten)
+    whole.end({"INPUT": np.zeros((1, 0), np.int64)})
+
+
+def test_the_gauge_says_what_the_live_sequences_have(deployment):
+    model = deployment.serve(models.append(name="grows_in_the_gauge"))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(3)]
+    assert grown(deployment, model) == 0
+    for talk, length in zip(talks, (1, 100, 10_000), strict=True):
+        talk.start(chunk(length))
+    deployment.settles("stateful_growing_state_bytes", model, 8 * 10_101)
+    talks[0].step(chunk(9))
+    deployment.settles("stateful_growing_state_bytes", model, 8 * 10_110)
+    talks[2].start(chunk(5))
+    deployment.settles("stateful_growing_state_bytes", model, 8 * 115)
+    for talk in talks:
+        talk.end(chunk(1))
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+    text = deployment.server.metrics()
+    assert "# TYPE stateful_growing_state_bytes gauge" in text
+    assert f'stateful_growing_state_bytes{{model="{model.name}",version="1"}}' in text
+
+
+def test_unloading_forgets_growing_states(deployment):
+    model = limited("grows_and_goes", max_state_bytes=160)
+    client = deployment.connect()
+    for seed in range(3):
+        deployment.serve(model)
+        talk = Conversation(client, model, np.random.default_rng(seed))
+        talk.start(chunk(20))
+        deployment.unload(model)
+
+
+BOUNDS = {
+    "negative": "-1",
+    "none": "0",
+    "not_a_number": "plenty",
+    "fraction": "1.5",
+    "with_unit": "64MB",
+    "huge": "99999999999999999999999",
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("name", ["max_state_bytes_per_sequence", "max_state_bytes"])
+@pytest.mark.parametrize("case", BOUNDS)
+def test_a_bad_bound_is_refused_by_name_and_value(deployment, name, case):
+    refused(deployment, limited(f"refused_{name}_{case}", **{name: BOUNDS[case]}), name, f"'{BOUNDS[case]}'")
+
+
+def test_a_bound_of_one_sequence_above_that_of_all_is_refused(deployment):
+    model = limited("refused_bounds", max_state_bytes_per_sequence=161, max_state_bytes=160)
+    refused(deployment, model, "max_state_bytes_per_sequence", "161", "max_state_bytes", "160")
+
+
+# ---- memory
+
+
+def hoard(name: str, **changes) -> Model:
+    """Keeps all that comes, like `append`, and answers with the sums only."""
+
+    def build():
+        return graph(
+            [node("Concat", "CACHE_IN INPUT", "CACHE_OUT", axis=1), node("ReduceSum", "CACHE_OUT TIME", "OUTPUT", keepdims=0)],
+            [("INPUT", "fp32", [BATCH, "chunk", 2]), ("CACHE_IN", "fp32", [BATCH, "T", 2])],
+            [("OUTPUT", "fp32", [BATCH, 2]), ("CACHE_OUT", "fp32", [BATCH, "T_new", 2])],
+            {"TIME": np.array([1], np.int64)},
+        )
+
+    return models.append(name=name, build=build, outputs=(Tensor("OUTPUT", "fp32", (2,)),), **changes)
+
+
+def test_the_memory_of_sequences_that_end_comes_back_to_the_system(deploy):
+    own = deploy()
+    model = own.serve(hoard("grows_large").with_parameters("grows_large", enable_mem_arena=0))
+    client = own.connect()
+    # whole numbers, small enough that their sums are exact in any order
+    fed = {"INPUT": np.random.default_rng(25).integers(-2, 3, (1, 262_144, 2)).astype(F32)}
+
+    def resident():
+        return own.resident_bytes() / MIB
+
+    def come_and_go():
+        talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
+        for talk in talks:
+            talk.start(fed)
+        for _ in range(7):
+            for talk in talks:
+                talk.step(fed)
+        own.settles("stateful_growing_state_bytes", model, 4 * 16 * MIB)
+        highest = resident()
+        for talk in talks:
+            talk.end({"INPUT": fed["INPUT"][:, :1]})
+        own.settles("stateful_growing_state_bytes", model, 0)
+        return highest
+
+    come_and_go()
+    before = eventually(resident, lambda now: True)
+    for _ in range(3):
+        highest = come_and_go()
+        # 64 MiB of states
+        eventually(resident, lambda now, highest=highest: highest - now > 40)
+    eventually(resident, lambda now: now - before < 24)
+
+
+def test_a_sequence_that_starts_over_and_over_takes_no_more_memory(deploy):
+    own = deploy()
+    model = own.serve(hoard("grows_anew"))
+    talk = Conversation(own.connect(), model, np.random.default_rng(26))
+    fed = {"INPUT": np.random.default_rng(27).integers(-2, 3, (1, 262_144, 2)).astype(F32)}
+
+    def start_over(times):
+        for _ in range(times):
+            talk.start(fed)
+            talk.step(fed)
+
+    start_over(5)
+    before = own.resident_bytes()
+    start_over(30)  # 120 MiB, if each left its state behind
+    own.settles("stateful_growing_state_bytes", model, 4 * MIB)
+    eventually(lambda: (own.resident_bytes() - before) / MIB, lambda more: more < 32)
+    talk.end(fed)
