@@ -1,13 +1,16 @@
-"""The demo: many streams of speech through a real server, every answer checked, and a picture of it.
+"""The demo: many streams of speech through a real server, in two parts, and a picture of it.
 
-Each stream is a stretch of the recording. Its client sends 512 new samples a request over gRPC and waits for the
-answer, as all the others do at the same time; the server keeps each one's state and batches them.
+Each stream is a stretch of the recording. Its client sends 512 new samples a request over gRPC; the server keeps each
+one's state and the end of its last chunk, and batches them. First every client waits for its answer before it sends on,
+and every answer is checked. Then many streams send at the pace of real time, as microphones do, and what that costs is
+set beside the usual way, a session of ONNX Runtime for each stream.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -23,13 +26,18 @@ from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
 from support import paths
+from support.paced import LATE_S, RefusedError, streams_of
+from support.real_time import STATE_BYTES, Try, tries
 from support.server import ServerError, TritonServer
 from support.speech import CHUNK_S, Stream, cut_streams, read_recording, silero_oracle
+from support.usual import UsualWay
+from support.usual import measure as measure_usual_way
 
 MODEL = "silero_vad"
 TOLERANCE = 1e-5
 LOG = paths.BUILD / "demo-server.log"
 PICTURED_STREAMS = 4
+CHECKED_AT_PACE = 40
 
 
 @dataclass
@@ -61,7 +69,7 @@ async def follow(
     InferenceServerException if a request is refused.
     """
     answers = Answers()
-    for step, samples in enumerate(stream.requests):
+    for step, samples in enumerate(stream.chunks):
         audio = grpc_client.InferInput("input", [1, len(samples)], "FP32")
         audio.set_data_from_numpy(samples[None])
         sent_at = time.perf_counter()
@@ -103,22 +111,21 @@ async def batch_sizes(server: TritonServer) -> dict[int, int]:
     return {batch.batch_size: batch.compute_infer.count for batch in model.batch_stats}
 
 
-def compare(streams: list[Stream], answers: list[Answers], progress: Progress) -> Comparison:
+def compare(streams: list[Stream], answers: list[list[float]], on_stream: Callable[[Stream], None]) -> Comparison:
     """Every answer against ONNX Runtime stepped by hand, one stream after another."""
     total = sum(stream.steps for stream in streams)
-    bar = progress.add_task("checking", total=total)
     oracle = silero_oracle()
     bit_equal, worst = 0, 0.0
     for stream, given in zip(streams, answers, strict=True):
         sequence = oracle.new_sequence()
-        steps = [sequence.step({"input": samples[None]})["output"].item() for samples in stream.requests]
+        steps = [sequence.step({"input": samples[None]})["output"].item() for samples in stream.inputs]
         right = np.array(steps, np.float32)
-        came = np.array(given.probabilities, np.float32)
+        came = np.array(given, np.float32)
         difference = np.abs(came - right)
         # a NaN must not pass for a small difference
         worst = max(worst, float(np.where(np.isnan(difference), np.inf, difference).max()))
         bit_equal += int((came == right).sum())
-        progress.advance(bar, stream.steps)
+        on_stream(stream)
     return Comparison(total, bit_equal, worst)
 
 
@@ -163,35 +170,90 @@ def batches_table(runs: dict[int, int]) -> Table:
     return table
 
 
-def draw(streams: list[Stream], answers: list[Answers], path: Path) -> None:
-    """The waveforms of the first few streams, the probability of speech over them."""
+def real_time_table(held: Try, asked: int, usual: UsualWay, checked: Comparison) -> Table:
+    """The pace of real time beside the usual way."""
+    streams, audio_s = held.pace.streams, held.pace.steps * CHUNK_S
+    p50, p99 = held.latency_ms
+    usual_us = usual.cpu_s_per_step * 1e6
+    server_cores, usual_cores = held.cost.cpu_s / audio_s, usual.cpu_s_per_step * streams / CHUNK_S
+    table = Table(title=f"{streams} streams at the pace of real time", title_justify="left")
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column("this server\n(gRPC)", justify="right", no_wrap=True)
+    table.add_column("a session for each\n(no network)", justify="right")
+    table.add_column("ratio", justify="right")
+    if streams < asked:
+        table.add_row("streams asked for", f"{asked}: too many here")
+    table.add_row("requests a second", f"{streams / CHUNK_S:,.0f}")
+    table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
+    table.add_row(f"answers later than {LATE_S * 1e3:.0f} ms", f"{held.paced.late_share:.2%}")
+    table.add_row("requests a run", f"{held.cost.requests / max(held.cost.runs, 1):.1f}", "1")
+    for what, ours, theirs, unit in (
+        ("time in ONNX Runtime a step", held.infer_us_per_step, usual_us, "{:.0f} µs"),
+        ("CPU time a step, all in all", held.cpu_us_per_step, usual_us, "{:.0f} µs"),
+        ("cores for all streams", server_cores, usual_cores, "{:.2f}"),
+        ("memory a stream", STATE_BYTES / 1e3, usual.bytes_per_stream / 1e3, "{:,.1f} kB"),
+    ):
+        table.add_row(what, unit.format(ours), unit.format(theirs), f"{ours / theirs:.3g}")
+    client_cores = held.paced.client_cpu_s / audio_s
+    table.caption = (
+        f"The clients took {client_cores:.1f} of this machine's {os.cpu_count()} cores. "
+        f"{checked.bit_equal:,} of {checked.steps:,} answers are equal to the last bit."
+    )
+    return table
+
+
+def draw(streams: list[Stream], answers: list[Answers], held: Try, usual: UsualWay, path: Path) -> None:
+    """The waveforms of the first few streams with the probability of speech over them; latency and cost at pace."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     shown = list(zip(streams, answers, strict=True))[:PICTURED_STREAMS]
-    figure, axes = plt.subplots(len(shown), 1, figsize=(12, 2.1 * len(shown)), squeeze=False, layout="constrained")
-    for axis, (stream, given) in zip(axes[:, 0], shown, strict=True):
-        waveform = stream.waveform
-        seconds = np.arange(len(waveform)) * (stream.seconds / len(waveform))
-        steps = np.arange(stream.steps) * CHUNK_S
-        axis.plot(seconds, waveform, color="0.65", linewidth=0.4, rasterized=True)
-        axis.set_ylim(-1.05, 1.05)
-        axis.set_xlim(0, stream.seconds)
-        axis.set_ylabel("waveform", color="0.5")
-        title = f"{stream.name}: from {stream.start_s:.1f} s of the recording, gain {stream.gain:.2f}"
-        axis.set_title(title, loc="left", fontsize=9)
-        speech = axis.twinx()
-        speech.plot(steps, given.probabilities, color="tab:blue", linewidth=1.2)
-        speech.fill_between(steps, 0, given.probabilities, color="tab:blue", alpha=0.15)
-        speech.set_ylim(-1.05, 1.05)
-        speech.set_yticks([0, 0.5, 1])
-        speech.set_ylabel("speech probability", color="tab:blue", fontsize=8)
-    axes[-1, 0].set_xlabel("seconds")
+    rows = len(shown) + 1
+    figure = plt.figure(figsize=(12, 2.1 * rows + 0.6), layout="constrained")
+    grid = figure.add_gridspec(rows, 2, height_ratios=[1] * len(shown) + [1.3])
+    for row, (stream, given) in enumerate(shown):
+        _draw_stream(figure.add_subplot(grid[row, :]), stream, given)
+    _draw_latencies(figure.add_subplot(grid[-1, 0]), held)
+    _draw_costs(figure.add_subplot(grid[-1, 1]), held, usual)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def _draw_stream(axis, stream: Stream, given: Answers) -> None:
+    waveform = stream.waveform
+    seconds = np.arange(len(waveform)) * (stream.seconds / len(waveform))
+    axis.plot(seconds, waveform, color="0.65", linewidth=0.4, rasterized=True)
+    axis.set_ylim(-1.05, 1.05)
+    axis.set_xlim(0, stream.seconds)
+    axis.set_ylabel("waveform", color="0.5")
+    title = f"{stream.name}: from {stream.start_s:.1f} s of the recording, gain {stream.gain:.2f}"
+    axis.set_title(title, loc="left", fontsize=9)
+    speech = axis.twinx()
+    steps = np.arange(stream.steps) * CHUNK_S
+    speech.plot(steps, given.probabilities, color="tab:blue", linewidth=1.2)
+    speech.fill_between(steps, 0, given.probabilities, color="tab:blue", alpha=0.15)
+    speech.set_ylim(-1.05, 1.05)
+    speech.set_yticks([0, 0.5, 1])
+    speech.set_ylabel("speech probability", color="tab:blue", fontsize=8)
+
+
+def _draw_latencies(axis, held: Try) -> None:
+    latencies = held.paced.latencies_s * 1e3
+    axis.hist(latencies, bins=60, color="tab:blue")
+    axis.axvline(LATE_S * 1e3, color="tab:red", linewidth=1)
+    axis.set_yscale("log")
+    axis.set_xlabel("latency, ms (red: late)")
+    axis.set_title(f"{held.pace.streams} streams at the pace of real time", loc="left", fontsize=9)
+
+
+def _draw_costs(axis, held: Try, usual: UsualWay) -> None:
+    bars = {"a session\nfor each": usual.cpu_s_per_step * 1e6, "this server": held.infer_us_per_step}
+    axis.barh(list(bars), list(bars.values()), color=["0.65", "tab:blue"])
+    axis.set_xlabel("time in ONNX Runtime a step, µs")
+    axis.set_title("batching", loc="left", fontsize=9)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -211,14 +273,43 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         with Progress(*columns, console=console) as progress:
             answers, seconds = asyncio.run(serve_all(server, streams, progress))
             runs = asyncio.run(batch_sizes(server))
-            checked = compare(streams, answers, progress)
+            bar = progress.add_task("checking", total=sum(stream.steps for stream in streams))
+            probabilities = [given.probabilities for given in answers]
+            checked = compare(streams, probabilities, lambda stream: progress.advance(bar, stream.steps))
+        console.print()
+        console.print(results_table(streams, answers, seconds, checked))
+        console.print(batches_table(runs))
+        console.print()
+        held = tries(server, MODEL, arguments.real_time, arguments.seed, lambda went: tell(went, console))[-1]
+    checked_at_pace = check_at_pace(held)
+    usual = measure_usual_way(streams)
     console.print()
-    console.print(results_table(streams, answers, seconds, checked))
-    console.print(batches_table(runs))
-    draw(streams, answers, arguments.out)
+    console.print(real_time_table(held, arguments.real_time, usual, checked_at_pace))
+    draw(streams, answers, held, usual, arguments.out)
     # not through the console: a path must stay on one line
     print(f"picture:    {arguments.out}\nserver log: {LOG}")
-    return checked.passed
+    return checked.passed and checked_at_pace.passed
+
+
+def tell(went: Try, console: Console) -> None:
+    """A line for each try."""
+    p50, p99 = went.latency_ms
+    how = "held" if went.paced.held else "not held"
+    console.print(
+        f"{went.pace.streams} streams at the pace of real time: {how}, "
+        f"latency p50 {p50:.0f} ms, p99 {p99:.0f} ms, {went.paced.late_share:.1%} late"
+    )
+
+
+def check_at_pace(held: Try) -> Comparison:
+    """The answers of some of the streams that were sent whole."""
+    whole = [
+        (stream, given)
+        for stream, given in zip(streams_of(held.pace), held.paced.probabilities, strict=True)
+        if len(given) == stream.steps
+    ]
+    some = whole[:: max(1, len(whole) // CHECKED_AT_PACE)]
+    return compare([stream for stream, _ in some], [given for _, given in some], lambda _: None)
 
 
 def main() -> int:
@@ -227,7 +318,14 @@ def main() -> int:
         prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--streams", type=_positive, default=48, metavar="N", help="how many at once (default: 48)")
+    option("--streams", type=_positive, default=48, metavar="N", help="how many at once in the first part (default: 48)")
+    option(
+        "--real-time",
+        type=_positive,
+        default=500,
+        metavar="N",
+        help="how many at the pace of real time; fewer are tried while that is too many (default: 500)",
+    )
     option(
         "--out",
         type=Path,
@@ -240,7 +338,7 @@ def main() -> int:
     console = Console()
     try:
         return 0 if run(arguments, console) else 1
-    except (ServerError, InferenceServerException) as error:
+    except (ServerError, InferenceServerException, RefusedError) as error:
         console.print(f"[red]failed:[/] {escape(str(error))}\nserver log: {LOG}")
         return 1
     except KeyboardInterrupt:

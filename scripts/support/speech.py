@@ -27,8 +27,8 @@ def read_recording(path: Path = paths.RECORDING) -> np.ndarray:
     return samples.astype(np.float32) / 32768
 
 
-def requests_of(samples: np.ndarray) -> np.ndarray:
-    """What a client sends, one row a request: [chunks, 576], each 512 new samples behind the 64 before them.
+def inputs_of(samples: np.ndarray) -> np.ndarray:
+    """What the model takes, one row a step: [chunks, 576], each 512 new samples behind the 64 before them.
 
     Zeros stand before the first; samples that fill no chunk at the end are left out.
     """
@@ -45,12 +45,12 @@ class Stream:
     name: str
     start_s: float
     gain: float
-    requests: np.ndarray  # [steps, 576], float32
+    inputs: np.ndarray  # of the model, [steps, 576], float32
 
     @property
     def steps(self) -> int:
         """How many requests the stream is."""
-        return len(self.requests)
+        return len(self.inputs)
 
     @property
     def seconds(self) -> float:
@@ -58,9 +58,14 @@ class Stream:
         return self.steps * CHUNK_S
 
     @property
+    def chunks(self) -> np.ndarray:
+        """What its client sends: the new samples, [steps, 512]."""
+        return self.inputs[:, CONTEXT_SAMPLES:]
+
+    @property
     def waveform(self) -> np.ndarray:
-        """Its samples, without the repeated context."""
-        return self.requests[:, CONTEXT_SAMPLES:].reshape(-1)
+        """Its samples, one after another."""
+        return self.chunks.reshape(-1)
 
 
 def cut_streams(recording: np.ndarray, count: int, seed: int, steps: tuple[int, int] = (150, 500)) -> list[Stream]:
@@ -72,7 +77,7 @@ def cut_streams(recording: np.ndarray, count: int, seed: int, steps: tuple[int, 
         start = int(random.integers(0, len(recording) - length, endpoint=True))
         gain = float(random.uniform(0.3, 1.2))
         samples = np.clip(recording[start : start + length] * np.float32(gain), -1, 1)
-        streams.append(Stream(f"stream {index + 1}", start / SAMPLE_RATE, gain, requests_of(samples)))
+        streams.append(Stream(f"stream {index + 1}", start / SAMPLE_RATE, gain, inputs_of(samples)))
     return streams
 
 
