@@ -68,7 +68,7 @@ impl<'a> Answers<'a> {
         if bytes > limit {
             return Err(Error::StateTooLarge { bytes, limit });
         }
-        Ok(lease.reserve(sizes())?)
+        Ok(lease.reserve(sizes)?)
     }
 
     /// Writes the new state of the row at `place`, for which room has been made. What [`complete_state`] does is left.

@@ -140,6 +140,17 @@ impl LiveSequences {
         drop(released);
     }
 
+    /// Ends a sequence that is most likely over, if there is one.
+    fn drop_doubtful(&self) -> bool {
+        let mut released = Vec::new();
+        let mut table = self.table.lock();
+        let dropped = table.drop_doubtful(&mut released);
+        let leavings = table.take_leavings();
+        drop(table);
+        drop((leavings, released));
+        dropped
+    }
+
     /// Ends the sequences of an instance that goes away.
     pub fn retire_instance(&self, instance: u32) {
         let mut released = Vec::new();
@@ -232,7 +243,19 @@ impl Lease {
     }
 
     /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them.
-    pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>) -> Result<(), NoRoom> {
+    pub fn reserve<I>(&mut self, sizes: impl Fn() -> I) -> Result<(), NoRoom>
+    where
+        I: Iterator<Item = VaryingSize>,
+    {
+        loop {
+            match self.try_reserve(sizes()) {
+                Err(NoRoom::Budget { .. }) if self.sequences.drop_doubtful() => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn try_reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
             if self.varying.len() <= number {
                 self.varying.push(Varying::new(&self.sequences.budget));

@@ -391,7 +391,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         Ok(slot)
     }
 
-    fn drop_doubtful(&mut self, released: &mut Vec<H>) -> bool {
+    /// Ends an incarnation that is over unless a request comes for it, if there is one: something has run out.
+    pub fn drop_doubtful(&mut self, released: &mut Vec<H>) -> bool {
         while let Some(slot) = self.doubtful.pop_front() {
             if self.end_if_idle(slot, released) {
                 return true;

@@ -8,7 +8,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 import models
-from batches import runs_of
+from batches import TOGETHER, runs_of
 from clients import new_id
 from conversations import Conversation, interleave, outcome, pipeline, script, some_at_once, together
 from deployment import eventually
@@ -21,12 +21,6 @@ from refusals import refused, said
 F32 = np.float32
 MIB = 1 << 20
 
-# four sequences whose requests come at once run at once
-TOGETHER = {
-    "max_batch_size": 4,
-    "oldest": "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000",
-}
-
 
 def strategy(direct: str | None) -> str:
     return "oldest" if direct is None else "direct"
@@ -37,15 +31,26 @@ def chunk(length: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"INPUT": np.random.default_rng([length, seed]).standard_normal((1, length, 2)).astype(F32)}
 
 
-def talk_in_turns(client, model: Model, seed: int, sequences: int = 5, rounds: int = 8) -> None:
+def talk_in_turns(deployment, model: Model, seed: int, sequences: int = 5, rounds: int = 8) -> None:
     """Some of the sequences at once, one of them started over in between; then all end."""
+    client = deployment.connect()
     talks = [Conversation(client, model, np.random.default_rng([seed, i])) for i in range(sequences)]
     rng = np.random.default_rng(seed)
     together(talk.start for talk in talks)
     some_at_once(talks, rng, rounds)
     talks[0].start()
     some_at_once(talks, rng, rounds)
+    # where a young sequence is started over, the old life is over a moment later; an END before that
+    # leaves it to expiry
+    deployment.settles("stateful_live_sequences", model, sequences)
     together(talk.end for talk in talks)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
+def ragged(model: Model) -> Model:
+    """So that core itself parts no requests by their shapes."""
+    inputs = tuple(dataclasses.replace(tensor, ragged=True) for tensor in model.inputs)
+    return dataclasses.replace(model, inputs=inputs)
 
 
 def grown(deployment, model: Model) -> float:
@@ -90,10 +95,11 @@ def bits(value: np.ndarray):
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
 @pytest.mark.parametrize("layout", ["NTW", "NWT", "TNW", "TWN", "WNT", "WTN"])
 def test_a_state_grows_along_any_axis_with_the_batch_along_any_other(deployment, layout, direct):
-    model = deployment.serve(models.append(name=f"grows_{layout}_{strategy(direct)}", layout=layout, direct=direct))
+    name = f"grows_{layout}_{strategy(direct)}"
+    model = deployment.serve(models.append(name=name, layout=layout, direct=direct))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(2), sequences=5)
-    talk_in_turns(client, model, seed=3)
+    talk_in_turns(deployment, model, seed=3)
 
 
 MODELS = [models.queue, models.caches, models.attention, models.looked_up]
@@ -106,8 +112,7 @@ def test_sequences_of_any_length_and_pace_get_their_own_answers(deployment, make
     model = deployment.serve(make(name=f"grows_{make.__name__}_{how}", **changes))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(4), sequences=6)
-    talk_in_turns(client, model, seed=5, sequences=7)
-    deployment.settles("stateful_growing_state_bytes", model, 0)
+    talk_in_turns(deployment, model, seed=5, sequences=7)
 
 
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
@@ -116,7 +121,7 @@ def test_states_of_triton_s_own_configuration_grow_too(deployment, make):
     ones = dict.fromkeys(made.lengths_at_start, 1)
     model = implicit(made, f"grows_{make.__name__}_implicit")
     model = deployment.serve(model.variant(model.name, lengths_at_start=ones))
-    talk_in_turns(deployment.connect(), model, seed=6)
+    talk_in_turns(deployment, model, seed=6)
 
 
 @pytest.mark.parametrize("protocol", ["unary", "stream", "http"])
@@ -134,8 +139,8 @@ def test_a_state_is_empty_at_start_and_at_each_restart(deployment, protocol):
 def test_a_state_shrinks_to_nothing_and_grows_again(deployment):
     model = deployment.serve(models.queue("grows_and_shrinks"))
     talk = Conversation(deployment.connect(), model, np.random.default_rng(8))
-    left = 0
-    for step, (push, drop) in enumerate([(5, 1), (20, 2), (1, 15), (1, 50), (2, 2), (7, 3), (1, 4), (300, 1), (1, 299)]):
+    left, steps = 0, [(5, 1), (20, 2), (1, 15), (1, 50), (2, 2), (7, 3), (1, 4), (300, 1), (1, 299)]
+    for step, (push, drop) in enumerate(steps):
         left = max(left + push - drop, 0)
         fed = {"PUSH": talk.rng.integers(0, 99, (1, push, 2)), "DROP": np.zeros((1, drop), np.uint8)}
         assert talk.step(fed, start=step == 0, end=step == 8)["OUTPUT"].shape == (1, left, 2)
@@ -161,7 +166,7 @@ def test_a_state_may_have_several_open_dimensions(deployment):
     assert talk.start()["OUTPUT"].shape == (1, 0, 0)
     talk.step()
     talk.end()
-    talk_in_turns(client, model, seed=11)
+    talk_in_turns(deployment, model, seed=11)
 
 
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
@@ -176,7 +181,8 @@ def test_a_state_grows_in_a_model_with_one_row_and_no_batching(deployment, direc
     deployment.serve(model)
     client = deployment.connect()
     together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(4)
+        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6)
+        for seed in range(4)
     )
 
 
@@ -210,7 +216,8 @@ def test_a_state_grows_in_a_model_without_a_batch_dimension(deployment, implicit
     deployment.serve(model)
     client = deployment.connect()
     together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(4)
+        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6)
+        for seed in range(4)
     )
 
 
@@ -218,7 +225,7 @@ def test_a_growing_state_that_is_listed_as_an_output_is_sent_whole(deployment):
     listed = (Tensor("OUTPUT", "fp32", (-1, 2)), Tensor("CACHE_OUT", "fp32", (-1, 2)))
     model = deployment.serve(models.append(name="grows_in_sight", outputs=listed))
     client = deployment.connect()
-    talk_in_turns(client, model, seed=12)
+    talk_in_turns(deployment, model, seed=12)
     oracle, sequence_id = Oracle(model), new_id()
     for step in range(4):
         fed, how = chunk(step + 1), {"start": step == 0, "end": step == 3}
@@ -247,14 +254,16 @@ def test_a_long_sequence_grows_step_by_step(deployment):
 # ---- how they are kept
 
 
-@pytest.mark.parametrize("make", [models.append, models.caches, models.attention], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [models.append, models.caches, models.attention], ids=lambda make: make.__name__
+)
 def test_growing_states_of_fp32_may_be_kept_as_fp16(deployment, make):
     """The oracle rounds what it keeps in the same way; attention is of fp32 sums in any order."""
     model = make(name=f"grows_halved_{make.__name__}")
     model = deployment.serve(model.with_parameters(model.name, store_states_as_fp16=1))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(14), sequences=5)
-    talk_in_turns(client, model, seed=15)
+    talk_in_turns(deployment, model, seed=15)
 
 
 def test_what_is_kept_as_fp16_is_rounded_and_what_came_now_is_not(deployment):
@@ -274,7 +283,7 @@ def test_what_is_kept_as_fp16_is_rounded_and_what_came_now_is_not(deployment):
 def test_rows_of_padding_disturb_no_growing_state(deployment, direct):
     model = models.caches(f"grows_padded_{strategy(direct)}", max_batch_size=4, direct=direct)
     model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1))
-    talk_in_turns(deployment.connect(), model, seed=16, sequences=4)
+    talk_in_turns(deployment, model, seed=16, sequences=4)
 
 
 def test_a_warm_up_leaves_nothing_behind(deployment):
@@ -293,8 +302,7 @@ def test_a_warm_up_leaves_nothing_behind(deployment):
 
 
 def test_an_end_that_is_not_inferred_frees_the_growing_state(deployment):
-    model = models.append(name="grows_end_not_inferred").with_parameters("grows_unread_end", infer_end_requests=0)
-    model = deployment.serve(model)
+    model = deployment.serve(limited("grows_end_not_inferred", infer_end_requests=0))
     talk = Conversation(deployment.connect(), model, np.random.default_rng(18))
     for _ in range(2):
         talk.start(chunk(3))
@@ -309,13 +317,14 @@ def test_an_end_that_is_not_inferred_frees_the_growing_state(deployment):
 
 
 def test_sequences_of_equal_lengths_share_a_run_and_others_do_not(deployment):
-    model = deployment.serve(models.append(name="grows_in_groups", **TOGETHER))
+    model = deployment.serve(ragged(models.append(name="grows_in_groups", **TOGETHER)))
     client = deployment.connect()
     talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
 
     def all_by(*lengths, **how):
         return lambda: together(
-            lambda talk=talk, i=i: talk.step(chunk(lengths[i], seed=i), **how) for i, talk in enumerate(talks)
+            lambda talk=talk, i=i: talk.step(chunk(lengths[i], seed=i), **how)
+            for i, talk in enumerate(talks)
         )
 
     assert runs_of(deployment, model, all_by(2, 2, 2, 2, start=True)) == {4: 1}
@@ -334,9 +343,8 @@ def test_sequences_of_equal_lengths_share_a_run_and_others_do_not(deployment):
     together(lambda talk=talk: talk.end(chunk(1)) for talk in talks)
 
 
-def test_one_state_of_another_length_is_enough_for_a_run_of_its_own(deployment):
-    """COUNT, FAST and SLOW are equal, LAST is not yet full in one of the four."""
-    model = deployment.serve(models.queue("grows_in_groups_of_two", **TOGETHER))
+def test_sequences_part_and_share_again_as_their_states_shrink(deployment):
+    model = deployment.serve(ragged(models.queue("grows_in_groups_of_two", **TOGETHER)))
     client = deployment.connect()
     talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
 
@@ -345,7 +353,8 @@ def test_one_state_of_another_length_is_enough_for_a_run_of_its_own(deployment):
 
     def all_by(asked, **how):
         return lambda: together(
-            lambda talk=talk, now=now: talk.step(fed(*now), **how) for talk, now in zip(talks, asked, strict=True)
+            lambda talk=talk, now=now: talk.step(fed(*now), **how)
+            for talk, now in zip(talks, asked, strict=True)
         )
 
     assert runs_of(deployment, model, all_by([(9, 1)] * 4, start=True)) == {4: 1}
@@ -358,7 +367,7 @@ def test_one_state_of_another_length_is_enough_for_a_run_of_its_own(deployment):
 
 
 def test_starts_among_long_sequences_begin_empty(deployment):
-    model = deployment.serve(models.caches("grows_among_others", **TOGETHER))
+    model = deployment.serve(ragged(models.caches("grows_among_others", **TOGETHER)))
     client = deployment.connect()
     talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
     together(talk.start for talk in talks)
@@ -396,12 +405,7 @@ def test_many_clients_at_random_are_all_right(deployment):
     def talk(seed):
         rng = np.random.default_rng(seed)
         for _ in range(6):
-            talk = Conversation(client, model, rng)
-            for life in range(int(rng.integers(1, 3))):  # some start over
-                talk.start()
-                for _ in range(int(rng.integers(0, 12))):
-                    talk.step()
-            talk.end()
+            Conversation(client, model, rng).whole(int(rng.integers(1, 14)))
 
     together(lambda seed=seed: talk(seed) for seed in range(10))
     deployment.settles("stateful_growing_state_bytes", model, 0)
@@ -421,7 +425,8 @@ def test_a_failed_run_leaves_a_growing_state_as_it_was(deployment):
     together(lambda talk=talk: talk.start(two) for talk in talks)
     before = grown(deployment, model)
     for _ in range(2):
-        came = together([lambda: outcome(lambda: talks[0].step(BAD)), *(lambda t=talk: t.step(two) for talk in talks[1:])])
+        others = [lambda talk=talk: talk.step(two) for talk in talks[1:]]
+        came = together([lambda: outcome(lambda: talks[0].step(BAD)), *others])
         assert isinstance(came[0], InferenceServerException)
         assert "out of data bounds" in came[0].message()
     assert before > 0
@@ -481,6 +486,7 @@ def test_a_step_over_a_sequences_bound_is_refused_and_the_sequence_goes_on(deplo
     refuses(lambda: talk.step(chunk(1)), 88, 80)
     talk.step(chunk(0))
     other.step(chunk(3))
+    talk.end(chunk(0))
     talk.start(chunk(10))  # a new life has the whole of it
     refuses(lambda: talk.step(chunk(1)), 88, 80)
     talk.end(chunk(0))
@@ -587,11 +593,26 @@ def test_a_restart_gives_back_what_the_old_life_had(deployment):
     client = deployment.connect()
     one, other = (Conversation(client, model, np.random.default_rng(i)) for i in range(2))
     other.start(chunk(10))
-    for length in (10, 10, 3, 10):
-        one.start(chunk(length))
+    one.start(chunk(10))
+    for length in (10, 3, 10):
+        # the old life has its state until core can have nothing left of it
+        eventually(lambda fed=chunk(length): outcome(lambda: one.start(fed)), lambda came: isinstance(came, dict))
     refuses(lambda: one.step(chunk(1)), 160)
     one.end(chunk(0))
     other.step(chunk(10))
+    other.end(chunk(0))
+
+
+def test_an_old_life_that_nobody_can_go_on_with_makes_room(deployment):
+    """One that was started over when it was young, and the new life is over, too."""
+    model = deployment.serve(limited("grows_young_in_160_bytes", max_state_bytes=160))
+    client = deployment.connect()
+    one = Conversation(client, model, np.random.default_rng(28))
+    one.start(chunk(10))
+    one.start(chunk(10))
+    one.end(chunk(0))
+    other = Conversation(client, model, np.random.default_rng(29))
+    other.start(chunk(20))
     other.end(chunk(0))
 
 
@@ -716,7 +737,8 @@ BOUNDS = {
 @pytest.mark.parametrize("name", ["max_state_bytes_per_sequence", "max_state_bytes"])
 @pytest.mark.parametrize("case", BOUNDS)
 def test_a_bad_bound_is_refused_by_name_and_value(deployment, name, case):
-    refused(deployment, limited(f"refused_{name}_{case}", **{name: BOUNDS[case]}), name, f"'{BOUNDS[case]}'")
+    model = limited(f"refused_{name}_{case}", **{name: BOUNDS[case]})
+    refused(deployment, model, name, f"'{BOUNDS[case]}'")
 
 
 def test_a_bound_of_one_sequence_above_that_of_all_is_refused(deployment):
@@ -732,7 +754,10 @@ def hoard(name: str, **changes) -> Model:
 
     def build():
         return graph(
-            [node("Concat", "CACHE_IN INPUT", "CACHE_OUT", axis=1), node("ReduceSum", "CACHE_OUT TIME", "OUTPUT", keepdims=0)],
+            [
+                node("Concat", "CACHE_IN INPUT", "CACHE_OUT", axis=1),
+                node("ReduceSum", "CACHE_OUT TIME", "OUTPUT", keepdims=0),
+            ],
             [("INPUT", "fp32", [BATCH, "chunk", 2]), ("CACHE_IN", "fp32", [BATCH, "T", 2])],
             [("OUTPUT", "fp32", [BATCH, 2]), ("CACHE_OUT", "fp32", [BATCH, "T_new", 2])],
             {"TIME": np.array([1], np.int64)},

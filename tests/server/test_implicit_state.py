@@ -314,7 +314,7 @@ def test_the_first_step_may_give_a_state_its_width(deployment, name, input_shape
         input_shape,
         state_shape,
         max_batch_size=4,
-        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000",
+        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 1000000",
     )
     client = deployment.connect()
     deployment.serve(model)
@@ -445,7 +445,7 @@ def test_sequences_that_pause_keep_their_states(deployment, make, how):
 
 @pytest.mark.parametrize("how", ["oldest", "direct"])
 def test_waiting_sequences_share_a_run(deployment, how):
-    delay = "max_queue_delay_microseconds: 2000000"
+    delay = "max_queue_delay_microseconds: 1000000"
     said = {
         "oldest": f"preferred_batch_size: [ 4 ] {delay}",
         "direct": f"minimum_slot_utilization: 1.0 {delay}",

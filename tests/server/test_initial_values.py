@@ -511,7 +511,7 @@ def test_a_start_in_a_batch_of_others_gets_its_own_initial_state(deployment):
     base = models.counter(
         initial={"STATE_IN": twice},
         max_batch_size=4,
-        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000",
+        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 1000000",
     )
     model = deployment.serve(made_by(doubled(), "made_in_a_batch", base))
     client = deployment.connect()
@@ -538,7 +538,7 @@ def test_a_start_whose_initial_state_fails_is_refused_alone(deployment):
         "int64",
         initial={"STATE_IN": lambda fed: np.array([1, 10, 100, 1000])[fed["INPUT"]]},
         max_batch_size=4,
-        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 2000000",
+        oldest="preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 1000000",
     )
     model = deployment.serve(made_by(maker, "made_or_failed", base))
     client = deployment.connect()
