@@ -234,7 +234,10 @@ impl Bytes {
 
     /// Takes a buffer whose first `wanted` bytes are the contents, and gives the old one for it.
     fn exchange(&mut self, buffer: &mut Buffer, wanted: usize) {
-        let Self::Pages { pages, len } = self else { return };
+        let Self::Pages { pages, len } = self else {
+            self.resize(wanted).copy_from_slice(&buffer.bytes()[..wanted]);
+            return;
+        };
         std::mem::swap(pages, buffer);
         *len = wanted;
         // What a larger state may have left in it is nobody's.

@@ -359,6 +359,8 @@ impl Output {
         self.made = unsafe { Value::from_run(value) };
         let failed = |why| tensor_error(&self.name, why);
         let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
+        // Tensors over our buffer have other dimensions.
+        self.tensors.by_rows.clear();
         self.tensors.dims = made.dims().map_err(failed)?;
         if self.tensors.data_type == DataType::Bytes {
             let count = element_count(&self.tensors.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;

@@ -791,7 +791,7 @@ def test_the_memory_of_sequences_that_end_comes_back_to_the_system(deploy):
         return highest
 
     come_and_go()
-    before = eventually(resident, lambda now: True)
+    before = resident()
     for _ in range(3):
         highest = come_and_go()
         # 64 MiB of states
