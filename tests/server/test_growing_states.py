@@ -508,18 +508,16 @@ def test_a_start_over_a_sequences_bound_makes_no_sequence(deployment):
     talk.end(chunk(0))
 
 
-def test_an_end_over_a_sequences_bound_is_the_end_all_the_same(deployment):
-    model = deployment.serve(limited("grows_at_the_end", max_state_bytes_per_sequence=80))
+@pytest.mark.parametrize("bound", ["max_state_bytes_per_sequence", "max_state_bytes"])
+def test_an_end_is_answered_whatever_the_bound_since_nothing_is_kept(deployment, bound):
+    model = deployment.serve(limited(f"grows_at_the_end_{bound}", **{bound: 80}))
     talk = Conversation(deployment.connect(), model, np.random.default_rng(21))
     for _ in range(3):
         talk.start(chunk(8))
-        came = outcome(lambda: talk.end(chunk(8)))  # an answer of it would be right: nothing is kept
-        if isinstance(came, InferenceServerException):
-            assert came.status() == "StatusCode.UNAVAILABLE"
+        talk.end(chunk(8))
+        talk.step(chunk(18), start=True, end=True)
         deployment.settles("stateful_live_sequences", model, 0)
         deployment.settles("stateful_growing_state_bytes", model, 0)
-        with pytest.raises(InferenceServerException):
-            talk.step(chunk(1))
 
 
 def test_the_bound_counts_all_growing_states_of_a_sequence_and_no_other(deployment):
@@ -711,6 +709,15 @@ def test_the_gauge_says_what_the_live_sequences_have(deployment):
     text = deployment.server.metrics()
     assert "# TYPE stateful_growing_state_bytes gauge" in text
     assert f'stateful_growing_state_bytes{{model="{model.name}",version="1"}}' in text
+
+
+def test_states_kept_as_fp16_count_half(deployment):
+    model = deployment.serve(limited("grows_halved_to_80", store_states_as_fp16=1, max_state_bytes=80))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(30))
+    talk.start(chunk(20))
+    deployment.settles("stateful_growing_state_bytes", model, 80)
+    refuses(lambda: talk.step(chunk(1)), 80)
+    talk.end(chunk(0))
 
 
 def test_unloading_forgets_growing_states(deployment):

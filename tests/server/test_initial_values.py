@@ -200,6 +200,19 @@ def test_values_are_read_exactly_in_every_type(deployment, type, written):
 
 
 @pytest.mark.parametrize(
+    ("written", "words"),
+    [("hello", [b"hello"] * 4), ("[a, bc, ü, 1.50]", [b"a", b"bc", "ü".encode(), b"1.50"])],
+    ids=["value", "list"],
+)
+def test_strings_are_words_as_they_are_written(deployment, written, words):
+    model = models.echo("string").with_parameters(
+        f"initial_words_{len(written)}", initial_states=f"STATE_IN={written}"
+    )
+    came = first_answers(deployment, deployment.serve(model), random_row("string", (1, 4), 36))
+    assert came.tolist() == [words]
+
+
+@pytest.mark.parametrize(
     ("name", "said"),
     [
         ("spaces", "A_IN=1.5 B_IN=[1,2,3]"),
@@ -785,6 +798,7 @@ INITIAL_STATES = {
     "file_absolute": (models.echo(), "STATE_IN=file:/etc/hostname", ["STATE_IN", "/etc/hostname"]),
     "file_too_long": (models.echo(), "STATE_IN=file:long.bin", ["STATE_IN", "long.bin", "20", "4"]),
     "file_too_short": (models.echo(), "STATE_IN=file:short.bin", ["STATE_IN", "short.bin", "3", "4"]),
+    "growing_value_that_says_no_length": (models.append(), "CACHE_IN=1.5", ["CACHE_IN", "1.5"]),
     "growing_list_not_of_whole_rows": (models.append(), "CACHE_IN=[1,2,3]", ["CACHE_IN", "3", "2"]),
     "growing_file_not_of_whole_rows": (
         models.append(),

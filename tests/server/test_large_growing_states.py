@@ -25,6 +25,20 @@ def test_states_that_grow_steadily_and_then_otherwise_stay_right(deployment, lay
     deployment.settles("stateful_growing_state_bytes", model, 0)
 
 
+def test_sequences_that_end_while_they_grow_leave_nothing_to_the_next(deployment):
+    model = deployment.serve(models.append(name="large_lives"))
+    client = deployment.connect()
+    rng = np.random.default_rng(5)
+    for _ in range(12):
+        talks = [Conversation(client, model, rng) for _ in range(2)]
+        rows = [int(rng.integers(20_000, 60_000)) for _ in talks]
+        last = int(rng.integers(3, 7))
+        for step in range(last + 1):
+            for talk, usual in zip(talks, rows, strict=True):
+                talk.step(chunk(rng, usual if step < 3 else 40_000), start=step == 0, end=step == last)
+    deployment.settles("stateful_growing_state_bytes", model, 0)
+
+
 def test_large_states_of_one_length_share_a_batch_and_of_others_run_alone(deployment):
     model = deployment.serve(models.append(name="large_together", oldest="max_queue_delay_microseconds: 20000"))
 
