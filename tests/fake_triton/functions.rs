@@ -5,12 +5,13 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::atomic::Ordering;
 
 use triton_sys::*;
 
 use super::ledger::{self, Kind};
 use super::objects::{
-    Answer, Backend, Error, FENCE, Id, Input, Instance, Message, Model, Output, Request, Response, Sent,
+    Answer, BACKEND, Backend, Error, FENCE, Id, Input, Instance, Message, Model, Output, Request, Response, Sent,
 };
 use super::objects::{hand_out, take_back};
 
@@ -167,6 +168,16 @@ fallible! {
         Ok(())
     }
 
+    fn TRITONBACKEND_ModelBackend(
+        _model: *mut TRITONBACKEND_Model, backend: *mut *mut TRITONBACKEND_Backend,
+    ) |_fails| {
+        put(backend, BACKEND.load(Ordering::Acquire).cast());
+        Ok(())
+    }
+    fn TRITONBACKEND_ModelAutoCompleteConfig(_model: *mut TRITONBACKEND_Model, wants: *mut bool) |_fails| {
+        put(wants, false);
+        Ok(())
+    }
     fn TRITONBACKEND_ModelName(model: *mut TRITONBACKEND_Model, name: *mut *const c_char) |_fails| {
         put(name, borrow::<Model, _>(model).name.as_ptr());
         Ok(())

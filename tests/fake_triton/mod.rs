@@ -12,6 +12,7 @@ pub mod onnx;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// The server, for one test at a time: its functions and ONNX Runtime's environment are the process's.
 pub struct Triton {
     _alone: MutexGuard<'static, ()>,
-    _backend: Backend,
+    _backend: Box<Backend>,
 }
 
 impl Triton {
@@ -43,9 +44,10 @@ impl Triton {
         // SAFETY: the functions do what their namesakes promise, for the objects of this module.
         INSTALL.call_once(|| assert!(unsafe { triton_sys::install(functions::table()) }));
         ledger::reset();
-        let backend = Backend::new(&onnxruntime);
+        let backend = Box::new(Backend::new(&onnxruntime));
+        objects::BACKEND.store(ptr::from_ref(&*backend).cast_mut(), Ordering::Release);
         // SAFETY: a live backend.
-        let done = unsafe { exports::TRITONBACKEND_Initialize(ptr::from_ref(&backend).cast_mut().cast()) };
+        let done = unsafe { exports::TRITONBACKEND_Initialize(ptr::from_ref(&*backend).cast_mut().cast()) };
         took(done).unwrap();
         Some(Self { _alone: alone, _backend: backend })
     }

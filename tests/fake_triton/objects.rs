@@ -36,6 +36,9 @@ pub struct Backend {
     pub folder: CString,
 }
 
+/// The backend of the server that is running, for its models.
+pub static BACKEND: AtomicPtr<Backend> = AtomicPtr::new(ptr::null_mut());
+
 impl Backend {
     pub fn new(onnxruntime: &Path) -> Self {
         let config = serde_json::json!({ "cmdline": { "ort-library-path": onnxruntime.to_str().unwrap() } });
