@@ -3,9 +3,8 @@
 use serde_json::{Map, Value, json};
 
 use super::CompletionError;
-use crate::config::StatePair;
+use crate::config::{Context, StatePair};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::DataType;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
@@ -20,6 +19,8 @@ pub struct Written<'a> {
     pub pairs: &'a [StatePair],
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: &'a [&'a str],
+    /// What is put in front of requests' inputs.
+    pub contexts: &'a [Context],
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
 }
@@ -29,42 +30,16 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
     let mut config: Map<String, Value> = serde_json::from_slice(config)?;
     let before = config.clone();
     let axes = BatchAxes::find(signature, written);
-    if max_batch_size(&config) == 0
-        && let Some(axes) = axes.as_ref().filter(|axes| axes.fit_listed(&config, signature))
-    {
+    let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(&config, signature));
+    if max_batch_size(&config) == 0 && has_batch {
         config.insert("max_batch_size".to_owned(), json!(written.default_max_batch_size.max(MAX_BATCH_SIZE)));
-        debug_assert!(!axes.inputs.is_empty() || signature.inputs.is_empty());
     }
-    let is_batched = max_batch_size(&config) > 0;
-    let axes = axes.filter(|_| is_batched);
-    let is_scalar = |info: &TensorInfo| info.dims.is_empty() && !is_batched;
+    let axes = axes.filter(|_| max_batch_size(&config) > 0);
     if is_empty(&config, "input") {
-        let of_requests = signature.inputs.iter().filter(|info| written.is_of_requests(info));
-        if let Some(info) = of_requests.clone().find(|info| is_scalar(info)) {
-            let remedy = "give its value in parameter 'constant_inputs'";
-            return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
-        }
-        let infos = signature.inputs.iter().enumerate().filter(|(_, info)| written.is_of_requests(info));
-        let tensor = |(index, info)| tensor(info, axes.as_ref().map(|axes| axes.inputs[index]));
-        config.insert("input".to_owned(), infos.map(tensor).collect());
+        config.insert("input".to_owned(), inputs(signature, written, axes.as_ref())?);
     }
     if is_empty(&config, "output") {
-        let is_answer = |info: &TensorInfo| !written.pairs.iter().any(|pair| pair.output == info.name);
-        // A model that gives nothing but its states answers with them.
-        let all = !signature.outputs.iter().any(is_answer);
-        let infos = signature.outputs.iter().enumerate().filter(|(_, info)| all || is_answer(info));
-        let (scalars, infos): (Vec<_>, Vec<_>) = infos.partition(|(_, info)| is_scalar(info));
-        // Triton cannot carry them; the others it can.
-        if let (Some((_, info)), []) = (scalars.first(), infos.as_slice()) {
-            let remedy = "export the model with an output that has dimensions";
-            return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
-        }
-        for (_, info) in scalars {
-            log::warn!("output '{}' is left out: it is a scalar in the model, and max_batch_size is 0", info.name);
-        }
-        let infos = infos.into_iter();
-        let tensor = |(index, info)| tensor(info, axes.as_ref().map(|axes| axes.outputs[index]));
-        config.insert("output".to_owned(), infos.map(tensor).collect());
+        config.insert("output".to_owned(), outputs(signature, written, axes.as_ref())?);
     }
     let scheduling = ["sequence_batching", "dynamic_batching", "ensemble_scheduling"];
     if !scheduling.iter().any(|name| config.contains_key(*name)) {
@@ -81,7 +56,58 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
     }
 }
 
+/// The list `input`: what is left for requests. `axes` are those of a model with a batch.
+fn inputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -> Result<Value, CompletionError> {
+    let infos = signature.inputs.iter().enumerate().filter(|(_, info)| written.is_of_requests(info));
+    let tensor = |(index, info): (usize, &TensorInfo)| {
+        if is_scalar(info, axes) {
+            let remedy = "give its value in parameter 'constant_inputs'";
+            return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
+        }
+        let axis = axes.map(|axes| axes.inputs[index]);
+        Ok(tensor(info, &written.dims_of_requests(info, axis.flatten()), axis))
+    };
+    infos.map(tensor).collect()
+}
+
+/// The list `output`: all but the states.
+fn outputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -> Result<Value, CompletionError> {
+    let is_answer = |info: &TensorInfo| !written.pairs.iter().any(|pair| pair.output == info.name);
+    // A model that gives nothing but its states answers with them.
+    let all = !signature.outputs.iter().any(is_answer);
+    let infos = signature.outputs.iter().enumerate().filter(|(_, info)| all || is_answer(info));
+    let (scalars, infos): (Vec<_>, Vec<_>) = infos.partition(|(_, info)| is_scalar(info, axes));
+    // Triton cannot carry them; the others it can.
+    if let (Some((_, info)), []) = (scalars.first(), infos.as_slice()) {
+        let remedy = "export the model with an output that has dimensions";
+        return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
+    }
+    for (_, info) in scalars {
+        log::warn!("output '{}' is left out: it is a scalar in the model, and max_batch_size is 0", info.name);
+    }
+    let tensor = |(index, info): (usize, &TensorInfo)| tensor(info, &info.dims, axes.map(|axes| axes.outputs[index]));
+    Ok(infos.into_iter().map(tensor).collect())
+}
+
+/// Whether Triton cannot carry a tensor: it has no dims, and no batch in front of them.
+fn is_scalar(info: &TensorInfo, axes: Option<&BatchAxes>) -> bool {
+    info.dims.is_empty() && axes.is_none()
+}
+
 impl Written<'_> {
+    /// The model's dims, without what a context takes of them. Along which of several axes it is kept must be written.
+    fn dims_of_requests(&self, info: &TensorInfo, batch_axis: Option<usize>) -> Vec<i64> {
+        let mut dims = info.dims.clone();
+        let others: Vec<usize> = (0..dims.len()).filter(|&axis| batch_axis != Some(axis)).collect();
+        if let Some(context) = self.contexts.iter().find(|context| context.input == info.name)
+            && let Some(axis) = context.axis.or(if let [only] = others[..] { Some(only) } else { None })
+            && let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64)
+        {
+            *dim -= context.length as i64;
+        }
+        dims
+    }
+
     fn is_state(&self, info: &TensorInfo) -> bool {
         self.pairs.iter().any(|pair| pair.input == info.name)
     }
@@ -185,8 +211,8 @@ fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
 }
 
 /// An entry of `input` or `output`. `axis` is the batch axis in a model that has one.
-fn tensor(info: &TensorInfo, axis: Option<Option<usize>>) -> Value {
-    let mut dims = info.dims.clone();
+fn tensor(info: &TensorInfo, dims: &[i64], axis: Option<Option<usize>>) -> Value {
+    let mut dims = dims.to_vec();
     match axis {
         Some(Some(0)) if !dims.is_empty() => drop(dims.remove(0)),
         Some(Some(0)) => dims.push(-1),
@@ -198,15 +224,13 @@ fn tensor(info: &TensorInfo, axis: Option<Option<usize>>) -> Value {
         tensor["dims"] = json!([1]);
         tensor["reshape"] = json!({ "shape": [] });
     }
-    if info.data_type == DataType::Bytes {
-        tensor["data_type"] = json!("TYPE_STRING");
-    }
     tensor
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::DataType;
 
     fn info((name, dims): (&str, &[&str])) -> TensorInfo {
         let dim = |text: &&str| text.parse().unwrap_or(-1);
@@ -231,7 +255,7 @@ mod tests {
     fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
         let pair = |&(input, output): &(&str, &str)| StatePair { input: input.to_owned(), output: output.to_owned() };
         let pairs: Vec<_> = pairs.iter().map(pair).collect();
-        let written = Written { pairs: &pairs, taken, default_max_batch_size: 4 };
+        let written = Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4 };
         let json = complete(config.to_string().as_bytes(), signature, &written).unwrap();
         json.map(|json| serde_json::from_slice(&json).unwrap())
     }
@@ -310,6 +334,22 @@ mod tests {
     }
 
     #[test]
+    fn requests_bring_what_the_context_leaves() {
+        let dims = |model: &[&str], axis| {
+            let contexts = [Context { input: "x".to_owned(), length: 64, axis }];
+            let model = signature(&[("x", model), ("s", &["N", "4"])], &[("y", &["N", "3"]), ("s2", &["N", "4"])]);
+            let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
+            let written = Written { pairs: &pairs, taken: &[], contexts: &contexts, default_max_batch_size: 4 };
+            let config = complete(b"{}", &model, &written).unwrap().unwrap();
+            super::tests::dims(&serde_json::from_slice(&config).unwrap(), "input").remove(0).1
+        };
+        assert_eq!(dims(&["N", "576"], None), json!([512]));
+        assert_eq!(dims(&["N", "T"], None), json!([-1]));
+        assert_eq!(dims(&["N", "80", "70"], Some(2)), json!([80, 6]));
+        assert_eq!(dims(&["N", "80", "70"], None), json!([80, 70]), "which is then refused");
+    }
+
+    #[test]
     fn without_an_open_dimension_there_is_no_batch() {
         let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
         let config = completed(json!({ "max_batch_size": 0 }), &model, &S, &[]).unwrap();
@@ -369,7 +409,7 @@ mod tests {
         };
         let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
         let filled = |model: &Signature, taken: &[&str]| {
-            complete(b"{}", model, &Written { pairs: &pairs, taken, default_max_batch_size: 4 })
+            complete(b"{}", model, &Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4 })
         };
         let error = filled(&model(&["1", "3"]), &[]).unwrap_err().to_string();
         assert!(error.contains("'sr'") && error.contains("constant_inputs"), "{error}");

@@ -49,7 +49,10 @@ impl Plan {
         let taken: Vec<&str> = opening.taken.iter().map(String::as_str).collect();
         let default_max_batch_size = settings.default_max_batch_size;
         let completed = match settings.completes {
-            true => complete(json, signature, &Written { pairs: &pairs, taken: &taken, default_max_batch_size })?,
+            true => {
+                let (pairs, taken, contexts) = (&pairs, &taken, &opening.contexts);
+                complete(json, signature, &Written { pairs, taken, contexts, default_max_batch_size })?
+            }
             false => None,
         };
         let (inputs_completed, outputs_completed) = (opening.inputs.is_empty(), opening.outputs.is_empty());

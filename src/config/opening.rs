@@ -2,7 +2,7 @@
 
 use super::controls::controls;
 use super::error::ConfigError;
-use super::inputs::Ragged;
+use super::inputs::{Context, Ragged, contexts};
 use super::parameters::{self, Parameters};
 use super::raw;
 use super::resolved::model_file;
@@ -22,6 +22,8 @@ pub struct Opening {
     pub inputs: Vec<String>,
     /// Outputs that are listed for responses.
     pub outputs: Vec<String>,
+    /// What is put in front of requests' inputs.
+    pub contexts: Vec<Context>,
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: Vec<String>,
 }
@@ -42,6 +44,7 @@ impl Opening {
             states: States::new(&parameters, batching.state)?,
             inputs: raw.input.into_iter().map(|tensor| tensor.name).collect(),
             outputs: raw.output.into_iter().map(|tensor| tensor.name).collect(),
+            contexts: contexts(&parameters)?,
             taken: controls.chain(constants).chain(lengths).collect(),
         })
     }
