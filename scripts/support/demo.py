@@ -176,7 +176,8 @@ def real_time_table(held: Try, asked: int, usual: UsualWay, checked: Comparison)
     p50, p99 = held.latency_ms
     usual_us = usual.cpu_s_per_step * 1e6
     server_cores, usual_cores = held.cost.cpu_s / audio_s, usual.cpu_s_per_step * streams / CHUNK_S
-    table = Table(title=f"{streams} streams at the pace of real time", title_justify="left")
+    how = "" if held.paced.held else ", which was not held"
+    table = Table(title=f"{streams} streams at the pace of real time{how}", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column("this server\n(gRPC)", justify="right", no_wrap=True)
     table.add_column("a session for each\n(no network)", justify="right")
