@@ -80,11 +80,9 @@ def tries(server: TritonServer, model: str, streams: int, seed: int, on_try: Cal
 
 
 def _fewer(last: Try) -> int:
-    """Less than what was answered in the time that it took, in tens."""
-    latencies_s = last.paced.latencies_s
-    answered_a_second = len(latencies_s) / (SECONDS + latencies_s.max())
-    most = min(last.pace.streams * 0.7, answered_a_second * CHUNK_S * 0.9)
-    return max(1, int(most / 10) * 10)
+    """In tens, as the tries are few."""
+    share = 0.5 if last.paced.gave_up else 0.7
+    return max(1, int(last.pace.streams * share / 10) * 10)
 
 
 def _cost(server: TritonServer, model: str) -> Cost:
