@@ -99,7 +99,7 @@ pub enum BindingError {
     },
     /// An input that nothing feeds.
     #[error(
-        "nothing feeds the model's input '{name}' ({data_type} {dims}): list it under 'input', in 'state_pairs', as a 'control_input' or in 'constant_inputs'"
+        "nothing feeds the model's input '{name}' ({data_type} {dims}): list it under 'input', in 'state_pairs' or 'sequence_batching.state', as a 'control_input' or in 'constant_inputs'"
     )]
     Unfed {
         /// The input.
