@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use super::error::ConfigError;
+use super::states::machine_memory;
 
 /// Triton's name for the folder beside a model's versions that holds initial states.
 const FOLDER: &str = "initial_state";
@@ -21,9 +22,14 @@ pub fn read<'a>(
         let (state, file, dir) = (state.to_owned(), name.to_owned(), folder.clone());
         let failed = |why: String| ConfigError::InitialFile { state, file, dir, why };
         let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-        match inside {
-            true => std::fs::read(folder.join(name)).map_err(|error| failed(error.to_string())),
-            false => Err(failed("it must lie in that folder".to_owned())),
+        if !inside {
+            return Err(failed("it must lie in that folder".to_owned()));
+        }
+        let path = folder.join(name);
+        let bytes = path.metadata().map_or(0, |of| of.len());
+        match usize::try_from(bytes).is_ok_and(|bytes| bytes <= machine_memory() / 2) {
+            true => std::fs::read(path).map_err(|error| failed(error.to_string())),
+            false => Err(failed(format!("it has {bytes} bytes, more than half of the machine's memory"))),
         }
     };
     files.map(|(state, name)| Ok((name.to_owned(), read(state, name)?))).collect()
@@ -41,7 +47,8 @@ mod tests {
         std::fs::write(repository.join("secret"), "abc").unwrap();
         let read = |name: &str| read(&repository, std::iter::once(("state", name)));
         assert_eq!(read("a").unwrap()["a"], b"abc");
-        for name in ["b", "../secret", "/etc/passwd", "", "."] {
+        std::fs::File::create(repository.join(FOLDER).join("huge")).unwrap().set_len(1 << 42).unwrap();
+        for name in ["b", "../secret", "/etc/passwd", "", ".", "huge"] {
             let error = read(name).unwrap_err().to_string();
             assert!(error.contains(&format!("'{name}' of state 'state'")) && error.contains(FOLDER), "{error}");
         }

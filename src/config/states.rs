@@ -237,7 +237,7 @@ impl StateLimits {
 }
 
 /// Bytes of memory that this process may have: the machine's, or what its control group allows.
-fn machine_memory() -> usize {
+pub(super) fn machine_memory() -> usize {
     let system = sysinfo::System::new_with_specifics(
         sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),
     );
