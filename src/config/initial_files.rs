@@ -52,5 +52,6 @@ mod tests {
             let error = read(name).unwrap_err().to_string();
             assert!(error.contains(&format!("'{name}' of state 'state'")) && error.contains(FOLDER), "{error}");
         }
+        std::fs::remove_dir_all(repository).unwrap();
     }
 }
