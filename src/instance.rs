@@ -7,16 +7,18 @@ use std::sync::Arc;
 use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::gather;
 use crate::batch::grouping::Grouping;
+use crate::batch::residence::Residence;
 use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::Strategy;
 use crate::error::Error;
-use crate::model::{Admission, InitialStep, Lease, Model};
+use crate::model::{Admission, Answered, InitialStep, Model, Payload};
 use crate::panic;
 use crate::report::Report;
-use crate::session::Step;
-use crate::triton::{self, Request, Times, monotonic_ns};
+use crate::responder::Responder;
+use crate::session::{Run, Step};
+use crate::triton::{self, Request, Response, Times, monotonic_ns};
 
 /// What one instance needs for its runs. Triton never executes it twice at once.
 pub struct Instance {
@@ -26,17 +28,17 @@ pub struct Instance {
     expected: Expected,
     grouping: Grouping,
     step: Step,
+    residence: Residence,
     initial: Option<InitialStep>,
     report: Report,
+    responder: Responder,
 }
-
-/// Requests that have been answered, on their way to release.
-type Answered = Vec<(Option<Lease>, Request)>;
 
 impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
-        let mut step = Step::new(model.session.clone(), &model.binding.step_spec())?;
+        let most_rows = model.config.padding.rows(model.config.max_batch_size.max(1));
+        let mut step = Step::new(model.session.clone(), &model.binding.step_spec(most_rows))?;
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
@@ -46,33 +48,47 @@ impl Instance {
         let (initial, number) = (initial.transpose()?, model.next_instance());
         let (expected, grouping) = (Expected::new(&model.binding), Grouping::new(&model.binding));
         let report = Report::new(&model.config);
-        Ok(Self { triton, number, expected, grouping, step, initial, report, model })
+        let residence = Residence::new(&model.binding, model.config.resident_batches);
+        // With `direct`, core may send a sequence's next request before the last one is released.
+        let overlaps = matches!(model.config.strategy, Strategy::Oldest { .. });
+        let responder = Responder::new(model.sequences.clone(), number, overlaps);
+        Ok(Self { triton, number, expected, grouping, step, residence, initial, report, responder, model })
     }
 
     /// Answers and releases every request of a payload.
     pub fn execute(&mut self, requests: Vec<Request>) {
-        let (count, short) = (requests.len(), self.empties_the_queue(requests.len()));
-        let mut answered = Answered::with_capacity(count);
-        // What a panic drops has been answered and released by that; the table must hear of the payload's end anyway.
-        if let Err(error) = panic::catch(|| self.answer(requests, &mut answered)) {
+        let mut answered = Vec::with_capacity(requests.len());
+        let mut payload = Some(Payload { requests: requests.len(), is_short: self.empties_the_queue(requests.len()) });
+        // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
+        if let Err(error) = panic::catch(|| self.answer(requests, &mut payload, &mut answered)) {
             log::error!("{error}");
         }
-        self.model.sequences.settle(self.number, answered, count, short);
+        if let Some(payload) = payload {
+            self.model.sequences.admit(self.number, payload, &[]);
+        }
+        self.responder.dispatch(answered);
     }
 
-    /// Answers every request of a payload; those that hold a slot, and the slot, go to `answered`.
-    fn answer(&mut self, requests: Vec<Request>, answered: &mut Answered) {
+    /// Answers every request of a payload, which is taken when it is admitted; those that hold a slot, and the slot, go to
+    /// `answered`.
+    fn answer(&mut self, requests: Vec<Request>, payload: &mut Option<Payload>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
         fault::point("decode", &rows);
-        let rows = self.admit(rows);
+        let rows = match payload.take() {
+            Some(payload) => self.admit(rows, payload),
+            None => rows,
+        };
         fault::point("admit", &rows);
         let rows = self.set_aside(rows, times, answered);
         let mut rows = self.initialise(rows, times, answered);
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
+            if !rows.is_empty() {
+                self.residence.bring_home(&mut rows, &mut self.step, &self.model.sequences);
+            }
             self.run_or_split(&mut batch, times);
-            answered.extend(batch.into_iter().map(|row| (row.lease, row.request)));
+            batch.into_iter().for_each(|row| self.residence.depart(row, answered));
         }
         self.report.payload_over(&self.model);
     }
@@ -85,17 +101,20 @@ impl Instance {
             match self.expected.decode(request, self.number, lane) {
                 Decoded::Row(row) => rows.push(row),
                 Decoded::Null => {}
-                Decoded::Unreadable(mut request, error) => self.refuse(&mut request, error, times),
+                Decoded::Unreadable(mut request, error) => {
+                    request.answer(Err(error.into()));
+                    self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
+                }
             }
         }
         rows
     }
 
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
-    fn admit(&self, mut rows: Vec<Row>) -> Vec<Row> {
+    fn admit(&self, mut rows: Vec<Row>, payload: Payload) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let leases = self.model.sequences.admit(self.number, &admissions);
+        let leases = self.model.sequences.admit(self.number, payload, &admissions);
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.lease = Some(lease),
@@ -110,25 +129,25 @@ impl Instance {
 
     /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
     /// inferred.
-    fn set_aside(&self, rows: Vec<Row>, times: Times, answered: &mut Answered) -> Vec<Row> {
+    fn set_aside(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let mut running = Vec::with_capacity(rows.len());
         for mut row in rows {
             let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(Error::Cancelled));
             if let Some(error) = problem {
-                self.refuse(&mut row.request, error, times);
+                self.refuse(&mut row, error, times);
             } else if row.end && !row.start && row.lease.is_some() && !self.model.config.infer_end_requests {
-                self.acknowledge(&mut row.request, times);
+                self.acknowledge(&mut row, times);
             } else {
                 running.push(row);
                 continue;
             }
-            answered.push((row.lease, row.request));
+            self.residence.depart(row, answered);
         }
         running
     }
 
     /// Asks the model for initial states, where there is one, what those begin with that start a sequence.
-    fn initialise(&mut self, rows: Vec<Row>, times: Times, answered: &mut Answered) -> Vec<Row> {
+    fn initialise(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let (Some(step), Some(of)) = (&mut self.initial, &self.model.initial_model) else { return rows };
         let mut running = Vec::with_capacity(rows.len());
         let mut failed = Vec::new();
@@ -146,8 +165,8 @@ impl Instance {
             }
         }
         for (mut row, error) in failed {
-            self.refuse(&mut row.request, error, times);
-            answered.push((row.lease, row.request));
+            self.refuse(&mut row, error, times);
+            self.residence.depart(row, answered);
         }
         running
     }
@@ -173,6 +192,7 @@ impl Instance {
         let ran = panic::catch(|| self.run(batch, times)).and_then(|ran| ran);
         let Err(error) = ran else { return };
         if error.may_be_one_rows_fault() && batch.len() > 1 {
+            self.residence.bring_home(batch, &mut self.step, &self.model.sequences);
             let (first, second) = batch.split_at_mut(batch.len() / 2);
             self.run_or_split(first, times);
             self.run_or_split(second, times);
@@ -183,55 +203,68 @@ impl Instance {
 
     /// Gather, run, respond, and keep the states.
     fn run(&mut self, batch: &mut [Row], mut times: Times) -> Result<(), Error> {
-        let binding = &self.model.binding;
+        let (binding, sequences) = (&self.model.binding, &self.model.sequences);
         let rows = self.model.config.padding.rows(batch.len());
+        self.residence.plan(batch, rows, &mut self.step, sequences);
         fault::point("gather", batch);
-        let lent = gather(binding, batch, rows, &mut self.step)?;
+        let lent = gather(binding, batch, rows, &self.residence, &mut self.step)?;
+        self.residence.fill(batch, rows, binding, &mut self.step, &lent, sequences)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
-        self.step.run(rows, &lent)?;
+        let (from, into) = self.residence.buffers();
+        self.step.run(Run { rows, from, into, lent: &lent })?;
+        drop(lent);
         times.compute_end = monotonic_ns();
-        let answers = Answers::new(binding, &self.step, rows)?;
-        for (place, row) in batch.iter_mut().enumerate() {
-            let room = answers.make_room(place, row, self.model.config.states.limits.per_sequence);
-            let response = room.and_then(|()| answers.response(place, row));
+        let responses = self.respond(batch, rows)?;
+        for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
             let success = response.is_ok();
-            row.request.answer(response.map_err(triton::Error::from));
             if success {
-                answers.keep_state(place, row);
+                complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
             }
+            row.answer = row.request.make_answer(response.map_err(triton::Error::from));
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
             fault::point("respond", std::slice::from_ref(row));
-        }
-        if let [row] = batch {
-            complete_state(binding, &mut self.step, row);
         }
         self.triton.report_batch(batch.len(), times);
         self.report.batch(batch, times);
         Ok(())
     }
 
+    /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
+    fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Result<Response, Error>>, Error> {
+        let answers = Answers::new(&self.model.binding, &self.step, rows)?;
+        let respond = |(place, row): (usize, &mut Row)| {
+            let room = answers.make_room(place, row, self.model.config.states.limits.per_sequence);
+            let response = room.and_then(|()| answers.response(place, row));
+            if response.is_ok() {
+                answers.keep_state(place, row);
+            }
+            response
+        };
+        Ok(batch.iter_mut().enumerate().map(respond).collect())
+    }
+
     /// Answers the rows of a batch that could not run. Their states stay as they were.
     fn fail(&self, batch: &mut [Row], error: &triton::Error, times: Times) {
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
-            row.request.answer(Err(error.clone()));
+            row.answer = row.request.make_answer(Err(error.clone()));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }
     }
 
     /// Answers a request that does not run.
-    fn refuse(&self, request: &mut Request, error: Error, times: Times) {
-        request.answer(Err(error.into()));
-        self.triton.report_request(request, false, times.ending_at(monotonic_ns()));
+    fn refuse(&self, row: &mut Row, error: Error, times: Times) {
+        row.answer = row.request.make_answer(Err(error.into()));
+        self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
     }
 
     /// Answers an END that is not to be inferred: all outputs, without elements.
-    fn acknowledge(&self, request: &mut Request, times: Times) {
-        let answer = empty_response(&self.model.binding, request).map_err(triton::Error::from);
+    fn acknowledge(&self, row: &mut Row, times: Times) {
+        let answer = empty_response(&self.model.binding, &row.request).map_err(triton::Error::from);
         let success = answer.is_ok();
-        request.answer(answer);
-        self.triton.report_request(request, success, times.ending_at(monotonic_ns()));
+        row.answer = row.request.make_answer(answer);
+        self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
     }
 
     /// Whether a payload of this size leaves nothing in core's queue (see [`crate::sequence`]).

@@ -6,7 +6,8 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | [`exports`] | the symbols that Triton calls, each one guarded line | backend, instance, model, triton |
-//! | [`instance`] | `execute`: a payload's way from queue to answers | report, batch, model, session, triton |
+//! | [`instance`] | `execute`: a payload's way from queue to answers | responder, report, batch, model, session, triton |
+//! | [`responder`] | the thread on which answers leave | model, panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, triton |
 //! | [`batch`] | requests to rows of the inputs, rows of the outputs to responses | model, binding, session, triton, memory |
 //! | [`backend`] | what the server's command line says; the shared ONNX Runtime | model, session, triton |
@@ -19,7 +20,7 @@
 //! | [`config`] | the model configuration, read once into its resolved form | state |
 //! | [`sequence`] | which sequence a request belongs to, and how long it lives | state |
 //! | [`memory`] | buffers, slabs, and copies of rows | |
-//! | [`state`] | the layout of a slot and the table of slots | |
+//! | [`state`] | the layout of a slot, the table of slots, which states lie in batch buffers | |
 //! | [`tensor`] | data types, shapes, and where a row lies in a batch; used by most | |
 //! | [`error`] | every error, and the one table to Triton's codes | those whose errors it gathers |
 //! | [`panic`] | the guard against panics | error |
@@ -37,6 +38,7 @@ pub mod memory;
 pub mod model;
 pub mod panic;
 pub mod report;
+pub mod responder;
 pub mod sequence;
 pub mod session;
 pub mod state;

@@ -82,7 +82,7 @@ impl Expected {
         }
         let problem = self.check(&mut request, id.as_ref()).err();
         let key = id.map(|id| Key { instance, lane, id });
-        Decoded::Row(Row { lease: None, key, start, end, initial: Vec::new(), problem, request })
+        Decoded::Row(Row { lease: None, key, start, end, initial: Vec::new(), problem, answer: None, request })
     }
 
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {

@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 use super::Row;
+use super::residence::Residence;
 use super::state_row::{StateContent, StateRow};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source, StatePlace};
 use crate::error::Error;
@@ -15,23 +18,26 @@ use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::Input;
 
 /// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
-/// [`super::grouping`]). Places beyond the batch repeat its first row, so that padding cannot fail where the rows do not.
-/// Returns the states that need not be copied, for the run.
+/// [`super::grouping`]); but for the states of fixed size, which are [`super::residence`]'s. Places beyond the batch repeat
+/// its first row, so that padding cannot fail where the rows do not. Returns the states that need not be copied, for the
+/// run.
 pub fn gather<'a>(
     binding: &'a Binding,
     batch: &'a [Row],
     places: usize,
+    residence: &Residence,
     step: &mut Step,
-) -> Result<Vec<Lent<'a>>, Error> {
+) -> Result<SmallVec<[Lent<'a>; 2]>, Error> {
     let batch = Padded { batch, places };
-    let mut lent = Vec::new();
+    let mut lent = SmallVec::new();
     step.begin();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::Request(request) => requests(step, index, binding, input, request, batch)?,
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
-            Source::State(number) => match lend(step, index, binding, *number, batch) {
+            Source::State(number) => match lend(step, index, binding, *number, batch, residence) {
                 Some(state) => lent.push(state),
+                None if binding.states[*number].is_in_slot() => {}
                 None => states(step, index, binding, *number, batch)?,
             },
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
@@ -46,21 +52,33 @@ const LEND_FROM: usize = 4096;
 
 /// The state of the only row of a batch, which is a tensor where it lies. Where its size varies, the run is told what to
 /// expect, so that it can write to a buffer that becomes the next state's.
-fn lend<'a>(step: &mut Step, input: usize, binding: &'a Binding, number: usize, batch: Padded<'a>) -> Option<Lent<'a>> {
-    let row = &batch.batch[0];
+fn lend<'a>(
+    step: &mut Step,
+    input: usize,
+    binding: &'a Binding,
+    number: usize,
+    batch: Padded<'a>,
+    residence: &Residence,
+) -> Option<Lent<'a>> {
+    if batch.places > 1 {
+        return None;
+    }
+    let (row, state) = (&batch.batch[0], &binding.states[number]);
+    if state.is_in_slot() && !residence.is_in_slot(row) {
+        return None;
+    }
     let StateRow { dims, content: StateContent::Exact(bytes) } = StateRow::of(binding, number, row) else {
         return None;
     };
-    if batch.places > 1 || bytes.len() < LEND_FROM {
+    if bytes.len() < LEND_FROM {
         return None;
     }
-    let state = &binding.states[number];
     if let (StatePlace::Beside(kept), Some(lease), false) = (state.place, &row.lease, row.is_fresh())
         && let Some(expected) = lease.varying(kept).and_then(Varying::expected_dims)
     {
         step.expect_output(state.output, expected);
     }
-    Some(Lent { input, dims, bytes })
+    Some(Lent { input, state: number, dims, bytes })
 }
 
 #[derive(Clone, Copy)]

@@ -9,6 +9,7 @@ pub mod decode;
 pub mod fault;
 pub mod gather;
 pub mod grouping;
+pub mod residence;
 pub mod respond;
 pub mod state_row;
 pub mod warm_up;
@@ -17,7 +18,8 @@ use crate::binding::{Binding, Initial, Source};
 use crate::error::Error;
 use crate::model::Lease;
 use crate::sequence::Key;
-use crate::triton::Request;
+use crate::state::pool::SlotId;
+use crate::triton::{Answer, Request};
 
 /// A request on its way through Execute.
 ///
@@ -36,6 +38,8 @@ pub struct Row {
     pub initial: Vec<Option<Initial>>,
     /// Why it cannot run, if so.
     pub problem: Option<Error>,
+    /// What its client is to be sent.
+    pub answer: Option<Answer>,
     /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.
     pub request: Request,
 }
@@ -44,6 +48,11 @@ impl Row {
     /// Whether its state is the initial one rather than the slot's.
     pub const fn is_fresh(&self) -> bool {
         self.start || self.lease.is_none()
+    }
+
+    /// The slot of its sequence, if the state that it needs is the sequence's.
+    fn slot_with_state(&self) -> Option<SlotId> {
+        self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)
     }
 
     /// Steps that the model sees of the row's input number `input` of the binding, along the axis in which rows may

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 
 use super::Row;
+use super::residence::Residence;
 use crate::binding::{Binding, BoundOutput, BoundState, Source, StatePlace, TrimBy};
 use crate::error::Error;
 use crate::memory::{Varying, rows, strings};
@@ -71,29 +72,26 @@ impl<'a> Answers<'a> {
         Ok(lease.reserve(sizes)?)
     }
 
-    /// Writes the new state of the row at `place`, for which room has been made. What [`complete_state`] does is left.
+    /// Writes what of the new state of the row at `place`, for which room has been made, does not stay where the run
+    /// wrote it; [`complete_state`] does the rest.
     pub fn keep_state(&self, place: usize, row: &mut Row) {
+        if !self.binding.is_copied_back() {
+            return;
+        }
         let contexts = self.contexts(row);
         let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
         lease.advance(|slot, varying| {
-            for (number, state) in self.binding.states.iter().enumerate() {
-                let answer = &self.outputs[state.output];
-                match state.place {
-                    StatePlace::Slot(_) => {
-                        let from = self.binding.slot.offset(number);
-                        self.write(state, answer, place, &mut slot[from..from + state.slot_bytes()]);
-                    }
-                    StatePlace::Beside(_) if self.step.has_expected(state.output) => {}
-                    StatePlace::Beside(number) => self.keep_varying(state, answer, place, &mut varying[number]),
+            for state in &self.binding.states {
+                if let StatePlace::Beside(number) = state.place
+                    && !self.step.has_expected(state.output)
+                {
+                    self.keep_varying(state, &self.outputs[state.output], place, &mut varying[number]);
                 }
             }
             for context in contexts {
                 context.keep(self, place, slot);
             }
         });
-        if !self.varying().any(|(state, _)| self.step.has_expected(state.output)) {
-            lease.complete(|_| {});
-        }
     }
 
     fn varying(&self) -> impl Iterator<Item = (&BoundState, &Answer<'a>)> {
@@ -181,9 +179,17 @@ impl<'a> Answers<'a> {
     }
 }
 
-/// Finishes what [`Answers::keep_state`] has begun: states that the run wrote to buffers of their own change places with
-/// the sequence's.
-pub fn complete_state(binding: &Binding, step: &mut Step, row: &mut Row) {
+/// Finishes what [`Answers::keep_state`] has begun: states of fixed size stay in the batch buffer that the run, over
+/// `places` rows, wrote, and states that it wrote to buffers of their own change places with the sequence's.
+pub fn complete_state(
+    binding: &Binding,
+    step: &mut Step,
+    residence: &mut Residence,
+    place: usize,
+    places: usize,
+    row: &mut Row,
+) {
+    residence.keep(place, places, row, step);
     let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
     lease.complete(|varying| {
         for state in &binding.states {

@@ -2,10 +2,10 @@
 
 use super::gather::constant;
 use super::state_row::{StateContent, StateRow};
-use crate::binding::{Binding, BoundControl, Flag, Source};
+use crate::binding::{Binding, BoundControl, Flag, Source, StatePlace};
 use crate::error::Error;
 use crate::memory::rows;
-use crate::session::Step;
+use crate::session::{Run, Step};
 use crate::tensor::{DataType, element_count};
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
@@ -32,7 +32,7 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Er
             Source::Control(_) => zeros(step, index, input.data_type, &input.dims, input.batch_axis, rows)?,
         }
     }
-    Ok(step.run(rows, &[])?)
+    Ok(step.run(Run { rows, from: 0, into: 1, lent: &[] })?)
 }
 
 fn zeros(
@@ -57,11 +57,19 @@ fn zeros(
 fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
     let state = &binding.states[number];
     let StateRow { dims, content } = StateRow::initial(&state.initial);
-    let (StateContent::Exact(bytes), Some(layout)) = (content, state.layout(dims)) else {
-        return zeros(step, index, state.data_type, dims, state.batch_axis, rows);
+    let bytes = match content {
+        StateContent::Exact(bytes) => Some(bytes),
+        _ => None,
     };
-    let buffer = step.input(index, dims, rows)?;
-    (0..rows).for_each(|place| rows::put(layout, bytes, buffer, place, rows));
+    let buffer = match (state.place, bytes) {
+        (StatePlace::Slot(_), _) => step.state(0, binding.slot_states_before(number), rows)?,
+        (_, Some(_)) => step.input(index, dims, rows)?,
+        (_, None) => return zeros(step, index, state.data_type, dims, state.batch_axis, rows),
+    };
+    match (bytes, state.layout(dims)) {
+        (Some(bytes), Some(layout)) => (0..rows).for_each(|place| rows::put(layout, bytes, buffer, place, rows)),
+        _ => buffer.fill(0),
+    }
     Ok(())
 }
 

@@ -48,7 +48,12 @@ impl InitialModel {
             batch_axis: None,
             dims: None,
         });
-        let step = StepSpec { inputs: input_specs.collect(), outputs: output_specs.collect() };
+        let step = StepSpec {
+            inputs: input_specs.collect(),
+            outputs: output_specs.collect(),
+            states: Vec::new(),
+            most_rows: 1,
+        };
         Ok(Self { inputs, outputs, step })
     }
 }

@@ -25,7 +25,7 @@ use shapes::{request_input, response_output};
 use states::StateBinder;
 
 use crate::config::{Config, InitialFiles, StatePair};
-use crate::session::{InputSpec, OutputSpec, Signature, StepSpec, TensorInfo};
+use crate::session::{InputSpec, OutputSpec, Signature, StateSpec, StepSpec, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims, RowLayout};
 
@@ -218,6 +218,11 @@ pub enum StatePlace {
 }
 
 impl BoundState {
+    /// Whether it is kept in the sequence's slot.
+    pub const fn is_in_slot(&self) -> bool {
+        matches!(self.place, StatePlace::Slot(_))
+    }
+
     /// Bytes of a row of `layout` when it is kept.
     pub const fn kept_bytes(&self, layout: RowLayout) -> usize {
         layout.row_bytes() / if self.as_fp16 { 2 } else { 1 }
@@ -304,13 +309,23 @@ impl Binding {
         })
     }
 
+    /// Whether anything of a row is copied to its sequence after a run.
+    pub fn is_copied_back(&self) -> bool {
+        self.has_varying_states() || self.contexts().next().is_some()
+    }
+
     /// Whether a sequence has states of varying size.
     pub fn has_varying_states(&self) -> bool {
         self.states.iter().any(|state| matches!(state.place, StatePlace::Beside(_)))
     }
 
-    /// What the step needs to know.
-    pub fn step_spec(&self) -> StepSpec {
+    /// How many of the states before `number` are kept in slots: the state's number in the batch buffers.
+    pub fn slot_states_before(&self, number: usize) -> usize {
+        self.states[..number].iter().filter(|state| state.is_in_slot()).count()
+    }
+
+    /// What the step needs to know, for runs of up to `most_rows` rows.
+    pub fn step_spec(&self, most_rows: usize) -> StepSpec {
         let inputs = self.inputs.iter().map(|input| InputSpec {
             name: input.name.clone(),
             data_type: input.data_type,
@@ -322,7 +337,10 @@ impl Binding {
             batch_axis: output.batch_axis,
             dims: output.dims.clone(),
         });
-        StepSpec { inputs: inputs.collect(), outputs: outputs.collect() }
+        let states = self.states.iter().filter(|state| state.is_in_slot());
+        let states =
+            states.map(|&BoundState { input, output, ref dims, .. }| StateSpec { input, output, dims: dims.clone() });
+        StepSpec { inputs: inputs.collect(), outputs: outputs.collect(), states: states.collect(), most_rows }
     }
 }
 

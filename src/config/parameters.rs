@@ -10,7 +10,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 37] = [
+const KNOWN: [&str; 38] = [
     "always_pad_to_max_batch",
     "batch_info_logging_level",
     "buffer_alloc_threshold",
@@ -41,6 +41,7 @@ const KNOWN: [&str; 37] = [
     "ort_ep",
     "padded_inputs",
     "padded_outputs",
+    "resident_batches",
     "sequence_idle_margin_microseconds",
     "state_pair_patterns",
     "state_pairs",

@@ -41,6 +41,8 @@ pub struct Config {
     pub ragged: Ragged,
     /// Numbers of rows that are run at load.
     pub warmup_batch_sizes: Vec<usize>,
+    /// Batches whose states stay where their last run wrote them, beside the batch that is written.
+    pub resident_batches: usize,
     /// How Triton schedules the sequences.
     pub strategy: Strategy,
     /// To which sizes batches are filled up.
@@ -127,6 +129,7 @@ impl Config {
             contexts: contexts(&parameters)?,
             ragged: Ragged::new(&parameters)?,
             warmup_batch_sizes: warmup_batch_sizes(&parameters, max_batch_size)?,
+            resident_batches: resident_batches(&parameters)?,
             controls: controls(&batching.control_input)?,
             constants: parameters
                 .text("constant_inputs")
@@ -146,6 +149,12 @@ impl Config {
     pub const fn is_batched(&self) -> bool {
         self.max_batch_size > 0
     }
+}
+
+fn resident_batches(parameters: &Parameters) -> Result<usize, ConfigError> {
+    const DEFAULT: usize = 4;
+    let given = parameters.number("resident_batches", 1..=1024, "a whole number from 1 to 1024")?;
+    Ok(given.unwrap_or(DEFAULT))
 }
 
 /// A count or a time, which cannot be negative.

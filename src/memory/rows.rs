@@ -24,6 +24,39 @@ pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mu
     }
 }
 
+/// Copies a row from its place in one batch to its place in another; each is the index and the number of rows. Panics if
+/// the batches are too small.
+pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), to: &mut [u8], at: (usize, usize)) {
+    let bytes = layout.inner_bytes;
+    for outer in 0..layout.outer {
+        let (source, target) = ((outer * rows + index) * bytes, (outer * at.1 + at.0) * bytes);
+        to[target..target + bytes].copy_from_slice(&from[source..source + bytes]);
+    }
+}
+
+/// As [`transfer`], within one batch; the places must not overlap.
+pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize), to: (usize, usize)) {
+    let bytes = layout.inner_bytes;
+    for outer in 0..layout.outer {
+        let source = (outer * rows + index) * bytes;
+        batch.copy_within(source..source + bytes, (outer * to.1 + to.0) * bytes);
+    }
+}
+
+/// Rounds a row of fp32 to what fp16 can hold.
+pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
+    for outer in 0..layout.outer {
+        let place = (outer * rows + index) * layout.inner_bytes;
+        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[place..place + layout.inner_bytes]);
+        let mut narrow = [f16::ZERO; 512];
+        for chunk in values.chunks_mut(narrow.len()) {
+            let narrow = &mut narrow[..chunk.len()];
+            narrow.convert_from_f32_slice(chunk);
+            narrow.convert_to_f32_slice(chunk);
+        }
+    }
+}
+
 /// As [`put`], for a row of fp16 and a batch of fp32.
 pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
 use crate::error::Error;
 use crate::memory::strings;
-use crate::session::{OutputView, Session, Step};
+use crate::session::{OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
 
@@ -42,7 +42,7 @@ impl InitialStep {
                 rest = behind;
             }
         }
-        self.step.run(1, &[])?;
+        self.step.run(Run { rows: 1, ..Run::default() })?;
         let mut initial = vec![None; binding.states.len()];
         for (index, output) in model.outputs.iter().enumerate() {
             let (state, view) = (&binding.states[output.state], self.step.output(index)?);

@@ -4,15 +4,18 @@
 //! (that calls into core, which takes locks of its own).
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use smallvec::SmallVec;
 
 use super::metrics::{SequenceMetrics, Snapshot};
 use crate::memory::{Budget, NoRoom, OutOfMemory, Slab, SlotMemory, Varying};
+use crate::panic;
 use crate::sequence::{Admitted, Key, Outcome, Policy, Refusal, Sequences};
 use crate::state::pool::{SlotId, SlotLimits};
-use crate::triton::Request;
+use crate::triton::{Answer, Request};
 
 type Table = Sequences<Arc<Slab>, Vec<Varying>, Request, OutOfMemory>;
 
@@ -21,8 +24,20 @@ pub struct LiveSequences {
     table: Mutex<Table>,
     /// What the varying states of all sequences may have.
     budget: Arc<Budget>,
+    /// Bytes of states that were copied so far.
+    copied_bytes: AtomicU64,
     reaper_wanted: Condvar,
     metrics: SequenceMetrics,
+}
+
+/// A request whose answer has been made.
+pub struct Answered {
+    /// Its hold on its sequence.
+    pub lease: Option<Lease>,
+    /// What its client is to be sent; `None` if it has been.
+    pub answer: Option<Answer>,
+    /// The request.
+    pub request: Request,
 }
 
 /// A request's hold on its sequence's slot, from admission to settlement.
@@ -61,6 +76,15 @@ impl VaryingSize {
     }
 }
 
+/// What core has handed over at once.
+#[derive(Clone, Copy)]
+pub struct Payload {
+    /// Number of requests.
+    pub requests: usize,
+    /// Core had no more; see [`crate::sequence`].
+    pub is_short: bool,
+}
+
 /// What a payload's requests ask of the table, row by row.
 pub struct Admission {
     /// Whose request it is.
@@ -82,16 +106,22 @@ impl LiveSequences {
     ) -> Result<Self, OutOfMemory> {
         let make_slab = Box::new(move |slots| Slab::new(slots, slot_bytes).map(Arc::new));
         let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
-        let sequences = Self { table, budget, reaper_wanted: Condvar::new(), metrics };
+        let (copied_bytes, reaper_wanted) = (AtomicU64::new(0), Condvar::new());
+        let sequences = Self { table, budget, copied_bytes, reaper_wanted, metrics };
         sequences.publish();
         Ok(sequences)
     }
 
-    /// Admits the requests of a payload, in their order.
-    pub fn admit(self: &Arc<Self>, instance: u32, requests: &[Admission]) -> Vec<Result<Lease, Refusal<OutOfMemory>>> {
+    /// Admits the requests of a payload, in their order. To be followed by [`LiveSequences::settle`].
+    pub fn admit(
+        self: &Arc<Self>,
+        instance: u32,
+        payload: Payload,
+        requests: &[Admission],
+    ) -> Vec<Result<Lease, Refusal<OutOfMemory>>> {
         let mut released = Vec::new();
         let mut table = self.table.lock();
-        table.begin_payload(instance, Instant::now());
+        table.begin_payload(instance, payload.requests, payload.is_short, Instant::now());
         let admitted: Vec<_> = requests
             .iter()
             .map(|request| table.admit(&request.key, request.start, request.end, &mut released))
@@ -101,43 +131,70 @@ impl LiveSequences {
         drop((leavings, released));
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, _>, &Admission)| {
             let admitted = admitted?;
-            // SAFETY: the table has checked the slot out to this request alone, until it is settled; the lease
-            // drops this before it settles.
-            let memory = unsafe { SlotMemory::new(admitted.memory, admitted.slot.index()) };
             let (sequences, slot, varying) = (self.clone(), admitted.slot, admitted.contents);
-            let (memory, end) = (Some(memory), request.end);
-            Ok(Lease { sequences, slot, memory, varying, end, writing: false, advanced: false, settled: false })
+            let memory = wait_for(&admitted.memory, slot);
+            let is_busy = memory.is_none();
+            let end = request.end;
+            let lease =
+                Lease { sequences, slot, memory, varying, end, writing: false, advanced: false, settled: false };
+            if is_busy { Err(Refusal::Busy) } else { Ok(lease) }
         };
         admitted.into_iter().zip(requests).map(lease).collect()
     }
 
-    /// Settles the answered requests of a payload, which had `payload` in all, and releases them (or keeps one, see
-    /// [`crate::sequence`], where `short` is explained too).
-    pub fn settle(&self, instance: u32, requests: Vec<(Option<Lease>, Request)>, payload: usize, short: bool) {
-        let now = Instant::now();
-        // Leases take the lock when they are dropped, so none may be left when it is held.
-        let requests: Vec<_> =
-            requests.into_iter().map(|(lease, request)| (lease.map(Lease::finish), request)).collect();
-        let mut released = Vec::with_capacity(requests.len());
-        let mut table = self.table.lock();
-        for (settlement, request) in requests {
-            let hold = settlement.and_then(|of| of.settle(&mut table, now, &mut released));
-            match hold {
-                Some(slot) => table.hold(slot, request, &mut released),
-                None => released.push(request),
+    /// Sends the answers of a payload, settles its sequences and releases its requests (or keeps one, see
+    /// [`crate::sequence`]), row by row. Payloads of an instance are settled in the order in which they were admitted.
+    pub fn settle(&self, instance: u32, answered: Vec<Answered>) {
+        for row in answered {
+            if let Err(error) = panic::catch(|| self.settle_row(row)) {
+                log::error!("{error}");
             }
         }
-        let adjusted = table.finish_payload(instance, payload, short, now, &mut released);
+        let mut released = Vec::new();
+        let mut table = self.table.lock();
+        let adjusted = table.finish_payload(instance, Instant::now(), &mut released);
         let contested = table.is_contested();
         let leavings = table.take_leavings();
         drop(table);
-        drop(leavings);
+        drop((leavings, released));
         if contested {
             self.reaper_wanted.notify_one();
         }
         note_missing_slab(adjusted);
         self.publish();
-        drop(released);
+    }
+
+    fn settle_row(&self, Answered { lease, answer, request }: Answered) {
+        drop(answer);
+        // A lease takes the lock when it is dropped, so it may not be left when it is held.
+        let Some(settlement) = lease.map(Lease::finish) else { return };
+        let mut released = Vec::new();
+        let mut table = self.table.lock();
+        match settlement.settle(&mut table, Instant::now(), &mut released) {
+            Some(slot) => table.hold(slot, request, &mut released),
+            None => released.push(request),
+        }
+        let leavings = table.take_leavings();
+        drop(table);
+        drop((leavings, released));
+    }
+
+    /// Number of live sequences.
+    pub fn live(&self) -> usize {
+        self.table.lock().live()
+    }
+
+    /// The memory of sequences that wait for their next request, to write their states back; `None` for one that is
+    /// over.
+    pub fn idle_memories(&self, slots: impl Iterator<Item = SlotId>) -> SmallVec<[Option<SlotMemory>; 4]> {
+        // Taken under the lock: once it is given up, the sequence may end and another have the slot.
+        let table = self.table.lock();
+        slots.map(|slot| table.memory(slot)?.take(slot.index())).collect()
+    }
+
+    /// Counts bytes of states that were copied.
+    pub fn count_copied(&self, bytes: usize) {
+        self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     /// Ends a sequence that is most likely over, if there is one.
@@ -199,7 +256,21 @@ impl LiveSequences {
             slots: table.slots(),
             slabs: table.slabs(),
             varying_bytes: self.budget.used(),
+            copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
             counts: table.counts(),
+        }
+    }
+}
+
+/// The memory of a slot that has been checked out. The state of a sequence that had the slot before may still be written
+/// to it for the time of a copy.
+fn wait_for(slab: &Arc<Slab>, slot: SlotId) -> Option<SlotMemory> {
+    const PATIENCE: Duration = Duration::from_secs(10);
+    let since = Instant::now();
+    loop {
+        match slab.take(slot.index()) {
+            None if since.elapsed() < PATIENCE => std::thread::yield_now(),
+            memory => return memory,
         }
     }
 }
@@ -227,9 +298,25 @@ impl Settlement {
 }
 
 impl Lease {
-    /// The slot's bytes: the states of fixed size before the request.
+    /// The slot that it holds.
+    pub const fn slot(&self) -> SlotId {
+        self.slot
+    }
+
+    /// The slot's bytes: the states of fixed size before the request, unless they lie elsewhere (see
+    /// [`crate::state::residency`]).
     pub fn state(&self) -> &[u8] {
         self.memory.as_ref().map_or(&[], SlotMemory::bytes)
+    }
+
+    /// As [`Lease::state`], to bring them there.
+    pub fn state_mut(&mut self) -> &mut [u8] {
+        self.memory.as_mut().map_or(&mut [], SlotMemory::bytes_mut)
+    }
+
+    /// The slot's bytes are not needed any more.
+    pub fn leave_memory(&mut self) {
+        self.memory = None;
     }
 
     /// State number `number` of those that vary in size, before the request.
@@ -268,21 +355,19 @@ impl Lease {
         Ok(())
     }
 
-    /// Writes the state after the request: the slot's bytes, and the states that vary in size, for which room has been
-    /// made. Until [`Lease::complete`] is called, the state counts as half-written.
+    /// Writes what lies in the slot and what varies in size, for which room has been made, of the state after the
+    /// request. Until [`Lease::complete`] is called, the state counts as half-written.
     pub fn advance(&mut self, write: impl FnOnce(&mut [u8], &mut [Varying])) {
         let Some(memory) = &mut self.memory else { return };
         self.writing = true;
         write(memory.bytes_mut(), &mut self.varying);
     }
 
-    /// Writes what [`Lease::advance`] has left.
+    /// Writes what [`Lease::advance`] has left: the sequence has the state after the request.
     pub fn complete(&mut self, write: impl FnOnce(&mut [Varying])) {
-        if self.writing {
-            write(&mut self.varying);
-            self.writing = false;
-            self.advanced = true;
-        }
+        write(&mut self.varying);
+        self.writing = false;
+        self.advanced = true;
     }
 
     fn finish(mut self) -> Settlement {

@@ -20,6 +20,8 @@ pub struct Snapshot {
     pub slabs: usize,
     /// Bytes of the states that vary in size.
     pub varying_bytes: usize,
+    /// Bytes of states that were copied so far.
+    pub copied_bytes: u64,
     /// What happened so far.
     pub counts: Counts,
 }
@@ -37,11 +39,14 @@ const GAUGES: [(&str, &str, Reading); 5] = [
     }),
 ];
 
-const COUNTERS: [(&str, &str, Reading); 4] = [
+const COUNTERS: [(&str, &str, Reading); 5] = [
     ("stateful_sequences_started_total", "START requests that got a state slot", |now| now.counts.started as f64),
     ("stateful_sequences_ended_total", "Sequences over by END, failed START or restart", |now| now.counts.ended as f64),
     ("stateful_sequences_expired_total", "Sequences dropped because they lay idle", |now| now.counts.expired as f64),
     ("stateful_sequences_rejected_total", "START requests that found no state slot", |now| now.counts.rejected as f64),
+    ("stateful_state_bytes_copied_total", "Bytes of states that were copied between slots and batches", |now| {
+        now.copied_bytes as f64
+    }),
 ];
 
 /// The families, made once per process: Triton keeps their names for ever.

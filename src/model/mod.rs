@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use initial::InitialStep;
-pub use live::{Admission, Lease, LiveSequences, VaryingSize};
+pub use live::{Admission, Answered, Lease, LiveSequences, Payload, VaryingSize};
 pub use metrics::Snapshot;
 
 use crate::binding::{Binding, InitialModel};

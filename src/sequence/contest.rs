@@ -15,7 +15,7 @@ pub const REST: Duration = Duration::from_millis(250);
 /// How long the requests of an incarnation may wait in core for another one's END.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Evidence that core has sent whatever it had queued at some moment.
+/// Evidence that core has sent whatever it had queued at some moment: the payloads that began after it.
 #[derive(Clone, Copy, Default)]
 pub struct Evidence {
     pub short_payloads: usize,
@@ -49,18 +49,13 @@ pub struct Contest {
     pub late: bool,
     pub since: Instant,
     pub last_request: Instant,
-    /// A request of the id was in the current payload.
-    pub touched: bool,
-    pub evidence: Evidence,
+    /// What the instance had seen when core last could queue a request of the id.
+    pub from: Evidence,
 }
 
 impl Contest {
-    pub fn new(late: bool, now: Instant) -> Self {
-        Self { in_turn: false, late, since: now, last_request: now, touched: true, evidence: Evidence::default() }
-    }
-
-    pub fn touch(&mut self, now: Instant) {
-        (self.last_request, self.touched, self.evidence) = (now, true, Evidence::default());
+    pub const fn new(late: bool, now: Instant, seen: Evidence) -> Self {
+        Self { in_turn: false, late, since: now, last_request: now, from: seen }
     }
 
     /// Whether the next incarnation may have its turn: at once if its START is certainly the latest, else only when

@@ -89,10 +89,18 @@ struct Record<C, H> {
 
 #[derive(Clone, Copy)]
 struct Activity {
-    executing: bool,
+    /// Payloads that have begun and not finished.
+    in_works: usize,
     idle_since: Instant,
-    /// Of all payloads so far.
+    /// Of all payloads that have begun.
     total: Evidence,
+}
+
+impl Activity {
+    /// Whether it has run nothing for so long that core has sent what it had.
+    fn is_quiet(&self, now: Instant, quiet: Duration) -> bool {
+        self.in_works == 0 && now >= self.idle_since + quiet
+    }
 }
 
 /// All live sequences of a model, with their slots.
@@ -136,16 +144,18 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         })
     }
 
-    /// The instance begins to work on a payload.
-    pub fn begin_payload(&mut self, instance: u32, now: Instant) {
+    /// The instance begins to work on a payload of so many requests, while others may wait for their requests to be
+    /// settled. `short`: core had fewer requests than a batch takes.
+    pub fn begin_payload(&mut self, instance: u32, requests: usize, short: bool, now: Instant) {
         self.now = now;
         let quiet = self.policy.quiet;
-        let fresh = Activity { executing: false, idle_since: now, total: Evidence::default() };
+        let fresh = Activity { in_works: 0, idle_since: now, total: Evidence::default() };
         let activity = self.instances.entry(instance).or_insert(fresh);
-        activity.executing = true;
-        if now >= activity.idle_since + quiet {
+        if activity.is_quiet(now, quiet) {
             activity.total.short_payloads = activity.total.short_payloads.wrapping_add(SHORT_PAYLOADS);
         }
+        activity.in_works += 1;
+        activity.total.add(requests, short);
     }
 
     /// Finds the sequence that a request belongs to, or makes it for a START, and checks its slot out.
@@ -164,6 +174,11 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         Ok(Admitted { slot, memory, contents: std::mem::take(&mut record.contents) })
     }
 
+    /// Memory of the slab that a slot is in; `None` if its sequence is over.
+    pub fn memory(&self, slot: SlotId) -> Option<S> {
+        self.pool.memory(slot)
+    }
+
     /// Keeps what a sequence has beside its slot until its next request is admitted; before [`Sequences::settle`].
     pub fn keep(&mut self, slot: SlotId, contents: C) {
         match self.pool.record_mut(slot) {
@@ -180,7 +195,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// Takes back the slot of an admitted request. Returns whether the request must be kept with [`Sequences::hold`]
     /// instead of being released.
     ///
-    /// A sequence is over when its request carried END, whatever became of it, and when its START failed.
+    /// A sequence is over when its request carried END, whatever became of it, and when its START failed. The request is
+    /// to be released next: what core sends from then on is the sequence's next.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
         let seen = self.pool.record(slot).map(|record| self.total(record.key.instance)).unwrap_or_default();
         let Some(record) = self.pool.record_mut(slot) else { return false };
@@ -188,6 +204,10 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         record.phase = Phase::Idle;
         record.settled = seen;
         record.failed |= started && outcome == Outcome::Failed;
+        let contest = self.chains.get_mut(&record.key).and_then(|chain| chain.contest.as_mut());
+        if let Some(contest) = contest {
+            contest.from = seen;
+        }
         let only_trace = record.failed && self.chain_length(slot) == 1;
         if end || only_trace {
             self.remove(slot, released);
@@ -206,26 +226,17 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
-    /// The instance has settled all requests of a payload. `short`: core had fewer requests than a batch takes.
-    pub fn finish_payload(
-        &mut self,
-        instance: u32,
-        requests: usize,
-        short: bool,
-        now: Instant,
-        released: &mut Vec<H>,
-    ) -> Result<(), E> {
+    /// The instance has settled all requests of the payload that began first of those in the works.
+    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
+        let mut total = Evidence::default();
         if let Some(activity) = self.instances.get_mut(&instance) {
-            (activity.executing, activity.idle_since) = (false, now);
-            activity.total.add(requests, short);
+            activity.in_works = activity.in_works.saturating_sub(1);
+            activity.idle_since = now;
+            total = activity.total;
         }
         let limit = self.policy.queue_requests;
         self.take_turns(released, |contest, key| {
-            if key.instance != instance || std::mem::take(&mut contest.touched) {
-                return false;
-            }
-            contest.evidence.add(requests, short);
-            contest.evidence.is_enough(limit) && contest.is_ripe(now)
+            key.instance == instance && total.since(contest.from).is_enough(limit) && contest.is_ripe(now)
         });
         self.pool.adjust()
     }
@@ -236,8 +247,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let quiet = self.policy.quiet;
         let instances = std::mem::take(&mut self.instances);
         self.take_turns(released, |contest, key| {
-            let seen = instances.get(&key.instance);
-            seen.is_none_or(|seen| !seen.executing && now >= seen.idle_since + quiet) && contest.is_ripe(now)
+            instances.get(&key.instance).is_none_or(|seen| seen.is_quiet(now, quiet)) && contest.is_ripe(now)
         });
         self.instances = instances;
         self.expire(now, released);
@@ -322,7 +332,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let chain = self.chains.entry(key.clone()).or_default();
         chain.incarnations.push(slot);
         if chain.incarnations.len() > 1 && chain.contest.is_none() {
-            self.set_contest(key, Some(Contest::new(late, self.now)));
+            self.set_contest(key, Some(self.contest(key, late)));
         }
         self.counts.started += 1;
         Ok(slot)
@@ -337,6 +347,10 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let seen = self.total(key.instance).since(front.born);
         !Evidence { requests: seen.requests / 2, short_payloads: seen.short_payloads / 2 }
             .is_enough(self.policy.queue_requests)
+    }
+
+    fn contest(&self, key: &Key, late: bool) -> Contest {
+        Contest::new(late, self.now, self.total(key.instance))
     }
 
     fn total(&self, instance: u32) -> Evidence {
@@ -370,9 +384,10 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn resume(&mut self, key: &Key, end: bool, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
+        let seen = self.total(key.instance);
         let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
         if let Some(contest) = &mut chain.contest {
-            contest.touch(self.now);
+            (contest.last_request, contest.from) = (self.now, seen);
         }
         let is_ready = |slot: &&SlotId| {
             self.pool.record(**slot).is_some_and(|record| matches!(record.phase, Phase::Idle) && record.held.is_none())
@@ -438,6 +453,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn give_turn(&mut self, key: &Key, released: &mut Vec<H>) {
+        let seen = self.total(key.instance);
         let Some(chain) = self.chains.get_mut(key) else { return };
         let is_held = |slot: &SlotId| self.pool.record(*slot).is_some_and(|record| record.held.is_some());
         let Some(next) = chain.incarnations.iter().position(is_held) else {
@@ -447,7 +463,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         self.doubtful.insert(chain.incarnations[0]);
         chain.incarnations[..=next].rotate_right(1);
         if let Some(contest) = &mut chain.contest {
-            (contest.in_turn, contest.evidence) = (true, Evidence::default());
+            (contest.in_turn, contest.from) = (true, seen);
         }
         released.extend(self.pool.record_mut(chain.incarnations[0]).and_then(|record| record.held.take()));
     }
@@ -456,7 +472,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     fn end_earlier(&mut self, key: &Key, released: &mut Vec<H>) {
         let Some(chain) = self.chains.get(key) else { return };
         let others = chain.incarnations[1..].to_vec();
-        let contest = (!others.is_empty()).then(|| Contest::new(true, self.now));
+        let contest = (!others.is_empty()).then(|| self.contest(key, true));
         self.set_contest(key, contest);
         for slot in others {
             let is_over = |record: &Record<C, H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
@@ -483,8 +499,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     fn has_nothing_queued(&self, slot: SlotId, now: Instant) -> bool {
         let Some(record) = self.pool.record(slot) else { return true };
         let Some(seen) = self.instances.get(&record.key.instance) else { return true };
-        let quiet = !seen.executing && now >= seen.idle_since + self.policy.quiet;
-        quiet || seen.total.since(record.settled).is_enough(self.policy.queue_requests)
+        seen.is_quiet(now, self.policy.quiet) || seen.total.since(record.settled).is_enough(self.policy.queue_requests)
     }
 
     fn expire(&mut self, now: Instant, released: &mut Vec<H>) {
@@ -527,7 +542,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             self.set_contest(&record.key, None);
             self.doubtful.insert(front);
         } else if was_front {
-            self.set_contest(&record.key, Some(Contest::new(true, self.now)));
+            self.set_contest(&record.key, Some(self.contest(&record.key, true)));
         }
     }
 

@@ -27,12 +27,12 @@ fn key(id: u64) -> Key {
 /// Admits and settles one request as a payload of its own.
 fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal<()>> {
     let mut released = Vec::new();
-    table.begin_payload(0, now);
+    table.begin_payload(0, 1, true, now);
     let slot = table.admit(&key(id), start, end, &mut released)?.slot;
     if table.settle(slot, Outcome::Advanced, end, now, &mut released) {
         table.hold(slot, 0, &mut released);
     }
-    table.finish_payload(0, 1, true, now, &mut released).unwrap();
+    table.finish_payload(0, now, &mut released).unwrap();
     Ok(slot)
 }
 
@@ -100,10 +100,10 @@ fn a_sequence_whose_next_request_may_wait_in_core_does_not_expire() {
     let (mut table, now, mut released) = (table(3), Instant::now(), Vec::new());
     step(&mut table, 1, true, false, now).unwrap();
     let later = now + IDLE * 2;
-    table.begin_payload(0, now);
+    table.begin_payload(0, 1, false, now);
     table.tick(later, &mut released).unwrap();
     assert_eq!(table.live(), 1, "its instance works");
-    table.finish_payload(0, 1, false, later, &mut released).unwrap();
+    table.finish_payload(0, later, &mut released).unwrap();
     table.tick(later, &mut released).unwrap();
     assert_eq!(table.live(), 1, "its instance may have more to do");
     table.tick(later + QUIET, &mut released).unwrap();
@@ -343,6 +343,7 @@ enum Op {
     Send { id: u64, start: bool, end: bool },
     Form,
     Execute,
+    Settle,
     Quiet,
 }
 
@@ -352,6 +353,7 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(id, start, end)| Op::Send { id, start, end }),
         3 => Just(Op::Form),
         3 => Just(Op::Execute),
+        3 => Just(Op::Settle),
         1 => Just(Op::Quiet),
     ]
 }
@@ -360,6 +362,8 @@ struct World {
     core: Core,
     table: Sequences<(), (), Sent, ()>,
     slots: BTreeMap<u64, SlotId>,
+    /// Payloads that have run, and are settled while the next ones run.
+    unsettled: VecDeque<Vec<(Sent, SlotId)>>,
     now: Instant,
 }
 
@@ -368,7 +372,7 @@ impl World {
         self.core.form();
         let Some(payload) = self.core.payloads.pop_front() else { return };
         let mut released = Vec::new();
-        self.table.begin_payload(0, self.now);
+        self.table.begin_payload(0, payload.len(), false, self.now);
         let mut rows = Vec::new();
         for sent in &payload {
             let admitted = self.table.admit(&key(sent.id), sent.start, sent.end, &mut released).unwrap();
@@ -378,29 +382,40 @@ impl World {
             assert_eq!(admitted.slot, self.slots[&sent.incarnation], "{sent:?} met another incarnation");
             rows.push((*sent, admitted.slot));
         }
+        self.unsettled.push_back(rows);
+        released.into_iter().for_each(|sent| self.core.release(sent));
+    }
+
+    fn settle(&mut self) {
+        let Some(rows) = self.unsettled.pop_front() else { return };
+        let mut released = Vec::new();
         for (sent, slot) in rows {
             *self.core.unanswered.entry(sent.id).or_default() -= 1;
             match self.table.settle(slot, Outcome::Advanced, sent.end, self.now, &mut released) {
                 true => self.table.hold(slot, sent, &mut released),
                 false => released.push(sent),
             }
+            released.drain(..).for_each(|sent| self.core.release(sent));
         }
-        self.table.finish_payload(0, payload.len(), false, self.now, &mut released).unwrap();
+        self.table.finish_payload(0, self.now, &mut released).unwrap();
         released.into_iter().for_each(|sent| self.core.release(sent));
+    }
+
+    fn drain(&mut self) {
+        while !(self.core.queue.is_empty() && self.core.payloads.is_empty() && self.unsettled.is_empty()) {
+            self.execute();
+            self.settle();
+        }
     }
 
     /// Time passes with nothing in core's queue, which is what a quiet instance means.
     fn quiet(&mut self) {
-        while !(self.core.queue.is_empty() && self.core.payloads.is_empty()) {
-            self.execute();
-        }
+        self.drain();
         self.now += REST;
         let mut released = Vec::new();
         self.table.tick(self.now, &mut released).unwrap();
         released.into_iter().for_each(|sent| self.core.release(sent));
-        while !(self.core.queue.is_empty() && self.core.payloads.is_empty()) {
-            self.execute();
-        }
+        self.drain();
     }
 }
 
@@ -424,12 +439,14 @@ proptest! {
             payloads: VecDeque::new(),
             incarnations: 0,
         };
-        let mut world = World { core, table, slots: BTreeMap::new(), now: Instant::now() };
+        let (slots, unsettled) = (BTreeMap::new(), VecDeque::new());
+        let mut world = World { core, table, slots, unsettled, now: Instant::now() };
         for op in ops {
             match op {
                 Op::Send { id, start, end } => world.core.send(id, start, end),
                 Op::Form => world.core.form(),
                 Op::Execute => world.execute(),
+                Op::Settle => world.settle(),
                 Op::Quiet => world.quiet(),
             }
         }

@@ -13,4 +13,4 @@ mod value;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use open::{Session, SessionError};
 pub use signature::{Signature, TensorInfo};
-pub use step::{InputSpec, Lent, OutputSpec, OutputView, Step, StepSpec};
+pub use step::{InputSpec, Lent, OutputSpec, OutputView, RowAt, Run, StateSpec, Step, StepSpec};

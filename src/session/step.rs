@@ -2,7 +2,8 @@
 //!
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-//! shape are allocated by ONNX Runtime. Inputs and outputs never share memory, so a failed run leaves its inputs (and
+//! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends of
+//! a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share memory, so a failed run leaves its inputs (and
 //! with them every state) as they were.
 
 use std::ffi::CString;
@@ -13,8 +14,8 @@ use smallvec::SmallVec;
 
 use super::open::{Session, SessionError};
 use super::value::{self, Value};
-use crate::memory::{Buffer, OutOfMemory, Varying};
-use crate::tensor::{DataType, element_count};
+use crate::memory::{Buffer, OutOfMemory, Varying, rows};
+use crate::tensor::{DataType, RowLayout, element_count};
 
 /// What a step feeds and fetches.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +24,10 @@ pub struct StepSpec {
     pub inputs: Vec<InputSpec>,
     /// Each output that is fetched.
     pub outputs: Vec<OutputSpec>,
+    /// The states that batch buffers hold.
+    pub states: Vec<StateSpec>,
+    /// Most rows of a run.
+    pub most_rows: usize,
 }
 
 /// An input of a step.
@@ -49,6 +54,41 @@ pub struct OutputSpec {
     pub dims: Option<Vec<i64>>,
 }
 
+/// A state whose rows all have the same dimensions: an output that becomes an input.
+#[derive(Clone, Debug)]
+pub struct StateSpec {
+    /// Index of the input.
+    pub input: usize,
+    /// Index of the output.
+    pub output: usize,
+    /// Dimensions of a row, with 1 for the batch axis.
+    pub dims: Vec<i64>,
+}
+
+/// What a run is over.
+#[derive(Clone, Copy, Default)]
+pub struct Run<'a> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The batch buffer that states are read from.
+    pub from: usize,
+    /// The batch buffer that states are written to.
+    pub into: usize,
+    /// Tensors in the place of some inputs.
+    pub lent: &'a [Lent<'a>],
+}
+
+/// A row in a batch buffer.
+#[derive(Clone, Copy, Debug)]
+pub struct RowAt {
+    /// Which batch buffer.
+    pub buffer: usize,
+    /// Which row of it.
+    pub position: usize,
+    /// Rows that its bytes are laid out for.
+    pub rows: usize,
+}
+
 /// An output after a run.
 pub struct OutputView<'a> {
     /// Dimensions, the number of rows among them.
@@ -63,6 +103,8 @@ pub struct OutputView<'a> {
 pub struct Lent<'a> {
     /// Index of the input.
     pub input: usize,
+    /// Which state it is, to those who lend it.
+    pub state: usize,
     /// Dimensions.
     pub dims: &'a [i64],
     /// Row-major elements.
@@ -103,9 +145,32 @@ impl Tensors {
         Ok(Self { data_type, batch_axis, dims: Vec::new(), bytes: 0, buffer: Buffer::new(0)?, by_rows: Vec::new() })
     }
 
+    /// With a buffer for up to `rows` rows of `dims`, which is never replaced.
+    fn for_rows(
+        data_type: DataType,
+        batch_axis: Option<usize>,
+        dims: &[i64],
+        rows: usize,
+    ) -> Result<Self, OutOfMemory> {
+        let mut tensors = Self::new(data_type, batch_axis)?;
+        tensors.set_dims(dims, rows)?;
+        tensors.buffer = Buffer::new(tensors.bytes)?;
+        Ok(tensors)
+    }
+
     /// Makes ready for `rows` rows of `dims` (whose batch axis is ignored). Contents are undefined when the shape
     /// differs from the last one.
     fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), OutOfMemory> {
+        self.set_dims(dims, rows)?;
+        if self.bytes > self.buffer.len() {
+            self.by_rows.clear();
+            let bytes = self.bytes.checked_next_power_of_two().ok_or(OutOfMemory { bytes: self.bytes })?;
+            self.buffer = Buffer::new(bytes)?;
+        }
+        Ok(())
+    }
+
+    fn set_dims(&mut self, dims: &[i64], rows: usize) -> Result<(), OutOfMemory> {
         let is_batch = |axis: usize| Some(axis) == self.batch_axis;
         let known = self.dims.len() == dims.len()
             && self.dims.iter().zip(dims).enumerate().all(|(axis, (old, new))| old == new || is_batch(axis));
@@ -113,16 +178,15 @@ impl Tensors {
             self.dims = dims.to_vec();
             self.by_rows.clear();
         }
+        self.set_rows(rows)
+    }
+
+    fn set_rows(&mut self, rows: usize) -> Result<(), OutOfMemory> {
         if let Some(axis) = self.batch_axis {
             self.dims[axis] = rows as i64;
         }
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
         self.bytes = bytes.ok_or(OutOfMemory { bytes: usize::MAX })?;
-        if self.bytes > self.buffer.len() {
-            self.by_rows.clear();
-            let bytes = self.bytes.checked_next_power_of_two().ok_or(OutOfMemory { bytes: self.bytes })?;
-            self.buffer = Buffer::new(bytes)?;
-        }
         Ok(())
     }
 
@@ -146,6 +210,8 @@ impl Tensors {
 struct Input {
     name: CString,
     tensors: Tensors,
+    /// Which state of the batch buffers it is.
+    state: Option<usize>,
     /// The tensor of the next run, for strings.
     strings: Option<Value>,
     /// The next run is without it.
@@ -155,6 +221,8 @@ struct Input {
 struct Output {
     name: CString,
     tensors: Tensors,
+    /// Which state of the batch buffers it is.
+    state: Option<usize>,
     /// As in [`OutputSpec`].
     dims: Option<Vec<i64>>,
     /// What the next run is expected to give, where the model does not say.
@@ -168,6 +236,12 @@ struct Output {
 pub struct Step {
     inputs: Vec<Input>,
     outputs: Vec<Output>,
+    states: Vec<StateSpec>,
+    most_rows: usize,
+    /// Tensors of each state, in each batch buffer.
+    batch_buffers: Vec<Vec<Tensors>>,
+    /// The batch buffer that the last run wrote.
+    written: usize,
     input_names: Vec<*const std::ffi::c_char>,
     output_names: Vec<*const std::ffi::c_char>,
     input_values: Vec<*const ort::sys::OrtValue>,
@@ -182,16 +256,18 @@ unsafe impl Send for Step {}
 impl Step {
     /// Buffers for a model.
     pub fn new(session: Arc<Session>, spec: &StepSpec) -> Result<Self, SessionError> {
-        let inputs = spec.inputs.iter().map(|input| {
+        let inputs = spec.inputs.iter().enumerate().map(|(index, input)| {
             let tensors = Tensors::new(input.data_type, input.batch_axis)?;
-            Ok(Input { name: c_name(&input.name)?, tensors, strings: None, omitted: false })
+            let state = spec.states.iter().position(|state| state.input == index);
+            Ok(Input { name: c_name(&input.name)?, tensors, state, strings: None, omitted: false })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
-        let outputs = spec.outputs.iter().map(|output| {
+        let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
             let tensors = Tensors::new(output.data_type, output.batch_axis)?;
             Ok(Output {
                 name: c_name(&output.name)?,
                 tensors,
+                state: spec.states.iter().position(|state| state.output == index),
                 dims: output.dims.clone(),
                 expected: None,
                 made: None,
@@ -201,6 +277,10 @@ impl Step {
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
         Ok(Self {
             session,
+            states: spec.states.clone(),
+            most_rows: spec.most_rows,
+            batch_buffers: Vec::new(),
+            written: 0,
             input_names: Vec::with_capacity(inputs.len()),
             output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
             input_values: Vec::with_capacity(inputs.len()),
@@ -217,6 +297,45 @@ impl Step {
         tensors.shape(dims, rows)?;
         let bytes = tensors.bytes;
         Ok(&mut tensors.buffer.bytes_mut()[..bytes])
+    }
+
+    /// The bytes of state number `state` in a batch buffer, laid out for `rows` rows.
+    pub fn state(&mut self, buffer: usize, state: usize, rows: usize) -> Result<&mut [u8], OutOfMemory> {
+        self.make_batch_buffer(buffer)?;
+        let tensors = &mut self.batch_buffers[buffer][state];
+        tensors.set_rows(rows)?;
+        let bytes = tensors.bytes;
+        Ok(&mut tensors.buffer.bytes_mut()[..bytes])
+    }
+
+    /// Copies a row of state number `state` from one place to another.
+    pub fn copy_state(&mut self, state: usize, layout: RowLayout, from: RowAt, to: RowAt) -> Result<(), OutOfMemory> {
+        self.make_batch_buffer(from.buffer.max(to.buffer))?;
+        if from.buffer == to.buffer {
+            let bytes = self.batch_buffers[to.buffer][state].buffer.bytes_mut();
+            rows::shift(layout, bytes, (from.position, from.rows), (to.position, to.rows));
+        } else if let Ok([source, target]) = self.batch_buffers.get_disjoint_mut([from.buffer, to.buffer]) {
+            let (source, target) = (source[state].buffer.bytes(), target[state].buffer.bytes_mut());
+            rows::transfer(layout, source, (from.position, from.rows), target, (to.position, to.rows));
+        }
+        Ok(())
+    }
+
+    /// All bytes of state number `state` in a batch buffer.
+    pub fn state_bytes(&mut self, buffer: usize, state: usize) -> &mut [u8] {
+        self.batch_buffers[buffer][state].buffer.bytes_mut()
+    }
+
+    fn make_batch_buffer(&mut self, buffer: usize) -> Result<(), OutOfMemory> {
+        while self.batch_buffers.len() <= buffer {
+            let tensors = self.states.iter().map(|state| {
+                let Tensors { data_type, batch_axis, .. } = self.inputs[state.input].tensors;
+                Tensors::for_rows(data_type, batch_axis, &state.dims, self.most_rows)
+            });
+            let tensors = tensors.collect::<Result<_, _>>()?;
+            self.batch_buffers.push(tensors);
+        }
+        Ok(())
     }
 
     /// Forgets what was said of the last run.
@@ -277,26 +396,29 @@ impl Step {
         self.outputs[index].expected.is_some()
     }
 
-    /// Runs the model over what the inputs hold, and over `lent` tensors in the place of some.
-    pub fn run(&mut self, rows: usize, lent: &[Lent]) -> Result<(), SessionError> {
+    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold.
+    pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
+        self.make_batch_buffer(run.from.max(run.into))?;
         let expects = self.outputs.iter().any(|output| output.expected.is_some());
-        let ran = self.run_once(rows, lent);
+        let ran = self.run_once(run);
         if ran.is_ok() || !expects {
             return ran;
         }
         self.outputs.iter_mut().for_each(|output| output.expected = None);
-        self.run_once(rows, lent)
+        self.run_once(run)
     }
 
-    fn run_once(&mut self, rows: usize, lent: &[Lent]) -> Result<(), SessionError> {
+    fn run_once(&mut self, run: Run) -> Result<(), SessionError> {
+        let Run { rows, from, into, lent } = run;
         let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
         self.input_names.clear();
         self.input_values.clear();
         for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
             let lent = lent.iter().find(|(of, _)| *of == index);
-            let value = match (lent, &input.strings) {
-                (Some((_, lent)), _) => lent.as_ptr(),
-                (_, Some(strings)) => strings.as_ptr(),
+            let value = match (lent, &input.strings, input.state) {
+                (Some((_, lent)), ..) => lent.as_ptr(),
+                (_, Some(strings), _) => strings.as_ptr(),
+                (.., Some(state)) => state_value(&mut self.batch_buffers[from][state], rows, &input.name)?,
                 _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
             };
             self.input_names.push(input.name.as_ptr());
@@ -305,7 +427,10 @@ impl Step {
         self.output_values.clear();
         for output in &mut self.outputs {
             output.made = None;
-            self.output_values.push(output.prepare(rows)?);
+            self.output_values.push(match output.state {
+                Some(state) => state_value(&mut self.batch_buffers[into][state], rows, &output.name)?,
+                None => output.prepare(rows)?,
+            });
         }
         // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its
         // own, so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
@@ -326,15 +451,20 @@ impl Step {
         for (output, value) in self.outputs.iter_mut().zip(&self.output_values) {
             output.settle(*value)?;
         }
+        self.written = into;
         Ok(())
     }
 
     /// An output of the last run, which must have succeeded.
     pub fn output(&self, index: usize) -> Result<OutputView<'_>, SessionError> {
         let output = &self.outputs[index];
-        let (dims, bytes) = (output.tensors.dims.as_slice(), output.tensors.bytes);
+        let tensors = match output.state {
+            Some(state) => &self.batch_buffers[self.written][state],
+            None => &output.tensors,
+        };
+        let (dims, bytes) = (tensors.dims.as_slice(), tensors.bytes);
         let bytes = match &output.made {
-            None => &output.tensors.buffer.bytes()[..bytes],
+            None => &tensors.buffer.bytes()[..bytes],
             // SAFETY: `settle` computed the size from the tensor's own dimensions; sessions here run on the CPU.
             Some(value) => unsafe { value.bytes(bytes) }.map_err(|why| tensor_error(&output.name, why))?,
         };
@@ -372,6 +502,11 @@ impl Output {
         self.tensors.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;
         Ok(())
     }
+}
+
+fn state_value(tensors: &mut Tensors, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {
+    tensors.set_rows(rows)?;
+    tensors.value().map_err(|why| tensor_error(name, why))
 }
 
 fn tensor_error(name: &CString, why: String) -> SessionError {

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Input, TRITONBACKEND_Request, call};
 
 use super::error::{Code, Error, check};
-use super::response::Response;
+use super::response::{Answer, Response};
 use super::types;
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
@@ -186,25 +186,30 @@ impl Request {
         asked.is_ok() && cancelled
     }
 
-    /// Whether it has had its answer.
+    /// Whether its answer has been made.
     pub const fn is_answered(&self) -> bool {
         self.answered
     }
 
     /// Sends the one answer. A second one is a mistake of ours and goes nowhere.
     pub fn answer(&mut self, answer: Result<Response, Error>) {
+        drop(self.make_answer(answer));
+    }
+
+    /// The one answer, to be sent. A second one is a mistake of ours; there is none.
+    pub fn make_answer(&mut self, answer: Result<Response, Error>) -> Option<Answer> {
         if std::mem::replace(&mut self.answered, true) {
             log::error!("a request was to be answered twice");
-            return;
+            return None;
         }
         let (response, error) = match answer {
             Ok(response) => (Ok(response), None),
             Err(error) => (self.response(), Some(error)),
         };
-        let sent = response.and_then(|response| response.send(error));
-        if let Err(error) = sent {
-            log::error!("a response could not be sent: {error}");
-        }
+        response
+            .map(|response| Answer::new(response, error))
+            .inspect_err(|error| log::error!("a response could not be sent: {error}"))
+            .ok()
     }
 }
 

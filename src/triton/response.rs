@@ -53,7 +53,7 @@ impl Response {
     }
 
     /// Sends it as the final answer, as an error if there is one.
-    pub(super) fn send(self, error: Option<Error>) -> Result<(), Error> {
+    fn send(self, error: Option<Error>) -> Result<(), Error> {
         let error = error.map_or(ptr::null_mut(), Error::into_raw);
         let raw = self.0.as_ptr();
         std::mem::forget(self);
@@ -65,6 +65,26 @@ impl Response {
                 let _ = call!(TRITONSERVER_ErrorDelete(error));
             }
             sent
+        }
+    }
+}
+
+/// What the client of a request is to be told. Dropping it sends it.
+pub struct Answer(Option<(Response, Option<Error>)>);
+
+// SAFETY: Triton lets a response be sent by any thread; this owner does so from one at a time.
+unsafe impl Send for Answer {}
+
+impl Answer {
+    pub(super) const fn new(response: Response, error: Option<Error>) -> Self {
+        Self(Some((response, error)))
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if let Some(Err(error)) = self.0.take().map(|(response, error)| response.send(error)) {
+            log::error!("a response could not be sent: {error}");
         }
     }
 }

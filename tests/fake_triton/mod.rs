@@ -151,7 +151,10 @@ impl Loaded {
     pub fn run(&self, payload: Vec<Request>) -> Vec<Arc<Request>> {
         let payload: Vec<_> = payload.into_iter().map(Arc::new).collect();
         match self.instance.execute(&payload) {
-            Ok(()) => payload.iter().for_each(assert_answered_once),
+            Ok(()) => {
+                wait_for_answers(&payload);
+                payload.iter().for_each(assert_answered_once);
+            }
             Err(_) => payload.iter().for_each(refuse),
         }
         payload
@@ -178,6 +181,25 @@ fn refuse(request: &Arc<Request>) {
     fate.releases += 1;
     drop(fate);
     ledger::gone(Kind::Request, Arc::as_ptr(request).addr(), "core");
+}
+
+/// Answers may leave after Execute. A START whose answer has been attempted and that is not released after a moment is
+/// held.
+fn wait_for_answers(payload: &[Arc<Request>]) {
+    let (end, held_from) = (Instant::now() + DEADLINE, Instant::now() + Duration::from_millis(50));
+    let is_attempted = |request: &Arc<Request>| {
+        let fate = request.fate.lock();
+        request.is_null() || !fate.sent.is_empty() || fate.unmade > 0
+    };
+    let is_start = |request: &Arc<Request>| request.flags & triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START != 0;
+    while !payload.iter().all(|request| request.is_released()) {
+        let may_be_held = |request: &Arc<Request>| is_attempted(request) && is_start(request);
+        if Instant::now() > held_from && payload.iter().all(|request| request.is_released() || may_be_held(request)) {
+            return;
+        }
+        assert!(Instant::now() < end, "a request has had no answer or no release for too long");
+        std::thread::yield_now();
+    }
 }
 
 fn assert_answered_once(request: &Arc<Request>) {

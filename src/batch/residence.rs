@@ -1,0 +1,249 @@
+//! States of fixed size in and out of the batch buffers.
+//!
+//! Which state lies where is [`Residency`]'s to know; here the rows of a batch are put in its order, and the bytes of
+//! those that join or leave are copied.
+
+use super::Row;
+use super::state_row::{StateContent, StateRow};
+use crate::binding::{Binding, StatePlace};
+use crate::memory::{OutOfMemory, rows};
+use crate::model::{Answered, LiveSequences};
+use crate::session::{Lent, RowAt, Step};
+use crate::state::pool::SlotId;
+use crate::state::residency::{Place, Plan, Residency};
+use crate::tensor::RowLayout;
+
+/// The batch buffers of an instance.
+pub struct Residence {
+    residency: Residency,
+    states: Vec<SlotState>,
+    plan: Plan,
+    /// Slots of the rows of a batch.
+    slots: Vec<Option<SlotId>>,
+    /// Positions of the batch whose states are not in place.
+    joining: Vec<usize>,
+}
+
+/// A state that lies in slots and batch buffers.
+struct SlotState {
+    /// Which state of the binding.
+    number: usize,
+    layout: RowLayout,
+    offset: usize,
+    slot_bytes: usize,
+    as_fp16: bool,
+}
+
+impl Residence {
+    /// `resident` batches stay beside the one that is written.
+    pub fn new(binding: &Binding, resident: usize) -> Self {
+        let states = binding.states.iter().enumerate().filter_map(|(number, state)| match state.place {
+            StatePlace::Beside(_) => None,
+            StatePlace::Slot(layout) => Some(SlotState {
+                number,
+                layout,
+                offset: binding.slot.offset(number),
+                slot_bytes: state.slot_bytes(),
+                as_fp16: state.as_fp16,
+            }),
+        });
+        let states: Vec<_> = states.collect();
+        let by_rows = states.iter().any(|state| state.layout.outer > 1);
+        let residency = Residency::new(resident, by_rows);
+        Self { residency, states, plan: Plan::default(), slots: Vec::new(), joining: Vec::new() }
+    }
+
+    /// The batch buffers that the next run reads and writes.
+    pub const fn buffers(&self) -> (usize, usize) {
+        (self.plan.from, self.plan.into)
+    }
+
+    /// Plans a run over `places` rows: puts the batch in order, and writes home what must make room.
+    pub fn plan(&mut self, batch: &mut [Row], places: usize, step: &mut Step, sequences: &LiveSequences) {
+        if self.states.is_empty() {
+            return;
+        }
+        self.slots.clear();
+        self.slots.extend(batch.iter().map(Row::slot_with_state));
+        self.residency.plan(&self.slots, places, &mut self.plan);
+        permute(batch, &self.plan.order);
+        let leaving = std::mem::take(&mut self.plan.leaving);
+        self.write_home(&leaving, batch, step, sequences);
+        self.plan.leaving = leaving;
+        self.joining.clear();
+        let place_of = |row: &Row| self.residency.place(row.slot_with_state()?);
+        let is_in_place =
+            |&position: &usize| place_of(&batch[position]) == Some(Place { buffer: self.plan.from, position });
+        self.joining.extend((0..batch.len()).filter(|position| !is_in_place(position)));
+    }
+
+    /// Whether the state of the only row lies in its slot, so that it can be lent.
+    pub fn is_in_slot(&self, row: &Row) -> bool {
+        row.slot_with_state().is_none_or(|slot| self.residency.place(slot).is_none())
+    }
+
+    /// Fills the buffer that the next run reads, for `places` rows; but for the states in `lent`.
+    pub fn fill(
+        &mut self,
+        batch: &[Row],
+        places: usize,
+        binding: &Binding,
+        step: &mut Step,
+        lent: &[Lent],
+        sequences: &LiveSequences,
+    ) -> Result<(), OutOfMemory> {
+        let mut copied = 0;
+        for (index, state) in
+            self.states.iter().enumerate().filter(|(_, state)| !lent.iter().any(|lent| lent.state == state.number))
+        {
+            for &position in &self.joining {
+                let to = RowAt { buffer: self.plan.from, position, rows: places };
+                let row = &batch[position];
+                match row.slot_with_state().and_then(|slot| self.residency.place(slot)) {
+                    Some(place) => step.copy_state(index, state.layout, self.row_at(place), to)?,
+                    None => state.put(index, binding, row, step, to)?,
+                }
+                copied += if row.is_fresh() { 0 } else { state.slot_bytes };
+            }
+            for position in batch.len()..places {
+                let at = |position| RowAt { buffer: self.plan.from, position, rows: places };
+                step.copy_state(index, state.layout, at(0), at(position))?;
+            }
+        }
+        if lent.is_empty() {
+            for &position in &self.joining {
+                if let Some(slot) = batch[position].slot_with_state() {
+                    self.residency.move_to(slot, Place { buffer: self.plan.from, position }, places);
+                }
+            }
+        }
+        if copied > 0 {
+            sequences.count_copied(copied);
+        }
+        Ok(())
+    }
+
+    /// What the last run, over `places` rows, wrote at `position` is the row's state from now on.
+    pub fn keep(&mut self, position: usize, places: usize, row: &Row, step: &mut Step) {
+        let Some(lease) = &row.lease else { return };
+        if self.states.is_empty() {
+            return;
+        }
+        if lease.ends() {
+            return self.residency.forget(lease.slot());
+        }
+        for (index, state) in self.states.iter().enumerate().filter(|(_, state)| state.as_fp16) {
+            rows::round_to_fp16(state.layout, step.state_bytes(self.plan.into, index), position, places);
+        }
+        self.residency.move_to(lease.slot(), Place { buffer: self.plan.into, position }, places);
+    }
+
+    /// Writes the states of rows home, so that each can run in any company.
+    pub fn bring_home(&mut self, rows: &mut [Row], step: &mut Step, sequences: &LiveSequences) {
+        let places = rows.iter().filter_map(|row| {
+            let slot = row.slot_with_state()?;
+            Some((slot, self.residency.place(slot)?))
+        });
+        let places: Vec<_> = places.collect();
+        self.write_home(&places, rows, step, sequences);
+    }
+
+    /// A row that has its answer goes; from now on its slot may be written to here.
+    pub fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
+        let Row { mut lease, answer, request, .. } = row;
+        if let Some(lease) = &mut lease {
+            lease.leave_memory();
+            if lease.ends() {
+                self.residency.forget(lease.slot());
+            }
+        }
+        answered.push(Answered { lease, answer, request });
+    }
+
+    /// Writes states to their slots: those of `rows` through their leases.
+    fn write_home(
+        &mut self,
+        leaving: &[(SlotId, Place)],
+        rows: &mut [Row],
+        step: &mut Step,
+        sequences: &LiveSequences,
+    ) {
+        if leaving.is_empty() {
+            return;
+        }
+        let is_here = |slot: SlotId| rows.iter().any(|row| row.slot_with_state() == Some(slot));
+        let idle = leaving.iter().filter(|(slot, _)| !is_here(*slot));
+        let mut memories = sequences.idle_memories(idle.clone().map(|(slot, _)| *slot));
+        for ((slot, place), memory) in idle.zip(&mut memories) {
+            if let Some(memory) = memory {
+                self.write_slot(*place, memory.bytes_mut(), step, sequences);
+            }
+            self.residency.forget(*slot);
+        }
+        for (slot, place) in leaving {
+            let row = rows.iter_mut().find(|row| row.slot_with_state() == Some(*slot));
+            if let Some(lease) = row.and_then(|row| row.lease.as_mut()) {
+                self.write_slot(*place, lease.state_mut(), step, sequences);
+                self.residency.forget(*slot);
+            }
+        }
+    }
+
+    fn write_slot(&self, place: Place, slot: &mut [u8], step: &mut Step, sequences: &LiveSequences) {
+        let RowAt { buffer, position, rows } = self.row_at(place);
+        for (index, state) in self.states.iter().enumerate() {
+            let kept = &mut slot[state.offset..state.offset + state.slot_bytes];
+            let batch = step.state_bytes(buffer, index);
+            match state.as_fp16 {
+                true => rows::take_narrowed(state.layout, batch, position, rows, kept),
+                false => rows::take(state.layout, batch, position, rows, kept),
+            }
+        }
+        sequences.count_copied(self.states.iter().map(|state| state.slot_bytes).sum());
+    }
+
+    fn row_at(&self, Place { buffer, position }: Place) -> RowAt {
+        RowAt { buffer, position, rows: self.residency.run_rows(buffer) }
+    }
+}
+
+impl SlotState {
+    /// Puts what is in a row's slot, or what it starts with.
+    fn put(&self, index: usize, binding: &Binding, row: &Row, step: &mut Step, to: RowAt) -> Result<(), OutOfMemory> {
+        let batch = step.state(to.buffer, index, to.rows)?;
+        match StateRow::of(binding, self.number, row).content {
+            StateContent::Zeros | StateContent::Strings(_) => rows::zero(self.layout, batch, to.position, to.rows),
+            StateContent::Exact(bytes) => rows::put(self.layout, bytes, batch, to.position, to.rows),
+            StateContent::Fp16(bytes) => rows::put_widened(self.layout, bytes, batch, to.position, to.rows),
+        }
+        Ok(())
+    }
+}
+
+/// Puts the rows in an order: at each position the row that stood at `order[position]`.
+fn permute<T>(rows: &mut [T], order: &[usize]) {
+    for position in 0..order.len() {
+        let mut from = order[position];
+        // Where a row has been swapped away, it is where the row went that came to its position.
+        while from < position {
+            from = order[from];
+        }
+        rows.swap(position, from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rows_are_put_in_any_order(order in Just((0..9).collect::<Vec<usize>>()).prop_shuffle()) {
+            let mut rows: Vec<usize> = (100..109).collect();
+            permute(&mut rows, &order);
+            prop_assert_eq!(rows, order.iter().map(|from| 100 + from).collect::<Vec<_>>());
+        }
+    }
+}

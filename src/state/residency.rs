@@ -1,0 +1,392 @@
+//! Which sequences' states lie in which batch buffers.
+//!
+//! A run reads the states of its rows from one batch buffer and writes them to another, where they stay: the next run of
+//! the same sequences reads them there, in any order of the requests, and nothing is copied. Where the sequences of a
+//! run differ from those of the buffer that suits it best, only the rows that joined are copied in, and only the rows in
+//! whose place they come, or which the run would overwrite, are written back to their slots.
+//!
+//! Rules: a state is newest in one place, here or, if it has no place here, in its slot; it moves only when it has been
+//! copied, so what is said here is true at any moment, also when a run fails. A sequence that is over may still have a
+//! place; its slot is stale then and nobody reads it.
+//!
+//! Not for: memory (a place is a buffer and a position in it) or the life of sequences.
+
+use std::collections::HashMap;
+
+use super::pool::SlotId;
+
+/// Where a state is newest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which batch buffer.
+    pub buffer: usize,
+    /// Which row of it.
+    pub position: usize,
+}
+
+/// How a batch is to run.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// The batch buffer that the run reads.
+    pub from: usize,
+    /// The batch buffer that it writes.
+    pub into: usize,
+    /// For each position, which row of the batch goes there.
+    pub order: Vec<usize>,
+    /// States to write back to their slots before anything else.
+    pub leaving: Vec<(SlotId, Place)>,
+}
+
+#[derive(Default)]
+struct BatchBuffer {
+    rows: Vec<Option<Resident>>,
+    live: usize,
+    /// Rows of the run that wrote it, or that it is filled for.
+    run_rows: usize,
+    last_use: u64,
+}
+
+struct Resident {
+    slot: SlotId,
+    /// The last plan that it was part of.
+    planned: u64,
+}
+
+/// The places of an instance's sequences.
+pub struct Residency {
+    buffers: Vec<BatchBuffer>,
+    places: HashMap<SlotId, Place>,
+    /// Most batch buffers.
+    most: usize,
+    /// Where a row lies depends on the number of rows, as the batch axis of a state is not the first.
+    by_rows: bool,
+    plans: u64,
+    /// Where the rows of the planned batch are.
+    found: Vec<Option<Place>>,
+    /// How many of them are in place, for each buffer.
+    staying: Vec<usize>,
+}
+
+impl Residency {
+    /// `resident` batches can stay beside the one that is written. `by_rows`: a row's bytes lie elsewhere in a batch of
+    /// another number of rows.
+    pub fn new(resident: usize, by_rows: bool) -> Self {
+        let (buffers, places) = (Vec::new(), HashMap::new());
+        Self { buffers, places, most: resident + 1, by_rows, plans: 0, found: Vec::new(), staying: Vec::new() }
+    }
+
+    /// Where the newest state of a sequence lies; `None`: in its slot.
+    pub fn place(&self, slot: SlotId) -> Option<Place> {
+        self.places.get(&slot).copied()
+    }
+
+    /// Number of rows by which the bytes of a buffer are laid out.
+    pub fn run_rows(&self, buffer: usize) -> usize {
+        self.buffers.get(buffer).map_or(0, |buffer| buffer.run_rows)
+    }
+
+    /// How to run a batch of these sequences, each at most once (`None`: one without a state so far), filled up to
+    /// `places` rows. What is `leaving` must be written back and [forgotten](Self::forget) next; a sequence of the batch
+    /// may be among it.
+    pub fn plan(&mut self, rows: &[Option<SlotId>], places: usize, plan: &mut Plan) {
+        self.plans += 1;
+        self.mark(rows, places);
+        plan.from = self.best_to_read(places);
+        plan.into = self.least_wanted(Some(plan.from), places);
+        self.order(plan);
+        plan.leaving.clear();
+        let relaid = self.is_relaid(plan.from, places);
+        plan.leaving.extend(self.met(plan.from, places).filter(|(row, _)| relaid || !self.is_planned(row)).map(home));
+        plan.leaving.extend(self.met(plan.into, places).filter(|(row, _)| !self.is_planned(row)).map(home));
+        for buffer in [plan.from, plan.into] {
+            self.buffers[buffer].last_use = self.plans;
+        }
+    }
+
+    /// The state has been copied to, or written at, a place in a buffer for runs of `run_rows` rows.
+    pub fn move_to(&mut self, slot: SlotId, place: Place, run_rows: usize) {
+        self.forget(slot);
+        let buffer = &mut self.buffers[place.buffer];
+        buffer.run_rows = run_rows;
+        if buffer.rows.len() <= place.position {
+            buffer.rows.resize_with(place.position + 1, || None);
+        }
+        let before = buffer.rows[place.position].replace(Resident { slot, planned: self.plans });
+        debug_assert!(before.is_none(), "a place is taken");
+        buffer.live += 1;
+        self.places.insert(slot, place);
+    }
+
+    /// The state is newest in its slot, or its sequence is over.
+    pub fn forget(&mut self, slot: SlotId) {
+        if let Some(place) = self.places.remove(&slot) {
+            let buffer = &mut self.buffers[place.buffer];
+            buffer.rows[place.position] = None;
+            buffer.live -= 1;
+        }
+    }
+
+    /// Finds the rows of a batch, and how many of them are in place in each buffer.
+    fn mark(&mut self, rows: &[Option<SlotId>], places: usize) {
+        self.staying.clear();
+        self.staying.resize(self.buffers.len(), 0);
+        self.found.clear();
+        self.found.extend(rows.iter().map(|slot| self.places.get(slot.as_ref()?).copied()));
+        for &Place { buffer, position } in self.found.iter().flatten() {
+            let of = &mut self.buffers[buffer];
+            if let Some(row) = &mut of.rows[position] {
+                row.planned = self.plans;
+            }
+            if position < rows.len() && !(self.by_rows && of.run_rows != places) {
+                self.staying[buffer] += 1;
+            }
+        }
+    }
+
+    fn best_to_read(&mut self, places: usize) -> usize {
+        let most = (0..self.buffers.len()).max_by_key(|&buffer| self.staying[buffer]);
+        match most.filter(|&buffer| self.staying[buffer] > 0) {
+            Some(buffer) => buffer,
+            None => self.least_wanted(None, places),
+        }
+    }
+
+    /// A buffer in which no other sequence is in the way, of these the one that was used last; a new one; or else the
+    /// one that was used longest ago.
+    fn least_wanted(&mut self, but: Option<usize>, places: usize) -> usize {
+        let others = || (0..self.buffers.len()).filter(|&buffer| Some(buffer) != but);
+        let is_free = |&buffer: &usize| self.met(buffer, places).all(|(row, _)| but.is_some() && self.is_planned(row));
+        if let Some(free) = others().filter(is_free).max_by_key(|&buffer| self.buffers[buffer].last_use) {
+            return free;
+        }
+        if self.buffers.len() < self.most {
+            self.buffers.push(BatchBuffer::default());
+            return self.buffers.len() - 1;
+        }
+        others().min_by_key(|&buffer| self.buffers[buffer].last_use).unwrap_or_default()
+    }
+
+    /// Whether the rows of a buffer lie elsewhere in a run over `places` rows.
+    fn is_relaid(&self, buffer: usize, places: usize) -> bool {
+        self.by_rows && self.buffers[buffer].run_rows != places
+    }
+
+    /// The states in a buffer that a run over `places` rows would overwrite, or that lie where it does not expect them.
+    fn met(&self, buffer: usize, places: usize) -> impl Iterator<Item = (&Resident, Place)> {
+        let of = &self.buffers[buffer];
+        let most = match of.live {
+            0 => 0,
+            _ if self.is_relaid(buffer, places) => of.rows.len(),
+            _ => places,
+        };
+        let rows = of.rows.iter().take(most).enumerate();
+        rows.filter_map(move |(position, row)| Some((row.as_ref()?, Place { buffer, position })))
+    }
+
+    const fn is_planned(&self, row: &Resident) -> bool {
+        row.planned == self.plans
+    }
+
+    /// Rows that are in place stay there, the others go where room is.
+    fn order(&self, plan: &mut Plan) {
+        const NOBODY: usize = usize::MAX;
+        let (rows, from) = (self.found.len(), plan.from);
+        let stays = |place: &Option<Place>| {
+            let place = place.filter(|place| place.buffer == from && place.position < rows)?;
+            (self.staying[from] > 0).then_some(place.position)
+        };
+        plan.order.clear();
+        plan.order.resize(rows, NOBODY);
+        for (row, place) in self.found.iter().enumerate() {
+            if let Some(position) = stays(place) {
+                plan.order[position] = row;
+            }
+        }
+        let mut room = 0;
+        for (row, _) in self.found.iter().enumerate().filter(|(_, place)| stays(place).is_none()) {
+            while plan.order[room] != NOBODY {
+                room += 1;
+            }
+            plan.order[room] = row;
+        }
+    }
+}
+
+fn home((row, place): (&Resident, Place)) -> (SlotId, Place) {
+    (row.slot, place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::state::pool::{SlotLimits, SlotPool};
+
+    /// Slots of sequences 0, 1, …
+    fn slots(count: usize) -> Vec<SlotId> {
+        let mut pool: SlotPool<(), (), ()> =
+            SlotPool::new(SlotLimits::all_at_once(count), Box::new(|_| Ok(()))).unwrap();
+        (0..count).map(|_| pool.acquire((), false).unwrap()).collect()
+    }
+
+    /// Memory as batch buffers and slots have it: for each place the sequence and the step whose state it is.
+    #[derive(Default)]
+    struct Memory {
+        buffers: BTreeMap<(usize, usize), (SlotId, u32)>,
+        slots: HashMap<SlotId, (SlotId, u32)>,
+        copies: usize,
+    }
+
+    struct World {
+        residency: Residency,
+        plan: Plan,
+        memory: Memory,
+        steps: HashMap<SlotId, u32>,
+    }
+
+    impl World {
+        fn new(resident: usize, by_rows: bool) -> Self {
+            let (residency, plan) = (Residency::new(resident, by_rows), Plan::default());
+            Self { residency, plan, memory: Memory::default(), steps: HashMap::new() }
+        }
+
+        fn at(&self, place: Place) -> (usize, usize) {
+            // What was written for another number of rows lies elsewhere.
+            let shift = if self.residency.by_rows { 1000 * self.residency.run_rows(place.buffer) } else { 0 };
+            (place.buffer, shift + place.position)
+        }
+
+        fn write_home(&mut self, slot: SlotId, place: Place) {
+            let state = self.memory.buffers[&self.at(place)];
+            self.memory.slots.insert(slot, state);
+            self.memory.copies += 1;
+            self.residency.forget(slot);
+        }
+
+        /// Runs a batch and holds what it reads against what each sequence has. Returns the copies.
+        fn run(&mut self, batch: &[SlotId], padding: usize, ended: &[bool], fails: bool) -> usize {
+            self.memory.copies = 0;
+            let rows: Vec<_> = batch.iter().map(|slot| self.steps.contains_key(slot).then_some(*slot)).collect();
+            let places = batch.len() + padding;
+            let mut plan = std::mem::take(&mut self.plan);
+            self.residency.plan(&rows, places, &mut plan);
+            assert_ne!(plan.from, plan.into);
+            let mut order = plan.order.clone();
+            order.sort_unstable();
+            assert_eq!(order, (0..batch.len()).collect::<Vec<_>>());
+            plan.leaving.iter().for_each(|&(slot, place)| self.write_home(slot, place));
+            let read = |position: usize| Place { buffer: plan.from, position };
+            let at = |position: usize, residency: &Residency| {
+                (plan.from, if residency.by_rows { 1000 * places } else { 0 } + position)
+            };
+            let mut joined = Vec::new();
+            for (position, &row) in plan.order.iter().enumerate() {
+                let slot = batch[row];
+                let place = self.residency.place(slot).filter(|_| rows[row].is_some());
+                if place == Some(read(position)) {
+                    continue;
+                }
+                let state = match (rows[row], place) {
+                    (None, _) => (slot, 0),
+                    (_, Some(place)) => self.memory.buffers[&self.at(place)],
+                    (_, None) => self.memory.slots[&slot],
+                };
+                self.memory.copies += usize::from(rows[row].is_some());
+                self.memory.buffers.insert(at(position, &self.residency), state);
+                joined.extend(rows[row].map(|slot| (slot, position)));
+            }
+            for (slot, position) in joined {
+                self.residency.move_to(slot, read(position), places);
+            }
+            for (position, &row) in plan.order.iter().enumerate() {
+                let expected = (batch[row], self.steps.get(&batch[row]).copied().unwrap_or_default());
+                assert_eq!(self.memory.buffers[&at(position, &self.residency)], expected, "a foreign or an old state");
+            }
+            for position in batch.len()..places {
+                self.memory.buffers.remove(&at(position, &self.residency));
+            }
+            if !fails {
+                for position in 0..places {
+                    let written = if self.residency.by_rows { 1000 * places } else { 0 } + position;
+                    self.memory.buffers.remove(&(plan.into, written));
+                }
+                for (position, &row) in plan.order.iter().enumerate() {
+                    let slot = batch[row];
+                    if ended[row] {
+                        self.steps.remove(&slot);
+                        self.residency.forget(slot);
+                        continue;
+                    }
+                    let step = self.steps.get(&slot).copied().unwrap_or_default() + 1;
+                    self.steps.insert(slot, step);
+                    self.residency.move_to(slot, Place { buffer: plan.into, position }, places);
+                    let place = self.at(Place { buffer: plan.into, position });
+                    self.memory.buffers.insert(place, (slot, step));
+                }
+            }
+            self.plan = plan;
+            self.memory.copies
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 1000 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn every_run_reads_the_newest_state_of_each_of_its_sequences(
+            resident in 1usize..4, by_rows: bool, sequences in 1usize..9,
+            batches in prop::collection::vec(
+                (any::<prop::sample::Index>(), any::<u64>(), 0usize..3, prop::bool::weighted(0.1), any::<u64>()),
+                1..if cfg!(miri) { 10 } else { 60 },
+            ),
+        ) {
+            let slots = slots(sequences);
+            let mut world = World::new(resident, by_rows);
+            for (size, shuffle, padding, fails, ends) in batches {
+                let mut batch = slots.clone();
+                batch.sort_by_key(|slot| (slot.index() as u64 + 1).wrapping_mul(shuffle | 1).rotate_left(17));
+                batch.truncate(1 + size.index(sequences));
+                let ended: Vec<_> = (0..batch.len()).map(|row| (ends >> (3 * row)) & 7 == 0).collect();
+                world.run(&batch, padding, &ended, fails);
+                prop_assert!(world.residency.buffers.len() <= resident + 1);
+                let live = world.residency.buffers.iter().map(|buffer| buffer.live).sum::<usize>();
+                prop_assert_eq!(live, world.residency.places.len());
+            }
+        }
+    }
+
+    const GOES_ON: [bool; 8] = [false; 8];
+
+    #[test]
+    fn the_same_batch_in_any_order_copies_nothing() {
+        for by_rows in [false, true] {
+            let (slots, mut world) = (slots(4), World::new(1, by_rows));
+            world.run(&slots, 0, &GOES_ON, false);
+            for order in [[3, 1, 0, 2], [0, 1, 2, 3], [2, 3, 1, 0]] {
+                assert_eq!(world.run(&order.map(|row: usize| slots[row]), 0, &GOES_ON, false), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn batches_in_turn_copy_nothing_where_all_of_them_can_stay() {
+        let (slots, mut world) = (slots(8), World::new(4, false));
+        let sets: Vec<_> = slots.chunks(2).collect();
+        sets.iter().for_each(|set| drop(world.run(set, 0, &GOES_ON, false)));
+        for turn in 0..12 {
+            assert_eq!(world.run(sets[turn % 4], 0, &GOES_ON, false), 0, "turn {turn}");
+        }
+    }
+
+    #[test]
+    fn a_row_that_leaves_and_one_that_joins_cost_a_copy_each() {
+        let (slots, mut world) = (slots(5), World::new(1, false));
+        world.run(&slots[4..], 0, &GOES_ON, false);
+        world.run(&slots[..4], 0, &GOES_ON, false);
+        world.run(&slots[..4], 0, &GOES_ON, false);
+        assert!(world.run(&[slots[0], slots[1], slots[2], slots[4]], 0, &GOES_ON, false) <= 2);
+        assert_eq!(world.run(&[slots[4], slots[1], slots[2], slots[0]], 0, &GOES_ON, false), 0);
+    }
+}
