@@ -1,0 +1,1 @@
+"""The benchmark: what a step costs in process, and what clients get over the network."""

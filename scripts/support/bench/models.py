@@ -1,0 +1,263 @@
+"""The models of the benchmark, their configurations, and what the driver in process has to know of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from support.paths import ROOT
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+BATCH, STEPS = -1, -2
+"""In the dims of a state: the number of rows, and the number of steps so far."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A TYPE_FP32 tensor of requests or responses: dims without the batch."""
+
+    name: str
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class State:
+    """A TYPE_FP32 state; dims as in the model, with BATCH and STEPS in their places."""
+
+    input: str
+    output: str
+    dims: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a row, of one step where it grows."""
+        count = 4
+        for dim in self.dims:
+            count *= max(dim, 1)
+        return count
+
+
+@dataclass(frozen=True)
+class BenchModel:
+    name: str
+    build: Callable[[], ModelProto]
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    states: tuple[State, ...]
+    says: str = ""
+    parameters: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(state.bytes for state in self.states)
+
+    def config(
+        self,
+        backend: str,
+        max_batch_size: int,
+        *,
+        candidates: int,
+        preferred: int | None = None,
+        delay_us: int = 0,
+        parameters: dict[str, str] | None = None,
+    ) -> str:
+        """A config.pbtxt for sequences, on one thread. `delay_us`: the longest that core waits for a batch of
+        `preferred`."""
+        pairs = " ".join(f"<<<{state.input}, {state.output}>>>" for state in self.states)
+        given = {"intra_op_thread_count": "1", "inter_op_thread_count": "1", "max_candidate_sequence_use_ratio": "1"}
+        given |= {"state_pairs": pairs} | self.parameters | (parameters or {})
+        written = "\n".join(
+            f'  {{ key: "{key}" value {{ string_value: "{value}" }} }}{"," if number < len(given) else ""}'
+            for number, (key, value) in enumerate(given.items(), 1)
+        )
+        return f"""
+backend: "{backend}"
+max_batch_size: {max_batch_size}
+input [ {_tensors(self.inputs)} ]
+output [ {_tensors(self.outputs)} ]
+sequence_batching {{
+  max_sequence_idle_microseconds: 600000000
+  oldest {{
+    max_candidate_sequences: {candidates}
+    {f"preferred_batch_size: [ {preferred} ]" if preferred else ""}
+    max_queue_delay_microseconds: {delay_us}
+  }}
+}}
+instance_group [ {{ kind: KIND_CPU }} ]
+parameters [
+{written}
+]
+"""
+
+    def write(self, repository: Path, name: str, config: str) -> None:
+        """Puts the model into a repository under this name, with its spec beside the repository."""
+        version = repository / name / "1"
+        version.mkdir(parents=True, exist_ok=True)
+        (repository / name / "config.pbtxt").write_text(config)
+        onnx = self.onnx_file(repository)
+        target = version / "model.onnx"
+        if not target.exists():
+            target.hardlink_to(onnx)
+
+    def onnx_file(self, repository: Path) -> Path:
+        path = repository.parent / "onnx" / f"{self.name}.onnx"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.build().SerializeToString())
+        return path
+
+    def spec_file(self, repository: Path) -> Path:
+        """What the driver in process reads."""
+        tensors = lambda of: [{"name": tensor.name, "dims": list(tensor.dims)} for tensor in of]  # noqa: E731
+        path = repository.parent / "onnx" / f"{self.name}.json"
+        states = [{"input": of.input, "output": of.output, "dims": list(of.dims)} for of in self.states]
+        said = {"onnx": str(self.onnx_file(repository)), "states": states}
+        path.write_text(json.dumps(said | {"inputs": tensors(self.inputs), "outputs": tensors(self.outputs)}))
+        return path
+
+
+def _tensors(tensors: tuple[Tensor, ...]) -> str:
+    dims = lambda tensor: ", ".join(map(str, tensor.dims))  # noqa: E731
+    return ", ".join(f'{{ name: "{of.name}" data_type: TYPE_FP32 dims: [ {dims(of)} ] }}' for of in tensors)
+
+
+def _model(
+    nodes: list, inputs: list[tuple[str, list]], outputs: list[tuple[str, list]], constants: dict | None = None
+) -> ModelProto:
+    from onnx import TensorProto, helper, numpy_helper
+
+    info = lambda of: [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in of]  # noqa: E731
+    constants = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "bench", info(inputs), info(outputs), constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def _accumulate() -> ModelProto:
+    from onnx import helper
+
+    node = helper.make_node
+    one = ["batch", 1]
+    return _model(
+        [node("Add", ["X", "SUM_IN"], ["SUM_OUT"]), node("Identity", ["SUM_OUT"], ["Y"])],
+        [("X", one), ("SUM_IN", one)],
+        [("Y", one), ("SUM_OUT", one)],
+    )
+
+
+def _lstm() -> ModelProto:
+    sys.path.insert(0, str(ROOT / "models"))
+    try:
+        import make_models
+    finally:
+        sys.path.pop(0)
+    return make_models.lstm(features=80, hidden=512, layers=2)
+
+
+CACHE_STEPS, WIDTH = 2048, 64
+
+
+def _cache() -> ModelProto:
+    import numpy as np
+    from onnx import helper
+
+    node = helper.make_node
+    ints = lambda *values: np.array(values, np.int64)  # noqa: E731
+    return _model(
+        [
+            node("Slice", ["CACHE_IN", "one", "end", "axis"], ["kept"]),
+            node("Concat", ["kept", "X"], ["CACHE_OUT"], axis=1),
+            node("Slice", ["CACHE_OUT", "last", "end", "axis"], ["newest"]),
+            node("Squeeze", ["newest", "axis"], ["Y"]),
+        ],
+        [("X", ["batch", 1, WIDTH]), ("CACHE_IN", ["batch", CACHE_STEPS, WIDTH])],
+        [("Y", ["batch", WIDTH]), ("CACHE_OUT", ["batch", CACHE_STEPS, WIDTH])],
+        {"one": ints(1), "last": ints(-1), "end": ints(2**31), "axis": ints(1)},
+    )
+
+
+def _growing() -> ModelProto:
+    import numpy as np
+    from onnx import helper
+
+    node = helper.make_node
+    return _model(
+        [
+            node("Concat", ["PAST_IN", "X"], ["PAST_OUT"], axis=1),
+            node("Squeeze", ["X", "axis"], ["Y"]),
+        ],
+        [("X", ["batch", 1, WIDTH]), ("PAST_IN", ["batch", "steps", WIDTH])],
+        [("Y", ["batch", WIDTH]), ("PAST_OUT", ["batch", "steps_and_one", WIDTH])],
+        {"axis": np.array([1], np.int64)},
+    )
+
+
+FORTY = 40
+
+
+def _forty() -> ModelProto:
+    from onnx import helper
+
+    node = helper.make_node
+    row = ["batch", 16]
+    states = [(f"S{number}_IN", f"S{number}_OUT") for number in range(FORTY)]
+    return _model(
+        [
+            *(node("Add", ["X", read], [written]) for read, written in states),
+            node("Identity", ["S0_OUT"], ["Y"]),
+        ],
+        [("X", row), *((read, row) for read, _ in states)],
+        [("Y", row), *((written, row) for _, written in states)],
+    )
+
+
+MODELS = {
+    model.name: model
+    for model in (
+        BenchModel(
+            "accumulate",
+            _accumulate,
+            (Tensor("X", (1,)),),
+            (Tensor("Y", (1,)),),
+            (State("SUM_IN", "SUM_OUT", (BATCH, 1)),),
+            "one float a sequence",
+        ),
+        BenchModel(
+            "lstm",
+            _lstm,
+            (Tensor("input", (80,)),),
+            (Tensor("output", (512,)),),
+            (State("h_in", "h_out", (2, BATCH, 512)), State("c_in", "c_out", (2, BATCH, 512))),
+            "2 LSTM layers, hidden 512, input 80: 8 KiB a sequence",
+        ),
+        BenchModel(
+            "cache",
+            _cache,
+            (Tensor("X", (1, WIDTH)),),
+            (Tensor("Y", (WIDTH,)),),
+            (State("CACHE_IN", "CACHE_OUT", (BATCH, CACHE_STEPS, WIDTH)),),
+            "shift and append: 512 KiB a sequence",
+        ),
+        BenchModel(
+            "forty",
+            _forty,
+            (Tensor("X", (16,)),),
+            (Tensor("Y", (16,)),),
+            tuple(State(f"S{number}_IN", f"S{number}_OUT", (BATCH, 16)) for number in range(FORTY)),
+            "forty states of 64 bytes",
+        ),
+        BenchModel(
+            "growing",
+            _growing,
+            (Tensor("X", (1, WIDTH)),),
+            (Tensor("Y", (WIDTH,)),),
+            (State("PAST_IN", "PAST_OUT", (BATCH, STEPS, WIDTH)),),
+            "grows by 256 bytes a step",
+        ),
+    )
+}

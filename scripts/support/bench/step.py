@@ -1,0 +1,123 @@
+"""The step: one batch, in process, on the real libtritonserver, against ONNX Runtime alone.
+
+The driver is tools/bench; here are the models that it runs, and the order of its runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from support.bench.models import MODELS, BenchModel
+from support.paths import BUILD, SITE_PACKAGES, TRITON_LIBRARIES
+
+DRIVER = BUILD / "bench" / "stateful-bench"
+BACKENDS = BUILD / "bench" / "backends"
+DELAY_US = 10_000_000
+"""Core waits this long for a batch to be full, so that every batch is."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much of everything."""
+
+    blocks: int
+    seconds: float
+    live: tuple[int, ...]
+    growing_steps: int = 2000
+
+
+QUICK = Effort(blocks=5, seconds=0.03, live=(10, 10_000))
+FULL = Effort(blocks=15, seconds=0.1, live=(10, 10_000, 1_000_000))
+
+
+def libonnxruntime() -> Path:
+    return next((SITE_PACKAGES / "onnxruntime" / "capi").glob("libonnxruntime.so.*"))
+
+
+def drive(repository: Path, what: str, of: BenchModel, /, **arguments: object) -> dict:
+    """Runs the driver; its arguments are named as here."""
+    command = [
+        str(DRIVER),
+        f"--server-library={next(TRITON_LIBRARIES.glob('libtritonserver-*.so'))}",
+        f"--onnxruntime={libonnxruntime()}",
+        f"--repository={repository}",
+        f"--backends={BACKENDS}",
+        what,
+        f"--spec={of.spec_file(repository)}",
+        *(f"--{key}={value}" for key, value in arguments.items()),
+    ]
+    # The server's libraries find one another by the path of the program that they came with.
+    environment = os.environ | {"LD_LIBRARY_PATH": str(TRITON_LIBRARIES)}
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if ran.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def steps(folder: Path, effort: Effort, names: list[str], batches: list[int]) -> Iterator[dict]:
+    """Rounds of a batch of each size, whose sequences stay, change at random, or take turns."""
+    repository = folder / "repository"
+    for name in names:
+        model = MODELS[name]
+        for batch in batches:
+            served, trivial = f"{name}_{batch}", f"{name}_{batch}_trivial"
+            candidates = 4 * batch + 8
+            waits = {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
+            for written, backend in ((served, "stateful"), (trivial, "trivial")):
+                model.write(repository, written, model.config(backend, batch, candidates=candidates, **waits))
+            arguments = {"blocks": effort.blocks, "seconds": effort.seconds}
+            found = drive(repository, "step", model, model=served, trivial=trivial, batch=batch, **arguments)
+            for composition, numbers in found["compositions"].items():
+                yield {"model": name, "batch": batch, "composition": composition} | numbers
+
+
+def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]]) -> Iterator[dict]:
+    """As many requests as come back from a number of sequences, on all CPUs."""
+    repository = folder / "repository"
+    for name, sequences in cases:
+        model = MODELS[name]
+        served, trivial = f"{name}_rate_{sequences}", f"{name}_rate_{sequences}_trivial"
+        for written, backend in ((served, "stateful"), (trivial, "trivial")):
+            model.write(repository, written, model.config(backend, max(sequences, 16), candidates=sequences + 8))
+        arguments = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
+        found = drive(repository, "throughput", model, model=served, trivial=trivial, sequences=sequences, **arguments)
+        yield found | {"model": name}
+
+
+def growing(folder: Path, effort: Effort) -> Iterator[dict]:
+    """A cache that grows by 256 bytes with each step."""
+    repository, model = folder / "repository", MODELS["growing"]
+    for batch in (1, 16):
+        served = f"growing_{batch}"
+        waits = {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
+        model.write(repository, served, model.config("stateful", batch, candidates=batch + 8, **waits))
+        found = drive(repository, "growing", model, model=served, batch=batch, steps=effort.growing_steps, blocks=3)
+        yield found | {"model": "growing"}
+
+
+def live(folder: Path, effort: Effort) -> Iterator[dict]:
+    """What many live sequences cost: time of a batch of 16, and memory."""
+    repository = folder / "repository"
+    for name, counts in (("accumulate", effort.live), ("lstm", (10, 10_000)), ("cache", (10, 1_000))):
+        model, served = MODELS[name], f"{name}_live"
+        waits = {"preferred": 16, "delay_us": 2000}
+        model.write(repository, served, model.config("stateful", 16, candidates=counts[-1] + 64, **waits))
+        rounds = 200 if name == "cache" else 2000
+        counted = ",".join(map(str, counts))
+        found = drive(repository, "live", model, model=served, sequences=counted, rounds=rounds)
+        for numbers in found["live"]:
+            yield {"model": name, "state_bytes": model.state_bytes} | numbers
+
+
+def load(folder: Path) -> Iterator[dict]:
+    """The time to load a model."""
+    repository = folder / "repository"
+    for name in ("accumulate", "lstm"):
+        model, served = MODELS[name], f"{name}_load"
+        model.write(repository, served, model.config("stateful", 16, candidates=1024))
+        yield drive(repository, "load", model, model=served) | {"model": name}

@@ -1,0 +1,437 @@
+//! Times triton-stateful in process, through Triton's C API, side by side with ONNX Runtime alone and with a backend that
+//! does nothing. Prints a JSON object a line; `scripts/bench` calls it and makes tables of that.
+
+mod measure;
+mod raw;
+mod server;
+mod spec;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use clap::{Args, Parser, Subcommand};
+use measure::{Cost, median, pin, resident_bytes};
+use ort::environment::Environment;
+use raw::Raw;
+use serde_json::{Value, json};
+use server::{Client, END, Inbox, START, Server};
+use spec::Spec;
+
+/// Times a model in a tritonserver in this process.
+#[derive(Parser)]
+struct Cli {
+    /// libtritonserver.so.
+    #[arg(long)]
+    server_library: PathBuf,
+    /// libonnxruntime.so, the one that the backend uses.
+    #[arg(long)]
+    onnxruntime: PathBuf,
+    /// The model repository.
+    #[arg(long)]
+    repository: PathBuf,
+    /// The backends' folder.
+    #[arg(long)]
+    backends: PathBuf,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Rounds of one batch, pinned to one CPU.
+    Step(Step),
+    /// As many requests as come back, on all CPUs.
+    Throughput(Throughput),
+    /// Sequences whose state grows with each step.
+    Growing(Growing),
+    /// What many live sequences cost.
+    Live(Live),
+    /// The time to load a model.
+    Load(Load),
+}
+
+/// A model in the repository.
+#[derive(Args)]
+struct Model {
+    /// Its name.
+    #[arg(long)]
+    model: String,
+    /// What it takes and gives (JSON).
+    #[arg(long)]
+    spec: PathBuf,
+}
+
+#[derive(Args)]
+struct Step {
+    #[command(flatten)]
+    model: Model,
+    /// The same model on the backend that does nothing.
+    #[arg(long)]
+    trivial: String,
+    /// Rows of the batch.
+    #[arg(long)]
+    batch: usize,
+    /// Repetitions, each of all that is compared.
+    #[arg(long, default_value_t = 15)]
+    blocks: usize,
+    /// Time for each of them.
+    #[arg(long, default_value_t = 0.1)]
+    seconds: f64,
+}
+
+#[derive(Args)]
+struct Throughput {
+    #[command(flatten)]
+    model: Model,
+    /// The same model on the backend that does nothing.
+    #[arg(long)]
+    trivial: String,
+    /// Sequences, each of which sends its next request when it has its answer.
+    #[arg(long)]
+    sequences: usize,
+    /// Repetitions.
+    #[arg(long, default_value_t = 5)]
+    blocks: usize,
+    /// Time for each of them.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+}
+
+#[derive(Args)]
+struct Growing {
+    #[command(flatten)]
+    model: Model,
+    /// Steps of each sequence.
+    #[arg(long, default_value_t = 2000)]
+    steps: usize,
+    /// Sequences at once.
+    #[arg(long)]
+    batch: usize,
+    /// Repetitions.
+    #[arg(long, default_value_t = 5)]
+    blocks: usize,
+}
+
+#[derive(Args)]
+struct Live {
+    #[command(flatten)]
+    model: Model,
+    /// Numbers of live sequences, growing.
+    #[arg(long, value_delimiter = ',')]
+    sequences: Vec<u64>,
+    /// Rows of the batches that are timed.
+    #[arg(long, default_value_t = 16)]
+    batch: usize,
+    /// Rounds that are timed.
+    #[arg(long, default_value_t = 2000)]
+    rounds: usize,
+}
+
+#[derive(Args)]
+struct Load {
+    #[command(flatten)]
+    model: Model,
+    /// Repetitions.
+    #[arg(long, default_value_t = 10)]
+    blocks: usize,
+}
+
+fn main() {
+    let cli = Cli::parse();
+    // The floor and the backend use one library, so that they share its code in the caches, too.
+    let loaded = ort::init_from(&cli.onnxruntime).unwrap_or_else(|error| panic!("{error}"));
+    let environment = loaded.with_telemetry(false).build().unwrap_or_else(|error| panic!("{error}"));
+    if matches!(cli.what, What::Step(_) | What::Growing(_) | What::Live(_)) {
+        pin(0);
+    }
+    let server = Server::start(&cli.server_library, &cli.repository, &cli.backends);
+    let result = match &cli.what {
+        What::Step(step) => step.run(server, &environment),
+        What::Throughput(throughput) => throughput.run(server, &environment),
+        What::Growing(growing) => growing.run(server, &environment),
+        What::Live(live) => live.run(server),
+        What::Load(load) => load.run(server),
+    };
+    println!("{result}");
+    server.stop();
+}
+
+impl Model {
+    fn spec(&self) -> Spec {
+        Spec::read(&self.spec).unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// How the sequences of a batch change from round to round.
+#[derive(Clone, Copy)]
+enum Composition {
+    /// The same ones in another order.
+    Same,
+    /// Any of twice as many.
+    Random,
+    /// Four sets in turn.
+    Alternate,
+}
+
+impl Composition {
+    const ALL: [(Self, &str); 3] = [(Self::Same, "same"), (Self::Random, "random"), (Self::Alternate, "alternate")];
+
+    const fn sets(self) -> usize {
+        match self {
+            Self::Same => 1,
+            Self::Random => 2,
+            Self::Alternate => 4,
+        }
+    }
+
+    /// The sequences of round number `round`, of those given.
+    fn pick(self, sequences: &mut [u64], batch: usize, round: usize) -> &mut [u64] {
+        let from = match self {
+            Self::Same => 0,
+            Self::Random => {
+                fastrand::shuffle(sequences);
+                0
+            }
+            Self::Alternate => round % 4 * batch,
+        };
+        let set = &mut sequences[from..from + batch];
+        fastrand::shuffle(set);
+        set
+    }
+}
+
+impl Step {
+    fn run(&self, server: &'static Server, environment: &Environment) -> Value {
+        let spec = self.model.spec();
+        server.load(&self.trivial);
+        let (trivial, inbox) = (Client::new(server, &self.trivial, &spec), Inbox::new());
+        let mut raw = Raw::new(environment, &spec, self.batch);
+        let raw_rounds = rounds_in(self.seconds, || raw.step());
+        let mut results = serde_json::Map::new();
+        for (composition, name) in Composition::ALL {
+            server.load(&self.model.model);
+            let ours = Client::new(server, &self.model.model, &spec);
+            let mut sequences: Vec<u64> = (1..=(self.batch * composition.sets()) as u64).collect();
+            for client in [&ours, &trivial] {
+                sequences.chunks(self.batch).for_each(|set| client.round(&inbox, set, START));
+            }
+            let mut round = 0;
+            let mut our_round = |client: &Client| {
+                client.round(&inbox, composition.pick(&mut sequences, self.batch, round), 0);
+                round += 1;
+            };
+            let rounds = rounds_in(self.seconds, || our_round(&ours)).max(8);
+            let copied = |server: &Server| server.metric("stateful_state_bytes_copied_total", &self.model.model);
+            let before = (copied(server), batches(&server.statistics(&self.model.model)));
+            let blocks: Vec<[Cost; 3]> = (0..self.blocks)
+                .map(|_| {
+                    [
+                        Cost::of(rounds, || our_round(&ours)),
+                        Cost::of(rounds, || our_round(&trivial)),
+                        Cost::of(raw_rounds, || raw.step()),
+                    ]
+                })
+                .collect();
+            let (copied, after) = (copied(server), batches(&server.statistics(&self.model.model)));
+            let ran = (self.blocks * rounds) as f64;
+            let of = |cost: fn(&[Cost; 3]) -> f64| median(blocks.iter().map(cost));
+            let stage = |name: &str| (after.stage_ns(name) - before.1.stage_ns(name)) / 1e3 / ran;
+            let (gather, infer, respond) = (stage("compute_input"), stage("compute_infer"), stage("compute_output"));
+            let found = json!({
+                "exact_batches": (after.runs - before.1.runs) == ran,
+                "ours_us": of(|[ours, ..]| ours.wall_us),
+                "trivial_us": of(|[_, trivial, _]| trivial.wall_us),
+                "raw_us": of(|[.., raw]| raw.wall_us),
+                "step_ratio": of(|[ours, trivial, raw]| (ours.wall_us - trivial.wall_us) / raw.wall_us),
+                "our_cpu_us_per_request":
+                    of(|[ours, trivial, raw]| ours.cpu_us - trivial.cpu_us - raw.cpu_us) / self.batch as f64,
+                "gather_us": gather,
+                "infer_us": infer,
+                "respond_us": respond,
+                "copied_bytes_per_round": copied.zip(before.0).map(|(after, before)| (after - before) / ran),
+            });
+            results.insert(name.to_owned(), found);
+            for client in [&ours, &trivial] {
+                sequences.chunks(self.batch).for_each(|set| client.round(&inbox, set, END));
+            }
+            server.unload(&self.model.model);
+        }
+        json!({ "model": self.model.model, "batch": self.batch, "compositions": results })
+    }
+}
+
+/// How many repetitions fit in that many seconds.
+fn rounds_in(seconds: f64, mut work: impl FnMut()) -> usize {
+    (0..8).for_each(|_| work());
+    let us = Cost::of(8, &mut work).wall_us;
+    ((seconds * 1e6 / us) as usize).clamp(2, 100_000)
+}
+
+/// What the server counted of a model's runs.
+struct Batches {
+    runs: f64,
+    rows: f64,
+    batch_stats: Value,
+}
+
+fn batches(statistics: &Value) -> Batches {
+    let model = &statistics["model_stats"][0];
+    let number = |name: &str| model[name].as_f64().unwrap_or_default();
+    let (runs, rows) = (number("execution_count"), number("inference_count"));
+    Batches { runs, rows, batch_stats: model["batch_stats"].clone() }
+}
+
+impl Batches {
+    fn stage_ns(&self, stage: &str) -> f64 {
+        let sizes = self.batch_stats.as_array().into_iter().flatten();
+        sizes.map(|size| size[stage]["ns"].as_f64().unwrap_or_default()).sum()
+    }
+}
+
+impl Throughput {
+    fn run(&self, server: &'static Server, environment: &Environment) -> Value {
+        let spec = self.model.spec();
+        server.load(&self.model.model);
+        server.load(&self.trivial);
+        let clients = [&self.model.model, &self.trivial].map(|model| Client::new(server, model, &spec));
+        let mut raw = Raw::new(environment, &spec, self.sequences);
+        let mut blocks = Vec::new();
+        for _ in 0..self.blocks {
+            let ours = self.closed_loop(server, &clients[0], &self.model.model);
+            let trivial = self.closed_loop(server, &clients[1], &self.trivial);
+            let rounds = rounds_in(self.seconds / 2.0, || raw.step());
+            let raw_us = Cost::of(rounds, || raw.step()).wall_us;
+            blocks.push((ours, trivial, raw_us));
+        }
+        let of = |what: &dyn Fn(&(Closed, Closed, f64)) -> f64| median(blocks.iter().map(what));
+        let rows = self.sequences as f64;
+        json!({
+            "model": self.model.model,
+            "sequences": self.sequences,
+            "requests_per_s": of(&|(ours, ..)| ours.per_s),
+            "batch": of(&|(ours, ..)| ours.batch),
+            "cpu_us_per_request": of(&|(ours, ..)| ours.cpu_us),
+            "trivial_per_s": of(&|(_, trivial, _)| trivial.per_s),
+            "raw_rows_per_s": of(&|(.., raw_us)| rows * 1e6 / raw_us),
+            "ratio_to_raw": of(&|(ours, _, raw_us)| ours.per_s / (rows * 1e6 / raw_us)),
+            "ratio_to_raw_and_trivial":
+                of(&|(ours, trivial, raw_us)| ours.per_s * (raw_us / rows + 1e6 / trivial.per_s) / 1e6),
+        })
+    }
+
+    fn closed_loop(&self, server: &Server, client: &Client, model: &str) -> Closed {
+        let (inbox, mut ready) = (Inbox::new(), Vec::new());
+        let sequences: Vec<u64> = (1..=self.sequences as u64).collect();
+        client.round(&inbox, &sequences, START);
+        let mut sent = 0u32;
+        let mut serve_for = |seconds: f64, sent: &mut u32| {
+            let until = Instant::now() + Duration::from_secs_f64(seconds);
+            sequences.iter().for_each(|&sequence| client.send(&inbox, sequence, 0));
+            while Instant::now() < until {
+                inbox.wait_for_some(&mut ready);
+                *sent += ready.len() as u32;
+                ready.drain(..).for_each(|sequence| client.send(&inbox, sequence, 0));
+            }
+            inbox.wait_for_all();
+        };
+        serve_for(self.seconds / 5.0, &mut sent);
+        sent = 0;
+        let before = batches(&server.statistics(model));
+        let cost = Cost::of(1, || serve_for(self.seconds, &mut sent));
+        let after = batches(&server.statistics(model));
+        client.round(&inbox, &sequences, END);
+        let sent = f64::from(sent) + self.sequences as f64;
+        Closed {
+            per_s: sent * 1e6 / cost.wall_us,
+            batch: (after.rows - before.rows) / (after.runs - before.runs),
+            cpu_us: cost.cpu_us / sent,
+        }
+    }
+}
+
+/// What a loop of clients got.
+struct Closed {
+    per_s: f64,
+    batch: f64,
+    cpu_us: f64,
+}
+
+impl Growing {
+    fn run(&self, server: &'static Server, environment: &Environment) -> Value {
+        let spec = self.model.spec();
+        server.load(&self.model.model);
+        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new());
+        let sequences: Vec<u64> = (1..=self.batch as u64).collect();
+        let blocks: Vec<[Cost; 3]> = (0..self.blocks)
+            .map(|_| {
+                let mut raw = Raw::new(environment, &spec, self.batch);
+                let half = self.steps / 2;
+                let mut step = 0;
+                let mut round = || {
+                    client.round(&inbox, &sequences, if step == 0 { START } else { 0 });
+                    step += 1;
+                };
+                let (first, second) = (Cost::of(half, &mut round), Cost::of(half, &mut round));
+                client.round(&inbox, &sequences, END);
+                [first, second, Cost::of(2 * half, || raw.step())]
+            })
+            .collect();
+        let of = |cost: fn(&[Cost; 3]) -> f64| median(blocks.iter().map(cost));
+        json!({
+            "model": self.model.model,
+            "batch": self.batch,
+            "steps": self.steps,
+            "ours_us_per_step": of(|[first, second, _]| (first.wall_us + second.wall_us) / 2.0),
+            "ours_us_per_step_first_half": of(|[first, ..]| first.wall_us),
+            "ours_us_per_step_second_half": of(|[_, second, _]| second.wall_us),
+            "raw_us_per_step": of(|[.., raw]| raw.wall_us),
+            "ratio": of(|[first, second, raw]| (first.wall_us + second.wall_us) / 2.0 / raw.wall_us),
+        })
+    }
+}
+
+impl Live {
+    fn run(&self, server: &'static Server) -> Value {
+        let spec = self.model.spec();
+        server.load(&self.model.model);
+        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new());
+        let (mut live, mut found) = (0, Vec::new());
+        let mut timed: Vec<u64> = (1..=self.batch as u64).collect();
+        client.round(&inbox, &timed, START);
+        (0..200).for_each(|_| client.round(&inbox, &timed, 0));
+        let at_first = resident_bytes();
+        for &wanted in &self.sequences {
+            let others: Vec<u64> = (live..wanted).map(|number| 1_000_000_000 + number).collect();
+            others.chunks(self.batch).for_each(|set| client.round(&inbox, set, START));
+            others.chunks(self.batch).for_each(|set| client.round(&inbox, set, 0));
+            live = wanted.max(live);
+            let bytes = (resident_bytes() - at_first) / live.max(1) as f64;
+            (0..50).for_each(|_| client.round(&inbox, &timed, 0));
+            let blocks = (0..10).map(|_| {
+                Cost::of(self.rounds / 10, || {
+                    fastrand::shuffle(&mut timed);
+                    client.round(&inbox, &timed, 0);
+                })
+            });
+            let us = median(blocks.map(|cost| cost.wall_us));
+            found.push(json!({ "live": live, "us_per_batch": us, "resident_bytes_per_sequence": bytes }));
+        }
+        json!({ "model": self.model.model, "batch": self.batch, "live": found })
+    }
+}
+
+impl Load {
+    fn run(&self, server: &'static Server) -> Value {
+        let times: Vec<(f64, f64)> = (0..self.blocks)
+            .map(|_| {
+                let loaded = Cost::of(1, || server.load(&self.model.model)).wall_us;
+                (loaded, Cost::of(1, || server.unload(&self.model.model)).wall_us)
+            })
+            .collect();
+        json!({
+            "model": self.model.model,
+            "load_ms": median(times.iter().map(|(load, _)| load / 1e3)),
+            "unload_ms": median(times.iter().map(|(_, unload)| unload / 1e3)),
+        })
+    }
+}

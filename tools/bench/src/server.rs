@@ -1,0 +1,392 @@
+//! tritonserver in this process, through its C API.
+
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Thread;
+
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use crate::spec::Spec;
+
+/// An object of Triton's.
+type Object = *mut c_void;
+type Release = unsafe extern "C" fn(Object, u32, *mut c_void);
+type Complete = unsafe extern "C" fn(Object, u32, *mut c_void);
+type Allocate = unsafe extern "C" fn(
+    Object,
+    *const c_char,
+    usize,
+    i32,
+    i64,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut *mut c_void,
+    *mut i32,
+    *mut i64,
+) -> Object;
+type Free = unsafe extern "C" fn(Object, *mut c_void, *mut c_void, usize, i32, i64) -> Object;
+
+macro_rules! functions {
+    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        #[allow(non_snake_case, reason = "the names are Triton's")]
+        struct Api { $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)* }
+
+        impl Api {
+            /// # Safety
+            /// The library must be libtritonserver.
+            unsafe fn new(library: &Library) -> Result<Self, libloading::Error> {
+                // SAFETY: the types are those of tritonserver.h.
+                unsafe { Ok(Self { $($name: *library.get(concat!("TRITONSERVER_", stringify!($name)))?,)* }) }
+            }
+        }
+    };
+}
+
+functions! {
+    ErrorMessage: fn(Object) -> *const c_char;
+    ErrorDelete: fn(Object);
+    ServerOptionsNew: fn(*mut Object) -> Object;
+    ServerOptionsDelete: fn(Object) -> Object;
+    ServerOptionsSetModelRepositoryPath: fn(Object, *const c_char) -> Object;
+    ServerOptionsSetBackendDirectory: fn(Object, *const c_char) -> Object;
+    ServerOptionsSetModelControlMode: fn(Object, i32) -> Object;
+    ServerOptionsSetStrictReadiness: fn(Object, bool) -> Object;
+    ServerOptionsSetLogInfo: fn(Object, bool) -> Object;
+    ServerOptionsSetLogWarn: fn(Object, bool) -> Object;
+    ServerOptionsSetCpuMetrics: fn(Object, bool) -> Object;
+    ServerOptionsSetGpuMetrics: fn(Object, bool) -> Object;
+    ServerNew: fn(*mut Object, Object) -> Object;
+    ServerDelete: fn(Object) -> Object;
+    ServerLoadModel: fn(Object, *const c_char) -> Object;
+    ServerUnloadModel: fn(Object, *const c_char) -> Object;
+    ServerModelIsReady: fn(Object, *const c_char, i64, *mut bool) -> Object;
+    ServerModelStatistics: fn(Object, *const c_char, i64, *mut Object) -> Object;
+    MessageSerializeToJson: fn(Object, *mut *const c_char, *mut usize) -> Object;
+    MessageDelete: fn(Object) -> Object;
+    ServerMetrics: fn(Object, *mut Object) -> Object;
+    MetricsFormatted: fn(Object, i32, *mut *const c_char, *mut usize) -> Object;
+    MetricsDelete: fn(Object) -> Object;
+    ResponseAllocatorNew: fn(*mut Object, Allocate, Free, *const c_void) -> Object;
+    InferenceRequestNew: fn(*mut Object, Object, *const c_char, i64) -> Object;
+    InferenceRequestDelete: fn(Object) -> Object;
+    InferenceRequestSetCorrelationId: fn(Object, u64) -> Object;
+    InferenceRequestSetFlags: fn(Object, u32) -> Object;
+    InferenceRequestAddInput: fn(Object, *const c_char, i32, *const i64, u64) -> Object;
+    InferenceRequestAppendInputData: fn(Object, *const c_char, *const c_void, usize, i32, i64) -> Object;
+    InferenceRequestSetReleaseCallback: fn(Object, Release, *mut c_void) -> Object;
+    InferenceRequestSetResponseCallback: fn(Object, Object, *mut c_void, Complete, *mut c_void) -> Object;
+    ServerInferAsync: fn(Object, Object, Object) -> Object;
+    InferenceResponseError: fn(Object) -> Object;
+    InferenceResponseDelete: fn(Object) -> Object;
+}
+
+const EXPLICIT: i32 = 2;
+const FP32: i32 = 11;
+const CPU: i32 = 0;
+/// The request starts its sequence.
+pub const START: u32 = 1;
+/// The request ends its sequence.
+pub const END: u32 = 2;
+
+/// What has come back of the requests that are out.
+pub struct Inbox {
+    /// Callbacks to come: an answer and a release for each request.
+    expected: AtomicUsize,
+    waiting: Thread,
+    /// Sequences whose answer has come, where somebody wants to know.
+    answered: std::sync::Mutex<Vec<u64>>,
+}
+
+/// What the callbacks of a request are told.
+struct Ticket {
+    server: &'static Server,
+    inbox: Arc<Inbox>,
+    sequence: u64,
+    callbacks: AtomicUsize,
+}
+
+/// The server.
+pub struct Server {
+    api: Api,
+    raw: Object,
+    allocator: Object,
+}
+
+// SAFETY: Triton's server takes calls from any thread.
+unsafe impl Send for Server {}
+// SAFETY: as above.
+unsafe impl Sync for Server {}
+
+/// A model and what its requests carry.
+pub struct Client {
+    server: &'static Server,
+    model: CString,
+    inputs: Vec<Input>,
+}
+
+struct Input {
+    name: CString,
+    dims: Vec<i64>,
+    data: Vec<f32>,
+}
+
+impl Server {
+    /// Starts a server over a model repository; it stays for the life of the process.
+    pub fn start(library: &Path, repository: &Path, backends: &Path) -> &'static Self {
+        // SAFETY: libtritonserver, with global symbols, as backends look them up there.
+        let api = unsafe {
+            let library =
+                Library::open(Some(library), RTLD_NOW | RTLD_GLOBAL).unwrap_or_else(|error| panic!("{error:?}"));
+            let api = Api::new(&library).unwrap_or_else(|error| panic!("{error}"));
+            std::mem::forget(library);
+            api
+        };
+        let (mut options, mut raw, mut allocator) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+        let (repository, backends) = (text(&repository.display().to_string()), text(&backends.display().to_string()));
+        // SAFETY: objects made here, in the order that tritonserver.h wants.
+        unsafe {
+            api.check((api.ServerOptionsNew)(&mut options));
+            api.check((api.ServerOptionsSetModelRepositoryPath)(options, repository.as_ptr()));
+            api.check((api.ServerOptionsSetBackendDirectory)(options, backends.as_ptr()));
+            api.check((api.ServerOptionsSetModelControlMode)(options, EXPLICIT));
+            api.check((api.ServerOptionsSetStrictReadiness)(options, false));
+            api.check((api.ServerOptionsSetLogInfo)(options, false));
+            api.check((api.ServerOptionsSetLogWarn)(options, false));
+            api.check((api.ServerOptionsSetCpuMetrics)(options, false));
+            api.check((api.ServerOptionsSetGpuMetrics)(options, false));
+            api.check((api.ServerNew)(&mut raw, options));
+            api.check((api.ServerOptionsDelete)(options));
+            api.check((api.ResponseAllocatorNew)(&mut allocator, allocate, free, ptr::null()));
+        }
+        Box::leak(Box::new(Self { api, raw, allocator }))
+    }
+
+    /// Stops it: every model is unloaded.
+    pub fn stop(&self) {
+        // SAFETY: alive; nobody calls it any more.
+        unsafe { self.api.check((self.api.ServerDelete)(self.raw)) };
+    }
+
+    /// Loads a model and returns when it is ready.
+    pub fn load(&self, model: &str) {
+        // SAFETY: a live server.
+        unsafe { self.api.check((self.api.ServerLoadModel)(self.raw, text(model).as_ptr())) };
+    }
+
+    /// Unloads a model and returns when it is gone.
+    pub fn unload(&self, model: &str) {
+        let (model, mut ready) = (text(model), true);
+        // SAFETY: a live server.
+        unsafe {
+            self.api.check((self.api.ServerUnloadModel)(self.raw, model.as_ptr()));
+            while ready {
+                let error = (self.api.ServerModelIsReady)(self.raw, model.as_ptr(), -1, &mut ready);
+                if !error.is_null() {
+                    (self.api.ErrorDelete)(error);
+                    break;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// The server's statistics of a model.
+    pub fn statistics(&self, model: &str) -> serde_json::Value {
+        let (mut message, mut json, mut bytes) = (ptr::null_mut(), ptr::null(), 0);
+        // SAFETY: a live server; the text is read before the message goes.
+        unsafe {
+            self.api.check((self.api.ServerModelStatistics)(self.raw, text(model).as_ptr(), -1, &mut message));
+            self.api.check((self.api.MessageSerializeToJson)(message, &mut json, &mut bytes));
+            let read = serde_json::from_slice(std::slice::from_raw_parts(json.cast(), bytes)).unwrap_or_default();
+            self.api.check((self.api.MessageDelete)(message));
+            read
+        }
+    }
+
+    /// A metric of a model, as its Prometheus endpoint would show it; `None` if there is none.
+    pub fn metric(&self, name: &str, model: &str) -> Option<f64> {
+        let (mut metrics, mut base, mut bytes) = (ptr::null_mut(), ptr::null(), 0);
+        // SAFETY: a live server; the text is copied before the metrics go.
+        let shown = unsafe {
+            self.api.check((self.api.ServerMetrics)(self.raw, &mut metrics));
+            self.api.check((self.api.MetricsFormatted)(metrics, 0, &mut base, &mut bytes));
+            let shown = String::from_utf8_lossy(std::slice::from_raw_parts(base.cast(), bytes)).into_owned();
+            self.api.check((self.api.MetricsDelete)(metrics));
+            shown
+        };
+        let label = format!("model=\"{model}\"");
+        let line = shown.lines().find(|line| line.starts_with(&format!("{name}{{")) && line.contains(&label))?;
+        line.rsplit(' ').next()?.parse().ok()
+    }
+}
+
+impl Api {
+    /// # Safety
+    /// `error` must come from the API and be used only here.
+    unsafe fn check(&self, error: Object) {
+        if !error.is_null() {
+            // SAFETY: alive until it is deleted, after which nothing uses it.
+            let message = unsafe { CStr::from_ptr((self.ErrorMessage)(error)) };
+            panic!("tritonserver: {}", message.to_string_lossy());
+        }
+    }
+}
+
+impl Client {
+    /// A client of a loaded model.
+    pub fn new(server: &'static Server, model: &str, spec: &Spec) -> Self {
+        let inputs = spec.inputs.iter().map(|tensor| {
+            let dims = [&[1], tensor.dims.as_slice()].concat();
+            let count = dims.iter().product::<i64>() as usize;
+            Input { name: text(&tensor.name), dims, data: (0..count).map(|i| (i % 7) as f32 / 16.0).collect() }
+        });
+        Self { server, model: text(model), inputs: inputs.collect() }
+    }
+
+    /// Sends a request; `inbox` hears of its answer and its release.
+    pub fn send(&self, inbox: &Arc<Inbox>, sequence: u64, flags: u32) {
+        let (api, mut request) = (&self.server.api, ptr::null_mut());
+        inbox.expected.fetch_add(2, Ordering::Relaxed);
+        let callbacks = AtomicUsize::new(2);
+        let ticket = Box::new(Ticket { server: self.server, inbox: inbox.clone(), sequence, callbacks });
+        let ticket = Box::into_raw(ticket).cast::<c_void>();
+        // SAFETY: a request made here; its data lives as long as the client, which outlives it; the ticket lives until
+        // its last callback.
+        unsafe {
+            api.check((api.InferenceRequestNew)(&mut request, self.server.raw, self.model.as_ptr(), -1));
+            api.check((api.InferenceRequestSetCorrelationId)(request, sequence));
+            api.check((api.InferenceRequestSetFlags)(request, flags));
+            for Input { name, dims, data } in &self.inputs {
+                let (name, rank, bytes) = (name.as_ptr(), dims.len() as u64, 4 * data.len());
+                api.check((api.InferenceRequestAddInput)(request, name, FP32, dims.as_ptr(), rank));
+                api.check((api.InferenceRequestAppendInputData)(request, name, data.as_ptr().cast(), bytes, CPU, 0));
+            }
+            api.check((api.InferenceRequestSetReleaseCallback)(request, released, ticket));
+            let (allocator, none) = (self.server.allocator, ptr::null_mut());
+            api.check((api.InferenceRequestSetResponseCallback)(request, allocator, none, answered, ticket));
+            api.check((api.ServerInferAsync)(self.server.raw, request, ptr::null_mut()));
+        }
+    }
+
+    /// Sends a request of each sequence and waits until all are answered and released.
+    pub fn round(&self, inbox: &Arc<Inbox>, sequences: &[u64], flags: u32) {
+        sequences.iter().for_each(|&sequence| self.send(inbox, sequence, flags));
+        inbox.wait_for_all();
+    }
+}
+
+impl Inbox {
+    /// An inbox for this thread, which waits for it.
+    pub fn new() -> Arc<Self> {
+        let waiting = std::thread::current();
+        Arc::new(Self { expected: AtomicUsize::new(0), waiting, answered: std::sync::Mutex::default() })
+    }
+
+    /// Waits until every request has been answered and released.
+    pub fn wait_for_all(&self) {
+        while self.expected.load(Ordering::Acquire) > 0 {
+            std::thread::park();
+        }
+        self.take();
+    }
+
+    /// Waits for answers and takes the sequences that they are of.
+    pub fn wait_for_some(&self, into: &mut Vec<u64>) {
+        loop {
+            std::mem::swap(into, &mut *self.take_lock());
+            if !into.is_empty() {
+                return;
+            }
+            std::thread::park();
+        }
+    }
+
+    fn take(&self) {
+        self.take_lock().clear();
+    }
+
+    fn take_lock(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
+        self.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+unsafe extern "C" fn answered(response: Object, _flags: u32, ticket: *mut c_void) {
+    // SAFETY: the ticket of this request, alive until its last callback; the response is ours.
+    unsafe {
+        let of = &*ticket.cast::<Ticket>();
+        let api = &of.server.api;
+        api.check((api.InferenceResponseError)(response));
+        api.check((api.InferenceResponseDelete)(response));
+        let mut answered = of.inbox.take_lock();
+        answered.push(of.sequence);
+        let first = answered.len() == 1;
+        drop(answered);
+        came(ticket, first);
+    }
+}
+
+unsafe extern "C" fn released(request: Object, _flags: u32, ticket: *mut c_void) {
+    // SAFETY: as above; the request is ours again.
+    unsafe {
+        let of = &*ticket.cast::<Ticket>();
+        of.server.api.check((of.server.api.InferenceRequestDelete)(request));
+        came(ticket, false);
+    }
+}
+
+/// # Safety
+/// Called once by each of the two callbacks of a ticket.
+unsafe fn came(ticket: *mut c_void, wake: bool) {
+    // SAFETY: alive until the second callback, which frees it.
+    unsafe {
+        let ticket = ticket.cast::<Ticket>();
+        let last_of_ticket = (*ticket).callbacks.fetch_sub(1, Ordering::AcqRel) == 1;
+        let inbox = (*ticket).inbox.clone();
+        if last_of_ticket {
+            drop(Box::from_raw(ticket));
+        }
+        if inbox.expected.fetch_sub(1, Ordering::AcqRel) == 1 || wake {
+            inbox.waiting.unpark();
+        }
+    }
+}
+
+unsafe extern "C" fn allocate(
+    _allocator: Object,
+    _name: *const c_char,
+    bytes: usize,
+    _memory: i32,
+    _device: i64,
+    _user: *mut c_void,
+    buffer: *mut *mut c_void,
+    buffer_user: *mut *mut c_void,
+    memory: *mut i32,
+    device: *mut i64,
+) -> Object {
+    // SAFETY: Triton's out parameters.
+    unsafe {
+        *buffer = if bytes == 0 { ptr::null_mut() } else { libc::malloc(bytes) };
+        (*buffer_user, *memory, *device) = (ptr::null_mut(), CPU, 0);
+    }
+    ptr::null_mut()
+}
+
+unsafe extern "C" fn free(
+    _allocator: Object,
+    buffer: *mut c_void,
+    _user: *mut c_void,
+    _bytes: usize,
+    _memory: i32,
+    _device: i64,
+) -> Object {
+    // SAFETY: from `allocate`.
+    unsafe { libc::free(buffer) };
+    ptr::null_mut()
+}
+
+fn text(text: &str) -> CString {
+    CString::new(text).expect("a name or path without NUL")
+}
