@@ -204,7 +204,7 @@ impl Step {
     fn run(&self, server: &'static Server, environment: &Environment) -> Value {
         let spec = self.model.spec();
         server.load(&self.trivial);
-        let (trivial, inbox) = (Client::new(server, &self.trivial, &spec), Inbox::new());
+        let (trivial, inbox) = (Client::new(server, &self.trivial, &spec), Inbox::new(false));
         let mut raw = Raw::new(environment, &spec, self.batch);
         let raw_rounds = rounds_in(self.seconds, || raw.step());
         let mut results = serde_json::Map::new();
@@ -223,10 +223,14 @@ impl Step {
             let rounds = rounds_in(self.seconds, || our_round(&ours)).max(8);
             let copied = |server: &Server| server.metric("stateful_state_bytes_copied_total", &self.model.model);
             let before = (copied(server), batches(&server.statistics(&self.model.model)));
-            let blocks: Vec<[Cost; 3]> = (0..self.blocks)
+            let blocks: Vec<[Cost; 4]> = (0..self.blocks)
                 .map(|_| {
                     [
                         Cost::of(rounds, || our_round(&ours)),
+                        Cost::of(rounds, || {
+                            our_round(&trivial);
+                            raw.step();
+                        }),
                         Cost::of(rounds, || our_round(&trivial)),
                         Cost::of(raw_rounds, || raw.step()),
                     ]
@@ -234,17 +238,18 @@ impl Step {
                 .collect();
             let (copied, after) = (copied(server), batches(&server.statistics(&self.model.model)));
             let ran = (self.blocks * rounds) as f64;
-            let of = |cost: fn(&[Cost; 3]) -> f64| median(blocks.iter().map(cost));
+            let of = |cost: fn(&[Cost; 4]) -> f64| median(blocks.iter().map(cost));
             let stage = |name: &str| (after.stage_ns(name) - before.1.stage_ns(name)) / 1e3 / ran;
             let (gather, infer, respond) = (stage("compute_input"), stage("compute_infer"), stage("compute_output"));
             let found = json!({
                 "exact_batches": (after.runs - before.1.runs) == ran,
                 "ours_us": of(|[ours, ..]| ours.wall_us),
-                "trivial_us": of(|[_, trivial, _]| trivial.wall_us),
+                "trivial_and_raw_us": of(|[_, both, ..]| both.wall_us),
+                "trivial_us": of(|[.., trivial, _]| trivial.wall_us),
                 "raw_us": of(|[.., raw]| raw.wall_us),
-                "step_ratio": of(|[ours, trivial, raw]| (ours.wall_us - trivial.wall_us) / raw.wall_us),
-                "our_cpu_us_per_request":
-                    of(|[ours, trivial, raw]| ours.cpu_us - trivial.cpu_us - raw.cpu_us) / self.batch as f64,
+                "step_ratio": of(|[ours, both, _, raw]| 1.0 + (ours.wall_us - both.wall_us) / raw.wall_us),
+                "of_floor": of(|[ours, both, ..]| both.wall_us / ours.wall_us),
+                "our_cpu_us_per_request": of(|[ours, both, ..]| ours.cpu_us - both.cpu_us) / self.batch as f64,
                 "gather_us": gather,
                 "infer_us": infer,
                 "respond_us": respond,
@@ -320,7 +325,7 @@ impl Throughput {
     }
 
     fn closed_loop(&self, server: &Server, client: &Client, model: &str) -> Closed {
-        let (inbox, mut ready) = (Inbox::new(), Vec::new());
+        let (inbox, mut ready) = (Inbox::new(true), Vec::new());
         let sequences: Vec<u64> = (1..=self.sequences as u64).collect();
         client.round(&inbox, &sequences, START);
         let mut sent = 0u32;
@@ -360,7 +365,7 @@ impl Growing {
     fn run(&self, server: &'static Server, environment: &Environment) -> Value {
         let spec = self.model.spec();
         server.load(&self.model.model);
-        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new());
+        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new(false));
         let sequences: Vec<u64> = (1..=self.batch as u64).collect();
         let blocks: Vec<[Cost; 3]> = (0..self.blocks)
             .map(|_| {
@@ -394,7 +399,7 @@ impl Live {
     fn run(&self, server: &'static Server) -> Value {
         let spec = self.model.spec();
         server.load(&self.model.model);
-        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new());
+        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new(false));
         let (mut live, mut found) = (0, Vec::new());
         let mut timed: Vec<u64> = (1..=self.batch as u64).collect();
         client.round(&inbox, &timed, START);

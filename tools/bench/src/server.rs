@@ -96,6 +96,8 @@ pub struct Inbox {
     /// Callbacks to come: an answer and a release for each request.
     expected: AtomicUsize,
     waiting: Thread,
+    /// Whether each answer is waited for, or only the last callback.
+    wants_answers: bool,
     /// Sequences whose answer has come, where somebody wants to know.
     answered: std::sync::Mutex<Vec<u64>>,
 }
@@ -279,10 +281,10 @@ impl Client {
 }
 
 impl Inbox {
-    /// An inbox for this thread, which waits for it.
-    pub fn new() -> Arc<Self> {
-        let waiting = std::thread::current();
-        Arc::new(Self { expected: AtomicUsize::new(0), waiting, answered: std::sync::Mutex::default() })
+    /// An inbox for this thread, which waits for it: for answers, or only for all of a round.
+    pub fn new(wants_answers: bool) -> Arc<Self> {
+        let (expected, waiting) = (AtomicUsize::new(0), std::thread::current());
+        Arc::new(Self { expected, waiting, wants_answers, answered: std::sync::Mutex::default() })
     }
 
     /// Waits until every request has been answered and released.
@@ -320,11 +322,13 @@ unsafe extern "C" fn answered(response: Object, _flags: u32, ticket: *mut c_void
         let api = &of.server.api;
         api.check((api.InferenceResponseError)(response));
         api.check((api.InferenceResponseDelete)(response));
-        let mut answered = of.inbox.take_lock();
-        answered.push(of.sequence);
-        let first = answered.len() == 1;
-        drop(answered);
-        came(ticket, first);
+        let mut is_first = false;
+        if of.inbox.wants_answers {
+            let mut answered = of.inbox.take_lock();
+            answered.push(of.sequence);
+            is_first = answered.len() == 1;
+        }
+        came(ticket, is_first);
     }
 }
 
