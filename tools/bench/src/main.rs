@@ -48,6 +48,8 @@ enum What {
     Live(Live),
     /// The time to load a model.
     Load(Load),
+    /// ONNX Runtime alone, without a server.
+    Raw(RawOnly),
 }
 
 /// A model in the repository.
@@ -128,6 +130,19 @@ struct Live {
 }
 
 #[derive(Args)]
+struct RawOnly {
+    /// What the model takes and gives (JSON).
+    #[arg(long)]
+    spec: PathBuf,
+    /// Rows of the batch.
+    #[arg(long)]
+    batch: usize,
+    /// How long.
+    #[arg(long)]
+    seconds: f64,
+}
+
+#[derive(Args)]
 struct Load {
     #[command(flatten)]
     model: Model,
@@ -144,8 +159,12 @@ fn main() {
     if matches!(cli.what, What::Step(_) | What::Growing(_) | What::Live(_)) {
         pin(0);
     }
+    if let What::Raw(raw) = &cli.what {
+        return println!("{}", raw.run(&environment));
+    }
     let server = Server::start(&cli.server_library, &cli.repository, &cli.backends);
     let result = match &cli.what {
+        What::Raw(raw) => raw.run(&environment),
         What::Step(step) => step.run(server, &environment),
         What::Throughput(throughput) => throughput.run(server, &environment),
         What::Growing(growing) => growing.run(server, &environment),
@@ -153,7 +172,8 @@ fn main() {
         What::Load(load) => load.run(server),
     };
     println!("{result}");
-    server.stop();
+    // Not stopped: what was measured is printed, and sequences that are live would be waited for.
+    std::process::exit(0);
 }
 
 impl Model {
@@ -422,6 +442,22 @@ impl Live {
             found.push(json!({ "live": live, "us_per_batch": us, "resident_bytes_per_sequence": bytes }));
         }
         json!({ "model": self.model.model, "batch": self.batch, "live": found })
+    }
+}
+
+impl RawOnly {
+    fn run(&self, environment: &Environment) -> Value {
+        let spec = Spec::read(&self.spec).unwrap_or_else(|error| panic!("{error}"));
+        let mut raw = Raw::new(environment, &spec, self.batch);
+        let (until, mut steps) = (Instant::now() + Duration::from_secs_f64(self.seconds), 0);
+        let cost = Cost::of(1, || {
+            while Instant::now() < until {
+                raw.step();
+                steps += 1;
+            }
+        });
+        let rows = f64::from(steps) * self.batch as f64;
+        json!({ "batch": self.batch, "rows_per_s": rows * 1e6 / cost.wall_us, "cpu_us_per_row": cost.cpu_us / rows })
     }
 }
 

@@ -59,7 +59,6 @@ functions! {
     ServerOptionsSetCpuMetrics: fn(Object, bool) -> Object;
     ServerOptionsSetGpuMetrics: fn(Object, bool) -> Object;
     ServerNew: fn(*mut Object, Object) -> Object;
-    ServerDelete: fn(Object) -> Object;
     ServerLoadModel: fn(Object, *const c_char) -> Object;
     ServerUnloadModel: fn(Object, *const c_char) -> Object;
     ServerModelIsReady: fn(Object, *const c_char, i64, *mut bool) -> Object;
@@ -164,12 +163,6 @@ impl Server {
             api.check((api.ResponseAllocatorNew)(&mut allocator, allocate, free, ptr::null()));
         }
         Box::leak(Box::new(Self { api, raw, allocator }))
-    }
-
-    /// Stops it: every model is unloaded.
-    pub fn stop(&self) {
-        // SAFETY: alive; nobody calls it any more.
-        unsafe { self.api.check((self.api.ServerDelete)(self.raw)) };
     }
 
     /// Loads a model and returns when it is ready.

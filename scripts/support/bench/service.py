@@ -1,0 +1,130 @@
+"""The service: what clients get over gRPC from a real tritonserver, by perf_analyzer.
+
+Client and server share the machine, so what counts is ratios within one run. CPU is that of all processes; the server's
+own is given beside it.
+"""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import tritonclient.http as http
+
+from support.bench.models import MODELS, BenchModel
+from support.bench.step import BACKENDS
+from support.paths import ROOT
+from support.server import TritonServer
+
+PERF_ANALYZER = ROOT / "scripts" / "perf-analyzer"
+SEQUENCE_LENGTH = 1000
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model as one backend serves it, with what is written into its configuration."""
+
+    backend: str
+    model: BenchModel
+    max_batch_size: int
+    preferred: int | None = None
+    delay_us: int = 0
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""
+    """The configuration to use instead, for a peer that is given with its own."""
+
+    @property
+    def name(self) -> str:
+        waits = f"_{self.delay_us}us" if self.delay_us else ""
+        return f"{self.backend}_{self.model.name}_{self.max_batch_size}{waits}"
+
+    def write(self, repository: Path) -> None:
+        config = self.config or self.model.config(
+            self.backend,
+            self.max_batch_size,
+            candidates=1024,
+            preferred=self.preferred,
+            delay_us=self.delay_us,
+            parameters=dict(self.parameters),
+        )
+        self.model.write(repository, self.name, config)
+
+
+def measure(server: TritonServer, served: Served, sequences: int, protocol: str, seconds: float) -> dict:
+    """Lets perf_analyzer keep one request of each sequence on its way for three windows of this length.
+
+    protocol: grpc (unary) or stream.
+    """
+    process, client = psutil.Process(server.pid), http.InferenceServerClient(server.http_url)
+    before = _counts(client, served.name), _machine_cpu_s(), _cpu_s(process)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.csv"
+        command = [
+            *(str(PERF_ANALYZER), "-m", served.name, "-x", "1", "-i", "grpc", "-u", server.grpc_url),
+            *(("--streaming",) if protocol == "stream" else ()),
+            *("--concurrency-range", f"{sequences}:{sequences}", "--sequence-length", str(SEQUENCE_LENGTH)),
+            *("--sequence-length-variation", "0", "--sequence-id-range", "1:1000000000"),
+            *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
+        ]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds)
+        if ran.returncode != 0 or not report.exists():
+            raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}")
+        row = next(csv.DictReader(report.open()))
+    after = _counts(client, served.name), _machine_cpu_s(), _cpu_s(process)
+    requests, runs = (after[0][key] - before[0][key] for key in ("inference_count", "execution_count"))
+    return {
+        "served": served.name,
+        "backend": served.backend,
+        "model": served.model.name,
+        "protocol": protocol,
+        "sequences": sequences,
+        "max_batch_size": served.max_batch_size,
+        "delay_us": served.delay_us,
+        "requests_per_s": float(row["Inferences/Second"]),
+        "p50_us": float(row["p50 latency"]),
+        "p99_us": float(row["p99 latency"]),
+        "batch": requests / runs,
+        "cpu_us_per_request": (after[1] - before[1]) * 1e6 / requests,
+        "server_cpu_us_per_request": (after[2] - before[2]) * 1e6 / requests,
+        "server_rss_bytes": process.memory_info().rss,
+    }
+
+
+def _counts(client: http.InferenceServerClient, model: str) -> dict[str, int]:
+    (statistics,) = client.get_inference_statistics(model)["model_stats"]
+    return {key: int(statistics.get(key, 0)) for key in ("inference_count", "execution_count")}
+
+
+def _machine_cpu_s() -> float:
+    times = psutil.cpu_times()
+    return times.user + times.system + times.nice + times.irq + times.softirq
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
+
+def serve(folder: Path, models: list[Served], backends: Path = BACKENDS) -> TritonServer:
+    """A server of these models."""
+    repository = folder / "repository"
+    for served in models:
+        served.write(repository)
+    return TritonServer(repository, backends=backends, log_path=folder / "server.log")
+
+
+def compare(
+    folder: Path, models: list[Served], sequences: list[int], protocols: list[str], seconds: float, blocks: int
+) -> Iterator[dict]:
+    """Each of the models in turn, again and again."""
+    with serve(folder, models) as server:
+        for _ in range(blocks):
+            for count in sequences:
+                for protocol in protocols:
+                    for served in models:
+                        yield measure(server, served, count, protocol, seconds)
