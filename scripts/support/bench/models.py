@@ -57,6 +57,29 @@ class BenchModel:
     def state_bytes(self) -> int:
         return sum(state.bytes for state in self.states)
 
+    @property
+    def carried(self) -> BenchModel:
+        """The same model with its states in requests and responses, as without a stateful backend. A counter of its
+        own lets it be served beside the other."""
+
+        def build() -> ModelProto:
+            from onnx import TensorProto, helper
+
+            made = self.build()
+            ends = [(made.graph.input, "TICK_IN"), (made.graph.output, "TICK_OUT")]
+            for tensors, name in ends:
+                tensors.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["tick_batch", 1]))
+            made.graph.node.append(helper.make_node("Identity", ["TICK_IN"], ["TICK_OUT"]))
+            return made
+
+        def ends(end: str) -> tuple[Tensor, ...]:
+            dims = lambda of: of.dims[1:] if of.dims[0] == BATCH else of.dims  # noqa: E731
+            return tuple(Tensor(getattr(state, end), dims(state)) for state in self.states)
+
+        tick = State("TICK_IN", "TICK_OUT", (BATCH, 1))
+        inputs, outputs = self.inputs + ends("input"), self.outputs + ends("output")
+        return BenchModel(f"{self.name}_carried", build, inputs, outputs, (tick,), f"{self.says}, carried by the client")
+
     def config(
         self,
         backend: str,

@@ -10,14 +10,16 @@ import csv
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
 import tritonclient.http as http
 
-from support.bench.models import MODELS, BenchModel
-from support.bench.step import BACKENDS
+from support.bench.models import BenchModel, Tensor
+from support.bench.report import medians
+from support.bench.step import BACKENDS, drive
 from support.paths import ROOT
 from support.server import TritonServer
 
@@ -69,6 +71,7 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
             *(("--streaming",) if protocol == "stream" else ()),
             *("--concurrency-range", f"{sequences}:{sequences}", "--sequence-length", str(SEQUENCE_LENGTH)),
             *("--sequence-length-variation", "0", "--sequence-id-range", "1:1000000000"),
+            *(argument for tensor in served.model.inputs for argument in _shape(tensor)),
             *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
         ]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds)
@@ -95,6 +98,11 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
     }
 
 
+def _shape(tensor: Tensor) -> tuple[str, ...]:
+    """perf_analyzer asks for the dims that the configuration leaves open: where the batch stands inside."""
+    return ("--shape", f"{tensor.name}:{','.join(str(abs(dim)) for dim in tensor.dims)}") if -1 in tensor.dims else ()
+
+
 def _counts(client: http.InferenceServerClient, model: str) -> dict[str, int]:
     (statistics,) = client.get_inference_statistics(model)["model_stats"]
     return {key: int(statistics.get(key, 0)) for key in ("inference_count", "execution_count")}
@@ -119,12 +127,51 @@ def serve(folder: Path, models: list[Served], backends: Path = BACKENDS) -> Trit
 
 
 def compare(
-    folder: Path, models: list[Served], sequences: list[int], protocols: list[str], seconds: float, blocks: int
+    folder: Path,
+    models: list[Served],
+    sequences: list[int],
+    protocols: list[str],
+    seconds: float,
+    blocks: int,
+    backends: Path = BACKENDS,
 ) -> Iterator[dict]:
     """Each of the models in turn, again and again."""
-    with serve(folder, models) as server:
+    with serve(folder, models, backends) as server:
         for _ in range(blocks):
             for count in sequences:
                 for protocol in protocols:
                     for served in models:
                         yield measure(server, served, count, protocol, seconds)
+
+
+def bound(folder: Path, model: BenchModel, seconds: float, blocks: int) -> Iterator[dict]:
+    """64 sequences against what the CPUs allow: cores / (CPU of a trivial request + CPU of ONNX Runtime for a row).
+
+    ONNX Runtime's is measured alone, at a full batch, and again beside clients that keep the CPUs busy: a row costs
+    more there, whoever runs it.
+    """
+    sequences, cores = 64, psutil.cpu_count()
+    variants = [(16, None, 0), (16, 16, 2000), (64, None, 0), (64, 32, 2000)]
+    trivial = Served("trivial", model, 64)
+    served = [Served("stateful", model, most, preferred, delay) for most, preferred, delay in variants]
+    found: dict[str, list[dict]] = {}
+    with serve(folder, [trivial, *served]) as server:
+        repository = folder / "repository"
+        for _ in range(blocks):
+            base = measure(server, trivial, sequences, "grpc", seconds)
+            # Every CPU is busy then, and a rate counts no start of the client's.
+            trivial_cpu_us = cores * 1e6 / base["requests_per_s"]
+            with ThreadPoolExecutor(1) as beside:
+                busy = beside.submit(drive, repository, "raw", model, batch=16, seconds=4 * seconds)
+                measure(server, trivial, sequences, "grpc", seconds)
+                busy_us = busy.result()["cpu_us_per_row"]
+            for of in served:
+                row = measure(server, of, sequences, "grpc", seconds)
+                full = drive(repository, "raw", model, batch=of.max_batch_size, seconds=seconds / 2)
+                alone_us = full["cpu_us_per_row"]
+                share = lambda ort_us: row["requests_per_s"] * (trivial_cpu_us + ort_us) / (cores * 1e6)  # noqa: E731
+                row |= {"filled": row["batch"] / of.max_batch_size, "trivial_cpu_us": trivial_cpu_us}
+                row |= {"ort_cpu_us_alone": alone_us, "ort_cpu_us_busy": busy_us}
+                row |= {"of_bound_alone": share(alone_us), "of_bound_busy": share(busy_us)}
+                found.setdefault(of.name, []).append(row)
+    yield from medians([row for rows in found.values() for row in rows], ("served",))

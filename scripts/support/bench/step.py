@@ -31,6 +31,46 @@ class Effort:
     growing_steps: int = 2000
 
 
+@dataclass(frozen=True)
+class Peer:
+    """Another backend to compare with: its folder, and a folder with MODEL.pbtxt for each model, if ours will not do."""
+
+    name: str
+    folder: Path
+    configs: Path | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Peer:
+        """NAME=FOLDER or NAME=FOLDER,CONFIGS"""
+        name, _, folders = text.partition("=")
+        folder, _, configs = folders.partition(",")
+        peer = cls(name, Path(folder).resolve(), Path(configs).resolve() if configs else None)
+        if not (peer.folder / f"libtriton_{name}.so").exists():
+            raise ValueError(f"'{text}': there is no {peer.folder}/libtriton_{name}.so")
+        return peer
+
+    def config(self, model: str) -> str | None:
+        file = self.configs / f"{model}.pbtxt" if self.configs else None
+        return file.read_text() if file and file.exists() else None
+
+
+def backends_of(folder: Path, peers: list[Peer]) -> Path:
+    """The folder of all backends, ours and the peers'."""
+    if not peers:
+        return BACKENDS
+    backends = folder / "backends"
+    backends.mkdir(exist_ok=True)
+    for source in (*BACKENDS.iterdir(), *(peer.folder for peer in peers)):
+        link = backends / (source.name if source.parent == BACKENDS else _named(peers, source))
+        if not link.exists():
+            link.symlink_to(source)
+    return backends
+
+
+def _named(peers: list[Peer], folder: Path) -> str:
+    return next(peer.name for peer in peers if peer.folder == folder)
+
+
 QUICK = Effort(blocks=5, seconds=0.03, live=(10, 10_000))
 FULL = Effort(blocks=15, seconds=0.1, live=(10, 10_000, 1_000_000))
 
@@ -39,14 +79,14 @@ def libonnxruntime() -> Path:
     return next((SITE_PACKAGES / "onnxruntime" / "capi").glob("libonnxruntime.so.*"))
 
 
-def drive(repository: Path, what: str, of: BenchModel, /, **arguments: object) -> dict:
+def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKENDS, **arguments: object) -> dict:
     """Runs the driver; its arguments are named as here."""
     command = [
         str(DRIVER),
         f"--server-library={next(TRITON_LIBRARIES.glob('libtritonserver-*.so'))}",
         f"--onnxruntime={libonnxruntime()}",
         f"--repository={repository}",
-        f"--backends={BACKENDS}",
+        f"--backends={backends}",
         what,
         f"--spec={of.spec_file(repository)}",
         *(f"--{key}={value}" for key, value in arguments.items()),
@@ -76,17 +116,20 @@ def steps(folder: Path, effort: Effort, names: list[str], batches: list[int]) ->
                 yield {"model": name, "batch": batch, "composition": composition} | numbers
 
 
-def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]]) -> Iterator[dict]:
+def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]], peers: list[Peer]) -> Iterator[dict]:
     """As many requests as come back from a number of sequences, on all CPUs."""
     repository = folder / "repository"
     for name, sequences in cases:
-        model = MODELS[name]
-        served, trivial = f"{name}_rate_{sequences}", f"{name}_rate_{sequences}_trivial"
-        for written, backend in ((served, "stateful"), (trivial, "trivial")):
-            model.write(repository, written, model.config(backend, max(sequences, 16), candidates=sequences + 8))
-        arguments = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
-        found = drive(repository, "throughput", model, model=served, trivial=trivial, sequences=sequences, **arguments)
-        yield found | {"model": name}
+        model, most = MODELS[name], max(sequences, 16)
+        trivial = f"{name}_rate_{sequences}_trivial"
+        model.write(repository, trivial, model.config("trivial", most, candidates=sequences + 8))
+        for backend, config in (("stateful", None), *((peer.name, peer.config(name)) for peer in peers)):
+            served = f"{name}_rate_{sequences}_{backend}"
+            model.write(repository, served, config or model.config(backend, most, candidates=sequences + 8))
+            arguments = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
+            arguments |= {"model": served, "trivial": trivial, "sequences": sequences}
+            found = drive(repository, "throughput", model, backends=backends_of(folder, peers), **arguments)
+            yield found | {"model": name, "backend": backend}
 
 
 def growing(folder: Path, effort: Effort) -> Iterator[dict]:

@@ -1,0 +1,148 @@
+"""The benchmark on the command line: see docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+
+from support.bench import report, service, step
+from support.bench.models import MODELS
+from support.bench.service import Served
+from support.bench.soak import Soak
+from support.bench.step import Peer, backends_of
+from support.paths import BUILD, ROOT
+
+LEVELS = ("step", "throughput", "growing", "live", "load", "service", "bound")
+RECORDED = ROOT / "docs" / "bench"
+
+
+def main() -> int:
+    options = arguments()
+    if options.soak:
+        return 0 if Soak(options.soak).run() else 1
+    console = Console(width=max(Console().width, 150))
+    effort = step.QUICK if options.quick else step.FULL
+    results: dict[str, report.Rows] = {}
+    with tempfile.TemporaryDirectory(prefix="stateful-bench-") as folder:
+        for level in options.level:
+            console.print(f"[dim]{level} …[/dim]")
+            rows = list(LEVEL[level](Path(folder) / level, effort, options))
+            results[level] = rows
+            report.show(console, {level: rows})
+    for path in report.write(RECORDED if options.record else BUILD / "bench" / "results", about(), results):
+        console.print(f"written: {path}")
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Times the backend side by side with ONNX Runtime alone and with a backend that does nothing. "
+        "All of it takes about 25 minutes, with --quick 6.",
+    )
+    parser.add_argument("level", nargs="*", help=f"what to measure: {', '.join(LEVELS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
+    parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "cache", "forty"])
+    parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
+    parser.add_argument("--sequences", type=_numbers, help="for the service (default: 1,16,64,256,1000)")
+    parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
+    parser.add_argument(
+        "--peer",
+        type=Peer.parse,
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER[,CONFIGS]",
+        help="compare with the backend in FOLDER too; CONFIGS has MODEL.pbtxt for the models that it wants "
+        "configured in its own way",
+    )
+    parser.add_argument("--record", action="store_true", help="write to docs/bench instead of build/bench/results")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: check every answer for so long")
+    options = parser.parse_args()
+    unknown = [level for level in options.level if level not in LEVELS]
+    if unknown:
+        parser.error(f"there is no level '{unknown[0]}'; there are {', '.join(LEVELS)}")
+    options.level = options.level or list(LEVELS)
+    options.sequences = options.sequences or ([1, 16, 64] if options.quick else [1, 16, 64, 256, 1000])
+    return options
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in MODELS:
+            raise argparse.ArgumentTypeError(f"there is no model '{name}'; there are {', '.join(MODELS)}")
+    return names
+
+
+def _numbers(text: str) -> list[int]:
+    numbers = [int(number) for number in text.split(",")]
+    if min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': whole numbers from 1 on are expected")
+    return numbers
+
+
+def about() -> dict:
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
+    cpu = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), ":")
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit.stdout.strip(),
+        "cpu": cpu.split(":", 1)[1].strip(),
+        "cpus": psutil.cpu_count(),
+        "system": platform.release(),
+        "onnxruntime": step.libonnxruntime().name.split(".so.")[1],
+    }
+
+
+def _step(folder: Path, effort: step.Effort, options: argparse.Namespace):
+    names = [name for name in options.models if name != "growing"]
+    for row in step.steps(folder, effort, names, options.batches):
+        floor = row["trivial_and_raw_us"] - row["trivial_us"]
+        at_step = row["gather_us"] + row["infer_us"]
+        ratios = {"step_over_raw": at_step / row["raw_us"], "step_ratio": at_step / floor}
+        yield row | {"floor_us": floor, "step_us": at_step} | ratios
+
+
+def _throughput(folder: Path, effort: step.Effort, options: argparse.Namespace):
+    cases = [("accumulate", 1), ("lstm", 1), ("cache", 1), ("accumulate", 64), ("lstm", 16), ("lstm", 64)]
+    return step.throughput(folder, effort, [case for case in cases if case[0] in options.models], options.peer)
+
+
+def _service(folder: Path, effort: step.Effort, options: argparse.Namespace):
+    seconds, blocks = (0.5, 1) if options.quick else (1.0, 3)
+    for name in [name for name in options.models if name in ("accumulate", "lstm", "cache")]:
+        model = MODELS[name]
+        served = [Served("stateful", model, 64), Served("stateful", model.carried, 64)]
+        served += [Served(peer.name, model, 64, config=peer.config(name) or "") for peer in options.peer]
+        backends = backends_of(folder, options.peer) if options.peer else step.BACKENDS
+        rows = service.compare(
+            folder / name, served, options.sequences, options.protocols, seconds, blocks, backends
+        )
+        yield from report.medians(rows, ("served", "protocol", "sequences"))
+
+
+def _bound(folder: Path, effort: step.Effort, options: argparse.Namespace):
+    seconds, blocks = (0.5, 1) if options.quick else (1.0, 3)
+    return service.bound(folder, MODELS["lstm"], seconds, blocks)
+
+
+LEVEL = {
+    "step": _step,
+    "throughput": _throughput,
+    "growing": lambda folder, effort, _: step.growing(folder, effort),
+    "live": lambda folder, effort, _: step.live(folder, effort),
+    "load": lambda folder, *_: step.load(folder),
+    "service": _service,
+    "bound": _bound,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

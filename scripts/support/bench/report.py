@@ -1,0 +1,185 @@
+"""The benchmark's results as tables, as JSON, and as pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+Rows = list[dict]
+
+COLUMNS = {
+    "step": {
+        "model": "model",
+        "batch": "batch",
+        "composition": "batches",
+        "raw_us": "ORT alone µs",
+        "floor_us": "ORT after Triton µs",
+        "step_us": "step µs",
+        "step_over_raw": "step / alone",
+        "step_ratio": "step / after Triton",
+        "our_cpu_us_per_request": "our CPU µs/request",
+        "copied_bytes_per_round": "state bytes copied",
+    },
+    "throughput": {
+        "model": "model",
+        "backend": "backend",
+        "sequences": "sequences",
+        "requests_per_s": "requests/s",
+        "batch": "batch",
+        "ratio_to_raw": "/ ORT alone at full batch",
+        "ratio_to_raw_and_trivial": "/ (ORT + trivial)",
+        "cpu_us_per_request": "CPU µs/request",
+    },
+    "growing": {
+        "batch": "sequences",
+        "steps": "steps",
+        "raw_us_per_step": "ORT alone µs/step",
+        "ours_us_per_step": "µs/step",
+        "ours_us_per_step_first_half": "first half",
+        "ours_us_per_step_second_half": "second half",
+    },
+    "live": {
+        "model": "model",
+        "live": "live sequences",
+        "us_per_batch": "µs a batch of 16",
+        "state_bytes": "state bytes",
+        "resident_bytes_per_sequence": "resident bytes/sequence",
+    },
+    "load": {"model": "model", "load_ms": "load ms", "unload_ms": "unload ms"},
+    "service": {
+        "model": "model",
+        "backend": "backend",
+        "protocol": "protocol",
+        "sequences": "sequences",
+        "max_batch_size": "max batch",
+        "delay_us": "delay µs",
+        "requests_per_s": "requests/s",
+        "p50_us": "p50 µs",
+        "p99_us": "p99 µs",
+        "batch": "batch",
+        "server_cpu_us_per_request": "server CPU µs/request",
+        "cpu_us_per_request": "all CPU µs/request",
+    },
+    "bound": {
+        "max_batch_size": "max batch",
+        "delay_us": "delay µs",
+        "requests_per_s": "requests/s",
+        "filled": "batch filled",
+        "trivial_cpu_us": "trivial CPU µs",
+        "ort_cpu_us_alone": "ORT CPU µs/row alone",
+        "ort_cpu_us_busy": "beside clients",
+        "of_bound_alone": "of bound",
+        "of_bound_busy": "of bound beside clients",
+    },
+}
+
+TITLES = {
+    "step": "The step, pinned to one CPU (in process)",
+    "throughput": "As many requests as come back (in process, all CPUs)",
+    "growing": "A state that grows by 256 bytes a step (in process)",
+    "live": "Many live sequences (in process)",
+    "load": "Loading",
+    "service": "The service over gRPC",
+    "bound": "The service, lstm, 64 sequences, against what the CPUs allow",
+}
+
+
+def medians(rows: Iterable[dict], keys: tuple[str, ...]) -> Rows:
+    """Rows that agree in `keys` become one: the median of each number."""
+    groups: dict[tuple, Rows] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    merged = []
+    for group in groups.values():
+        first = dict(group[0])
+        for key, value in first.items():
+            if isinstance(value, float) and key not in keys:
+                first[key] = median(row[key] for row in group)
+        merged.append(first)
+    return merged
+
+
+def show(console: Console, results: dict[str, Rows]) -> None:
+    for level, rows in results.items():
+        if not rows:
+            continue
+        columns = COLUMNS[level]
+        table = Table(title=TITLES[level])
+        for number, heading in enumerate(columns.values()):
+            table.add_column(heading, justify="left" if number == 0 else "right")
+        for row in rows:
+            table.add_row(*(_cell(row.get(key)) for key in columns))
+        console.print(table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def write(folder: Path, about: dict, results: dict[str, Rows]) -> list[Path]:
+    """results.json and the pictures that its levels allow."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "results.json"
+    known = json.loads(file.read_text())["results"] if file.exists() else {}
+    merged = known | {level: rows for level, rows in results.items() if rows}
+    file.write_text(json.dumps({"about": about, "results": merged}, indent=1) + "\n")
+    written = [file]
+    if merged.get("step"):
+        written.append(_picture_of_steps(folder / "step.svg", merged["step"]))
+    if merged.get("service"):
+        written.append(_picture_of_service(folder / "service.svg", merged["service"]))
+    return written
+
+
+def _axes(count: int, width: float):
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "bench"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, count, figsize=(width * count, 3.6), layout="constrained")
+    return figure, list(axes) if count > 1 else [axes]
+
+
+def _picture_of_steps(path: Path, rows: Rows) -> Path:
+    shown = [row for row in rows if row["model"] in ("lstm", "cache")]
+    models = list(dict.fromkeys(row["model"] for row in shown))
+    figure, axes = _axes(len(models), 5.5)
+    for axis, model in zip(axes, models):
+        of = [row for row in shown if row["model"] == model]
+        axis.bar([f"{row['batch']}\n{row['composition']}" for row in of], [row["step_over_raw"] for row in of])
+        axis.axhline(1, color="black", linewidth=0.8)
+        axis.set_title(f"{model}: step over ONNX Runtime alone")
+        axis.tick_params(axis="x", labelsize=7)
+    figure.savefig(path, metadata={"Date": None})
+    return path
+
+
+def _picture_of_service(path: Path, rows: Rows) -> Path:
+    models = list(dict.fromkeys(row["model"].removesuffix("_carried") for row in rows))
+    figure, axes = _axes(len(models), 4.5)
+    for axis, model in zip(axes, models):
+        lines: dict[str, Rows] = {}
+        for row in rows:
+            if row["model"].removesuffix("_carried") == model:
+                carried = ", state carried by the client" if row["model"].endswith("_carried") else ""
+                lines.setdefault(f"{row['backend']}, {row['protocol']}{carried}", []).append(row)
+        for name, line in lines.items():
+            axis.plot([row["sequences"] for row in line], [row["requests_per_s"] for row in line], "o-", label=name)
+        axis.set_xscale("log")
+        axis.set_xlabel("sequences")
+        axis.set_title(f"{model}: requests/s")
+        axis.set_ylim(bottom=0)
+        axis.legend(fontsize=7)
+    figure.savefig(path, metadata={"Date": None})
+    return path
