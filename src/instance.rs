@@ -85,9 +85,9 @@ impl Instance {
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
             if !rows.is_empty() {
-                self.residence.bring_home(&mut rows, &mut self.step, &self.model.sequences);
+                self.bring_home(&mut rows);
             }
-            self.run_or_split(&mut batch, times);
+            self.run_or_split(&mut batch, times, rows.is_empty());
             batch.into_iter().for_each(|row| self.residence.depart(row, answered));
         }
         self.report.payload_over(&self.model);
@@ -186,39 +186,55 @@ impl Instance {
         batch
     }
 
+    /// Writes the states of rows home that others may run without. What finds no memory for it stays where it is, and
+    /// fails when it is needed.
+    fn bring_home(&mut self, rows: &mut [Row]) {
+        let (binding, sequences) = (&self.model.binding, &self.model.sequences);
+        if let Err(error) = self.residence.bring_home(rows, binding, &mut self.step, sequences) {
+            log::error!("{}: a state cannot be moved: {error}", self.model.config.model);
+        }
+    }
+
     /// Runs a batch. One that fails is run again in halves, so that only the requests at fault fail: a failed run has
-    /// changed no state.
-    fn run_or_split(&mut self, batch: &mut [Row], times: Times) {
-        let ran = panic::catch(|| self.run(batch, times)).and_then(|ran| ran);
+    /// changed no state. `is_last`: no other batch of the payload is to run.
+    fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
+        let ran = panic::catch(|| self.run(batch, times, is_last)).and_then(|ran| ran);
         let Err(error) = ran else { return };
         if error.may_be_one_rows_fault() && batch.len() > 1 {
-            self.residence.bring_home(batch, &mut self.step, &self.model.sequences);
+            self.bring_home(batch);
             let (first, second) = batch.split_at_mut(batch.len() / 2);
-            self.run_or_split(first, times);
-            self.run_or_split(second, times);
+            self.run_or_split(first, times, false);
+            self.run_or_split(second, times, false);
         } else {
             self.fail(batch, &error.into(), times);
         }
     }
 
     /// Gather, run, respond, and keep the states.
-    fn run(&mut self, batch: &mut [Row], mut times: Times) -> Result<(), Error> {
+    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
         let (binding, sequences) = (&self.model.binding, &self.model.sequences);
         let rows = self.model.config.padding.rows(batch.len());
-        self.residence.plan(batch, rows, &mut self.step, sequences);
+        self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
         fault::point("gather", batch);
-        let lent = gather(binding, batch, rows, &self.residence, &mut self.step)?;
+        let (lent, copied) = gather(binding, batch, rows, &self.residence, &mut self.step)?;
+        sequences.count_copied(copied);
         self.residence.fill(batch, rows, binding, &mut self.step, &lent, sequences)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
         let (from, into) = self.residence.buffers();
-        self.step.run(Run { rows, from, into, lent: &lent })?;
+        self.step.run(Run { rows, from, into, kept: self.residence.reads_grown(), lent: &lent })?;
         drop(lent);
         times.compute_end = monotonic_ns();
-        let responses = self.respond(batch, rows)?;
+        let (responses, stay) = self.respond(batch, rows, is_last)?;
+        if stay {
+            self.residence.keep_growing(batch, &mut self.step);
+        }
         for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
             let success = response.is_ok();
             if success {
+                if !stay {
+                    self.residence.forget_grown(row);
+                }
                 complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
             }
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
@@ -231,18 +247,35 @@ impl Instance {
         Ok(())
     }
 
-    /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
-    fn respond(&self, batch: &mut [Row], rows: usize) -> Result<Vec<Result<Response, Error>>, Error> {
+    /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied. Says
+    /// whether the growing states are to stay in the tensors of the run.
+    #[allow(clippy::type_complexity, reason = "a response for each row, and one fact of them all")]
+    fn respond(
+        &self,
+        batch: &mut [Row],
+        rows: usize,
+        is_last: bool,
+    ) -> Result<(Vec<Result<Response, Error>>, bool), Error> {
         let answers = Answers::new(&self.model.binding, &self.step, rows)?;
+        let limit = self.model.config.states.limits.per_sequence;
+        let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
-            let room = answers.make_room(place, row, self.model.config.states.limits.per_sequence);
-            let response = room.and_then(|()| answers.response(place, row));
-            if response.is_ok() {
-                answers.keep_state(place, row);
-            }
-            response
+            answers.make_room(place, row, limit, stay).and_then(|()| answers.response(place, row))
         };
-        Ok(batch.iter_mut().enumerate().map(respond).collect())
+        let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
+        let all_stay = stay && responses.iter().all(Result::is_ok);
+        for (place, (row, response)) in batch.iter_mut().zip(&mut responses).enumerate() {
+            if stay && !all_stay && response.is_ok() {
+                // One of the batch keeps the state before the run, so the others cannot stay with it.
+                if let Err(error) = answers.make_room(place, row, limit, false) {
+                    *response = Err(error);
+                }
+            }
+            if response.is_ok() {
+                self.model.sequences.count_copied(answers.keep_state(place, row, all_stay));
+            }
+        }
+        Ok((responses, all_stay))
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were.

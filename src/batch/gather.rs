@@ -20,31 +20,32 @@ use crate::triton::Input;
 /// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
 /// [`super::grouping`]); but for the states of fixed size, which are [`super::residence`]'s. Places beyond the batch repeat
 /// its first row, so that padding cannot fail where the rows do not. Returns the states that need not be copied, for the
-/// run.
+/// run, and the bytes of those that were.
 pub fn gather<'a>(
     binding: &'a Binding,
     batch: &'a [Row],
     places: usize,
     residence: &Residence,
     step: &mut Step,
-) -> Result<SmallVec<[Lent<'a>; 2]>, Error> {
+) -> Result<(SmallVec<[Lent<'a>; 2]>, usize), Error> {
     let batch = Padded { batch, places };
-    let mut lent = SmallVec::new();
+    let (mut lent, mut copied) = (SmallVec::new(), 0);
     step.begin();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::Request(request) => requests(step, index, binding, input, request, batch)?,
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
+            Source::State(number) if residence.reads_grown() && !binding.states[*number].is_in_slot() => {}
             Source::State(number) => match lend(step, index, binding, *number, batch, residence) {
                 Some(state) => lent.push(state),
                 None if binding.states[*number].is_in_slot() => {}
-                None => states(step, index, binding, *number, batch)?,
+                None => copied += states(step, index, binding, *number, batch)?,
             },
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
             Source::Constant(bytes) => constant(step, index, input, bytes, places)?,
         }
     }
-    Ok(lent)
+    Ok((lent, copied))
 }
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
@@ -205,7 +206,8 @@ fn lengths(
     Ok(())
 }
 
-fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch: Padded) -> Result<(), Error> {
+/// Copies a state of varying size of all rows. Returns the bytes, where it is not one of strings.
+fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch: Padded) -> Result<usize, Error> {
     let (state, rows) = (&binding.states[number], batch.places);
     // A tensor of its own size may not stay borrowed while the step is filled, so the dims are those of the first row.
     let dims = StateRow::of(binding, number, &batch.batch[0]).dims;
@@ -218,7 +220,8 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
                 strings::put(layout, elements, &mut all, place, rows);
             }
         }
-        return Ok(step.set_strings(index, dims, rows, &all)?);
+        step.set_strings(index, dims, rows, &all)?;
+        return Ok(0);
     }
     let buffer = step.input(index, dims, rows)?;
     for (place, content) in of_rows {
@@ -228,7 +231,7 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
             StateContent::Fp16(bytes) => rows::put_widened(layout, bytes, buffer, place, rows),
         }
     }
-    Ok(())
+    Ok(batch.batch.iter().filter(|row| !row.is_fresh()).count() * state.kept_bytes(layout))
 }
 
 fn controls(

@@ -1,13 +1,15 @@
-//! States of fixed size in and out of the batch buffers.
+//! States that stay where a run wrote them, and the way of the others in and out.
 //!
-//! Which state lies where is [`Residency`]'s to know; here the rows of a batch are put in its order, and the bytes of
-//! those that join or leave are copied.
+//! States of fixed size lie in batch buffers. Which lies where is [`Residency`]'s to know; here the rows of a batch are
+//! put in its order, and the bytes of those that join or leave are copied. Of growing states, the tensors of the last
+//! batch stay as ONNX Runtime made them, for a next batch of the same sequences; for any other they go home to what each
+//! sequence has beside its slot.
 
 use super::Row;
 use super::state_row::{StateContent, StateRow};
 use crate::binding::{Binding, StatePlace};
-use crate::memory::{OutOfMemory, rows};
-use crate::model::{Answered, LiveSequences};
+use crate::memory::{NoRoom, OutOfMemory, Varying, rows};
+use crate::model::{Answered, Lease, LiveSequences};
 use crate::session::{Lent, RowAt, Step};
 use crate::state::pool::SlotId;
 use crate::state::residency::{Place, Plan, Residency};
@@ -22,6 +24,19 @@ pub struct Residence {
     slots: Vec<Option<SlotId>>,
     /// Positions of the batch whose states are not in place.
     joining: Vec<usize>,
+    growing: Vec<GrowingState>,
+    /// The sequences whose growing states are in the tensors of the last batch, by position.
+    grown: Vec<Option<SlotId>>,
+    /// The next run reads those tensors.
+    reads_grown: bool,
+}
+
+/// A growing state whose tensor may stay.
+struct GrowingState {
+    /// Which state of the binding.
+    number: usize,
+    /// Its place beside the slot.
+    beside: usize,
 }
 
 /// A state that lies in slots and batch buffers.
@@ -50,7 +65,25 @@ impl Residence {
         let states: Vec<_> = states.collect();
         let by_rows = states.iter().any(|state| state.layout.outer > 1);
         let residency = Residency::new(resident, by_rows);
-        Self { residency, states, plan: Plan::default(), slots: Vec::new(), joining: Vec::new() }
+        let growing = binding.states.iter().enumerate().filter_map(|(number, state)| match state.place {
+            StatePlace::Beside(beside) if !binding.growing().is_empty() => Some(GrowingState { number, beside }),
+            _ => None,
+        });
+        Self {
+            residency,
+            states,
+            plan: Plan::default(),
+            slots: Vec::new(),
+            joining: Vec::new(),
+            growing: growing.collect(),
+            grown: Vec::new(),
+            reads_grown: false,
+        }
+    }
+
+    /// Whether the next run reads the growing states from the tensors of the last one.
+    pub const fn reads_grown(&self) -> bool {
+        self.reads_grown
     }
 
     /// The batch buffers that the next run reads and writes.
@@ -59,22 +92,48 @@ impl Residence {
     }
 
     /// Plans a run over `places` rows: puts the batch in order, and writes home what must make room.
-    pub fn plan(&mut self, batch: &mut [Row], places: usize, step: &mut Step, sequences: &LiveSequences) {
-        if self.states.is_empty() {
-            return;
+    pub fn plan(
+        &mut self,
+        batch: &mut [Row],
+        places: usize,
+        binding: &Binding,
+        step: &mut Step,
+        sequences: &LiveSequences,
+    ) -> Result<(), NoRoom> {
+        self.reads_grown = !self.grown.is_empty() && batch.len() == places && self.order_as_grown(batch);
+        if !self.states.is_empty() {
+            self.slots.clear();
+            self.slots.extend(batch.iter().map(Row::slot_with_state));
+            self.residency.plan(&self.slots, places, &mut self.plan);
+            permute(batch, &self.plan.order);
+            let leaving = std::mem::take(&mut self.plan.leaving);
+            self.write_home(&leaving, batch, step, sequences);
+            self.plan.leaving = leaving;
+            self.joining.clear();
+            let place_of = |row: &Row| self.residency.place(row.slot_with_state()?);
+            let is_in_place =
+                |&position: &usize| place_of(&batch[position]) == Some(Place { buffer: self.plan.from, position });
+            self.joining.extend((0..batch.len()).filter(|position| !is_in_place(position)));
         }
-        self.slots.clear();
-        self.slots.extend(batch.iter().map(Row::slot_with_state));
-        self.residency.plan(&self.slots, places, &mut self.plan);
-        permute(batch, &self.plan.order);
-        let leaving = std::mem::take(&mut self.plan.leaving);
-        self.write_home(&leaving, batch, step, sequences);
-        self.plan.leaving = leaving;
-        self.joining.clear();
-        let place_of = |row: &Row| self.residency.place(row.slot_with_state()?);
-        let is_in_place =
-            |&position: &usize| place_of(&batch[position]) == Some(Place { buffer: self.plan.from, position });
-        self.joining.extend((0..batch.len()).filter(|position| !is_in_place(position)));
+        self.reads_grown &= self.grown.iter().zip(batch.iter()).all(|(slot, row)| *slot == row.slot_with_state());
+        match self.reads_grown {
+            true => Ok(()),
+            false => self.bring_grown_home(batch, binding, step, sequences),
+        }
+    }
+
+    /// Puts a batch in the order of the tensors of the last one. Whether it has the same sequences.
+    fn order_as_grown(&self, batch: &mut [Row]) -> bool {
+        if self.grown.len() != batch.len() {
+            return false;
+        }
+        for position in 0..batch.len() {
+            let wanted = self.grown[position];
+            let found = (position..batch.len()).find(|&at| batch[at].slot_with_state() == wanted);
+            let Some(found) = found.filter(|_| wanted.is_some()) else { return false };
+            batch.swap(position, found);
+        }
+        true
     }
 
     /// Whether the state of the only row lies in its slot, so that it can be lent.
@@ -117,9 +176,7 @@ impl Residence {
                 }
             }
         }
-        if copied > 0 {
-            sequences.count_copied(copied);
-        }
+        sequences.count_copied(copied);
         Ok(())
     }
 
@@ -139,20 +196,102 @@ impl Residence {
     }
 
     /// Writes the states of rows home, so that each can run in any company.
-    pub fn bring_home(&mut self, rows: &mut [Row], step: &mut Step, sequences: &LiveSequences) {
+    pub fn bring_home(
+        &mut self,
+        rows: &mut [Row],
+        binding: &Binding,
+        step: &mut Step,
+        sequences: &LiveSequences,
+    ) -> Result<(), NoRoom> {
         let places = rows.iter().filter_map(|row| {
             let slot = row.slot_with_state()?;
             Some((slot, self.residency.place(slot)?))
         });
         let places: Vec<_> = places.collect();
         self.write_home(&places, rows, step, sequences);
+        for row in rows {
+            let position = self.grown.iter().position(|slot| slot.is_some() && *slot == row.slot_with_state());
+            if let (Some(position), Some(lease)) = (position, &mut row.lease) {
+                self.bring_row_home(position, binding, step, lease.contents_mut(), sequences)?;
+                self.grown[position] = None;
+            }
+        }
+        Ok(())
     }
 
-    /// A row that has its answer goes; from now on its slot may be written to here.
+    /// Writes all growing states home that are in the tensors of the last batch: those of `rows` through their leases.
+    fn bring_grown_home(
+        &mut self,
+        rows: &mut [Row],
+        binding: &Binding,
+        step: &mut Step,
+        sequences: &LiveSequences,
+    ) -> Result<(), NoRoom> {
+        for position in 0..self.grown.len() {
+            let Some(slot) = self.grown[position] else { continue };
+            let lease = rows.iter_mut().filter_map(|row| row.lease.as_mut()).find(|lease| lease.slot() == slot);
+            if let Some(lease) = lease {
+                self.bring_row_home(position, binding, step, lease.contents_mut(), sequences)?;
+            } else if let Some(mut contents) = sequences.take_contents(slot) {
+                let brought = self.bring_row_home(position, binding, step, &mut contents, sequences);
+                sequences.give_contents(slot, contents);
+                brought?;
+            }
+            self.grown[position] = None;
+        }
+        if !self.grown.is_empty() {
+            self.grown.clear();
+            step.drop_growing();
+        }
+        Ok(())
+    }
+
+    fn bring_row_home(
+        &self,
+        position: usize,
+        binding: &Binding,
+        step: &Step,
+        contents: &mut [Varying],
+        sequences: &LiveSequences,
+    ) -> Result<(), NoRoom> {
+        for (index, state) in self.growing.iter().enumerate() {
+            let (Some((dims, batch)), Some(varying)) = (step.kept_growing(index), contents.get_mut(state.beside))
+            else {
+                continue;
+            };
+            let Some(layout) = binding.states[state.number].layout(dims) else { continue };
+            varying.bring_home(|row| rows::take(layout, batch, position, self.grown.len(), row))?;
+            sequences.count_copied(layout.row_bytes());
+        }
+        Ok(())
+    }
+
+    /// Whether the growing states may stay in the tensors that the last run made for a batch over `places` rows.
+    pub fn growing_can_stay(&self, batch: &[Row], places: usize, step: &Step) -> bool {
+        let goes_on = |row: &Row| row.lease.as_ref().is_some_and(|lease| !lease.ends());
+        !self.growing.is_empty() && batch.len() == places && batch.iter().all(goes_on) && step.made_growing()
+    }
+
+    /// The growing states of a batch stay in the tensors that the last run made.
+    pub fn keep_growing(&mut self, batch: &[Row], step: &mut Step) {
+        step.keep_growing();
+        self.grown.clear();
+        self.grown.extend(batch.iter().map(|row| row.lease.as_ref().map(Lease::slot)));
+    }
+
+    /// The growing states of a row have been copied to its sequence.
+    pub fn forget_grown(&mut self, row: &Row) {
+        let slot = row.lease.as_ref().map(Lease::slot);
+        for grown in self.grown.iter_mut().filter(|grown| grown.is_some() && **grown == slot) {
+            *grown = None;
+        }
+    }
+
+    /// A row that has its answer goes; from now on its state may be moved here.
     pub fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
         let Row { mut lease, answer, request, .. } = row;
         if let Some(lease) = &mut lease {
-            lease.leave_memory();
+            lease.leave_state();
             if lease.ends() {
                 self.residency.forget(lease.slot());
             }

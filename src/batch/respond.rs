@@ -61,37 +61,43 @@ impl<'a> Answers<'a> {
     }
 
     /// Makes room for the new states of the row at `place` that vary in size, `limit` bytes at most, so that
-    /// [`Answers::keep_state`] cannot fail.
-    pub fn make_room(&self, place: usize, row: &mut Row, limit: usize) -> Result<(), Error> {
+    /// [`Answers::keep_state`] cannot fail; if they are to stay in the tensors of the run, they are only paid for.
+    pub fn make_room(&self, place: usize, row: &mut Row, limit: usize, stay: bool) -> Result<(), Error> {
         let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return Ok(()) };
         let sizes = || self.varying().map(|(state, answer)| self.varying_size(state, answer, place));
         let bytes = sizes().map(VaryingSize::bytes).fold(0usize, usize::saturating_add);
         if bytes > limit {
             return Err(Error::StateTooLarge { bytes, limit });
         }
-        Ok(lease.reserve(sizes)?)
+        Ok(lease.reserve(sizes, stay)?)
     }
 
     /// Writes what of the new state of the row at `place`, for which room has been made, does not stay where the run
-    /// wrote it; [`complete_state`] does the rest.
-    pub fn keep_state(&self, place: usize, row: &mut Row) {
+    /// wrote it; [`complete_state`] does the rest. `stay`: what varies in size stays in the tensors of the run. Returns the
+    /// bytes of growing states that were copied.
+    pub fn keep_state(&self, place: usize, row: &mut Row, stay: bool) -> usize {
+        let mut copied = 0;
         if !self.binding.is_copied_back() {
-            return;
+            return copied;
         }
         let contexts = self.contexts(row);
-        let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
+        let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return copied };
         lease.advance(|slot, varying| {
             for state in &self.binding.states {
-                if let StatePlace::Beside(number) = state.place
-                    && !self.step.has_expected(state.output)
-                {
-                    self.keep_varying(state, &self.outputs[state.output], place, &mut varying[number]);
+                let StatePlace::Beside(number) = state.place else { continue };
+                let answer = &self.outputs[state.output];
+                if stay {
+                    varying[number].leave(&answer.dims, state.kept_bytes(answer.layout));
+                } else if !self.step.has_expected(state.output) {
+                    self.keep_varying(state, answer, place, &mut varying[number]);
+                    copied += varying[number].bytes().len();
                 }
             }
             for context in contexts {
                 context.keep(self, place, slot);
             }
         });
+        copied
     }
 
     fn varying(&self) -> impl Iterator<Item = (&BoundState, &Answer<'a>)> {

@@ -32,7 +32,7 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Er
             Source::Control(_) => zeros(step, index, input.data_type, &input.dims, input.batch_axis, rows)?,
         }
     }
-    Ok(step.run(Run { rows, from: 0, into: 1, lent: &[] })?)
+    Ok(step.run(Run { rows, from: 0, into: 1, ..Run::default() })?)
 }
 
 fn zeros(

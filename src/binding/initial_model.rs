@@ -52,6 +52,7 @@ impl InitialModel {
             inputs: input_specs.collect(),
             outputs: output_specs.collect(),
             states: Vec::new(),
+            growing: Vec::new(),
             most_rows: 1,
         };
         Ok(Self { inputs, outputs, step })

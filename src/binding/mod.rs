@@ -324,6 +324,18 @@ impl Binding {
         self.states[..number].iter().filter(|state| state.is_in_slot()).count()
     }
 
+    /// The states of varying size, with their place beside the slot, if their tensors may stay as ONNX Runtime makes
+    /// them: none of them has strings, or is rounded when it is kept.
+    pub fn growing(&self) -> Vec<(usize, &BoundState)> {
+        let beside = self.states.iter().filter_map(|state| match state.place {
+            StatePlace::Slot(_) => None,
+            StatePlace::Beside(number) => Some((number, state)),
+        });
+        let beside: Vec<_> = beside.collect();
+        let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && !state.as_fp16;
+        if beside.iter().all(|(_, state)| can_stay(state)) { beside } else { Vec::new() }
+    }
+
     /// What the step needs to know, for runs of up to `most_rows` rows.
     pub fn step_spec(&self, most_rows: usize) -> StepSpec {
         let inputs = self.inputs.iter().map(|input| InputSpec {
@@ -340,7 +352,8 @@ impl Binding {
         let states = self.states.iter().filter(|state| state.is_in_slot());
         let states =
             states.map(|&BoundState { input, output, ref dims, .. }| StateSpec { input, output, dims: dims.clone() });
-        StepSpec { inputs: inputs.collect(), outputs: outputs.collect(), states: states.collect(), most_rows }
+        let growing = self.growing().iter().map(|(_, state)| (state.input, state.output)).collect();
+        StepSpec { inputs: inputs.collect(), outputs: outputs.collect(), states: states.collect(), growing, most_rows }
     }
 }
 

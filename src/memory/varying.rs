@@ -93,6 +93,8 @@ pub struct Varying {
     /// Those before the last write.
     earlier_dims: Vec<i64>,
     bytes: Bytes,
+    /// How many bytes it has in a tensor of its batch, and not here.
+    elsewhere: usize,
     strings: Strings,
     charge: Charge,
 }
@@ -102,7 +104,7 @@ impl Varying {
     pub fn new(budget: &Arc<Budget>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
         let (dims, earlier_dims) = (Vec::new(), Vec::new());
-        Self { dims, earlier_dims, bytes: Bytes::default(), strings: Strings::new(), charge }
+        Self { dims, earlier_dims, bytes: Bytes::default(), elsewhere: 0, strings: Strings::new(), charge }
     }
 
     /// Dimensions of the row, with 1 for the batch axis.
@@ -110,7 +112,7 @@ impl Varying {
         &self.dims
     }
 
-    /// The elements, if they are not strings.
+    /// The elements, if they are not strings; none while they are elsewhere.
     pub fn bytes(&self) -> &[u8] {
         self.bytes.as_slice()
     }
@@ -132,8 +134,31 @@ impl Varying {
     /// Takes a buffer that begins with the new elements, for which there is room, and leaves the old one in its place.
     pub fn exchange(&mut self, dims: &[i64], bytes: usize, buffer: &mut Buffer) {
         self.set_dims(dims);
+        self.elsewhere = 0;
         self.bytes.exchange(buffer, bytes);
         let _ = self.charge.set(bytes);
+    }
+
+    /// The new elements lie in a tensor of their batch, and are paid for.
+    pub fn leave(&mut self, dims: &[i64], bytes: usize) {
+        self.set_dims(dims);
+        (self.bytes, self.elsewhere) = (Bytes::default(), bytes);
+        let _ = self.charge.set(bytes);
+    }
+
+    /// Brings home the elements that lie elsewhere, if there are such.
+    pub fn bring_home(&mut self, fill: impl FnOnce(&mut [u8])) -> Result<(), NoRoom> {
+        if self.elsewhere == 0 {
+            return Ok(());
+        }
+        self.bytes.reserve(self.elsewhere)?;
+        fill(self.bytes.resize(std::mem::take(&mut self.elsewhere)));
+        Ok(())
+    }
+
+    /// Pays for `bytes` bytes that will lie elsewhere.
+    pub fn reserve_elsewhere(&mut self, bytes: usize) -> Result<(), NoRoom> {
+        self.charge.set(bytes.max(self.charge.bytes))
     }
 
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
@@ -150,6 +175,7 @@ impl Varying {
     /// Replaces the elements by `bytes` bytes, for which there is room.
     pub fn write(&mut self, dims: &[i64], bytes: usize, fill: impl FnOnce(&mut [u8])) {
         self.set_dims(dims);
+        self.elsewhere = 0;
         fill(self.bytes.resize(bytes));
         // Less than is reserved is always granted.
         let _ = self.charge.set(bytes);
@@ -164,7 +190,7 @@ impl Varying {
 
     /// Gives up room that was made and not used.
     pub fn release_reserve(&mut self) {
-        let kept = self.bytes.as_slice().len() + strings::written_bytes(&self.strings);
+        let kept = self.bytes.as_slice().len() + self.elsewhere + strings::written_bytes(&self.strings);
         let _ = self.charge.set(kept);
     }
 
@@ -299,6 +325,23 @@ mod tests {
         assert!(state.bytes().iter().all(|&byte| byte == 9) && state.bytes().len() == 1020 * 1024);
         assert!(buffer.bytes()[..1010 * 1024].iter().all(|&byte| byte == 1010i64 as u8), "the old one");
         assert_eq!((state.expected_dims(), budget.used()), (Some(vec![1030, 1024]), 1020 * 1024));
+    }
+
+    #[test]
+    fn a_state_that_lies_elsewhere_is_paid_for_and_comes_home() {
+        let budget = Budget::new(1 << 20);
+        let mut state = Varying::new(&budget);
+        state.reserve_elsewhere(300).unwrap();
+        state.leave(&[1, 300], 300);
+        state.release_reserve();
+        assert_eq!((state.dims(), state.bytes().len(), budget.used()), (&[1, 300][..], 0, 300));
+        state.bring_home(|row| row.fill(5)).unwrap();
+        assert_eq!((state.dims(), state.bytes(), budget.used()), (&[1, 300][..], &[5; 300][..], 300));
+        state.leave(&[1, 9], 9);
+        state.reserve(20).unwrap();
+        state.write(&[1, 20], 20, |row| row.fill(6));
+        state.release_reserve();
+        assert_eq!((state.bytes(), budget.used()), (&[6; 20][..], 20));
     }
 
     #[test]

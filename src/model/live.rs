@@ -52,6 +52,8 @@ pub struct Lease {
     /// The states that vary in size; none before the first one is kept.
     varying: Vec<Varying>,
     end: bool,
+    /// They have been given back.
+    left: bool,
     /// The state is being written.
     writing: bool,
     advanced: bool,
@@ -135,8 +137,17 @@ impl LiveSequences {
             let memory = wait_for(&admitted.memory, slot);
             let is_busy = memory.is_none();
             let end = request.end;
-            let lease =
-                Lease { sequences, slot, memory, varying, end, writing: false, advanced: false, settled: false };
+            let lease = Lease {
+                sequences,
+                slot,
+                memory,
+                varying,
+                end,
+                left: false,
+                writing: false,
+                advanced: false,
+                settled: false,
+            };
             if is_busy { Err(Refusal::Busy) } else { Ok(lease) }
         };
         admitted.into_iter().zip(requests).map(lease).collect()
@@ -192,9 +203,26 @@ impl LiveSequences {
         slots.map(|slot| table.memory(slot)?.take(slot.index())).collect()
     }
 
+    /// Takes what a sequence that waits for its next request has beside its slot, to bring states home; `None` if it is
+    /// over. To be given back.
+    pub fn take_contents(&self, slot: SlotId) -> Option<Vec<Varying>> {
+        self.table.lock().take_contents(slot)
+    }
+
+    /// Gives back what a sequence has beside its slot.
+    pub fn give_contents(&self, slot: SlotId, contents: Vec<Varying>) {
+        let mut table = self.table.lock();
+        table.keep(slot, contents);
+        let leavings = table.take_leavings();
+        drop(table);
+        drop(leavings);
+    }
+
     /// Counts bytes of states that were copied.
     pub fn count_copied(&self, bytes: usize) {
-        self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        if bytes > 0 {
+            self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
     }
 
     /// Ends a sequence that is most likely over, if there is one.
@@ -284,7 +312,8 @@ fn note_missing_slab(adjusted: Result<(), OutOfMemory>) {
 /// What a lease has to say at its end.
 struct Settlement {
     slot: SlotId,
-    varying: Vec<Varying>,
+    /// `None` if it has been given back.
+    varying: Option<Vec<Varying>>,
     outcome: Outcome,
     end: bool,
 }
@@ -292,7 +321,9 @@ struct Settlement {
 impl Settlement {
     /// Gives the slot back. Returns it if the request has to be held.
     fn settle(self, table: &mut Table, now: Instant, released: &mut Vec<Request>) -> Option<SlotId> {
-        table.keep(self.slot, self.varying);
+        if let Some(varying) = self.varying {
+            table.keep(self.slot, varying);
+        }
         table.settle(self.slot, self.outcome, self.end, now, released).then_some(self.slot)
     }
 }
@@ -314,9 +345,19 @@ impl Lease {
         self.memory.as_mut().map_or(&mut [], SlotMemory::bytes_mut)
     }
 
-    /// The slot's bytes are not needed any more.
-    pub fn leave_memory(&mut self) {
+    /// Gives back what holds the state: the row has its answer, and its state may be moved before it is settled.
+    pub fn leave_state(&mut self) {
         self.memory = None;
+        if !self.varying.is_empty() && !self.left {
+            let varying = self.close_varying();
+            self.sequences.give_contents(self.slot, varying);
+            self.left = true;
+        }
+    }
+
+    /// The states that vary in size, to bring them home.
+    pub fn contents_mut(&mut self) -> &mut [Varying] {
+        &mut self.varying
     }
 
     /// State number `number` of those that vary in size, before the request.
@@ -329,25 +370,27 @@ impl Lease {
         self.end
     }
 
-    /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them.
-    pub fn reserve<I>(&mut self, sizes: impl Fn() -> I) -> Result<(), NoRoom>
+    /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them; if they are
+    /// to stay elsewhere, only pays for them.
+    pub fn reserve<I>(&mut self, sizes: impl Fn() -> I, elsewhere: bool) -> Result<(), NoRoom>
     where
         I: Iterator<Item = VaryingSize>,
     {
         loop {
-            match self.try_reserve(sizes()) {
+            match self.try_reserve(sizes(), elsewhere) {
                 Err(NoRoom::Budget { .. }) if self.sequences.drop_doubtful() => {}
                 done => return done,
             }
         }
     }
 
-    fn try_reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>) -> Result<(), NoRoom> {
+    fn try_reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
             if self.varying.len() <= number {
                 self.varying.push(Varying::new(&self.sequences.budget));
             }
             match size {
+                VaryingSize::Bytes(bytes) if elsewhere => self.varying[number].reserve_elsewhere(bytes)?,
                 VaryingSize::Bytes(bytes) => self.varying[number].reserve(bytes)?,
                 VaryingSize::Strings(bytes) => self.varying[number].reserve_strings(bytes)?,
             }
@@ -379,15 +422,20 @@ impl Lease {
         self.memory = None;
         let end = self.end || self.writing;
         let outcome = if self.advanced { Outcome::Advanced } else { Outcome::Failed };
+        let varying = (!self.left).then(|| self.close_varying());
+        Settlement { slot: self.slot, varying, outcome, end }
+    }
+
+    fn close_varying(&mut self) -> Vec<Varying> {
         let mut varying = std::mem::take(&mut self.varying);
         if !self.advanced {
             varying.iter_mut().for_each(Varying::release_reserve);
         }
-        if end {
+        if self.end || self.writing {
             // Here, and not with the sequence: that is under the lock.
             varying.clear();
         }
-        Settlement { slot: self.slot, varying, outcome, end }
+        varying
     }
 }
 

@@ -187,6 +187,11 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
+    /// Takes what [`Sequences::keep`] keeps, to be kept again; `None` if the sequence is over.
+    pub fn take_contents(&mut self, slot: SlotId) -> Option<C> {
+        self.pool.record_mut(slot).map(|record| std::mem::take(&mut record.contents))
+    }
+
     /// What sequences that are over have left; drop it without holding any lock, it may be large.
     pub fn take_leavings(&mut self) -> Vec<C> {
         std::mem::take(&mut self.leavings)

@@ -26,6 +26,8 @@ pub struct StepSpec {
     pub outputs: Vec<OutputSpec>,
     /// The states that batch buffers hold.
     pub states: Vec<StateSpec>,
+    /// Input and output of the states whose tensors may stay as ONNX Runtime makes them.
+    pub growing: Vec<(usize, usize)>,
     /// Most rows of a run.
     pub most_rows: usize,
 }
@@ -74,8 +76,17 @@ pub struct Run<'a> {
     pub from: usize,
     /// The batch buffer that states are written to.
     pub into: usize,
+    /// Growing states are read from the tensors that were kept.
+    pub kept: bool,
     /// Tensors in the place of some inputs.
     pub lent: &'a [Lent<'a>],
+}
+
+/// A tensor that ONNX Runtime made.
+struct Kept {
+    value: Value,
+    dims: Vec<i64>,
+    bytes: usize,
 }
 
 /// A row in a batch buffer.
@@ -212,6 +223,8 @@ struct Input {
     tensors: Tensors,
     /// Which state of the batch buffers it is.
     state: Option<usize>,
+    /// Which of the growing states it is.
+    growing: Option<usize>,
     /// The tensor of the next run, for strings.
     strings: Option<Value>,
     /// The next run is without it.
@@ -242,6 +255,10 @@ pub struct Step {
     batch_buffers: Vec<Vec<Tensors>>,
     /// The batch buffer that the last run wrote.
     written: usize,
+    /// Outputs of the growing states.
+    growing: Vec<usize>,
+    /// What an earlier run made of them.
+    kept: Vec<Kept>,
     input_names: Vec<*const std::ffi::c_char>,
     output_names: Vec<*const std::ffi::c_char>,
     input_values: Vec<*const ort::sys::OrtValue>,
@@ -259,7 +276,8 @@ impl Step {
         let inputs = spec.inputs.iter().enumerate().map(|(index, input)| {
             let tensors = Tensors::new(input.data_type, input.batch_axis)?;
             let state = spec.states.iter().position(|state| state.input == index);
-            Ok(Input { name: c_name(&input.name)?, tensors, state, strings: None, omitted: false })
+            let growing = spec.growing.iter().position(|&(input, _)| input == index);
+            Ok(Input { name: c_name(&input.name)?, tensors, state, growing, strings: None, omitted: false })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
@@ -281,6 +299,8 @@ impl Step {
             most_rows: spec.most_rows,
             batch_buffers: Vec::new(),
             written: 0,
+            growing: spec.growing.iter().map(|&(_, output)| output).collect(),
+            kept: Vec::new(),
             input_names: Vec::with_capacity(inputs.len()),
             output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
             input_values: Vec::with_capacity(inputs.len()),
@@ -336,6 +356,33 @@ impl Step {
             self.batch_buffers.push(tensors);
         }
         Ok(())
+    }
+
+    /// Whether ONNX Runtime made the tensors of all growing states in the last run.
+    pub fn made_growing(&self) -> bool {
+        self.growing.iter().all(|&output| self.outputs[output].made.is_some())
+    }
+
+    /// Keeps the tensors of the growing states that the last run made, in the place of earlier ones.
+    pub fn keep_growing(&mut self) {
+        let Self { growing, outputs, kept, .. } = self;
+        kept.clear();
+        kept.extend(growing.iter().filter_map(|&output| {
+            let Output { made, tensors, .. } = &mut outputs[output];
+            Some(Kept { value: made.take()?, dims: tensors.dims.clone(), bytes: tensors.bytes })
+        }));
+    }
+
+    /// Growing state number `state` as it was kept: dimensions of the batch, and bytes.
+    pub fn kept_growing(&self, state: usize) -> Option<(&[i64], &[u8])> {
+        let Kept { value, dims, bytes } = self.kept.get(state)?;
+        // SAFETY: the size is that of the dimensions; sessions here run on the CPU.
+        Some((dims, unsafe { value.bytes(*bytes) }.ok()?))
+    }
+
+    /// Gives the tensors back that were kept.
+    pub fn drop_growing(&mut self) {
+        self.kept.clear();
     }
 
     /// Forgets what was said of the last run.
@@ -409,15 +456,17 @@ impl Step {
     }
 
     fn run_once(&mut self, run: Run) -> Result<(), SessionError> {
-        let Run { rows, from, into, lent } = run;
+        let Run { rows, from, into, kept, lent } = run;
         let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
         self.input_names.clear();
         self.input_values.clear();
         for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
             let lent = lent.iter().find(|(of, _)| *of == index);
-            let value = match (lent, &input.strings, input.state) {
+            let kept = input.growing.filter(|_| kept).and_then(|state| self.kept.get(state));
+            let value = match (lent, kept, &input.strings, input.state) {
                 (Some((_, lent)), ..) => lent.as_ptr(),
-                (_, Some(strings), _) => strings.as_ptr(),
+                (_, Some(kept), ..) => kept.value.as_ptr(),
+                (.., Some(strings), _) => strings.as_ptr(),
                 (.., Some(state)) => state_value(&mut self.batch_buffers[from][state], rows, &input.name)?,
                 _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
             };

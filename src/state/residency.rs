@@ -374,7 +374,9 @@ mod tests {
     fn batches_in_turn_copy_nothing_where_all_of_them_can_stay() {
         let (slots, mut world) = (slots(8), World::new(4, false));
         let sets: Vec<_> = slots.chunks(2).collect();
-        sets.iter().for_each(|set| drop(world.run(set, 0, &GOES_ON, false)));
+        for set in &sets {
+            world.run(set, 0, &GOES_ON, false);
+        }
         for turn in 0..12 {
             assert_eq!(world.run(sets[turn % 4], 0, &GOES_ON, false), 0, "turn {turn}");
         }

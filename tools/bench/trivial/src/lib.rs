@@ -55,7 +55,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
         config
     };
     let kept = Box::new(Model {
-        inputs: tensors(&config["input"]).map(|tensor| name(tensor)).collect(),
+        inputs: tensors(&config["input"]).map(name).collect(),
         outputs: tensors(&config["output"]).map(output).collect(),
     });
     // SAFETY: a live model, which keeps the pointer until ModelFinalize takes it back.
