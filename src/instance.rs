@@ -37,8 +37,7 @@ pub struct Instance {
 impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
-        let most_rows = model.config.padding.rows(model.config.max_batch_size.max(1));
-        let mut step = Step::new(model.session.clone(), &model.binding.step_spec(most_rows))?;
+        let mut step = Step::new(model.session.clone(), &model.binding.step_spec(model.config.most_rows()))?;
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);

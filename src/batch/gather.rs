@@ -113,6 +113,9 @@ fn requests(
     };
     let dims = request.form.model_dims(first.dims());
     let rows = batch.places;
+    if let (DataType::Bytes, Some(axis)) = (input.data_type, request.window_axis()) {
+        return string_windows(step, index, input, request, axis, batch);
+    }
     if input.data_type == DataType::Bytes {
         let layout = layout(input, dims)?;
         let mut all = Strings::new();
@@ -152,15 +155,9 @@ fn windows(
     batch: Padded,
 ) -> Result<(), Error> {
     let length = |sent: &Input| request.row_length(sent.dims(), axis);
-    let longest = batch.inputs(request).map(|(_, sent)| length(&sent)).max().unwrap_or(0);
-    let mut dims =
-        batch.batch[0].request.input(request.position).map(|sent| request.form.model_dims(sent.dims()).to_vec());
-    let dims = dims.get_or_insert_default();
-    dims[axis] = longest as i64;
-    let layout = WindowLayout::new(input.data_type, dims, input.batch_axis, axis);
-    let layout = layout.ok_or_else(|| wrong_shape(input, dims))?;
-    let rows = batch.places;
-    let buffer = step.input(index, dims, rows)?;
+    let (dims, layout) = windows_layout(input, request, axis, batch)?;
+    let (rows, longest) = (batch.places, layout.steps());
+    let buffer = step.input(index, &dims, rows)?;
     for (place, (row, sent)) in batch.inputs(request).enumerate() {
         let (whole, mut from) = (length(&sent), 0);
         if let Some(context) = &request.context {
@@ -179,6 +176,42 @@ fn windows(
         rows::zero_window(layout.chunks(place, rows, whole, longest - whole), buffer);
     }
     Ok(())
+}
+
+/// Dims and layout of a batch whose rows are filled up to the length of the longest.
+fn windows_layout(
+    input: &BoundInput,
+    request: &RequestInput,
+    axis: usize,
+    batch: Padded,
+) -> Result<(Vec<i64>, WindowLayout), Error> {
+    let mut rows = batch.inputs(request).map(|(_, sent)| sent.dims()).peekable();
+    let mut dims = rows.peek().map(|dims| request.form.model_dims(dims).to_vec()).unwrap_or_default();
+    dims[axis] = rows.map(|dims| request.row_length(dims, axis)).max().unwrap_or(0) as i64;
+    let layout = WindowLayout::new(input.data_type, &dims, input.batch_axis, axis);
+    let layout = layout.ok_or_else(|| wrong_shape(input, &dims))?;
+    Ok((dims, layout))
+}
+
+/// As [`windows`], for strings, which have no context: rows are filled up with empty ones.
+fn string_windows(
+    step: &mut Step,
+    index: usize,
+    input: &BoundInput,
+    request: &RequestInput,
+    axis: usize,
+    batch: Padded,
+) -> Result<(), Error> {
+    let (dims, layout) = windows_layout(input, request, axis, batch)?;
+    let rows = batch.places;
+    let mut all = vec![Vec::new(); layout.window_bytes(layout.steps()) * rows];
+    for (place, (_, sent)) in batch.inputs(request).enumerate() {
+        let length = request.row_length(sent.dims(), axis);
+        // Decoding has read them once already.
+        let elements = strings::read(sent.pieces()).unwrap_or_default();
+        strings::put_window(layout.chunks(place, rows, 0, length), &elements, &mut all);
+    }
+    Ok(step.set_strings(index, &dims, rows, &all)?)
 }
 
 fn contiguous(sent: Input) -> Cow<[u8]> {

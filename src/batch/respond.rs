@@ -1,7 +1,5 @@
 //! Rows of the outputs into responses, and into what their sequences keep.
 
-use std::ffi::CString;
-
 use super::Row;
 use super::residence::Residence;
 use crate::binding::{Binding, BoundOutput, BoundState, Source, StatePlace, TrimBy};
@@ -10,19 +8,19 @@ use crate::memory::{Varying, rows, strings};
 use crate::model::VaryingSize;
 use crate::session::{OutputView, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
-use crate::triton::{Request, Response, c_name};
+use crate::triton::{Request, Response};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
     binding: &'a Binding,
     step: &'a Step,
-    outputs: Vec<Answer<'a>>,
+    /// None for those that stay where they are.
+    outputs: Vec<Option<Answer<'a>>>,
     rows: usize,
 }
 
 struct Answer<'a> {
     bound: &'a BoundOutput,
-    name: CString,
     view: OutputView<'a>,
     layout: RowLayout,
     /// Shape of a row.
@@ -32,13 +30,16 @@ struct Answer<'a> {
 impl<'a> Answers<'a> {
     /// Reads the outputs of a run over `rows` rows.
     pub fn new(binding: &'a Binding, step: &'a Step, rows: usize) -> Result<Self, Error> {
-        let outputs =
-            binding.outputs.iter().enumerate().map(|(index, bound)| Answer::new(bound, step.output(index)?, rows));
-        let outputs = outputs.collect::<Result<Vec<Answer>, _>>()?;
+        let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| match bound.is_only_kept {
+            true => Ok(None),
+            false => Answer::new(bound, step.output(index)?, rows).map(Some),
+        });
+        let outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
         // Where the model left a state's shape open, this is the first time to see it.
-        match binding.states.iter().find(|state| !outputs[state.output].is_row_of(state)) {
+        let states = binding.states.iter().filter_map(|state| Some((state, outputs[state.output].as_ref()?)));
+        match states.clone().find(|(state, answer)| !answer.is_row_of(state)) {
             None => Ok(Self { binding, step, outputs, rows }),
-            Some(state) => Err(outputs[state.output].uneven(rows)),
+            Some((_, answer)) => Err(answer.uneven(rows)),
         }
     }
 
@@ -47,7 +48,8 @@ impl<'a> Answers<'a> {
         let mut response = row.request.response()?;
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
-            let wanted = self.outputs.iter().find(|answer| answer.bound.name == name && answer.bound.is_response);
+            let mut outputs = self.outputs.iter().flatten();
+            let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
             let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
             match answer.bound.trim {
                 Some(trim) => {
@@ -84,8 +86,9 @@ impl<'a> Answers<'a> {
         let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return copied };
         lease.advance(|slot, varying| {
             for state in &self.binding.states {
-                let StatePlace::Beside(number) = state.place else { continue };
-                let answer = &self.outputs[state.output];
+                let (StatePlace::Beside(number), Some(answer)) = (state.place, &self.outputs[state.output]) else {
+                    continue;
+                };
                 if stay {
                     varying[number].leave(&answer.dims, state.kept_bytes(answer.layout));
                 } else if !self.step.has_expected(state.output) {
@@ -102,7 +105,8 @@ impl<'a> Answers<'a> {
 
     fn varying(&self) -> impl Iterator<Item = (&BoundState, &Answer<'a>)> {
         let beside = |state: &&BoundState| matches!(state.place, StatePlace::Beside(_));
-        self.binding.states.iter().filter(beside).map(|state| (state, &self.outputs[state.output]))
+        let states = self.binding.states.iter().filter(beside);
+        states.filter_map(|state| Some((state, self.outputs[state.output].as_ref()?)))
     }
 
     fn varying_size(&self, state: &BoundState, answer: &Answer, place: usize) -> VaryingSize {
@@ -133,7 +137,7 @@ impl<'a> Answers<'a> {
             return answer.send_strings(response, &answer.dims, answer.strings(place, self.rows));
         }
         let bytes = answer.layout.row_bytes();
-        let buffer = response.output(&answer.name, answer.bound.data_type, &answer.dims, bytes)?;
+        let buffer = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
         rows::take(answer.layout, answer.view.bytes, place, self.rows, buffer);
         Ok(())
     }
@@ -159,7 +163,7 @@ impl<'a> Answers<'a> {
         if bound.data_type == DataType::Bytes {
             return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
         }
-        let buffer = response.output(&answer.name, bound.data_type, &dims, layout.window_bytes(length))?;
+        let buffer = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
         rows::take_window(chunks, view.bytes, buffer);
         Ok(())
     }
@@ -169,7 +173,7 @@ impl<'a> Answers<'a> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input).unwrap_or(answer.layout.row_bytes())),
             TrimBy::Output(output) => {
-                let lengths = &self.outputs[output];
+                let Some(lengths) = &self.outputs[output] else { return Err(answer.uneven(self.rows)) };
                 let mut element = [0; 8];
                 let size = lengths.layout.row_bytes();
                 rows::take(lengths.layout, lengths.view.bytes, place, self.rows, &mut element[..size]);
@@ -238,7 +242,7 @@ pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, 
         let name = request.output_name(index)?;
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
         let output = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
-        response.output(&c_name(name), output.data_type, &output.empty_dims, 0)?;
+        response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
     Ok(response)
 }
@@ -254,7 +258,7 @@ impl<'a> Answer<'a> {
         if let Some(axis) = bound.batch_axis {
             dims[axis] = 1;
         }
-        Ok(Self { name: c_name(&bound.name), bound, view, layout, dims })
+        Ok(Self { bound, view, layout, dims })
     }
 
     /// Whether the rows are what a state can be.
@@ -279,7 +283,7 @@ impl<'a> Answer<'a> {
         elements: impl IntoIterator<Item = &'s Vec<u8>>,
     ) -> Result<(), Error> {
         let bytes = strings::write(elements);
-        response.output(&self.name, DataType::Bytes, dims, bytes.len())?.copy_from_slice(&bytes);
+        response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?.copy_from_slice(&bytes);
         Ok(())
     }
 

@@ -6,6 +6,8 @@
 
 #![forbid(unsafe_code)]
 
+use std::ffi::CString;
+
 mod context;
 mod error;
 mod fixed;
@@ -185,6 +187,10 @@ pub struct BoundOutput {
     pub empty_dims: Vec<i64>,
     /// What of it belongs to a row, where rows of different lengths share a batch; `None` if all does.
     pub trim: Option<Trim>,
+    /// Its name as Triton takes it.
+    pub c_name: CString,
+    /// It is a state that stays where the run wrote it, and nothing else: nobody reads it after the run.
+    pub is_only_kept: bool,
 }
 
 /// A state: which input and output of the binding are its ends.
@@ -275,6 +281,7 @@ impl Binding {
             forbid_padding(&mut inputs);
         }
         bind_trims(config, signature, &inputs, &mut outputs)?;
+        mark_only_kept(&mut outputs, &states);
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         Ok(Self { inputs, outputs, states, slot })
     }
@@ -322,6 +329,15 @@ impl Binding {
     /// How many of the states before `number` are kept in slots: the state's number in the batch buffers.
     pub fn slot_states_before(&self, number: usize) -> usize {
         self.states[..number].iter().filter(|state| state.is_in_slot()).count()
+    }
+
+    /// Bytes of a row's states in a batch buffer.
+    pub fn batch_bytes(&self) -> usize {
+        let layouts = self.states.iter().filter_map(|state| match state.place {
+            StatePlace::Slot(layout) => Some(layout.row_bytes()),
+            StatePlace::Beside(_) => None,
+        });
+        layouts.sum()
     }
 
     /// The states of varying size, with their place beside the slot, if their tensors may stay as ONNX Runtime makes
@@ -375,6 +391,18 @@ fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Result<(), Bindi
         feeds.place(index, lengths_input(config, padded, info, of)?)?;
     }
     Ok(())
+}
+
+fn mark_only_kept(outputs: &mut [BoundOutput], states: &[BoundState]) {
+    let lengths = |output: &BoundOutput| match output.trim?.by {
+        TrimBy::Output(index) => Some(index),
+        TrimBy::Input(_) => None,
+    };
+    let lengths: Vec<usize> = outputs.iter().filter_map(lengths).collect();
+    for state in states.iter().filter(|state| state.is_in_slot() && !lengths.contains(&state.output)) {
+        let output = &mut outputs[state.output];
+        output.is_only_kept = !output.is_response;
+    }
 }
 
 /// Numbers the inputs of requests, and lays states and contexts out in the slot; `None` if the sizes overflow.
@@ -525,6 +553,8 @@ fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usize {
         is_response: false,
         empty_dims: Vec::new(),
         trim: None,
+        c_name: c_name(&info.name),
+        is_only_kept: false,
     });
     outputs.len() - 1
 }
@@ -542,6 +572,11 @@ fn check_type(what: String, configured: DataType, model: DataType) -> Result<(),
         true => Ok(()),
         false => Err(BindingError::DataType { what, configured, model }),
     }
+}
+
+/// A tensor's name as Triton takes it; one with a NUL, which none has, becomes empty.
+fn c_name(name: &str) -> CString {
+    CString::new(name).unwrap_or_default()
 }
 
 /// Whether two dimensions can be the same; an open one can be any.

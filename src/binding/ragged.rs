@@ -72,7 +72,10 @@ pub(super) fn ragged_axis(
         (Some(axis), _) => Err(error(format!("axis {axis} of {} is not open", Dims(sent)))),
         (None, &[axis]) => Ok(axis),
         (None, []) => Err(error(format!("none of {} is open beside the batch", Dims(sent)))),
-        (None, _) => Err(error(format!("more than one dimension of {} is open: write the axis", Dims(sent)))),
+        (None, _) => Err(error(format!(
+            "more than one dimension of {} is open: write the axis behind it, 'LENGTHS@AXIS'",
+            Dims(sent)
+        ))),
     }
 }
 

@@ -131,8 +131,17 @@ pub(super) fn response_output(
     // ONNX Runtime allocates strings itself.
     let dims = known.filter(|_| info.data_type != DataType::Bytes);
     let empty_dims = empty_dims(&info.dims, batch_axis);
-    let (name, data_type) = (info.name.clone(), info.data_type);
-    Ok(BoundOutput { name, data_type, batch_axis, dims, is_response: true, empty_dims, trim: None })
+    Ok(BoundOutput {
+        name: info.name.clone(),
+        data_type: info.data_type,
+        batch_axis,
+        dims,
+        is_response: true,
+        empty_dims,
+        trim: None,
+        c_name: super::c_name(&info.name),
+        is_only_kept: false,
+    })
 }
 
 /// The shape of an output without elements.

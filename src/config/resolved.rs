@@ -145,6 +145,11 @@ impl Config {
         })
     }
 
+    /// Most rows of a run, padding among them.
+    pub fn most_rows(&self) -> usize {
+        self.padding.rows(self.max_batch_size.max(1))
+    }
+
     /// Whether tensors have Triton's batch dimension.
     pub const fn is_batched(&self) -> bool {
         self.max_batch_size > 0

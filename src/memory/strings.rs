@@ -58,6 +58,13 @@ pub fn row(layout: RowLayout, batch: &[Vec<u8>], index: usize, rows: usize) -> i
     })
 }
 
+/// Puts a window's elements where its chunks lie, which count elements, not bytes.
+pub fn put_window(chunks: impl Iterator<Item = Chunk>, alone: &[Vec<u8>], batch: &mut [Vec<u8>]) {
+    for Chunk { in_batch, alone: from, bytes } in chunks {
+        batch[in_batch..in_batch + bytes].clone_from_slice(&alone[from..from + bytes]);
+    }
+}
+
 /// The elements of a window's chunks, which count elements, not bytes.
 pub fn window(chunks: impl Iterator<Item = Chunk>, batch: &[Vec<u8>]) -> Strings {
     chunks.flat_map(|chunk| batch[chunk.in_batch..chunk.in_batch + chunk.bytes].iter().cloned()).collect()

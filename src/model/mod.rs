@@ -132,7 +132,13 @@ impl Model {
             log::info!("model {name}: {line}");
         }
         let (capacity, bytes) = (self.config.slots.capacity, self.binding.slot.slot_bytes());
-        log::info!("model {name}: pool of {capacity} × {bytes} = {} bytes at most", capacity.saturating_mul(bytes));
+        let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
+        log::info!(
+            "model {name}: pool of {capacity} × {bytes} = {} bytes at most; up to {buffers} batch buffers of {rows} × {} \
+             bytes for each instance",
+            capacity.saturating_mul(bytes),
+            self.binding.batch_bytes()
+        );
     }
 }
 
