@@ -182,6 +182,28 @@ def _lstm() -> ModelProto:
     return make_models.lstm(features=80, hidden=512, layers=2)
 
 
+def _lstm_rows() -> ModelProto:
+    """The same with the states batch first, [B, 2, 512], as most exporters write them."""
+    from onnx import helper
+
+    made = _lstm()
+    graph = made.graph
+    batch_first = {"h_in": "h_rows_in", "c_in": "c_rows_in", "h_out": "h_rows_out", "c_out": "c_rows_out"}
+    for tensor in (*graph.input, *graph.output):
+        if tensor.name in batch_first:
+            tensor.name = batch_first[tensor.name]
+            dims = tensor.type.tensor_type.shape.dim
+            layers, rows = dims[0].dim_value, dims[1].dim_param
+            dims[0].dim_param, dims[1].dim_value = rows, layers
+    swap = lambda read, written: helper.make_node("Transpose", [read], [written], perm=[1, 0, 2])  # noqa: E731
+    before = [swap(batch_first[name], name) for name in ("h_in", "c_in")]
+    after = [swap(name, batch_first[name]) for name in ("h_out", "c_out")]
+    nodes = [*before, *graph.node, *after]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return made
+
+
 CACHE_STEPS, WIDTH = 2048, 64
 
 
@@ -257,6 +279,14 @@ MODELS = {
             (Tensor("output", (512,)),),
             (State("h_in", "h_out", (2, BATCH, 512)), State("c_in", "c_out", (2, BATCH, 512))),
             "2 LSTM layers, hidden 512, input 80: 8 KiB a sequence",
+        ),
+        BenchModel(
+            "lstm_rows",
+            _lstm_rows,
+            (Tensor("input", (80,)),),
+            (Tensor("output", (512,)),),
+            (State("h_rows_in", "h_rows_out", (BATCH, 2, 512)), State("c_rows_in", "c_rows_out", (BATCH, 2, 512))),
+            "the same with each sequence's state in one piece, [B, 2, 512]",
         ),
         BenchModel(
             "cache",
