@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
-use measure::{Cost, median, pin, resident_bytes};
+use measure::{Cost, median, pin, pinned, quantile, resident_bytes};
 use ort::environment::Environment;
 use raw::Raw;
 use serde_json::{Value, json};
@@ -158,7 +158,7 @@ fn main() {
     let loaded = ort::init_from(&cli.onnxruntime).unwrap_or_else(|error| panic!("{error}"));
     let environment = loaded.with_telemetry(false).build().unwrap_or_else(|error| panic!("{error}"));
     if matches!(cli.what, What::Step(_) | What::Growing(_) | What::Live(_)) {
-        pin(0);
+        pin();
     }
     if let What::Raw(raw) = &cli.what {
         return println!("{}", raw.run(&environment));
@@ -245,8 +245,9 @@ impl Step {
                 round += 1;
             };
             let rounds = rounds_in(self.seconds, || our_round(&ours)).max(8);
-            let copied = |server: &Server| server.metric("stateful_state_bytes_copied_total", &self.model.model);
+            let copied = |server: &Server| server.metric(COPIED, &self.model.model);
             let before = (copied(server), batches(&server.statistics(&self.model.model)));
+            let trivial_before = batches(&server.statistics(&self.trivial));
             let blocks: Vec<[Cost; 4]> = (0..self.blocks)
                 .map(|_| {
                     [
@@ -262,15 +263,22 @@ impl Step {
                 .collect();
             let (copied, after) = (copied(server), batches(&server.statistics(&self.model.model)));
             let ran = (self.blocks * rounds) as f64;
+            before.1.must_be_exactly(&after, ran, self.batch, &self.model.model);
+            let trivial_after = batches(&server.statistics(&self.trivial));
+            trivial_before.must_be_exactly(&trivial_after, 2.0 * ran, self.batch, &self.trivial);
             let of = |cost: fn(&[Cost; 4]) -> f64| median(blocks.iter().map(cost));
+            let whole = |[ours, _, trivial, raw]: &[Cost; 4]| (ours.wall_us - trivial.wall_us) / raw.wall_us;
+            let whole_at = |part| quantile(blocks.iter().map(whole), part);
             let stage = |name: &str| (after.stage_ns(name) - before.1.stage_ns(name)) / 1e3 / ran;
             let (gather, infer, respond) = (stage("compute_input"), stage("compute_infer"), stage("compute_output"));
             let found = json!({
-                "exact_batches": (after.runs - before.1.runs) == ran,
                 "ours_us": of(|[ours, ..]| ours.wall_us),
                 "trivial_and_raw_us": of(|[_, both, ..]| both.wall_us),
                 "trivial_us": of(|[.., trivial, _]| trivial.wall_us),
                 "raw_us": of(|[.., raw]| raw.wall_us),
+                "whole_over_raw": whole_at(0.5),
+                "whole_over_raw_lower_quartile": whole_at(0.25),
+                "whole_over_raw_upper_quartile": whole_at(0.75),
                 "our_cpu_us_per_request": of(|[ours, both, ..]| ours.cpu_us - both.cpu_us) / self.batch as f64,
                 "gather_us": gather,
                 "infer_us": infer,
@@ -294,6 +302,9 @@ fn rounds_in(seconds: f64, mut work: impl FnMut()) -> usize {
     ((seconds * 1e6 / us) as usize).clamp(2, 100_000)
 }
 
+/// The backend's metric of the bytes that its states were copied.
+const COPIED: &str = "stateful_state_bytes_copied_total";
+
 /// What the server counted of a model's runs.
 struct Batches {
     runs: f64,
@@ -309,6 +320,16 @@ fn batches(statistics: &Value) -> Batches {
 }
 
 impl Batches {
+    /// Ends the program unless each of `rounds` since then was one batch of `batch` rows: anything else would be timed as
+    /// what it is not.
+    fn must_be_exactly(&self, after: &Self, rounds: f64, batch: usize, model: &str) {
+        let (runs, rows) = (after.runs - self.runs, after.rows - self.rows);
+        if runs != rounds || rows != rounds * batch as f64 {
+            eprintln!("{model}: {rounds} rounds of {batch} rows were {runs} runs of {rows} rows in all");
+            std::process::exit(1);
+        }
+    }
+
     fn stage_ns(&self, stage: &str) -> f64 {
         let sizes = self.batch_stats.as_array().into_iter().flatten();
         sizes.map(|size| size[stage]["ns"].as_f64().unwrap_or_default()).sum()
@@ -326,8 +347,10 @@ impl Throughput {
         for _ in 0..self.blocks {
             let ours = self.closed_loop(server, &clients[0], &self.model.model);
             let trivial = self.closed_loop(server, &clients[1], &self.trivial);
-            let rounds = rounds_in(self.seconds / 2.0, || raw.step());
-            let raw_us = Cost::of(rounds, || raw.step()).wall_us;
+            let raw_us = pinned(|| {
+                let rounds = rounds_in(self.seconds / 2.0, || raw.step());
+                Cost::of(rounds, || raw.step()).wall_us
+            });
             blocks.push((ours, trivial, raw_us));
         }
         let of = |what: &dyn Fn(&(Closed, Closed, f64)) -> f64| median(blocks.iter().map(what));
@@ -389,6 +412,7 @@ impl Growing {
         server.load(&self.model.model);
         let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new(false));
         let sequences: Vec<u64> = (1..=self.batch as u64).collect();
+        let before = server.metric(COPIED, &self.model.model);
         let blocks: Vec<[Cost; 3]> = (0..self.blocks)
             .map(|_| {
                 let mut raw = Raw::new(environment, &spec, self.batch);
@@ -404,10 +428,16 @@ impl Growing {
             })
             .collect();
         let of = |cost: fn(&[Cost; 3]) -> f64| median(blocks.iter().map(cost));
+        let copied = server.metric(COPIED, &self.model.model).zip(before).map(|(after, before)| after - before);
+        let (steps, lives) = (self.steps / 2 * 2, (self.blocks * self.batch) as f64);
         json!({
             "model": self.model.model,
             "batch": self.batch,
-            "steps": self.steps,
+            "steps": steps,
+            "written_bytes_per_sequence": spec.state_bytes_written(steps),
+            "copied_bytes_per_sequence": copied.map(|copied| copied / lives),
+            "ours_ms": of(|[first, second, _]| first.wall_us + second.wall_us) * (steps / 2) as f64 / 1e3,
+            "raw_ms": of(|[.., raw]| raw.wall_us) * steps as f64 / 1e3,
             "ours_us_per_step": of(|[first, second, _]| (first.wall_us + second.wall_us) / 2.0),
             "ours_us_per_step_first_half": of(|[first, ..]| first.wall_us),
             "ours_us_per_step_second_half": of(|[_, second, _]| second.wall_us),
@@ -428,23 +458,52 @@ impl Live {
         (0..200).for_each(|_| client.round(&inbox, &timed, 0));
         let at_first = resident_bytes();
         for &wanted in &self.sequences {
-            let others: Vec<u64> = (live..wanted).map(|number| 1_000_000_000 + number).collect();
+            let others: Vec<u64> = (live..wanted).map(|number| OTHERS + number).collect();
             others.chunks(self.batch).for_each(|set| client.round(&inbox, set, START));
             others.chunks(self.batch).for_each(|set| client.round(&inbox, set, 0));
             live = wanted.max(live);
             let bytes = (resident_bytes() - at_first) / live.max(1) as f64;
             (0..50).for_each(|_| client.round(&inbox, &timed, 0));
-            let blocks = (0..10).map(|_| {
-                Cost::of(self.rounds / 10, || {
-                    fastrand::shuffle(&mut timed);
-                    client.round(&inbox, &timed, 0);
+            // In turn, so that both have the same of what else the machine does.
+            let blocks: Vec<[Cost; 2]> = (0..10)
+                .map(|_| {
+                    let same = Cost::of(self.rounds / 10, || {
+                        fastrand::shuffle(&mut timed);
+                        client.round(&inbox, &timed, 0);
+                    });
+                    let any = Cost::of(self.rounds / 10, || client.round(&inbox, &any_of(live, &timed), 0));
+                    [same, any]
                 })
-            });
-            let us = median(blocks.map(|cost| cost.wall_us));
-            found.push(json!({ "live": live, "us_per_batch": us, "resident_bytes_per_sequence": bytes }));
+                .collect();
+            let [same, any] = [0, 1].map(|which| median(blocks.iter().map(|block| block[which].wall_us)));
+            found.push(json!({
+                "live": live,
+                "us_per_batch": same,
+                "us_per_random_batch": any,
+                "resident_bytes_per_sequence": bytes,
+            }));
         }
         json!({ "model": self.model.model, "batch": self.batch, "live": found })
     }
+}
+
+/// Ids of the sequences that are live and not in the batch that stays the same begin here.
+const OTHERS: u64 = 1_000_000_000;
+
+/// As many different sequences as stay the same, of all that are live: a batch that nobody could have prepared for.
+fn any_of(others: u64, same: &[u64]) -> Vec<u64> {
+    let known = same.len() as u64;
+    let mut picked = Vec::with_capacity(same.len());
+    while picked.len() < same.len() {
+        let sequence = match fastrand::u64(..others + known) {
+            number if number < known => same[number as usize],
+            number => OTHERS + number - known,
+        };
+        if !picked.contains(&sequence) {
+            picked.push(sequence);
+        }
+    }
+    picked
 }
 
 impl RawOnly {
@@ -476,5 +535,64 @@ impl Load {
             "load_ms": median(times.iter().map(|(load, _)| load / 1e3)),
             "unload_ms": median(times.iter().map(|(_, unload)| unload / 1e3)),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_sequences_come_in_every_round() {
+        let mut sequences: Vec<u64> = (1..=8).collect();
+        for round in 0..20 {
+            let mut picked = Composition::Same.pick(&mut sequences, 8, round).to_vec();
+            picked.sort_unstable();
+            assert_eq!(picked, (1..=8).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn random_batches_are_of_all_sequences_and_have_none_twice() {
+        let mut sequences: Vec<u64> = (1..=16).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        for round in 0..100 {
+            let picked = Composition::Random.pick(&mut sequences, 8, round).to_vec();
+            let different: std::collections::BTreeSet<u64> = picked.iter().copied().collect();
+            assert_eq!(different.len(), 8);
+            seen.extend(different);
+        }
+        assert_eq!(seen.len(), 16);
+    }
+
+    #[test]
+    fn four_sets_take_turns() {
+        let mut sequences: Vec<u64> = (0..32).collect();
+        for round in 0..20 {
+            let picked = Composition::Alternate.pick(&mut sequences, 8, round).to_vec();
+            assert!(picked.iter().all(|sequence| *sequence / 8 == round as u64 % 4), "{round}: {picked:?}");
+        }
+    }
+
+    #[test]
+    fn any_batch_is_of_live_sequences_and_has_none_twice() {
+        let same: Vec<u64> = (1..=16).collect();
+        for others in [0, 10, 10_000] {
+            let picked = any_of(others, &same);
+            let different: std::collections::BTreeSet<u64> = picked.iter().copied().collect();
+            assert_eq!(different.len(), 16);
+            let is_live = |id: &u64| same.contains(id) || (OTHERS..OTHERS + others).contains(id);
+            assert!(picked.iter().all(is_live));
+        }
+    }
+
+    #[test]
+    fn statistics_are_summed_over_batch_sizes() {
+        let size = |rows: u64, ns: u64| json!({ "batch_size": rows, "compute_infer": { "count": 1, "ns": ns } });
+        let of_model = json!({ "execution_count": 2, "inference_count": 17, "batch_stats": [size(1, 5), size(16, 7)] });
+        let found = batches(&json!({ "model_stats": [of_model] }));
+        assert_eq!((found.runs, found.rows), (2.0, 17.0));
+        assert_eq!(found.stage_ns("compute_infer"), 12.0);
+        assert_eq!(found.stage_ns("compute_output"), 0.0);
     }
 }

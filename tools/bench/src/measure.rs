@@ -30,23 +30,56 @@ impl Cost {
 
 /// The middle value.
 pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.into_iter().collect();
-    values.sort_by(f64::total_cmp);
-    match values.len() {
-        0 => f64::NAN,
-        count if count % 2 == 1 => values[count / 2],
-        count => (values[count / 2 - 1] + values[count / 2]) / 2.0,
-    }
+    quantile(values, 0.5)
 }
 
-/// Keeps this thread, and those that it starts, on one CPU.
-pub fn pin(cpu: usize) {
+/// The value below which that part of the values lies, between two of them where it must; NaN if there are none.
+pub fn quantile(values: impl IntoIterator<Item = f64>, part: f64) -> f64 {
+    let mut values: Vec<f64> = values.into_iter().collect();
+    values.sort_by(f64::total_cmp);
+    let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
+    let place = part * last as f64;
+    let (below, above) = (values[place.floor() as usize], values[place.ceil() as usize]);
+    below + (above - below) * place.fract()
+}
+
+/// Keeps this thread, and those that it starts, on the first CPU that it may use.
+pub fn pin() {
+    let allowed = affinity();
+    // SAFETY: zeros are an empty set, and the numbers are below its size.
+    let set = unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        let first = (0..libc::CPU_SETSIZE as usize).find(|&cpu| libc::CPU_ISSET(cpu, &allowed));
+        libc::CPU_SET(first.expect("a thread that runs may use a CPU"), &mut set);
+        set
+    };
+    set_affinity(&set);
+}
+
+/// What `work` gives on one CPU; then this thread may use those again that it could use before.
+pub fn pinned<T>(work: impl FnOnce() -> T) -> T {
+    let before = affinity();
+    pin();
+    let result = work();
+    set_affinity(&before);
+    result
+}
+
+fn affinity() -> libc::cpu_set_t {
     // SAFETY: a set of this size is what the call wants; zeros are an empty set.
     unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set);
+        let failed = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set);
+        assert_eq!(failed, 0, "sched_getaffinity: {}", std::io::Error::last_os_error());
+        set
     }
+}
+
+/// Fails loudly: what is not pinned must not be reported as if it were.
+fn set_affinity(set: &libc::cpu_set_t) {
+    // SAFETY: a set of this size is what the call wants.
+    let failed = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), set) };
+    assert_eq!(failed, 0, "sched_setaffinity: {}", std::io::Error::last_os_error());
 }
 
 /// Resident memory of the process in bytes.
@@ -66,5 +99,21 @@ mod tests {
         assert_eq!(median([3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median([4.0, 1.0, 2.0, 3.0]), 2.5);
         assert!(median([]).is_nan());
+    }
+
+    #[test]
+    fn quantiles_lie_between_values() {
+        assert_eq!(quantile([5.0, 1.0, 3.0, 2.0, 4.0], 0.25), 2.0);
+        assert_eq!(quantile([0.0, 10.0], 0.75), 7.5);
+        assert_eq!(quantile([7.0], 0.25), 7.0);
+    }
+
+    #[test]
+    fn pinned_work_has_one_cpu_and_the_rest_comes_back() {
+        // SAFETY: sets that the system filled.
+        let count = || unsafe { libc::CPU_COUNT(&affinity()) };
+        let before = count();
+        assert_eq!(pinned(count), 1);
+        assert_eq!(count(), before);
     }
 }

@@ -212,10 +212,19 @@ impl Server {
             self.api.check((self.api.MetricsDelete)(metrics));
             shown
         };
-        let label = format!("model=\"{model}\"");
-        let line = shown.lines().find(|line| line.starts_with(&format!("{name}{{")) && line.contains(&label))?;
-        line.rsplit(' ').next()?.parse().ok()
+        sample(&shown, name, model)
     }
+}
+
+/// The value of a model's metric in Prometheus' text.
+fn sample(shown: &str, name: &str, model: &str) -> Option<f64> {
+    let label = format!("model=\"{model}\"");
+    let is_of_model = |labels: &str| labels.split(',').any(|given| given.trim() == label);
+    let value = |line: &str| {
+        let (labels, value) = line.strip_prefix(name)?.strip_prefix('{')?.rsplit_once('}')?;
+        is_of_model(labels).then(|| value.trim().parse().ok()).flatten()
+    };
+    shown.lines().find_map(value)
 }
 
 impl Api {
@@ -386,4 +395,23 @@ unsafe extern "C" fn free(
 
 fn text(text: &str) -> CString {
     CString::new(text).expect("a name or path without NUL")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHOWN: &str = "# TYPE copied_total counter
+copied_total_created{model=\"lstm\",version=\"1\"} 5
+copied_total{model=\"lstm_trivial\",version=\"1\"} 7
+copied_total{version=\"1\",model=\"lstm\"} 1.5e3
+";
+
+    #[test]
+    fn a_metric_is_found_by_its_whole_name_and_model() {
+        assert_eq!(sample(SHOWN, "copied_total", "lstm"), Some(1500.0));
+        assert_eq!(sample(SHOWN, "copied_total", "lstm_trivial"), Some(7.0));
+        assert_eq!(sample(SHOWN, "copied_total", "cache"), None);
+        assert_eq!(sample(SHOWN, "copied", "lstm"), None);
+    }
 }

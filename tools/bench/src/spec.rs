@@ -44,6 +44,12 @@ impl Spec {
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
+    /// Bytes of new states that a sequence's steps must write.
+    pub fn state_bytes_written(&self, steps: usize) -> u64 {
+        let bytes = |step: usize| self.states.iter().map(move |state| state.bytes(step));
+        (1..=steps).flat_map(bytes).sum()
+    }
+
     /// Whether a state grows with each step.
     pub fn grows(&self) -> bool {
         self.states.iter().any(|state| state.dims.contains(&-2))
@@ -59,5 +65,46 @@ impl State {
             dim => dim,
         };
         self.dims.iter().map(dim).collect()
+    }
+
+    /// Bytes of a row after so many steps.
+    fn bytes(&self, steps: usize) -> u64 {
+        4 * self.dims_of(1, steps).into_iter().product::<i64>() as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GROWING: &str = r#"{
+        "onnx": "growing.onnx",
+        "inputs": [ { "name": "X", "dims": [1, 64] } ],
+        "outputs": [ { "name": "Y", "dims": [64] } ],
+        "states": [ { "input": "IN", "output": "OUT", "dims": [-1, -2, 64] } ]
+    }"#;
+
+    fn spec(text: &str) -> Spec {
+        serde_json::from_str(text).expect("a spec")
+    }
+
+    #[test]
+    fn a_state_has_its_rows_and_steps_where_its_dims_say() {
+        let spec = spec(GROWING);
+        assert!(spec.grows());
+        assert_eq!(spec.states[0].dims_of(16, 7), [16, 7, 64]);
+    }
+
+    #[test]
+    fn a_growing_state_is_written_anew_in_each_step() {
+        assert_eq!(spec(GROWING).state_bytes_written(3), (1 + 2 + 3) * 256);
+    }
+
+    #[test]
+    fn a_state_of_fixed_size_does_not_grow() {
+        let spec = spec(&GROWING.replace("[-1, -2, 64]", "[2, -1, 512]"));
+        assert!(!spec.grows());
+        assert_eq!(spec.states[0].dims_of(16, 7), [2, 16, 512]);
+        assert_eq!(spec.state_bytes_written(3), 3 * 4096);
     }
 }

@@ -89,6 +89,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     unsafe {
         let _ = call!(TRITONBACKEND_ModelInstanceModel(instance, &mut model));
         let model = &*kept(model);
+        // First, so that who has the last answer finds the batch counted.
+        let _ = call!(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, u64::from(count), 0, 0, 0, 0));
         for &request in std::slice::from_raw_parts(requests, count as usize) {
             read(request, model);
             answer(request, model);
@@ -96,7 +98,6 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
             let release = triton_sys::TRITONSERVER_REQUEST_RELEASE_ALL;
             let _ = call!(TRITONBACKEND_RequestRelease(request, release));
         }
-        let _ = call!(TRITONBACKEND_ModelInstanceReportBatchStatistics(instance, u64::from(count), 0, 0, 0, 0));
     }
     ptr::null_mut()
 }
