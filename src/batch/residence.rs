@@ -287,14 +287,15 @@ impl Residence {
         }
     }
 
-    /// A row that has its answer goes; from now on its state may be moved here.
+    /// A row that has its answer goes; from now on its state may be moved here. A sequence that is over gives its slot
+    /// back at once, as core does: the next one may come before the answer has left.
     pub fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
         let Row { mut lease, answer, request, .. } = row;
+        if let Some(over) = lease.take_if(|lease| lease.ends()) {
+            self.residency.forget(over.slot());
+        }
         if let Some(lease) = &mut lease {
             lease.leave_state();
-            if lease.ends() {
-                self.residency.forget(lease.slot());
-            }
         }
         answered.push(Answered { lease, answer, request });
     }

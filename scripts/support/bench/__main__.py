@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("level", nargs="*", help=f"what to measure: {', '.join(LEVELS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
-    parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "cache", "forty"])
+    parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
     parser.add_argument("--sequences", type=_numbers, help="for the service (default: 1,16,64,256,1000)")
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])

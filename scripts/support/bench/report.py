@@ -22,6 +22,7 @@ COLUMNS = {
         "step_us": "step µs",
         "step_over_raw": "step / alone",
         "step_ratio": "step / after Triton",
+        "whole_over_raw": "all but Triton / alone",
         "our_cpu_us_per_request": "our CPU µs/request",
         "copied_bytes_per_round": "state bytes copied",
     },
@@ -42,11 +43,14 @@ COLUMNS = {
         "ours_us_per_step": "µs/step",
         "ours_us_per_step_first_half": "first half",
         "ours_us_per_step_second_half": "second half",
+        "written_bytes_per_sequence": "bytes written/sequence",
+        "copied_bytes_per_sequence": "copied/sequence",
     },
     "live": {
         "model": "model",
         "live": "live sequences",
-        "us_per_batch": "µs a batch of 16",
+        "us_per_batch": "µs a batch of the same 16",
+        "us_per_random_batch": "of any 16",
         "state_bytes": "state bytes",
         "resident_bytes_per_sequence": "resident bytes/sequence",
     },
@@ -152,7 +156,7 @@ def _axes(count: int, width: float):
 
 
 def _picture_of_steps(path: Path, rows: Rows) -> Path:
-    shown = [row for row in rows if row["model"] in ("lstm", "cache")]
+    shown = [row for row in rows if row["model"] in ("lstm", "lstm_rows", "cache")]
     models = list(dict.fromkeys(row["model"] for row in shown))
     figure, axes = _axes(len(models), 5.5)
     for axis, model in zip(axes, models):
