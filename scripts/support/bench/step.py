@@ -84,7 +84,8 @@ def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKE
     command = [
         str(DRIVER),
         f"--server-library={next(TRITON_LIBRARIES.glob('libtritonserver-*.so'))}",
-        f"--onnxruntime={libonnxruntime()}",
+        # The file that the backend loads, so that there is one library in the process.
+        f"--onnxruntime={BACKENDS / 'stateful' / 'libonnxruntime.so'}",
         f"--repository={repository}",
         f"--backends={backends}",
         what,
