@@ -90,7 +90,7 @@ def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKE
         f"--backends={backends}",
         what,
         f"--spec={of.spec_file(repository)}",
-        *(f"--{key}={value}" for key, value in arguments.items()),
+        *(f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in arguments.items()),
     ]
     # The server's libraries find one another by the path of the program that they came with.
     environment = os.environ | {"LD_LIBRARY_PATH": str(TRITON_LIBRARIES)}
@@ -117,8 +117,14 @@ def steps(folder: Path, effort: Effort, names: list[str], batches: list[int]) ->
                 yield {"model": name, "batch": batch, "composition": composition} | numbers
 
 
-def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]], peers: list[Peer]) -> Iterator[dict]:
-    """As many requests as come back from a number of sequences, on all CPUs."""
+def throughput(
+    folder: Path, effort: Effort, cases: list[tuple[str, int]], peers: list[Peer], *, one_cpu: bool = False
+) -> Iterator[dict]:
+    """As many requests as come back from a number of sequences, on all CPUs.
+
+    With one sequence that is mostly the time of waking threads on other CPUs, which differs from run to run by more
+    than what is looked for; `one_cpu` leaves that out.
+    """
     repository = folder / "repository"
     for name, sequences in cases:
         model, most = MODELS[name], max(sequences, 16)
@@ -129,6 +135,7 @@ def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]], peers
             model.write(repository, served, config or model.config(backend, most, candidates=sequences + 8))
             arguments = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
             arguments |= {"model": served, "trivial": trivial, "sequences": sequences}
+            arguments |= {"one_cpu": True} if one_cpu else {}
             found = drive(repository, "throughput", model, backends=backends_of(folder, peers), **arguments)
             yield found | {"model": name, "backend": backend}
 
@@ -137,25 +144,28 @@ def growing(folder: Path, effort: Effort) -> Iterator[dict]:
     """A cache that grows by 256 bytes with each step."""
     repository, model = folder / "repository", MODELS["growing"]
     for batch in (1, 16):
-        served = f"growing_{batch}"
+        served, trivial = f"growing_{batch}", f"growing_{batch}_trivial"
         waits = {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
-        model.write(repository, served, model.config("stateful", batch, candidates=batch + 8, **waits))
-        found = drive(repository, "growing", model, model=served, batch=batch, steps=effort.growing_steps, blocks=3)
+        for written, backend in ((served, "stateful"), (trivial, "trivial")):
+            model.write(repository, written, model.config(backend, batch, candidates=batch + 8, **waits))
+        arguments = {"model": served, "trivial": trivial, "batch": batch, "steps": effort.growing_steps}
+        found = drive(repository, "growing", model, blocks=5, **arguments)
         yield found | {"model": "growing"}
 
 
-def live(folder: Path, effort: Effort) -> Iterator[dict]:
-    """What many live sequences cost: time of a batch of 16, and memory."""
+def live(folder: Path, effort: Effort, backend: str = "stateful") -> Iterator[dict]:
+    """What many live sequences cost: time of a batch of 16, and memory. With the backend `trivial`: what they cost in
+    Triton."""
     repository = folder / "repository"
     for name, counts in (("accumulate", effort.live), ("lstm", (10, 10_000)), ("cache", (10, 1_000))):
         model, served = MODELS[name], f"{name}_live"
         waits = {"preferred": 16, "delay_us": 2000}
-        model.write(repository, served, model.config("stateful", 16, candidates=counts[-1] + 64, **waits))
+        model.write(repository, served, model.config(backend, 16, candidates=counts[-1] + 64, **waits))
         rounds = 200 if name == "cache" else 2000
         counted = ",".join(map(str, counts))
         found = drive(repository, "live", model, model=served, sequences=counted, rounds=rounds)
         for numbers in found["live"]:
-            yield {"model": name, "state_bytes": model.state_bytes} | numbers
+            yield {"model": name, "backend": backend, "state_bytes": model.state_bytes} | numbers
 
 
 def load(folder: Path) -> Iterator[dict]:

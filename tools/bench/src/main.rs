@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
-use measure::{Cost, median, pin, pinned, quantile, resident_bytes};
+use measure::{Cost, Spread, median, pin, pinned, resident_bytes};
 use ort::environment::Environment;
 use raw::Raw;
 use serde_json::{Value, json};
@@ -98,12 +98,18 @@ struct Throughput {
     /// Time for each of them.
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
+    /// All on one CPU: without the wakes between CPUs, which cost more than a small request.
+    #[arg(long)]
+    one_cpu: bool,
 }
 
 #[derive(Args)]
 struct Growing {
     #[command(flatten)]
     model: Model,
+    /// The same model on the backend that does nothing.
+    #[arg(long)]
+    trivial: String,
     /// Steps of each sequence.
     #[arg(long, default_value_t = 2000)]
     steps: usize,
@@ -157,7 +163,12 @@ fn main() {
     // The floor and the backend use one library, so that they share its code in the caches, too.
     let loaded = ort::init_from(&cli.onnxruntime).unwrap_or_else(|error| panic!("{error}"));
     let environment = loaded.with_telemetry(false).build().unwrap_or_else(|error| panic!("{error}"));
-    if matches!(cli.what, What::Step(_) | What::Growing(_) | What::Live(_)) {
+    let on_one_cpu = match &cli.what {
+        What::Step(_) | What::Growing(_) | What::Live(_) => true,
+        What::Throughput(throughput) => throughput.one_cpu,
+        What::Load(_) | What::Raw(_) => false,
+    };
+    if on_one_cpu {
         pin();
     }
     if let What::Raw(raw) = &cli.what {
@@ -267,24 +278,31 @@ impl Step {
             let trivial_after = batches(&server.statistics(&self.trivial));
             trivial_before.must_be_exactly(&trivial_after, 2.0 * ran, self.batch, &self.trivial);
             let of = |cost: fn(&[Cost; 4]) -> f64| median(blocks.iter().map(cost));
-            let whole = |[ours, _, trivial, raw]: &[Cost; 4]| (ours.wall_us - trivial.wall_us) / raw.wall_us;
-            let whole_at = |part| quantile(blocks.iter().map(whole), part);
             let stage = |name: &str| (after.stage_ns(name) - before.1.stage_ns(name)) / 1e3 / ran;
             let (gather, infer, respond) = (stage("compute_input"), stage("compute_infer"), stage("compute_output"));
-            let found = json!({
+            // Everything but Triton, over a run alone, and over one whose caches Triton has used before it.
+            let whole = |[ours, _, trivial, _]: &[Cost; 4]| ours.wall_us - trivial.wall_us;
+            let over_raw = Spread::of(blocks.iter().map(|block| whole(block) / block[3].wall_us));
+            let floor = |[_, both, trivial, _]: &[Cost; 4]| both.wall_us - trivial.wall_us;
+            let over_floor = Spread::of(blocks.iter().map(|block| whole(block) / floor(block)));
+            let mut found = json!({
                 "ours_us": of(|[ours, ..]| ours.wall_us),
                 "trivial_and_raw_us": of(|[_, both, ..]| both.wall_us),
                 "trivial_us": of(|[.., trivial, _]| trivial.wall_us),
                 "raw_us": of(|[.., raw]| raw.wall_us),
-                "whole_over_raw": whole_at(0.5),
-                "whole_over_raw_lower_quartile": whole_at(0.25),
-                "whole_over_raw_upper_quartile": whole_at(0.75),
                 "our_cpu_us_per_request": of(|[ours, both, ..]| ours.cpu_us - both.cpu_us) / self.batch as f64,
+                "our_cpu_us_per_request_over_raw":
+                    of(|[ours, _, trivial, raw]| ours.cpu_us - trivial.cpu_us - raw.cpu_us) / self.batch as f64,
+                "ours_cpu_us": of(|[ours, ..]| ours.cpu_us),
+                "trivial_cpu_us": of(|[.., trivial, _]| trivial.cpu_us),
+                "raw_cpu_us": of(|[.., raw]| raw.cpu_us),
                 "gather_us": gather,
                 "infer_us": infer,
                 "respond_us": respond,
                 "copied_bytes_per_round": copied.zip(before.0).map(|(after, before)| (after - before) / ran),
             });
+            over_raw.put(&mut found, "whole_over_raw");
+            over_floor.put(&mut found, "whole_over_floor");
             results.insert(name.to_owned(), found);
             for client in [&ours, &trivial] {
                 sequences.chunks(self.batch).for_each(|set| client.round(&inbox, set, END));
@@ -320,8 +338,8 @@ fn batches(statistics: &Value) -> Batches {
 }
 
 impl Batches {
-    /// Ends the program unless each of `rounds` since then was one batch of `batch` rows: anything else would be timed as
-    /// what it is not.
+    /// Ends the program unless each of `rounds` since then was one batch of `batch` rows: anything else would be timed
+    /// as what it is not.
     fn must_be_exactly(&self, after: &Self, rounds: f64, batch: usize, model: &str) {
         let (runs, rows) = (after.runs - self.runs, after.rows - self.rows);
         if runs != rounds || rows != rounds * batch as f64 {
@@ -355,18 +373,22 @@ impl Throughput {
         }
         let of = |what: &dyn Fn(&(Closed, Closed, f64)) -> f64| median(blocks.iter().map(what));
         let rows = self.sequences as f64;
-        json!({
+        let to_raw = blocks.iter().map(|(ours, _, raw_us)| ours.per_s / (rows * 1e6 / raw_us));
+        let to_both =
+            blocks.iter().map(|(ours, trivial, raw_us)| ours.per_s * (raw_us / rows + 1e6 / trivial.per_s) / 1e6);
+        let mut found = json!({
             "model": self.model.model,
             "sequences": self.sequences,
+            "one_cpu": self.one_cpu,
             "requests_per_s": of(&|(ours, ..)| ours.per_s),
             "batch": of(&|(ours, ..)| ours.batch),
             "cpu_us_per_request": of(&|(ours, ..)| ours.cpu_us),
             "trivial_per_s": of(&|(_, trivial, _)| trivial.per_s),
             "raw_rows_per_s": of(&|(.., raw_us)| rows * 1e6 / raw_us),
-            "ratio_to_raw": of(&|(ours, _, raw_us)| ours.per_s / (rows * 1e6 / raw_us)),
-            "ratio_to_raw_and_trivial":
-                of(&|(ours, trivial, raw_us)| ours.per_s * (raw_us / rows + 1e6 / trivial.per_s) / 1e6),
-        })
+        });
+        Spread::of(to_raw).put(&mut found, "ratio_to_raw");
+        Spread::of(to_both).put(&mut found, "ratio_to_raw_and_trivial");
+        found
     }
 
     fn closed_loop(&self, server: &Server, client: &Client, model: &str) -> Closed {
@@ -410,40 +432,57 @@ impl Growing {
     fn run(&self, server: &'static Server, environment: &Environment) -> Value {
         let spec = self.model.spec();
         server.load(&self.model.model);
-        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new(false));
-        let sequences: Vec<u64> = (1..=self.batch as u64).collect();
+        server.load(&self.trivial);
+        let [client, trivial] = [&self.model.model, &self.trivial].map(|model| Client::new(server, model, &spec));
         let before = server.metric(COPIED, &self.model.model);
-        let blocks: Vec<[Cost; 3]> = (0..self.blocks)
+        let blocks: Vec<[[Cost; 2]; 3]> = (0..self.blocks)
             .map(|_| {
                 let mut raw = Raw::new(environment, &spec, self.batch);
-                let half = self.steps / 2;
-                let mut step = 0;
-                let mut round = || {
-                    client.round(&inbox, &sequences, if step == 0 { START } else { 0 });
-                    step += 1;
-                };
-                let (first, second) = (Cost::of(half, &mut round), Cost::of(half, &mut round));
-                client.round(&inbox, &sequences, END);
-                [first, second, Cost::of(2 * half, || raw.step())]
+                [self.lives(&client), self.lives(&trivial), self.halves(|_| raw.step())]
             })
             .collect();
-        let of = |cost: fn(&[Cost; 3]) -> f64| median(blocks.iter().map(cost));
         let copied = server.metric(COPIED, &self.model.model).zip(before).map(|(after, before)| after - before);
         let (steps, lives) = (self.steps / 2 * 2, (self.blocks * self.batch) as f64);
-        json!({
+        let of = |cost: &dyn Fn(&[[Cost; 2]; 3]) -> f64| median(blocks.iter().map(cost));
+        let whole = |[first, second]: &[Cost; 2]| (first.wall_us + second.wall_us) / 2.0;
+        let over_raw = |[ours, trivial, raw]: &[[Cost; 2]; 3]| (whole(ours) - whole(trivial)) / whole(raw);
+        let mut found = json!({
             "model": self.model.model,
             "batch": self.batch,
             "steps": steps,
             "written_bytes_per_sequence": spec.state_bytes_written(steps),
             "copied_bytes_per_sequence": copied.map(|copied| copied / lives),
-            "ours_ms": of(|[first, second, _]| first.wall_us + second.wall_us) * (steps / 2) as f64 / 1e3,
-            "raw_ms": of(|[.., raw]| raw.wall_us) * steps as f64 / 1e3,
-            "ours_us_per_step": of(|[first, second, _]| (first.wall_us + second.wall_us) / 2.0),
-            "ours_us_per_step_first_half": of(|[first, ..]| first.wall_us),
-            "ours_us_per_step_second_half": of(|[_, second, _]| second.wall_us),
-            "raw_us_per_step": of(|[.., raw]| raw.wall_us),
-            "ratio": of(|[first, second, raw]| (first.wall_us + second.wall_us) / 2.0 / raw.wall_us),
-        })
+            "ours_us_per_step": of(&|[ours, ..]| whole(ours)),
+            "ours_us_per_step_first_half": of(&|[ours, ..]| ours[0].wall_us),
+            "ours_us_per_step_second_half": of(&|[ours, ..]| ours[1].wall_us),
+            "trivial_us_per_step": of(&|[_, trivial, _]| whole(trivial)),
+            "raw_us_per_step": of(&|[.., raw]| whole(raw)),
+            "raw_us_per_step_first_half": of(&|[.., raw]| raw[0].wall_us),
+            "raw_us_per_step_second_half": of(&|[.., raw]| raw[1].wall_us),
+            "ours_ms": of(&|[ours, ..]| whole(ours)) * steps as f64 / 1e3,
+            "raw_ms": of(&|[.., raw]| whole(raw)) * steps as f64 / 1e3,
+            "ratio": of(&|[ours, _, raw]| whole(ours) / whole(raw)),
+        });
+        Spread::of(blocks.iter().map(over_raw)).put(&mut found, "whole_over_raw");
+        found
+    }
+
+    /// What the sequences' steps cost, from START to END.
+    fn lives(&self, client: &Client) -> [Cost; 2] {
+        let (inbox, sequences) = (Inbox::new(false), (1..=self.batch as u64).collect::<Vec<_>>());
+        let costs = self.halves(|step| client.round(&inbox, &sequences, if step == 0 { START } else { 0 }));
+        client.round(&inbox, &sequences, END);
+        costs
+    }
+
+    /// What a step costs in the first half and in the second, where states are larger.
+    fn halves(&self, mut work: impl FnMut(usize)) -> [Cost; 2] {
+        let (half, mut step) = (self.steps / 2, 0);
+        let mut next = || {
+            work(step);
+            step += 1;
+        };
+        [Cost::of(half, &mut next), Cost::of(half, &mut next)]
     }
 }
 
@@ -462,7 +501,8 @@ impl Live {
             others.chunks(self.batch).for_each(|set| client.round(&inbox, set, START));
             others.chunks(self.batch).for_each(|set| client.round(&inbox, set, 0));
             live = wanted.max(live);
-            let bytes = (resident_bytes() - at_first) / live.max(1) as f64;
+            // The buffers of the first few are more than their states.
+            let bytes = (live >= 100).then(|| (resident_bytes() - at_first) / live as f64);
             (0..50).for_each(|_| client.round(&inbox, &timed, 0));
             // In turn, so that both have the same of what else the machine does.
             let blocks: Vec<[Cost; 2]> = (0..10)

@@ -34,13 +34,37 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
 }
 
 /// The value below which that part of the values lies, between two of them where it must; NaN if there are none.
-pub fn quantile(values: impl IntoIterator<Item = f64>, part: f64) -> f64 {
+fn quantile(values: impl IntoIterator<Item = f64>, part: f64) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
     let Some(last) = values.len().checked_sub(1) else { return f64::NAN };
     let place = part * last as f64;
     let (below, above) = (values[place.floor() as usize], values[place.ceil() as usize]);
     below + (above - below) * place.fract()
+}
+
+/// The middle of repeated measurements, and the quartiles, which say how far to trust it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spread {
+    middle: f64,
+    lower: f64,
+    upper: f64,
+}
+
+impl Spread {
+    /// The spread of values.
+    pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
+        let values: Vec<f64> = values.into_iter().collect();
+        let [lower, middle, upper] = [0.25, 0.5, 0.75].map(|part| quantile(values.iter().copied(), part));
+        Self { middle, lower, upper }
+    }
+
+    /// Adds it to a JSON object, as `name`, `name_lower_quartile` and `name_upper_quartile`.
+    pub fn put(self, object: &mut serde_json::Value, name: &str) {
+        object[name] = self.middle.into();
+        object[format!("{name}_lower_quartile")] = self.lower.into();
+        object[format!("{name}_upper_quartile")] = self.upper.into();
+    }
 }
 
 /// Keeps this thread, and those that it starts, on the first CPU that it may use.
@@ -106,6 +130,16 @@ mod tests {
         assert_eq!(quantile([5.0, 1.0, 3.0, 2.0, 4.0], 0.25), 2.0);
         assert_eq!(quantile([0.0, 10.0], 0.75), 7.5);
         assert_eq!(quantile([7.0], 0.25), 7.0);
+    }
+
+    #[test]
+    fn a_spread_stands_in_json_under_three_names() {
+        let mut object = serde_json::json!({ "batch": 16 });
+        Spread::of([5.0, 1.0, 3.0, 2.0, 4.0]).put(&mut object, "ratio");
+        let wanted = serde_json::json!({
+            "batch": 16, "ratio": 3.0, "ratio_lower_quartile": 2.0, "ratio_upper_quartile": 4.0,
+        });
+        assert_eq!(object, wanted);
     }
 
     #[test]
