@@ -112,8 +112,12 @@ def _step(folder: Path, effort: step.Effort, options: argparse.Namespace):
 
 
 def _throughput(folder: Path, effort: step.Effort, options: argparse.Namespace):
-    cases = [("accumulate", 1), ("lstm", 1), ("cache", 1), ("accumulate", 64), ("lstm", 16), ("lstm", 64)]
-    return step.throughput(folder, effort, [case for case in cases if case[0] in options.models], options.peer)
+    alone = [("accumulate", 1), ("lstm", 1), ("cache", 1)]
+    many = [("accumulate", 64), ("lstm", 16), ("lstm", 64)]
+    for cases, one_cpu in ((alone, True), (many, False)):
+        cases = [case for case in cases if case[0] in options.models]
+        for row in step.throughput(folder, effort, cases, options.peer, one_cpu=one_cpu):
+            yield row | {"cpus": 1 if one_cpu else psutil.cpu_count()}
 
 
 def _service(folder: Path, effort: step.Effort, options: argparse.Namespace):

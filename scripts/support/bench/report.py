@@ -30,6 +30,7 @@ COLUMNS = {
         "model": "model",
         "backend": "backend",
         "sequences": "sequences",
+        "cpus": "CPUs",
         "requests_per_s": "requests/s",
         "batch": "batch",
         "ratio_to_raw": "/ ORT alone at full batch",
@@ -41,6 +42,8 @@ COLUMNS = {
         "steps": "steps",
         "raw_us_per_step": "ORT alone µs/step",
         "ours_us_per_step": "µs/step",
+        "trivial_us_per_step": "Triton's µs",
+        "whole_over_raw": "all but Triton / alone",
         "ours_us_per_step_first_half": "first half",
         "ours_us_per_step_second_half": "second half",
         "written_bytes_per_sequence": "bytes written/sequence",
@@ -84,7 +87,7 @@ COLUMNS = {
 
 TITLES = {
     "step": "The step, pinned to one CPU (in process)",
-    "throughput": "As many requests as come back (in process, all CPUs)",
+    "throughput": "As many requests as come back (in process)",
     "growing": "A state that grows by 256 bytes a step (in process)",
     "live": "Many live sequences (in process)",
     "load": "Loading",
