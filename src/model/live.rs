@@ -200,7 +200,12 @@ impl LiveSequences {
     pub fn idle_memories(&self, slots: impl Iterator<Item = SlotId>) -> SmallVec<[Option<SlotMemory>; 4]> {
         // Taken under the lock: once it is given up, the sequence may end and another have the slot.
         let table = self.table.lock();
-        slots.map(|slot| table.memory(slot)?.take(slot.index())).collect()
+        let memory = |slot: SlotId| {
+            let memory = table.memory(slot)?.take(slot.index());
+            debug_assert!(memory.is_some(), "the slot of a sequence that waits has a holder");
+            memory
+        };
+        slots.map(memory).collect()
     }
 
     /// Takes what a sequence that waits for its next request has beside its slot, to bring states home; `None` if it is

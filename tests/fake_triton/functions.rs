@@ -5,7 +5,8 @@
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use triton_sys::*;
 
@@ -379,12 +380,16 @@ fallible! {
             ledger::violation(format!("{NAME} with flags {flags}"));
         }
         let Some(response) = take_back::<Response, _>(Kind::Response, raw, NAME) else { return Ok(()) };
+        std::thread::sleep(Duration::from_micros(SEND_US.load(Ordering::Relaxed)));
         let request = request(response.request.cast_mut().cast(), NAME);
         let answer = if error.is_null() { outputs(&response) } else { failure(error, NAME) };
         request.fate.lock().sent.push(Sent { lost: fails, answer });
         Ok(())
     }
 }
+
+/// What sending an answer takes, in µs.
+pub static SEND_US: AtomicU64 = AtomicU64::new(0);
 
 fn outputs(response: &Response) -> Answer {
     let read = |output: &Output| {

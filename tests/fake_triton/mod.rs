@@ -44,12 +44,18 @@ impl Triton {
         // SAFETY: the functions do what their namesakes promise, for the objects of this module.
         INSTALL.call_once(|| assert!(unsafe { triton_sys::install(functions::table()) }));
         ledger::reset();
+        functions::SEND_US.store(0, Ordering::Relaxed);
         let backend = Box::new(Backend::new(&onnxruntime));
         objects::BACKEND.store(ptr::from_ref(&*backend).cast_mut(), Ordering::Release);
         // SAFETY: a live backend.
         let done = unsafe { exports::TRITONBACKEND_Initialize(ptr::from_ref(&*backend).cast_mut().cast()) };
         took(done).unwrap();
         Some(Self { _alone: alone, _backend: backend })
+    }
+
+    /// Lets sending an answer take so long, as it does over a network.
+    pub fn slow_down(&self, send: Duration) {
+        functions::SEND_US.store(send.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// Loads a model with one instance.
