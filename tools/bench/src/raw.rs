@@ -5,6 +5,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::ptr;
 
+use memmap2::{Advice, MmapMut};
 use ort::AsPointer;
 use ort::environment::Environment;
 use ort::session::Session;
@@ -16,25 +17,46 @@ use crate::spec::{Spec, State};
 /// A model with prebuilt tensors for one number of rows.
 pub struct Raw {
     session: Session,
-    input_names: Vec<CString>,
-    output_names: Vec<CString>,
+    /// What the pointers below point to.
+    _names: Vec<CString>,
+    input_names: Vec<*const c_char>,
+    output_names: Vec<*const c_char>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
     /// Each state's tensors: the one that is read and the one that is written.
     states: Vec<[Tensor; 2]>,
     grows: bool,
+    /// Arrays of Run, kept so that a step allocates nothing.
+    given: Vec<*const OrtValue>,
+    taken: Vec<*mut OrtValue>,
 }
 
 struct Tensor {
     value: *mut OrtValue,
     /// What the value lies over, if it is ours.
-    _data: Vec<f32>,
+    _data: Option<MmapMut>,
+}
+
+/// Buffers of this size and more ask for pages of 2 MiB, as the backend's do: a floor with smaller ones would not be one.
+const HUGE_FROM: usize = 4 << 20;
+
+/// Memory with small numbers in it.
+fn filled(count: usize) -> MmapMut {
+    let bytes = 4 * count.max(1);
+    let mut pages = MmapMut::map_anon(bytes).unwrap_or_else(|error| panic!("{bytes} bytes: {error}"));
+    if bytes >= HUGE_FROM {
+        // Advice: where the system does not take it, pages are small, and the backend's, too.
+        let _ = pages.advise(Advice::HugePage);
+    }
+    let numbers = (0..count).map(|i| (i % 7) as f32 / 16.0);
+    pages.chunks_exact_mut(4).zip(numbers).for_each(|(bytes, number)| bytes.copy_from_slice(&number.to_ne_bytes()));
+    pages
 }
 
 impl Tensor {
     fn new(dims: &[i64]) -> Self {
         let count = dims.iter().product::<i64>() as usize;
-        let mut data: Vec<f32> = (0..count.max(1)).map(|i| (i % 7) as f32 / 16.0).collect();
+        let mut data = filled(count);
         let mut value = ptr::null_mut();
         let element = ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT;
         // SAFETY: the data lives as long as the value; dims are read during the call.
@@ -43,11 +65,11 @@ impl Tensor {
             let (data, bytes) = (data.as_mut_ptr().cast::<c_void>(), 4 * count);
             check(create(memory(), data, bytes, dims.as_ptr(), dims.len(), element, &mut value));
         }
-        Self { value, _data: data }
+        Self { value, _data: Some(data) }
     }
 
     fn none() -> Self {
-        Self { value: ptr::null_mut(), _data: Vec::new() }
+        Self { value: ptr::null_mut(), _data: None }
     }
 }
 
@@ -64,7 +86,11 @@ impl Raw {
     /// Opens the model as the backend does by default, on one thread, for batches of `rows`.
     pub fn new(environment: &Environment, spec: &Spec, rows: usize) -> Self {
         let session = open(environment, &spec.onnx);
-        let name = |name: &str| CString::new(name).expect("tensors have no NUL in their names");
+        let mut names = Vec::new();
+        let mut name = |name: &str| {
+            names.push(CString::new(name).expect("tensors have no NUL in their names"));
+            names[names.len() - 1].as_ptr()
+        };
         let ends = |state: &State| match spec.grows() {
             true => [Tensor::new(&state.dims_of(rows, 0)), Tensor::none()],
             false => [Tensor::new(&state.dims_of(rows, 0)), Tensor::new(&state.dims_of(rows, 0))],
@@ -73,41 +99,46 @@ impl Raw {
         let inputs = spec.inputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.input));
         let outputs =
             spec.outputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.output));
+        let input_names = inputs.map(|tensor| name(tensor)).collect();
+        let output_names = outputs.map(|tensor| name(tensor)).collect();
         Self {
             session,
-            input_names: inputs.map(|tensor| name(tensor)).collect(),
-            output_names: outputs.map(|tensor| name(tensor)).collect(),
+            _names: names,
+            input_names,
+            output_names,
             inputs: spec.inputs.iter().map(batch).collect(),
             outputs: spec.outputs.iter().map(batch).collect(),
             states: spec.states.iter().map(ends).collect(),
             grows: spec.grows(),
+            given: Vec::new(),
+            taken: Vec::new(),
         }
     }
 
     /// Runs a step.
     pub fn step(&mut self) {
-        let pointers = |names: &[CString]| names.iter().map(|name| name.as_ptr()).collect::<Vec<*const c_char>>();
-        let (input_names, output_names) = (pointers(&self.input_names), pointers(&self.output_names));
         let read = self.inputs.iter().chain(self.states.iter().map(|[read, _]| read));
-        let inputs: Vec<*const OrtValue> = read.map(|tensor| tensor.value.cast_const()).collect();
+        self.given.clear();
+        self.given.extend(read.map(|tensor| tensor.value.cast_const()));
         let written = self.outputs.iter().chain(self.states.iter().map(|[_, written]| written));
-        let mut outputs: Vec<*mut OrtValue> = written.map(|tensor| tensor.value).collect();
+        self.taken.clear();
+        self.taken.extend(written.map(|tensor| tensor.value));
         // SAFETY: arrays of live objects, as many as said; no value is read and written at once.
         unsafe {
             check((ort::api().Run)(
                 self.session.ptr().cast_mut(),
                 ptr::null(),
-                input_names.as_ptr(),
-                inputs.as_ptr(),
-                inputs.len(),
-                output_names.as_ptr(),
-                outputs.len(),
-                outputs.as_mut_ptr(),
+                self.input_names.as_ptr(),
+                self.given.as_ptr(),
+                self.given.len(),
+                self.output_names.as_ptr(),
+                self.taken.len(),
+                self.taken.as_mut_ptr(),
             ));
         }
-        for (state, value) in self.states.iter_mut().zip(&outputs[self.outputs.len()..]) {
+        for (state, value) in self.states.iter_mut().zip(&self.taken[self.outputs.len()..]) {
             if self.grows {
-                state[0] = Tensor { value: *value, _data: Vec::new() };
+                state[0] = Tensor { value: *value, _data: None };
             } else {
                 state.swap(0, 1);
             }
