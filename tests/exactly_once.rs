@@ -519,7 +519,7 @@ fn traffic_by_chance_is_answered_rightly() {
 fn answers_that_take_long_leave_while_the_next_payload_runs_and_before_the_model_goes() {
     let Some(triton) = Triton::start() else { return };
     triton.slow_down(Duration::from_micros(300));
-    let model = load(&triton, &oldest(12));
+    let model = load(&triton, &oldest(30));
     let mut traffic = Traffic::new(30, 9);
     (0..60).for_each(|_| traffic.step(&model, None));
     wait_for_release(&traffic.held);
