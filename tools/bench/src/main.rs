@@ -283,6 +283,8 @@ impl Step {
             // Everything but Triton, over a run alone, and over one whose caches Triton has used before it.
             let whole = |[ours, _, trivial, _]: &[Cost; 4]| ours.wall_us - trivial.wall_us;
             let over_raw = Spread::of(blocks.iter().map(|block| whole(block) / block[3].wall_us));
+            let cpu = |[ours, _, trivial, raw]: &[Cost; 4]| (ours.cpu_us - trivial.cpu_us) / raw.cpu_us;
+            let cpu_over_raw = Spread::of(blocks.iter().map(cpu));
             let floor = |[_, both, trivial, _]: &[Cost; 4]| both.wall_us - trivial.wall_us;
             let over_floor = Spread::of(blocks.iter().map(|block| whole(block) / floor(block)));
             let mut found = json!({
@@ -296,6 +298,8 @@ impl Step {
                 "ours_cpu_us": of(|[ours, ..]| ours.cpu_us),
                 "trivial_cpu_us": of(|[.., trivial, _]| trivial.cpu_us),
                 "raw_cpu_us": of(|[.., raw]| raw.cpu_us),
+                // Well below 1: others ran on this CPU, and no ratio of times means much but that of CPU times.
+                "own_share_of_cpu": of(|[.., raw]| raw.cpu_us / raw.wall_us),
                 "gather_us": gather,
                 "infer_us": infer,
                 "respond_us": respond,
@@ -303,6 +307,7 @@ impl Step {
             });
             over_raw.put(&mut found, "whole_over_raw");
             over_floor.put(&mut found, "whole_over_floor");
+            cpu_over_raw.put(&mut found, "whole_cpu_over_raw");
             results.insert(name.to_owned(), found);
             for client in [&ours, &trivial] {
                 sequences.chunks(self.batch).for_each(|set| client.round(&inbox, set, END));
