@@ -18,13 +18,13 @@ COLUMNS = {
         "batch": "batch",
         "composition": "batches",
         "raw_us": "ORT alone µs",
-        "floor_us": "ORT after Triton µs",
-        "step_us": "step µs",
-        "step_over_raw": "step / alone",
-        "step_ratio": "step / after Triton",
+        "after_us": "after Triton µs",
+        "step_us": "batch and run µs",
         "whole_over_raw": "all but Triton / alone",
+        "whole_over_after": "/ after Triton",
         "our_cpu_us_per_request": "our CPU µs/request",
         "copied_bytes_per_round": "state bytes copied",
+        "own_share_of_cpu": "share of the CPU",
     },
     "throughput": {
         "model": "model",
@@ -120,8 +120,14 @@ def show(console: Console, results: dict[str, Rows]) -> None:
         for number, heading in enumerate(columns.values()):
             table.add_column(heading, justify="left" if number == 0 else "right")
         for row in rows:
-            table.add_row(*(_cell(row.get(key)) for key in columns))
+            table.add_row(*(_with_quartiles(row, key) for key in columns))
         console.print(table)
+
+
+def _with_quartiles(row: dict, key: str) -> str:
+    lower, upper = (row.get(f"{key}_{which}_quartile") for which in ("lower", "upper"))
+    quartiles = "" if lower is None or upper is None else f" [{lower:.2f} {upper:.2f}]"
+    return _cell(row.get(key)) + quartiles.replace("[", r"\[")
 
 
 def _cell(value: object) -> str:
@@ -164,9 +170,12 @@ def _picture_of_steps(path: Path, rows: Rows) -> Path:
     figure, axes = _axes(len(models), 5.5)
     for axis, model in zip(axes, models):
         of = [row for row in shown if row["model"] == model]
-        axis.bar([f"{row['batch']}\n{row['composition']}" for row in of], [row["step_over_raw"] for row in of])
+        for shift, key, label in ((-0.2, "whole_over_raw", "alone"), (0.2, "whole_over_after", "after Triton")):
+            axis.bar([place + shift for place in range(len(of))], [row[key] for row in of], width=0.4, label=label)
+        axis.set_xticks(range(len(of)), [f"{row['batch']}\n{row['composition']}" for row in of])
         axis.axhline(1, color="black", linewidth=0.8)
-        axis.set_title(f"{model}: step over ONNX Runtime alone")
+        axis.set_title(f"{model}: all but Triton, over ONNX Runtime", fontsize=10)
+        axis.legend(fontsize=7)
         axis.tick_params(axis="x", labelsize=7)
     figure.savefig(path, metadata={"Date": None})
     return path
