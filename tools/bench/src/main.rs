@@ -240,10 +240,11 @@ impl Step {
         let spec = self.model.spec();
         server.load(&self.trivial);
         let (trivial, inbox) = (Client::new(server, &self.trivial, &spec), Inbox::new(false));
-        let mut raw = Raw::new(environment, &spec, self.batch);
-        let raw_rounds = rounds_in(self.seconds, || raw.step());
         let mut results = serde_json::Map::new();
         for (composition, name) in Composition::ALL {
+            let sets = if matches!(composition, Composition::Alternate) { composition.sets() } else { 1 };
+            let mut raw = Raw::new(environment, &spec, self.batch, sets);
+            let raw_rounds = rounds_in(self.seconds, || raw.step());
             server.load(&self.model.model);
             let ours = Client::new(server, &self.model.model, &spec);
             let mut sequences: Vec<u64> = (1..=(self.batch * composition.sets()) as u64).collect();
@@ -365,7 +366,7 @@ impl Throughput {
         server.load(&self.model.model);
         server.load(&self.trivial);
         let clients = [&self.model.model, &self.trivial].map(|model| Client::new(server, model, &spec));
-        let mut raw = Raw::new(environment, &spec, self.sequences);
+        let mut raw = Raw::new(environment, &spec, self.sequences, 1);
         let mut blocks = Vec::new();
         for _ in 0..self.blocks {
             let ours = self.closed_loop(server, &clients[0], &self.model.model);
@@ -442,7 +443,7 @@ impl Growing {
         let before = server.metric(COPIED, &self.model.model);
         let blocks: Vec<[[Cost; 2]; 3]> = (0..self.blocks)
             .map(|_| {
-                let mut raw = Raw::new(environment, &spec, self.batch);
+                let mut raw = Raw::new(environment, &spec, self.batch, 1);
                 [self.lives(&client), self.lives(&trivial), self.halves(|_| raw.step())]
             })
             .collect();
@@ -554,7 +555,7 @@ fn any_of(others: u64, same: &[u64]) -> Vec<u64> {
 impl RawOnly {
     fn run(&self, environment: &Environment) -> Value {
         let spec = Spec::read(&self.spec).unwrap_or_else(|error| panic!("{error}"));
-        let mut raw = Raw::new(environment, &spec, self.batch);
+        let mut raw = Raw::new(environment, &spec, self.batch, 1);
         let (until, mut steps) = (Instant::now() + Duration::from_secs_f64(self.seconds), 0);
         let cost = Cost::of(1, || {
             while Instant::now() < until {

@@ -1,5 +1,5 @@
 //! ONNX Runtime alone: the floor. The batch is assembled already, the tensors are made once, and the two ends of a state
-//! change places from step to step.
+//! change places from step to step. Sets of sequences that take turns have tensors of their own.
 
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
@@ -23,8 +23,11 @@ pub struct Raw {
     output_names: Vec<*const c_char>,
     inputs: Vec<Tensor>,
     outputs: Vec<Tensor>,
-    /// Each state's tensors: the one that is read and the one that is written.
-    states: Vec<[Tensor; 2]>,
+    /// Each state's tensors: one for each set of sequences, and the one that is written.
+    states: Vec<Vec<Tensor>>,
+    /// Sets of sequences that take turns, and whose turn it is.
+    sets: usize,
+    turn: usize,
     grows: bool,
     /// Arrays of Run, kept so that a step allocates nothing.
     given: Vec<*const OrtValue>,
@@ -83,17 +86,19 @@ impl Drop for Tensor {
 }
 
 impl Raw {
-    /// Opens the model as the backend does by default, on one thread, for batches of `rows`.
-    pub fn new(environment: &Environment, spec: &Spec, rows: usize) -> Self {
+    /// Opens the model as the backend does by default, on one thread, for batches of `rows`. So many `sets` of sequences
+    /// take turns.
+    pub fn new(environment: &Environment, spec: &Spec, rows: usize, sets: usize) -> Self {
         let session = open(environment, &spec.onnx);
         let mut names = Vec::new();
         let mut name = |name: &str| {
             names.push(CString::new(name).expect("tensors have no NUL in their names"));
             names[names.len() - 1].as_ptr()
         };
-        let ends = |state: &State| match spec.grows() {
-            true => [Tensor::new(&state.dims_of(rows, 0)), Tensor::none()],
-            false => [Tensor::new(&state.dims_of(rows, 0)), Tensor::new(&state.dims_of(rows, 0))],
+        let filled = |state: &State| Tensor::new(&state.dims_of(rows, 0));
+        let tensors = |state: &State| -> Vec<Tensor> {
+            let written = if spec.grows() { Tensor::none() } else { filled(state) };
+            (0..sets).map(|_| filled(state)).chain([written]).collect()
         };
         let batch = |tensor: &crate::spec::Tensor| Tensor::new(&[&[rows as i64], tensor.dims.as_slice()].concat());
         let inputs = spec.inputs.iter().map(|tensor| &tensor.name).chain(spec.states.iter().map(|state| &state.input));
@@ -108,7 +113,9 @@ impl Raw {
             output_names,
             inputs: spec.inputs.iter().map(batch).collect(),
             outputs: spec.outputs.iter().map(batch).collect(),
-            states: spec.states.iter().map(ends).collect(),
+            states: spec.states.iter().map(tensors).collect(),
+            sets,
+            turn: 0,
             grows: spec.grows(),
             given: Vec::new(),
             taken: Vec::new(),
@@ -117,10 +124,11 @@ impl Raw {
 
     /// Runs a step.
     pub fn step(&mut self) {
-        let read = self.inputs.iter().chain(self.states.iter().map(|[read, _]| read));
+        let (read_at, written_at) = (self.turn, self.sets);
+        let read = self.inputs.iter().chain(self.states.iter().map(|state| &state[read_at]));
         self.given.clear();
         self.given.extend(read.map(|tensor| tensor.value.cast_const()));
-        let written = self.outputs.iter().chain(self.states.iter().map(|[_, written]| written));
+        let written = self.outputs.iter().chain(self.states.iter().map(|state| &state[written_at]));
         self.taken.clear();
         self.taken.extend(written.map(|tensor| tensor.value));
         // SAFETY: arrays of live objects, as many as said; no value is read and written at once.
@@ -138,11 +146,12 @@ impl Raw {
         }
         for (state, value) in self.states.iter_mut().zip(&self.taken[self.outputs.len()..]) {
             if self.grows {
-                state[0] = Tensor { value: *value, _data: None };
+                state[read_at] = Tensor { value: *value, _data: None };
             } else {
-                state.swap(0, 1);
+                state.swap(read_at, written_at);
             }
         }
+        self.turn = (self.turn + 1) % self.sets;
     }
 }
 
