@@ -3,7 +3,8 @@
 //! A run reads the states of its rows from one batch buffer and writes them to another, where they stay: the next run of
 //! the same sequences reads them there, in any order of the requests, and nothing is copied. Where the sequences of a
 //! run differ from those of the buffer that suits it best, only the rows that joined are copied in, and only the rows in
-//! whose place they come, or which the run would overwrite, are written back to their slots.
+//! whose place they come, or which the run would overwrite, are written back to their slots. There are two buffers until
+//! a batch comes back that had to leave: then there may be one more.
 //!
 //! Rules: a state is newest in one place, here or, if it has no place here, in its slot; it moves only when it has been
 //! copied, so what is said here is true at any moment, also when a run fails. A sequence that is over may still have a
@@ -11,7 +12,7 @@
 //!
 //! Not for: memory (a place is a buffer and a position in it) or the life of sequences.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::pool::SlotId;
 
@@ -58,6 +59,10 @@ pub struct Residency {
     places: HashMap<SlotId, Place>,
     /// Most batch buffers.
     most: usize,
+    /// Batch buffers that there may be so far: one more when a batch comes back that had to leave.
+    allowed: usize,
+    /// Sequences that last had to leave together.
+    left: VecDeque<Vec<SlotId>>,
     /// Where a row lies depends on the number of rows, as the batch axis of a state is not the first.
     by_rows: bool,
     plans: u64,
@@ -71,8 +76,17 @@ impl Residency {
     /// `resident` batches can stay beside the one that is written. `by_rows`: a row's bytes lie elsewhere in a batch of
     /// another number of rows.
     pub fn new(resident: usize, by_rows: bool) -> Self {
-        let (buffers, places) = (Vec::new(), HashMap::new());
-        Self { buffers, places, most: resident + 1, by_rows, plans: 0, found: Vec::new(), staying: Vec::new() }
+        Self {
+            buffers: Vec::new(),
+            places: HashMap::new(),
+            most: resident + 1,
+            allowed: 2,
+            left: VecDeque::new(),
+            by_rows,
+            plans: 0,
+            found: Vec::new(),
+            staying: Vec::new(),
+        }
     }
 
     /// Where the newest state of a sequence lies; `None`: in its slot.
@@ -91,13 +105,19 @@ impl Residency {
     pub fn plan(&mut self, rows: &[Option<SlotId>], places: usize, plan: &mut Plan) {
         self.plans += 1;
         self.mark(rows, places);
+        self.allow_for(rows);
         plan.from = self.best_to_read(places);
         plan.into = self.least_wanted(Some(plan.from), places);
         self.order(plan);
         plan.leaving.clear();
         let relaid = self.is_relaid(plan.from, places);
         plan.leaving.extend(self.met(plan.from, places).filter(|(row, _)| relaid || !self.is_planned(row)).map(home));
+        let before = plan.leaving.len();
         plan.leaving.extend(self.met(plan.into, places).filter(|(row, _)| !self.is_planned(row)).map(home));
+        if plan.leaving.len() > before {
+            self.left.truncate(self.most);
+            self.left.push_front(plan.leaving[before..].iter().map(|(slot, _)| *slot).collect());
+        }
         for buffer in [plan.from, plan.into] {
             self.buffers[buffer].last_use = self.plans;
         }
@@ -143,6 +163,20 @@ impl Residency {
         }
     }
 
+    /// Allows one more buffer if the whole batch had to leave not long ago: where batches take turns it pays, where each
+    /// has other sequences it would only take memory and caches.
+    fn allow_for(&mut self, rows: &[Option<SlotId>]) {
+        let is_home = |row: usize| rows[row].is_some() && self.found[row].is_none();
+        if self.allowed == self.most || rows.is_empty() || !(0..rows.len()).all(is_home) {
+            return;
+        }
+        let came_back = |group: &Vec<SlotId>| rows.iter().flatten().all(|slot| group.contains(slot));
+        if let Some(group) = self.left.iter().position(came_back) {
+            self.left.remove(group);
+            self.allowed += 1;
+        }
+    }
+
     fn best_to_read(&mut self, places: usize) -> usize {
         let most = (0..self.buffers.len()).max_by_key(|&buffer| self.staying[buffer]);
         match most.filter(|&buffer| self.staying[buffer] > 0) {
@@ -159,7 +193,7 @@ impl Residency {
         if let Some(free) = others().filter(is_free).max_by_key(|&buffer| self.buffers[buffer].last_use) {
             return free;
         }
-        if self.buffers.len() < self.most {
+        if self.buffers.len() < self.allowed {
             self.buffers.push(BatchBuffer::default());
             return self.buffers.len() - 1;
         }
@@ -377,9 +411,22 @@ mod tests {
         for set in &sets {
             world.run(set, 0, &GOES_ON, false);
         }
-        for turn in 0..12 {
-            assert_eq!(world.run(sets[turn % 4], 0, &GOES_ON, false), 0, "turn {turn}");
+        let copies: Vec<_> = (0..16).map(|turn| world.run(sets[turn % 4], 0, &GOES_ON, false)).collect();
+        assert_eq!(copies[4..], [0; 12], "after each has come back once: {copies:?}");
+        assert_eq!(world.residency.buffers.len(), 5);
+    }
+
+    #[test]
+    fn batches_that_never_come_back_take_two_buffers() {
+        let (slots, mut world) = (slots(64), World::new(4, false));
+        for round in 0..40 {
+            let batch: Vec<_> = (0..8).map(|row| slots[(row * 7 + round * 11 + row * row * round) % 64]).collect();
+            let mut batch: Vec<_> = batch;
+            batch.sort_by_key(|slot| slot.index());
+            batch.dedup();
+            world.run(&batch, 0, &GOES_ON, false);
         }
+        assert_eq!(world.residency.buffers.len(), 2);
     }
 
     #[test]

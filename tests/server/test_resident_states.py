@@ -72,6 +72,9 @@ def test_sets_of_sequences_in_turn_copy_nothing_as_long_as_all_can_stay(deployme
     sets = [[Conversation(client, model, np.random.default_rng([s, i])) for i in range(4)] for s in range(4)]
     for talks in sets:
         at_once(talks, start=True)
+    for talks in sets:
+        # Each comes back once before it may stay.
+        at_once(talks)
     assert copies_of(deployment, model, lambda: [at_once(talks) for _ in range(3) for talks in sets]) == 0
     few = deployment.serve(
         models.counter("fp32", "resident_sets_of_one", **TOGETHER).with_parameters(
