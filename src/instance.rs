@@ -237,6 +237,7 @@ impl Instance {
                 complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
             }
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
+            row.leave_state();
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
             fault::point("respond", std::slice::from_ref(row));
@@ -281,6 +282,7 @@ impl Instance {
     fn fail(&self, batch: &mut [Row], error: &triton::Error, times: Times) {
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
             row.answer = row.request.make_answer(Err(error.clone()));
+            row.leave_state();
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }
     }

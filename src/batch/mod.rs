@@ -50,6 +50,13 @@ impl Row {
         self.start || self.lease.is_none()
     }
 
+    /// Its state may be moved from now on: it has its answer.
+    pub fn leave_state(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.leave_state();
+        }
+    }
+
     /// The slot of its sequence, if the state that it needs is the sequence's.
     fn slot_with_state(&self) -> Option<SlotId> {
         self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)

@@ -289,13 +289,11 @@ impl Residence {
 
     /// A row that has its answer goes; from now on its state may be moved here. A sequence that is over gives its slot
     /// back at once, as core does: the next one may come before the answer has left.
-    pub fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
+    pub fn depart(&mut self, mut row: Row, answered: &mut Vec<Answered>) {
+        row.leave_state();
         let Row { mut lease, answer, request, .. } = row;
         if let Some(over) = lease.take_if(|lease| lease.ends()) {
             self.residency.forget(over.slot());
-        }
-        if let Some(lease) = &mut lease {
-            lease.leave_state();
         }
         answered.push(Answered { lease, answer, request });
     }

@@ -202,7 +202,8 @@ impl LiveSequences {
         let table = self.table.lock();
         let memory = |slot: SlotId| {
             let memory = table.memory(slot)?.take(slot.index());
-            debug_assert!(memory.is_some(), "the slot of a sequence that waits has a holder");
+            // Better no batch than one that forgets a state.
+            assert!(memory.is_some(), "the slot of a sequence that waits has a holder");
             memory
         };
         slots.map(memory).collect()

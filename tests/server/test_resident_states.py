@@ -156,8 +156,10 @@ def test_each_sequence_has_its_own_state_in_any_company(deployment, axis, reside
     together(talk.end for talk in talks)
 
 
-def test_a_run_that_fails_leaves_states_in_place(deployment):
-    model = deployment.serve(models.fails("resident_fails", **TOGETHER))
+@pytest.mark.parametrize("resident", [1, 4])
+def test_a_run_that_fails_leaves_states_in_place(deployment, resident):
+    name = f"resident_fails_{resident}"
+    model = deployment.serve(models.fails(name, **TOGETHER).with_parameters(name, resident_batches=resident))
     talks = four(deployment, model)
     good = [{"INPUT": np.array([[at % 4]], np.int64)} for at in range(4)]
     together(lambda talk=talk, fed=fed: talk.start(fed) for talk, fed in zip(talks, good))
