@@ -20,6 +20,14 @@ use crate::responder::Responder;
 use crate::session::{Run, Step};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
 
+/// What came of a run.
+struct Responded {
+    /// The response of each row.
+    responses: Vec<Result<Response, Error>>,
+    /// The growing states are to stay in the tensors of the run.
+    growing_stay: bool,
+}
+
 /// What one instance needs for its runs. Triton never executes it twice at once.
 pub struct Instance {
     triton: triton::Instance,
@@ -224,14 +232,14 @@ impl Instance {
         self.step.run(Run { rows, from, into, kept: self.residence.reads_grown(), lent: &lent })?;
         drop(lent);
         times.compute_end = monotonic_ns();
-        let (responses, stay) = self.respond(batch, rows, is_last)?;
-        if stay {
+        let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
+        if growing_stay {
             self.residence.keep_growing(batch, &mut self.step);
         }
         for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
             let success = response.is_ok();
             if success {
-                if !stay {
+                if !growing_stay {
                     self.residence.forget_grown(row);
                 }
                 complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
@@ -247,15 +255,8 @@ impl Instance {
         Ok(())
     }
 
-    /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied. Says
-    /// whether the growing states are to stay in the tensors of the run.
-    #[allow(clippy::type_complexity, reason = "a response for each row, and one fact of them all")]
-    fn respond(
-        &self,
-        batch: &mut [Row],
-        rows: usize,
-        is_last: bool,
-    ) -> Result<(Vec<Result<Response, Error>>, bool), Error> {
+    /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
+    fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
         let answers = Answers::new(&self.model.binding, &self.step, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
         let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
@@ -263,19 +264,19 @@ impl Instance {
             answers.make_room(place, row, limit, stay).and_then(|()| answers.response(place, row))
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
-        let all_stay = stay && responses.iter().all(Result::is_ok);
+        let growing_stay = stay && responses.iter().all(Result::is_ok);
         for (place, (row, response)) in batch.iter_mut().zip(&mut responses).enumerate() {
-            if stay && !all_stay && response.is_ok() {
+            if stay && !growing_stay && response.is_ok() {
                 // One of the batch keeps the state before the run, so the others cannot stay with it.
                 if let Err(error) = answers.make_room(place, row, limit, false) {
                     *response = Err(error);
                 }
             }
             if response.is_ok() {
-                self.model.sequences.count_copied(answers.keep_state(place, row, all_stay));
+                self.model.sequences.count_copied(answers.keep_state(place, row, growing_stay));
             }
         }
-        Ok((responses, all_stay))
+        Ok(Responded { responses, growing_stay })
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were.

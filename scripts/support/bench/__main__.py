@@ -37,7 +37,8 @@ def main() -> int:
             rows = list(LEVEL[level](Path(folder) / level, effort, options))
             results[level] = rows
             report.show(console, {level: rows})
-    for path in report.write(RECORDED if options.record else BUILD / "bench" / "results", about(), results):
+            written = report.write(RECORDED if options.record else BUILD / "bench" / "results", about(), results)
+    for path in written:
         console.print(f"written: {path}")
     return 0
 

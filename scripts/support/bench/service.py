@@ -74,9 +74,9 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
             *(argument for tensor in served.model.inputs for argument in _shape(tensor)),
             *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
         ]
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=60 + 10 * seconds)
-        if ran.returncode != 0 or not report.exists():
-            raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-2000:]}\n{ran.stderr[-2000:]}")
+        _run(command, 60 + 10 * seconds)
+        if not report.exists():
+            raise RuntimeError(f"{' '.join(command)} wrote no report")
         row = next(csv.DictReader(report.open()))
     after = _counts(client, served.name), _machine_cpu_s(), _cpu_s(process)
     requests, runs = (after[0][key] - before[0][key] for key in ("inference_count", "execution_count"))
@@ -96,6 +96,19 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
         "server_cpu_us_per_request": (after[2] - before[2]) * 1e6 / requests,
         "server_rss_bytes": process.memory_info().rss,
     }
+
+
+def _run(command: list[str], timeout_s: float, attempts: int = 3) -> None:
+    """perf_analyzer sometimes does not come to its end, with whatever backend."""
+    for attempt in range(attempts):
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
+            return
+        except subprocess.TimeoutExpired:
+            if attempt + 1 == attempts:
+                raise
+        except subprocess.CalledProcessError as error:
+            raise RuntimeError(f"{' '.join(command)}\n{error.stdout[-2000:]}\n{error.stderr[-2000:]}") from error
 
 
 def _shape(tensor: Tensor) -> tuple[str, ...]:
