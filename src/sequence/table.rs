@@ -93,6 +93,8 @@ struct Activity {
     in_works: usize,
     idle_since: Instant,
     /// Of all payloads that have begun.
+    payloads: Evidence,
+    /// Of these, and of having been quiet.
     total: Evidence,
 }
 
@@ -149,12 +151,14 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     pub fn begin_payload(&mut self, instance: u32, requests: usize, short: bool, now: Instant) {
         self.now = now;
         let quiet = self.policy.quiet;
-        let fresh = Activity { in_works: 0, idle_since: now, total: Evidence::default() };
+        let none = Evidence::default();
+        let fresh = Activity { in_works: 0, idle_since: now, payloads: none, total: none };
         let activity = self.instances.entry(instance).or_insert(fresh);
         if activity.is_quiet(now, quiet) {
             activity.total.short_payloads = activity.total.short_payloads.wrapping_add(SHORT_PAYLOADS);
         }
         activity.in_works += 1;
+        activity.payloads.add(requests, short);
         activity.total.add(requests, short);
     }
 
@@ -203,7 +207,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// A sequence is over when its request carried END, whatever became of it, and when its START failed. The request is
     /// to be released next: what core sends from then on is the sequence's next.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
-        let seen = self.pool.record(slot).map(|record| self.total(record.key.instance)).unwrap_or_default();
+        let Some(instance) = self.pool.record(slot).map(|record| record.key.instance) else { return false };
+        let (seen, payloads) = (self.total(instance), self.payloads(instance));
         let Some(record) = self.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Idle;
@@ -211,7 +216,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         record.failed |= started && outcome == Outcome::Failed;
         let contest = self.chains.get_mut(&record.key).and_then(|chain| chain.contest.as_mut());
         if let Some(contest) = contest {
-            contest.from = seen;
+            contest.from = payloads;
         }
         let only_trace = record.failed && self.chain_length(slot) == 1;
         if end || only_trace {
@@ -233,15 +238,14 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
 
     /// The instance has settled all requests of the payload that began first of those in the works.
     pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
-        let mut total = Evidence::default();
         if let Some(activity) = self.instances.get_mut(&instance) {
             activity.in_works = activity.in_works.saturating_sub(1);
             activity.idle_since = now;
-            total = activity.total;
         }
+        let payloads = self.payloads(instance);
         let limit = self.policy.queue_requests;
         self.take_turns(released, |contest, key| {
-            key.instance == instance && total.since(contest.from).is_enough(limit) && contest.is_ripe(now)
+            key.instance == instance && payloads.since(contest.from).is_enough(limit) && contest.is_ripe(now)
         });
         self.pool.adjust()
     }
@@ -355,7 +359,11 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn contest(&self, key: &Key, late: bool) -> Contest {
-        Contest::new(late, self.now, self.total(key.instance))
+        Contest::new(late, self.now, self.payloads(key.instance))
+    }
+
+    fn payloads(&self, instance: u32) -> Evidence {
+        self.instances.get(&instance).map_or(Evidence::default(), |seen| seen.payloads)
     }
 
     fn total(&self, instance: u32) -> Evidence {
@@ -389,7 +397,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn resume(&mut self, key: &Key, end: bool, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        let seen = self.total(key.instance);
+        let seen = self.payloads(key.instance);
         let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
         if let Some(contest) = &mut chain.contest {
             (contest.last_request, contest.from) = (self.now, seen);
@@ -458,7 +466,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn give_turn(&mut self, key: &Key, released: &mut Vec<H>) {
-        let seen = self.total(key.instance);
+        let seen = self.payloads(key.instance);
         let Some(chain) = self.chains.get_mut(key) else { return };
         let is_held = |slot: &SlotId| self.pool.record(*slot).is_some_and(|record| record.held.is_some());
         let Some(next) = chain.incarnations.iter().position(is_held) else {

@@ -420,7 +420,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 4000 }, failure_persistence: None, ..Default::default() })]
     #[test]
     fn every_request_meets_its_own_incarnation_however_clients_reuse_ids(
         ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 150 }), batch in 1usize..5,
