@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import platform
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import psutil
+import tritonclient.http as http
 from rich.console import Console
 
 from support.bench import report, service, step
@@ -19,6 +21,7 @@ from support.bench.service import Served
 from support.bench.soak import Soak
 from support.bench.step import Peer, backends_of
 from support.paths import BUILD, ROOT
+from support.server import TritonServer
 
 LEVELS = ("step", "throughput", "growing", "live", "load", "service", "bound")
 RECORDED = ROOT / "docs" / "bench"
@@ -34,7 +37,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="stateful-bench-") as folder:
         for level in options.level:
             console.print(f"[dim]{level} …[/dim]")
-            rows = list(LEVEL[level](Path(folder) / level, effort, options))
+            of_level = Path(folder) / level
+            of_level.mkdir()
+            rows = list(LEVEL[level](of_level, effort, options))
             results[level] = rows
             report.show(console, {level: rows})
             written = report.write(RECORDED if options.record else BUILD / "bench" / "results", about(), results)
@@ -57,13 +62,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
         "--peer",
-        type=Peer.parse,
+        type=_peer,
         action="append",
         default=[],
         metavar="NAME=FOLDER[,CONFIGS]",
         help="compare with the backend in FOLDER too; CONFIGS has MODEL.pbtxt for the models that it wants "
         "configured in its own way",
     )
+    parser.add_argument("--blocks", type=_number, help="repetitions for the service (default: 3, with --quick 1)")
+    parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument("--record", action="store_true", help="write to docs/bench instead of build/bench/results")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: check every answer for so long")
     options = parser.parse_args()
@@ -71,6 +78,8 @@ def arguments() -> argparse.Namespace:
     if unknown:
         parser.error(f"there is no level '{unknown[0]}'; there are {', '.join(LEVELS)}")
     options.level = options.level or list(LEVELS)
+    options.blocks = options.blocks or (1 if options.quick else 3)
+    options.seconds = options.seconds or (0.5 if options.quick else 1.0)
     options.sequences = options.sequences or ([1, 16, 64] if options.quick else [1, 16, 64, 256, 1000])
     return options
 
@@ -84,10 +93,21 @@ def _names(text: str) -> list[str]:
 
 
 def _numbers(text: str) -> list[int]:
-    numbers = [int(number) for number in text.split(",")]
-    if min(numbers) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': whole numbers from 1 on are expected")
-    return numbers
+    return [_number(number) for number in text.split(",")]
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}': a whole number from 1 on is expected")
+    return int(text)
+
+
+def _peer(text: str) -> Peer:
+    try:
+        return Peer.parse(text)
+    except ValueError as error:
+        # argparse keeps the text of this one only
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def about() -> dict:
@@ -100,7 +120,14 @@ def about() -> dict:
         "cpus": psutil.cpu_count(),
         "system": platform.release(),
         "onnxruntime": step.libonnxruntime().name.split(".so.")[1],
+        "tritonserver": _tritonserver_version(),
     }
+
+
+@functools.cache
+def _tritonserver_version() -> str:
+    with tempfile.TemporaryDirectory() as repository, TritonServer(Path(repository)) as server:
+        return http.InferenceServerClient(server.http_url).get_server_metadata()["version"]
 
 
 def _step(folder: Path, effort: step.Effort, options: argparse.Namespace):
@@ -121,21 +148,19 @@ def _throughput(folder: Path, effort: step.Effort, options: argparse.Namespace):
 
 
 def _service(folder: Path, effort: step.Effort, options: argparse.Namespace):
-    seconds, blocks = (0.5, 1) if options.quick else (1.0, 3)
     for name in [name for name in options.models if name in ("accumulate", "lstm", "cache")]:
         model = MODELS[name]
         served = [Served("stateful", model, 64), Served("stateful", model.carried, 64)]
         served += [Served(peer.name, model, 64, config=peer.config(name) or "") for peer in options.peer]
         backends = backends_of(folder, options.peer) if options.peer else step.BACKENDS
         rows = service.compare(
-            folder / name, served, options.sequences, options.protocols, seconds, blocks, backends
+            folder / name, served, options.sequences, options.protocols, options.seconds, options.blocks, backends
         )
         yield from report.medians(rows, ("served", "protocol", "sequences"))
 
 
 def _bound(folder: Path, effort: step.Effort, options: argparse.Namespace):
-    seconds, blocks = (0.5, 1) if options.quick else (1.0, 3)
-    return service.bound(folder, MODELS["lstm"], seconds, blocks)
+    return service.bound(folder, MODELS["lstm"], options.seconds, options.blocks)
 
 
 LEVEL = {

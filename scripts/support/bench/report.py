@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 
 from rich.console import Console
 from rich.table import Table
@@ -66,15 +66,19 @@ COLUMNS = {
         "max_batch_size": "max batch",
         "delay_us": "delay µs",
         "requests_per_s": "requests/s",
+        "ours_over_this": "ours / this",
         "p50_us": "p50 µs",
         "p99_us": "p99 µs",
         "batch": "batch",
         "server_cpu_us_per_request": "server CPU µs/request",
         "cpu_us_per_request": "all CPU µs/request",
+        "server_rss_bytes": "server bytes",
     },
     "bound": {
         "max_batch_size": "max batch",
+        "preferred_batch_size": "preferred",
         "delay_us": "delay µs",
+        "priority": "priority",
         "requests_per_s": "requests/s",
         "filled": "batch filled",
         "trivial_cpu_us": "trivial CPU µs",
@@ -97,7 +101,7 @@ TITLES = {
 
 
 def medians(rows: Iterable[dict], keys: tuple[str, ...]) -> Rows:
-    """Rows that agree in `keys` become one: the median of each number."""
+    """Rows that agree in `keys` become one: the median of each number; of whole numbers one that occurs."""
     groups: dict[tuple, Rows] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -105,8 +109,9 @@ def medians(rows: Iterable[dict], keys: tuple[str, ...]) -> Rows:
     for group in groups.values():
         first = dict(group[0])
         for key, value in first.items():
-            if isinstance(value, float) and key not in keys:
-                first[key] = median(row[key] for row in group)
+            if isinstance(value, (int, float)) and key not in keys:
+                middle = median if isinstance(value, float) else median_low
+                first[key] = middle(row[key] for row in group)
         merged.append(first)
     return merged
 
@@ -139,18 +144,30 @@ def _cell(value: object) -> str:
 
 
 def write(folder: Path, about: dict, results: dict[str, Rows]) -> list[Path]:
-    """results.json and the pictures that its levels allow."""
+    """results.json and the pictures that its levels allow. Levels that are not in `results` stay as they were."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "results.json"
-    known = json.loads(file.read_text())["results"] if file.exists() else {}
-    merged = known | {level: rows for level, rows in results.items() if rows}
-    file.write_text(json.dumps({"about": about, "results": merged}, indent=1) + "\n")
+    merged, abouts = _known(file)
+    measured = {level: rows for level, rows in results.items() if rows}
+    merged |= measured
+    abouts |= {level: about for level in measured}
+    file.write_text(json.dumps({"about": abouts, "results": merged}, indent=1) + "\n")
     written = [file]
     if merged.get("step"):
         written.append(_picture_of_steps(folder / "step.svg", merged["step"]))
     if merged.get("service"):
         written.append(_picture_of_service(folder / "service.svg", merged["service"]))
     return written
+
+
+def _known(file: Path) -> tuple[dict[str, Rows], dict[str, dict]]:
+    """The rows of the file's levels, and for each level when and of what it was measured."""
+    if not file.exists():
+        return {}, {}
+    known = json.loads(file.read_text())
+    results, about = known["results"], known["about"]
+    # A file of before each level had its own says only when the last one was measured.
+    return results, {level: about.get(level, {}) for level in results}
 
 
 def _axes(count: int, width: float):

@@ -36,14 +36,18 @@ class Served:
     max_batch_size: int
     preferred: int | None = None
     delay_us: int = 0
+    priority: str = ""
+    """MIN or MAX: of the thread in which core forms batches; the one that runs them is not touched."""
     parameters: Mapping[str, str] = field(default_factory=dict)
     config: str = ""
     """The configuration to use instead, for a peer that is given with its own."""
 
     @property
     def name(self) -> str:
+        preferred = f"_of_{self.preferred}" if self.preferred else ""
         waits = f"_{self.delay_us}us" if self.delay_us else ""
-        return f"{self.backend}_{self.model.name}_{self.max_batch_size}{waits}"
+        priority = f"_{self.priority.lower()}" if self.priority else ""
+        return f"{self.backend}_{self.model.name}_{self.max_batch_size}{preferred}{waits}{priority}"
 
     def write(self, repository: Path) -> None:
         config = self.config or self.model.config(
@@ -54,6 +58,8 @@ class Served:
             delay_us=self.delay_us,
             parameters=dict(self.parameters),
         )
+        if self.priority:
+            config += f"optimization {{ priority: PRIORITY_{self.priority} }}\n"
         self.model.write(repository, self.name, config)
 
 
@@ -77,7 +83,7 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
         _run(command, 60 + 10 * seconds)
         if not report.exists():
             raise RuntimeError(f"{' '.join(command)} wrote no report")
-        row = next(csv.DictReader(report.open()))
+        reported = parse_report(report.read_text())
     after = _counts(client, served.name), _machine_cpu_s(), _cpu_s(process)
     requests, runs = (after[0][key] - before[0][key] for key in ("inference_count", "execution_count"))
     return {
@@ -87,15 +93,25 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
         "protocol": protocol,
         "sequences": sequences,
         "max_batch_size": served.max_batch_size,
+        "preferred_batch_size": served.preferred,
         "delay_us": served.delay_us,
-        "requests_per_s": float(row["Inferences/Second"]),
-        "p50_us": float(row["p50 latency"]),
-        "p99_us": float(row["p99 latency"]),
+        "priority": served.priority or "default",
+        "client": "perf_analyzer",
+        **reported,
         "batch": requests / runs,
         "cpu_us_per_request": (after[1] - before[1]) * 1e6 / requests,
         "server_cpu_us_per_request": (after[2] - before[2]) * 1e6 / requests,
         "server_rss_bytes": process.memory_info().rss,
     }
+
+
+def parse_report(text: str) -> dict[str, float]:
+    """What we take of perf_analyzer's CSV: one line for the one number of sequences asked for."""
+    rows = list(csv.DictReader(text.splitlines()))
+    if len(rows) != 1:
+        raise ValueError(f"a report of one line was expected, not of {len(rows)}")
+    columns = {"requests_per_s": "Inferences/Second", "p50_us": "p50 latency", "p99_us": "p99 latency"}
+    return {key: float(rows[0][column]) for key, column in columns.items()}
 
 
 def _run(command: list[str], timeout_s: float, attempts: int = 3) -> None:
@@ -148,13 +164,18 @@ def compare(
     blocks: int,
     backends: Path = BACKENDS,
 ) -> Iterator[dict]:
-    """Each of the models in turn, again and again."""
+    """Each of the models in turn, again and again: the first, and the others with the first's rate over theirs."""
     with serve(folder, models, backends) as server:
         for _ in range(blocks):
             for count in sequences:
                 for protocol in protocols:
-                    for served in models:
-                        yield measure(server, served, count, protocol, seconds)
+                    yield from over_others([measure(server, served, count, protocol, seconds) for served in models])
+
+
+def over_others(rows: list[dict]) -> list[dict]:
+    """Rows measured one right after the other, each with the rate of the first over its own."""
+    first = rows[0]["requests_per_s"]
+    return [row | {"ours_over_this": first / row["requests_per_s"]} for row in rows]
 
 
 def bound(folder: Path, model: BenchModel, seconds: float, blocks: int) -> Iterator[dict]:

@@ -1,16 +1,24 @@
-"""The soak: hours of sequences that start, step, end or vanish at random, every answer checked."""
+"""The soak: hours of sequences that start, step, end or vanish at random, every answer checked.
+
+Three models, so that each trouble has its own: `steady` gets most of the requests; clients of `vanishing` are gone with
+requests on their way; `reloaded` is unloaded and loaded. It ends at the first answer that is wrong or missing.
+
+No request of ours is on its way when its model is unloaded: tritonserver 2.51 itself has died of that.
+"""
 
 from __future__ import annotations
 
+import queue
 import tempfile
 import threading
 import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 import tritonclient.grpc as grpc
-from tritonclient.utils import InferenceServerException
 
 from support.bench.models import MODELS
 from support.bench.step import BACKENDS
@@ -19,74 +27,175 @@ from support.server import TritonServer
 THREADS = 8
 SEQUENCES = 64
 REPORT_S = 10
+ANSWER_S = 60
+"""No answer takes longer on a machine that lives."""
+VANISHED_IDLE_US = 5_000_000
+"""What nobody comes back to is over after this."""
+
+
+class Sums:
+    """What the model `accumulate` must answer: sums of whole numbers, which floats hold exactly."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, float] = {}
+
+    def start(self, sequence: int) -> bool:
+        """Whether the next request of this sequence is its first."""
+        return sequence not in self._of
+
+    def expect(self, sequence: int, value: float, end: bool) -> float:
+        """The answer to the next request of this sequence."""
+        expected = self._of.get(sequence, 0.0) + value
+        if end:
+            self._of.pop(sequence, None)
+        else:
+            self._of[sequence] = expected
+        return expected
 
 
 class Soak:
-    """Sums of whole numbers, which floats hold exactly."""
-
     def __init__(self, minutes: float) -> None:
         self.until = time.monotonic() + 60 * minutes
-        self.answers = 0
         self.wrong: list[str] = []
+        self.counts = {"answers": 0, "vanished": 0, "reloads": 0}
+        self._lock = threading.Lock()
 
     def run(self) -> bool:
         """Prints a line every ten seconds. Whether every answer was right."""
-        model = MODELS["accumulate"]
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory(prefix="stateful-soak-") as folder:
             repository = Path(folder) / "repository"
-            for name in ("steady", "comes_and_goes"):
-                parameters = {"resident_batches": "2"}
-                model.write(repository, name, model.config("stateful", 16, candidates=4096, parameters=parameters))
-            options = {"model_control": "explicit", "load_models": ["steady", "comes_and_goes"]}
-            with TritonServer(repository, backends=BACKENDS, **options) as server:
-                threads = [threading.Thread(target=self.client, args=(server, n)) for n in range(THREADS)]
-                threads.append(threading.Thread(target=self.reload, args=(server,)))
+            names = ["steady", "vanishing", "reloaded"]
+            for name in names:
+                _write(repository, name)
+            with TritonServer(repository, backends=BACKENDS, model_control="explicit", load_models=names) as server:
+                troubles = [lambda number=number: self.steady(server, number) for number in range(THREADS)]
+                troubles += [lambda: self.vanish(server), lambda: self.reload(server)]
+                threads = [threading.Thread(target=self._guarded, args=(trouble,)) for trouble in troubles]
                 for thread in threads:
                     thread.start()
-                process = psutil.Process(server.pid)
-                while any(thread.is_alive() for thread in threads):
-                    rss = process.memory_info().rss / 2**20
-                    left = max(0, self.until - time.monotonic())
-                    print(f"{left:7.0f} s left: {self.answers} answers, {len(self.wrong)} wrong, server {rss:.0f} MiB")
-                    time.sleep(min(REPORT_S, left + 0.5))
-        for what in self.wrong[:10]:
+                self._watch(server, threads)
+        for what in self.wrong:
             print(what)
-        return not self.wrong and self.answers > 0
+        return not self.wrong and all(self.counts.values())
 
-    def client(self, server: TritonServer, number: int) -> None:
-        """Steps its own sequences, sometimes with a new connection, leaving what was live behind."""
+    def _watch(self, server: TritonServer, threads: list[threading.Thread]) -> None:
+        next_report = time.monotonic()
+        while any(thread.is_alive() for thread in threads):
+            if time.monotonic() >= next_report:
+                self._print(server)
+                next_report += REPORT_S
+            time.sleep(0.2)
+        self._print(server)
+
+    def _print(self, server: TritonServer) -> None:
+        rss = psutil.Process(server.pid).memory_info().rss / 2**20 if server.is_alive() else 0
+        left = max(0, self.until - time.monotonic())
+        counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
+        print(f"{left:7.0f} s left: {counts}, {len(self.wrong)} wrong, server {rss:.0f} MiB", flush=True)
+
+    def goes_on(self) -> bool:
+        return time.monotonic() < self.until and not self.wrong
+
+    def _guarded(self, trouble: Callable[[], None]) -> None:
+        """A trouble that breaks off for any reason is a failure of the soak."""
+        try:
+            trouble()
+        except Exception:
+            self.wrong.append(traceback.format_exc())
+
+    def _count(self, what: str, by: int = 1) -> None:
+        with self._lock:
+            self.counts[what] += by
+
+    def _check(self, sequence: int, answer: float, expected: float) -> None:
+        if answer != expected:
+            self.wrong.append(f"sequence {sequence}: {answer} instead of {expected}")
+        self._count("answers")
+
+    def _step(self, client: grpc.InferenceServerClient, model: str, sums: Sums, sequence: int, value: float, end: bool):
+        flags = {"sequence_id": sequence, "sequence_start": sums.start(sequence), "sequence_end": end}
+        answer = client.infer(model, [_input(value)], client_timeout=ANSWER_S, **flags)
+        self._check(sequence, answer.as_numpy("Y").item(), sums.expect(sequence, value, end))
+
+    def steady(self, server: TritonServer, number: int) -> None:
+        """Steps its own sequences, sometimes with a new connection that knows nothing of those that live."""
         random = np.random.default_rng(number)
-        sums: dict[int, float] = {}
-        connection = grpc.InferenceServerClient(server.grpc_url)
-        while time.monotonic() < self.until:
+        client, sums = grpc.InferenceServerClient(server.grpc_url), Sums()
+        while self.goes_on():
             if random.random() < 0.0005:
-                connection.close()
-                connection, sums = grpc.InferenceServerClient(server.grpc_url), {}
+                client.close()
+                client, sums = grpc.InferenceServerClient(server.grpc_url), Sums()
             sequence = 1 + number * SEQUENCES + int(random.integers(SEQUENCES))
-            start, end = sequence not in sums, bool(random.random() < 0.05)
-            value = float(random.integers(100))
-            tensor = grpc.InferInput("X", [1, 1], "FP32")
-            tensor.set_data_from_numpy(np.array([[value]], np.float32))
-            flags = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
-            try:
-                answer = connection.infer("steady", [tensor], **flags).as_numpy("Y").item()
-            except InferenceServerException as error:
-                self.wrong.append(f"sequence {sequence}: {error}")
-                sums.pop(sequence, None)
-                continue
-            expected = (0.0 if start else sums[sequence]) + value
-            if answer != expected:
-                self.wrong.append(f"sequence {sequence}: {answer} instead of {expected}")
-            self.answers += 1
-            sums[sequence] = expected
-            if end:
-                del sums[sequence]
+            self._step(client, "steady", sums, sequence, float(random.integers(100)), bool(random.random() < 0.05))
+        client.close()
+
+    def vanish(self, server: TritonServer) -> None:
+        """Streams of a few sequences each: every other one is cut off with its requests on their way."""
+        random = np.random.default_rng(THREADS)
+        first_id, kinds = 1, 0
+        while self.goes_on():
+            client, sums, answers = grpc.InferenceServerClient(server.grpc_url), Sums(), queue.Queue()
+            client.start_stream(lambda result, error, answers=answers: answers.put((result, error)))
+            awaited = {}
+            for number in range(32):
+                sequence, value = first_id + number % 4, float(random.integers(100))
+                flags = {"sequence_id": sequence, "sequence_start": sums.start(sequence)}
+                expected = sums.expect(sequence, value, end=False)
+                awaited[str(number)] = sequence, expected
+                client.async_stream_infer("vanishing", [_input(value)], request_id=str(number), **flags)
+            if kinds % 2:
+                client.stop_stream(cancel_requests=True)
+                self._count("vanished")
+            else:
+                for _ in range(len(awaited)):
+                    result, error = answers.get(timeout=ANSWER_S)
+                    if error is not None:
+                        raise error
+                    sequence, expected = awaited.pop(result.get_response().id)
+                    self._check(sequence, result.as_numpy("Y").item(), expected)
+                client.stop_stream()
+            client.close()
+            # Requests that were cut off may still arrive: nobody uses their ids again.
+            first_id, kinds = first_id + 4, kinds + 1
+            time.sleep(0.02)
 
     def reload(self, server: TritonServer) -> None:
-        """Loads and unloads the other model."""
-        connection = grpc.InferenceServerClient(server.grpc_url)
-        while time.monotonic() < self.until:
-            connection.unload_model("comes_and_goes")
-            time.sleep(0.5)
-            connection.load_model("comes_and_goes")
-            time.sleep(0.5)
+        """Unloads and loads a model with live sequences, which are over then."""
+        random = np.random.default_rng(THREADS + 1)
+        client = grpc.InferenceServerClient(server.grpc_url)
+        while self.goes_on():
+            sums = Sums()
+            for _ in range(100):
+                sequence = 1 + int(random.integers(20))
+                self._step(client, "reloaded", sums, sequence, float(random.integers(100)), end=False)
+            client.unload_model("reloaded")
+            self._until(lambda: not client.is_model_ready("reloaded"))
+            client.load_model("reloaded")
+            self._until(lambda: client.is_model_ready("reloaded"))
+            self._count("reloads")
+            time.sleep(0.3)
+        client.close()
+
+    def _until(self, happened: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + ANSWER_S
+        while not happened():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the model did not change its state in {ANSWER_S} s")
+            time.sleep(0.02)
+
+
+def _write(repository: Path, name: str) -> None:
+    model = MODELS["accumulate"]
+    config = model.config("stateful", 16, candidates=4096, parameters={"resident_batches": "2"})
+    if name == "vanishing":
+        # the benchmark's models keep what is idle for longer than a soak
+        idle = "max_sequence_idle_microseconds: "
+        before, _, after = config.partition(idle)
+        config = f"{before}{idle}{VANISHED_IDLE_US}\n{after.partition(chr(10))[2]}"
+    model.write(repository, name, config)
+
+
+def _input(value: float) -> grpc.InferInput:
+    tensor = grpc.InferInput("X", [1, 1], "FP32")
+    tensor.set_data_from_numpy(np.array([[value]], np.float32))
+    return tensor
