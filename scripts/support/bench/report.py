@@ -89,6 +89,9 @@ COLUMNS = {
     },
 }
 
+PICTURED = ("lstm", "lstm_rows", "cache")
+"""Models of the picture of steps."""
+
 TITLES = {
     "step": "The step, pinned to one CPU (in process)",
     "throughput": "As many requests as come back (in process)",
@@ -153,7 +156,7 @@ def write(folder: Path, about: dict, results: dict[str, Rows]) -> list[Path]:
     abouts |= {level: about for level in measured}
     file.write_text(json.dumps({"about": abouts, "results": merged}, indent=1) + "\n")
     written = [file]
-    if merged.get("step"):
+    if any(row["model"] in PICTURED for row in merged.get("step", [])):
         written.append(_picture_of_steps(folder / "step.svg", merged["step"]))
     if merged.get("service"):
         written.append(_picture_of_service(folder / "service.svg", merged["service"]))
@@ -182,7 +185,7 @@ def _axes(count: int, width: float):
 
 
 def _picture_of_steps(path: Path, rows: Rows) -> Path:
-    shown = [row for row in rows if row["model"] in ("lstm", "lstm_rows", "cache")]
+    shown = [row for row in rows if row["model"] in PICTURED]
     models = list(dict.fromkeys(row["model"] for row in shown))
     figure, axes = _axes(len(models), 5.5)
     for axis, model in zip(axes, models):
