@@ -5,7 +5,8 @@
 use crate::binding::BindingError;
 use crate::completion::CompletionError;
 use crate::config::ConfigError;
-use crate::memory::{NoRoom, OutOfMemory};
+use crate::memory::device::DeviceError;
+use crate::memory::{MemoryError, NoRoom};
 use crate::sequence::SequenceId;
 use crate::session::{LibraryError, SessionError};
 use crate::tensor::{DataType, Dims};
@@ -47,7 +48,40 @@ pub enum Error {
     Session(#[from] SessionError),
     /// No memory.
     #[error(transparent)]
-    Memory(#[from] OutOfMemory),
+    Memory(#[from] MemoryError),
+    /// The model's runs cannot be CUDA graphs.
+    #[error(
+        "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
+    )]
+    CudaGraph(String),
+    /// An input in memory of a GPU that cannot be read.
+    #[error("input '{name}' lies in memory of GPU {gpu}, which cannot be read: {source}")]
+    InputOnGpu {
+        /// The input.
+        name: String,
+        /// The GPU's number.
+        gpu: i32,
+        /// The driver's reason.
+        source: DeviceError,
+    },
+    /// An output that is wanted in memory of a GPU that cannot be written.
+    #[error("output '{name}' is wanted in memory of GPU {gpu}, which cannot be written: {source}")]
+    OutputOnGpu {
+        /// The output.
+        name: String,
+        /// The GPU's number.
+        gpu: i32,
+        /// The driver's reason.
+        source: DeviceError,
+    },
+    /// An instance of a kind that the model's configuration does not have.
+    #[error("model '{model}' has no instances on the {place}")]
+    NoSite {
+        /// The model.
+        model: String,
+        /// Where the instance is to run.
+        place: String,
+    },
     /// The code of this library is wrong; the server lives on.
     #[error("the stateful backend panicked: {0}; please report it")]
     Panic(String),
@@ -80,7 +114,7 @@ pub enum Error {
         /// The client's name for it.
         id: SequenceId,
         /// What could not be had.
-        source: OutOfMemory,
+        source: MemoryError,
     },
     /// Core sent two requests of a sequence at once, which it promises not to.
     #[error("sequence {0} has a request in the works already")]
@@ -220,20 +254,51 @@ impl Error {
             Self::Triton(error) => error.code,
             Self::UnknownSequence { .. } => Code::NotFound,
             Self::Cancelled => Code::Cancelled,
-            Self::PoolFull { .. } | Self::PoolMemory { .. } | Self::Memory(_) => Code::Unavailable,
-            Self::Session(SessionError::Memory(_)) => Code::Unavailable,
+            Self::PoolFull { .. } => Code::Unavailable,
+            Self::PoolMemory { source: error, .. }
+            | Self::Memory(error)
+            | Self::Session(SessionError::Memory(error)) => memory_code(error),
+            Self::InputOnGpu { source, .. } | Self::OutputOnGpu { source, .. } => device_code(source),
             Self::InputType { .. } | Self::InputShape { .. } | Self::InputBytes { .. } | Self::InputStrings { .. } => {
                 Code::InvalidArg
             }
             Self::SequenceIdType { .. } | Self::UnknownOutput(_) | Self::InputMissing(_) => Code::InvalidArg,
             Self::StateTooLarge { .. } | Self::StateRoom(_) => Code::Unavailable,
             Self::InitialModel { .. } | Self::InitialState { .. } | Self::OutputLength { .. } => Code::Internal,
-            Self::Config(_) | Self::Completion(_) | Self::Binding(_) | Self::BackendConfig { .. } => Code::InvalidArg,
+            Self::Config(_)
+            | Self::Completion(_)
+            | Self::Binding(_)
+            | Self::BackendConfig { .. }
+            | Self::CudaGraph(_) => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
-            Self::Library(_) | Self::Session(_) | Self::Panic(_) | Self::SequenceBusy(_) | Self::OutputRows { .. } => {
-                Code::Internal
-            }
+            Self::Library(_)
+            | Self::Session(_)
+            | Self::NoSite { .. }
+            | Self::Panic(_)
+            | Self::SequenceBusy(_)
+            | Self::OutputRows { .. } => Code::Internal,
         }
+    }
+}
+
+const fn memory_code(error: &MemoryError) -> Code {
+    match error {
+        MemoryError::Host { .. } => Code::Unavailable,
+        MemoryError::Device(error) => device_code(error),
+    }
+}
+
+const fn device_code(error: &DeviceError) -> Code {
+    match error {
+        DeviceError::OutOfMemory { .. } => Code::Unavailable,
+        DeviceError::NoDriver | DeviceError::NoDevice { .. } => Code::Unsupported,
+        DeviceError::Failed { .. } => Code::Internal,
+    }
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        Self::Memory(error.into())
     }
 }
 

@@ -11,12 +11,15 @@ use crate::batch::residence::Residence;
 use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
-use crate::config::Strategy;
+use crate::config::{Place, Strategy};
 use crate::error::Error;
-use crate::model::{Admission, Answered, InitialStep, Model, Payload};
+use crate::memory::MemoryError;
+use crate::memory::device::{Queue, simulated_devices};
+use crate::model::{Admission, Answered, InitialStep, LiveSequences, Model, Opened, Payload};
 use crate::panic;
 use crate::report::Report;
 use crate::responder::Responder;
+use crate::sequence::{Refusal, SequenceId};
 use crate::session::{Run, Step};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
 
@@ -32,6 +35,8 @@ struct Responded {
 pub struct Instance {
     triton: triton::Instance,
     model: Arc<Model>,
+    sequences: Arc<LiveSequences>,
+    place: Place,
     number: u32,
     expected: Expected,
     grouping: Grouping,
@@ -45,25 +50,51 @@ pub struct Instance {
 impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
-        let mut step = Step::new(model.session.clone(), &model.binding.step_spec(model.config.most_rows()))?;
+        let number = model.next_instance();
+        let site = model.site(place(triton, &model, number)?)?;
+        let (place, sequences) = (site.place, site.sequences.clone());
+        let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
+        let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone()));
+        let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
+        let mut step = Step::new(session, &spec, queue)?;
+        step.make_current()?;
+        // The model for initial states reads the inputs, too.
+        let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
             }
         }
         let initial = model.initial_model.as_ref().map(|of| InitialStep::new(of.session.clone(), &of.binding));
-        let (initial, number) = (initial.transpose()?, model.next_instance());
-        let (expected, grouping) = (Expected::new(&model.binding), Grouping::new(&model.binding));
+        let initial = initial.transpose()?;
+        let (expected, grouping) = (Expected::new(&model.binding, gpu), Grouping::new(&model.binding));
         let report = Report::new(&model.config);
         let residence = Residence::new(&model.binding, model.config.resident_batches);
         // With `direct`, core may send a sequence's next request before the last one is released.
         let overlaps = matches!(model.config.strategy, Strategy::Oldest { .. });
-        let responder = Responder::new(model.sequences.clone(), number, overlaps);
-        Ok(Self { triton, number, expected, grouping, step, residence, initial, report, responder, model })
+        let responder = Responder::new(sequences.clone(), number, overlaps);
+        Ok(Self {
+            triton,
+            sequences,
+            place,
+            number,
+            expected,
+            grouping,
+            step,
+            residence,
+            initial,
+            report,
+            responder,
+            model,
+        })
     }
 
     /// Answers and releases every request of a payload.
     pub fn execute(&mut self, requests: Vec<Request>) {
+        if let Err(error) = self.step.make_current() {
+            // The first call to the device says it to the clients.
+            log::error!("{error}");
+        }
         let mut answered = Vec::with_capacity(requests.len());
         let mut payload = Some(Payload { requests: requests.len(), is_short: self.empties_the_queue(requests.len()) });
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
@@ -71,7 +102,7 @@ impl Instance {
             log::error!("{error}");
         }
         if let Some(payload) = payload {
-            self.model.sequences.admit(self.number, payload, &[]);
+            self.sequences.admit(self.number, payload, &[]);
         }
         self.responder.dispatch(answered);
     }
@@ -97,7 +128,7 @@ impl Instance {
             self.run_or_split(&mut batch, times, rows.is_empty());
             batch.into_iter().for_each(|row| self.residence.depart(row, answered));
         }
-        self.report.payload_over(&self.model);
+        self.report.payload_over(&self.sequences);
     }
 
     /// Decode: requests become rows.
@@ -121,17 +152,24 @@ impl Instance {
     fn admit(&self, mut rows: Vec<Row>, payload: Payload) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let leases = self.model.sequences.admit(self.number, payload, &admissions);
+        let leases = self.sequences.admit(self.number, payload, &admissions);
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.lease = Some(lease),
                 (Err(refusal), Some(key)) if row.problem.is_none() => {
-                    row.problem = Some(self.model.refusal(refusal, key.id.clone()));
+                    row.problem = Some(self.refusal(refusal, key.id.clone()));
                 }
                 (Err(_), _) => {}
             }
         }
         rows
+    }
+
+    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
+        match self.model.site(self.place) {
+            Ok(site) => self.model.refusal(site, refusal, id),
+            Err(error) => error,
+        }
     }
 
     /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
@@ -196,7 +234,7 @@ impl Instance {
     /// Writes the states of rows home that others may run without. What finds no memory for it stays where it is, and
     /// fails when it is needed.
     fn bring_home(&mut self, rows: &mut [Row]) {
-        let (binding, sequences) = (&self.model.binding, &self.model.sequences);
+        let (binding, sequences) = (&self.model.binding, &self.sequences);
         if let Err(error) = self.residence.bring_home(rows, binding, &mut self.step, sequences) {
             log::error!("{}: a state cannot be moved: {error}", self.model.config.model);
         }
@@ -206,7 +244,8 @@ impl Instance {
     /// changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
         let ran = panic::catch(|| self.run(batch, times, is_last)).and_then(|ran| ran);
-        let Err(error) = ran else { return };
+        let settled = self.settle();
+        let Err(error) = ran.and(settled) else { return };
         if error.may_be_one_rows_fault() && batch.len() > 1 {
             self.bring_home(batch);
             let (first, second) = batch.split_at_mut(batch.len() / 2);
@@ -217,9 +256,16 @@ impl Instance {
         }
     }
 
+    /// What was moved on a device is in its place when its slots are given back.
+    fn settle(&mut self) -> Result<(), Error> {
+        let synchronised = self.step.synchronise();
+        self.residence.settle();
+        Ok(synchronised?)
+    }
+
     /// Gather, run, respond, and keep the states.
     fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
-        let (binding, sequences) = (&self.model.binding, &self.model.sequences);
+        let (binding, sequences) = (&self.model.binding, &self.sequences);
         let rows = self.model.config.padding.rows(batch.len());
         self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
         fault::point("gather", batch);
@@ -229,10 +275,12 @@ impl Instance {
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
         let (from, into) = self.residence.buffers();
-        self.step.run(Run { rows, from, into, kept: self.residence.reads_grown(), lent: &lent })?;
+        self.step.run(Run { rows, from, into, kept: self.residence.reads_grown(), lent: &lent, as_graph: true })?;
         drop(lent);
         times.compute_end = monotonic_ns();
         let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
+        // The rows give back what states were moved to.
+        self.step.synchronise()?;
         if growing_stay {
             self.residence.keep_growing(batch, &mut self.step);
         }
@@ -273,7 +321,10 @@ impl Instance {
                 }
             }
             if response.is_ok() {
-                self.model.sequences.count_copied(answers.keep_state(place, row, growing_stay));
+                match answers.keep_state(place, row, growing_stay) {
+                    Ok(copied) => self.sequences.count_copied(copied),
+                    Err(error) => *response = Err(error),
+                }
             }
         }
         Ok(Responded { responses, growing_stay })
@@ -313,8 +364,20 @@ impl Instance {
     }
 }
 
+/// Where an instance runs.
+fn place(triton: triton::Instance, model: &Model, number: u32) -> Result<Place, Error> {
+    if !model.config.is_on_gpu() {
+        return Ok(Place::Cpu);
+    }
+    Ok(match triton.gpu()? {
+        Some(gpu) => Place::Gpu(gpu),
+        None if simulated_devices() > 0 => model.place_in_turn(number),
+        None => Place::Cpu,
+    })
+}
+
 impl Drop for Instance {
     fn drop(&mut self) {
-        self.model.sequences.retire_instance(self.number);
+        self.sequences.retire_instance(self.number);
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::batch::Row;
 use crate::config::{Config, Logging};
-use crate::model::Model;
+use crate::model::LiveSequences;
 use crate::triton::Times;
 
 /// Sums since the last report.
@@ -66,21 +66,21 @@ impl Report {
     }
 
     /// Logs the report if it is due.
-    pub fn payload_over(&mut self, model: &Model) {
+    pub fn payload_over(&mut self, sequences: &LiveSequences) {
         let Some(every) = self.logging.report_every else { return };
         if self.since.elapsed() < every {
             return;
         }
         let sums = std::mem::take(&mut self.sums);
         let time = std::mem::replace(&mut self.since, Instant::now()).elapsed();
-        self.log(&sums, time, model);
+        self.log(&sums, time, sequences);
     }
 
-    fn log(&self, sums: &Sums, time: Duration, model: &Model) {
+    fn log(&self, sums: &Sums, time: Duration, sequences: &LiveSequences) {
         let name = &self.model;
         if let Some(level) = self.logging.report {
             let average = sums.requests as f64 / sums.batches.max(1) as f64;
-            let slots = model.sequences.snapshot();
+            let slots = sequences.snapshot();
             log::log!(
                 level,
                 "{name}, last {:.1} s: {} requests in {} batches, average batch size {average:.2}, largest {}; {} slots used of {} in {} slabs, at most {}",

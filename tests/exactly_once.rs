@@ -106,12 +106,12 @@ fn wrong(id: u64, flags: u32) -> Vec<(Request, triton_sys::TRITONSERVER_Error_Co
         (altered(|input| input.pieces[0].truncate(7)), TRITONSERVER_ERROR_INVALID_ARG, "7 bytes"),
         (altered(|input| input.pieces.push(vec![0; 4])), TRITONSERVER_ERROR_INVALID_ARG, "12 bytes"),
         (altered(|input| input.pieces.clear()), TRITONSERVER_ERROR_INVALID_ARG, "0 bytes"),
-        (altered(|input| input.on_gpu = true), TRITONSERVER_ERROR_UNSUPPORTED, "'VALUE' lies in memory of GPU"),
+        (altered(|input| input.on_gpu = true), TRITONSERVER_ERROR_UNSUPPORTED, "'VALUE' lies in memory of GPU 0"),
         (with(vec![index(0)]), TRITONSERVER_ERROR_INVALID_ARG, "'VALUE' is missing"),
         (with(vec![]), TRITONSERVER_ERROR_INVALID_ARG, "is missing"),
         (with(vec![value([1.0, 1.0]), index(4)]), TRITONSERVER_ERROR_INTERNAL, "ONNX Runtime"),
         (unlisted, TRITONSERVER_ERROR_INVALID_ARG, "'SUM_OUT' is requested"),
-        (on_gpu, TRITONSERVER_ERROR_UNSUPPORTED, "'SUM' is wanted in memory of GPU"),
+        (on_gpu, TRITONSERVER_ERROR_UNSUPPORTED, "'SUM' is wanted in memory of GPU 0"),
         (cancelled, TRITONSERVER_ERROR_CANCELLED, "cancelled"),
     ]
 }

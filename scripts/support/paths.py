@@ -1,5 +1,6 @@
 """Where things lie: in the checkout, and in the wheels of its .venv."""
 
+import os
 import sysconfig
 from pathlib import Path
 
@@ -8,8 +9,11 @@ BUILD = ROOT / "build"
 MODELS = ROOT / "models"
 RECORDING = ROOT / "assets" / "speech.wav"
 
+#: Where the tests' models run: "cpu", "simulated" (devices simulated in host memory) or "gpu".
+TEST_DEVICE = os.environ.get("STATEFUL_TEST_DEVICE", "cpu")
+
 #: What `--backend-directory` gets; scripts/build fills it.
-BACKENDS = BUILD / "backends"
+BACKENDS = BUILD / ("backends-simulated" if TEST_DEVICE == "simulated" else "backends")
 BACKEND_LIBRARY = BACKENDS / "stateful" / "libtriton_stateful.so"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))

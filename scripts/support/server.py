@@ -52,6 +52,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+#: What puts the models of the tests on simulated devices.
+_DEVICE_ENV = {"TRITON_STATEFUL_SIMULATED_DEVICES": "1"} if paths.TEST_DEVICE == "simulated" else {}
+
+
 class ServerError(RuntimeError):
     """The server didn't start, died, or refused a request; the text says which and why."""
 
@@ -255,7 +259,7 @@ class TritonServer:
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **self.env},
+            env={**os.environ, **_DEVICE_ENV, **self.env},
             # its own session, so that Ctrl-C reaches only us and we end it in order
             start_new_session=True,
         )

@@ -16,6 +16,8 @@ pub struct Expected {
     inputs: Vec<ExpectedInput>,
     /// The model is fed the sequence id as an integer of this type.
     numeric_id: Option<DataType>,
+    /// The GPU that the model runs on.
+    gpu: Option<i32>,
 }
 
 struct ExpectedInput {
@@ -24,6 +26,8 @@ struct ExpectedInput {
     /// Dimensions of a request; -1 is any.
     dims: Vec<i64>,
     optional: bool,
+    /// It is copied as it is, so it may as well be copied on a GPU.
+    is_copied: bool,
 }
 
 /// What came of a request.
@@ -37,8 +41,8 @@ pub enum Decoded {
 }
 
 impl Expected {
-    /// What the requests of this model must carry.
-    pub fn new(binding: &Binding) -> Self {
+    /// What the requests of this model must carry, for an instance on that GPU.
+    pub fn new(binding: &Binding, gpu: Option<i32>) -> Self {
         let inputs = binding.request_inputs().map(|(input, request)| {
             let mut dims = input.dims.clone();
             if let Some(context) = request.context {
@@ -52,7 +56,9 @@ impl Expected {
                 dims.insert(0, 1);
             }
             let (name, data_type) = (input.name.clone(), input.data_type);
-            ExpectedInput { name, data_type, dims, optional: request.optional }
+            let is_copied =
+                request.window_axis().is_none() && input.batch_axis.is_some() && data_type != DataType::Bytes;
+            ExpectedInput { name, data_type, dims, optional: request.optional, is_copied }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -61,7 +67,7 @@ impl Expected {
             }
             _ => None,
         });
-        Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id }
+        Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id, gpu }
     }
 
     /// Whether core, too, can put all requests into one batch: they have the same inputs, in the same shapes.
@@ -90,6 +96,15 @@ impl Expected {
             return Err(Error::SequenceIdType { id: id.clone(), data_type });
         }
         request.bind_inputs(&self.names)?;
+        for (index, expected) in self.inputs.iter().enumerate() {
+            let is_elsewhere = request.input(index).is_some_and(|input| {
+                input.is_on_gpus() && !(expected.is_copied && input.on_gpu().map(|on| on.gpu()) == self.gpu)
+            });
+            if is_elsewhere {
+                let name = || expected.name.clone();
+                request.fetch_input(index).map_err(|(gpu, source)| Error::InputOnGpu { name: name(), gpu, source })?;
+            }
+        }
         self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))
     }
 }

@@ -71,7 +71,7 @@ fn lend<'a>(
     let StateRow { dims, content: StateContent::Exact(bytes) } = StateRow::of(binding, number, row) else {
         return None;
     };
-    if bytes.len() < LEND_FROM {
+    if bytes.byte_len() < LEND_FROM {
         return None;
     }
     if let (StatePlace::Beside(kept), Some(lease), false) = (state.place, &row.lease, row.is_fresh())
@@ -131,10 +131,18 @@ fn requests(
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
     let rows = if input.batch_axis.is_some() { rows } else { 1 };
+    let mut on_device: SmallVec<[(usize, u64); 0]> = SmallVec::new();
     for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
+        if let Some(on_gpu) = sent.on_gpu() {
+            on_device.push((place, on_gpu.address()));
+            continue;
+        }
         let mut writer = RowWriter::new(layout, buffer, place, rows);
         sent.pieces().for_each(|piece| writer.write(piece));
         writer.finish();
+    }
+    for (place, address) in on_device {
+        step.overlay_row(index, layout, (place, rows), address);
     }
     Ok(())
 }
@@ -163,7 +171,7 @@ fn windows(
         if let Some(context) = &request.context {
             let kept = row.lease.as_ref().filter(|_| !row.is_fresh()).map(|lease| {
                 let at = binding.slot.offset(context.slot_entry);
-                &lease.state()[at..at + context.bytes]
+                lease.part(at..at + context.bytes).host()
             });
             let chunks = layout.chunks(place, rows, 0, context.length);
             match kept {
@@ -256,13 +264,8 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
         step.set_strings(index, dims, rows, &all)?;
         return Ok(0);
     }
-    let buffer = step.input(index, dims, rows)?;
     for (place, content) in of_rows {
-        match content {
-            StateContent::Zeros | StateContent::Strings(_) => rows::zero(layout, buffer, place, rows),
-            StateContent::Exact(bytes) => rows::put(layout, bytes, buffer, place, rows),
-            StateContent::Fp16(bytes) => rows::put_widened(layout, bytes, buffer, place, rows),
-        }
+        step.put_row(index, dims, layout, (place, rows), content.of_row())?;
     }
     Ok(batch.batch.iter().filter(|row| !row.is_fresh()).count() * state.kept_bytes(layout))
 }

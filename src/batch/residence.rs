@@ -6,9 +6,10 @@
 //! sequence has beside its slot.
 
 use super::Row;
-use super::state_row::{StateContent, StateRow};
+use super::state_row::StateRow;
 use crate::binding::{Binding, StatePlace};
-use crate::memory::{NoRoom, OutOfMemory, Varying, rows};
+use crate::error::Error;
+use crate::memory::{MemoryError, SlotMemory, Varying};
 use crate::model::{Answered, Lease, LiveSequences};
 use crate::session::{Lent, RowAt, Step};
 use crate::state::pool::SlotId;
@@ -29,6 +30,8 @@ pub struct Residence {
     grown: Vec<Option<SlotId>>,
     /// The next run reads those tensors.
     reads_grown: bool,
+    /// Slots of sequences that wait, which states are on their way to.
+    written: Vec<SlotMemory>,
 }
 
 /// A growing state whose tensor may stay.
@@ -78,6 +81,7 @@ impl Residence {
             growing: growing.collect(),
             grown: Vec::new(),
             reads_grown: false,
+            written: Vec::new(),
         }
     }
 
@@ -99,7 +103,7 @@ impl Residence {
         binding: &Binding,
         step: &mut Step,
         sequences: &LiveSequences,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), Error> {
         self.reads_grown = !self.grown.is_empty() && batch.len() == places && self.order_as_grown(batch);
         if !self.states.is_empty() {
             self.slots.clear();
@@ -150,20 +154,27 @@ impl Residence {
         step: &mut Step,
         lent: &[Lent],
         sequences: &LiveSequences,
-    ) -> Result<(), OutOfMemory> {
+    ) -> Result<(), MemoryError> {
         let mut copied = 0;
-        for (index, state) in
-            self.states.iter().enumerate().filter(|(_, state)| !lent.iter().any(|lent| lent.state == state.number))
-        {
+        let is_lent = |state: &SlotState| lent.iter().any(|lent| lent.state == state.number);
+        for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state)) {
             for &position in &self.joining {
                 let to = RowAt { buffer: self.plan.from, position, rows: places };
                 let row = &batch[position];
                 match row.slot_with_state().and_then(|slot| self.residency.place(slot)) {
                     Some(place) => step.copy_state(index, state.layout, self.row_at(place), to)?,
-                    None => state.put(index, binding, row, step, to)?,
+                    None => step.put_state(
+                        index,
+                        state.layout,
+                        to,
+                        StateRow::of(binding, state.number, row).content.of_row(),
+                    )?,
                 }
                 copied += if row.is_fresh() { 0 } else { state.slot_bytes };
             }
+        }
+        step.end_phase();
+        for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state)) {
             for position in batch.len()..places {
                 let at = |position| RowAt { buffer: self.plan.from, position, rows: places };
                 step.copy_state(index, state.layout, at(0), at(position))?;
@@ -190,7 +201,7 @@ impl Residence {
             return self.residency.forget(lease.slot());
         }
         for (index, state) in self.states.iter().enumerate().filter(|(_, state)| state.as_fp16) {
-            rows::round_to_fp16(state.layout, step.state_bytes(self.plan.into, index), position, places);
+            step.round_state(index, state.layout, RowAt { buffer: self.plan.into, position, rows: places });
         }
         self.residency.move_to(lease.slot(), Place { buffer: self.plan.into, position }, places);
     }
@@ -202,7 +213,7 @@ impl Residence {
         binding: &Binding,
         step: &mut Step,
         sequences: &LiveSequences,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), Error> {
         let places = rows.iter().filter_map(|row| {
             let slot = row.slot_with_state()?;
             Some((slot, self.residency.place(slot)?))
@@ -226,7 +237,7 @@ impl Residence {
         binding: &Binding,
         step: &mut Step,
         sequences: &LiveSequences,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), Error> {
         for position in 0..self.grown.len() {
             let Some(slot) = self.grown[position] else { continue };
             let lease = rows.iter_mut().filter_map(|row| row.lease.as_mut()).find(|lease| lease.slot() == slot);
@@ -241,7 +252,7 @@ impl Residence {
         }
         if !self.grown.is_empty() {
             self.grown.clear();
-            step.drop_growing();
+            step.drop_growing()?;
         }
         Ok(())
     }
@@ -253,14 +264,15 @@ impl Residence {
         step: &Step,
         contents: &mut [Varying],
         sequences: &LiveSequences,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), Error> {
         for (index, state) in self.growing.iter().enumerate() {
-            let (Some((dims, batch)), Some(varying)) = (step.kept_growing(index), contents.get_mut(state.beside))
-            else {
+            let (Some(dims), Some(varying)) = (step.kept_dims(index), contents.get_mut(state.beside)) else {
                 continue;
             };
             let Some(layout) = binding.states[state.number].layout(dims) else { continue };
-            varying.bring_home(|row| rows::take(layout, batch, position, self.grown.len(), row))?;
+            if let Some(row) = varying.bring_home()? {
+                step.take_kept(index, layout, (position, self.grown.len()), row)?;
+            }
             sequences.count_copied(layout.row_bytes());
         }
         Ok(())
@@ -314,47 +326,37 @@ impl Residence {
         let mut memories = sequences.idle_memories(idle.clone().map(|(slot, _)| *slot));
         for ((slot, place), memory) in idle.zip(&mut memories) {
             if let Some(memory) = memory {
-                self.write_slot(*place, memory.bytes_mut(), step, sequences);
+                self.write_slot(*place, memory, step, sequences);
             }
             self.residency.forget(*slot);
         }
+        self.written.extend(memories.into_iter().flatten().filter(|_| step.is_on_device()));
         for (slot, place) in leaving {
             let row = rows.iter_mut().find(|row| row.slot_with_state() == Some(*slot));
-            if let Some(lease) = row.and_then(|row| row.lease.as_mut()) {
-                self.write_slot(*place, lease.state_mut(), step, sequences);
+            if let Some(memory) = row.and_then(|row| row.lease.as_mut()?.memory_mut()) {
+                self.write_slot(*place, memory, step, sequences);
                 self.residency.forget(*slot);
             }
         }
+        step.end_phase();
     }
 
-    fn write_slot(&self, place: Place, slot: &mut [u8], step: &mut Step, sequences: &LiveSequences) {
-        let RowAt { buffer, position, rows } = self.row_at(place);
+    /// What has been moved is in its place: gives back the slots that were written.
+    pub fn settle(&mut self) {
+        self.written.clear();
+    }
+
+    fn write_slot(&self, place: Place, slot: &mut SlotMemory, step: &mut Step, sequences: &LiveSequences) {
+        let from = self.row_at(place);
         for (index, state) in self.states.iter().enumerate() {
-            let kept = &mut slot[state.offset..state.offset + state.slot_bytes];
-            let batch = step.state_bytes(buffer, index);
-            match state.as_fp16 {
-                true => rows::take_narrowed(state.layout, batch, position, rows, kept),
-                false => rows::take(state.layout, batch, position, rows, kept),
-            }
+            let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
+            step.take_state(index, state.layout, from, kept, state.as_fp16);
         }
         sequences.count_copied(self.states.iter().map(|state| state.slot_bytes).sum());
     }
 
     fn row_at(&self, Place { buffer, position }: Place) -> RowAt {
         RowAt { buffer, position, rows: self.residency.run_rows(buffer) }
-    }
-}
-
-impl SlotState {
-    /// Puts what is in a row's slot, or what it starts with.
-    fn put(&self, index: usize, binding: &Binding, row: &Row, step: &mut Step, to: RowAt) -> Result<(), OutOfMemory> {
-        let batch = step.state(to.buffer, index, to.rows)?;
-        match StateRow::of(binding, self.number, row).content {
-            StateContent::Zeros | StateContent::Strings(_) => rows::zero(self.layout, batch, to.position, to.rows),
-            StateContent::Exact(bytes) => rows::put(self.layout, bytes, batch, to.position, to.rows),
-            StateContent::Fp16(bytes) => rows::put_widened(self.layout, bytes, batch, to.position, to.rows),
-        }
-        Ok(())
     }
 }
 

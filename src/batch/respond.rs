@@ -4,11 +4,11 @@ use super::Row;
 use super::residence::Residence;
 use crate::binding::{Binding, BoundOutput, BoundState, Source, StatePlace, TrimBy};
 use crate::error::Error;
-use crate::memory::{Varying, rows, strings};
+use crate::memory::{SlotMemory, Varying, rows, strings};
 use crate::model::VaryingSize;
 use crate::session::{OutputView, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
-use crate::triton::{Request, Response};
+use crate::triton::{OutputMemory, Request, Response};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
@@ -77,13 +77,14 @@ impl<'a> Answers<'a> {
     /// Writes what of the new state of the row at `place`, for which room has been made, does not stay where the run
     /// wrote it; [`complete_state`] does the rest. `stay`: what varies in size stays in the tensors of the run. Returns the
     /// bytes of growing states that were copied.
-    pub fn keep_state(&self, place: usize, row: &mut Row, stay: bool) -> usize {
+    pub fn keep_state(&self, place: usize, row: &mut Row, stay: bool) -> Result<usize, Error> {
         let mut copied = 0;
         if !self.binding.is_copied_back() {
-            return copied;
+            return Ok(copied);
         }
         let contexts = self.contexts(row);
-        let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return copied };
+        let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return Ok(copied) };
+        let mut kept = Ok(());
         lease.advance(|slot, varying| {
             for state in &self.binding.states {
                 let (StatePlace::Beside(number), Some(answer)) = (state.place, &self.outputs[state.output]) else {
@@ -92,15 +93,17 @@ impl<'a> Answers<'a> {
                 if stay {
                     varying[number].leave(&answer.dims, state.kept_bytes(answer.layout));
                 } else if !self.step.has_expected(state.output) {
-                    self.keep_varying(state, answer, place, &mut varying[number]);
-                    copied += varying[number].bytes().len();
+                    if let Err(error) = self.keep_varying(state, answer, place, &mut varying[number]) {
+                        kept = Err(error);
+                    }
+                    copied += varying[number].bytes().byte_len();
                 }
             }
             for context in contexts {
                 context.keep(self, place, slot);
             }
         });
-        copied
+        kept.map(|()| copied)
     }
 
     fn varying(&self) -> impl Iterator<Item = (&BoundState, &Answer<'a>)> {
@@ -116,19 +119,19 @@ impl<'a> Answers<'a> {
         }
     }
 
-    fn keep_varying(&self, state: &BoundState, answer: &Answer, place: usize, varying: &mut Varying) {
+    fn keep_varying(
+        &self,
+        state: &BoundState,
+        answer: &Answer,
+        place: usize,
+        varying: &mut Varying,
+    ) -> Result<(), Error> {
         if state.data_type == DataType::Bytes {
-            return varying.write_strings(&answer.dims, answer.strings(place, self.rows).cloned().collect());
+            varying.write_strings(&answer.dims, answer.strings(place, self.rows).cloned().collect());
+            return Ok(());
         }
-        let bytes = state.kept_bytes(answer.layout);
-        varying.write(&answer.dims, bytes, |kept| self.write(state, answer, place, kept));
-    }
-
-    fn write(&self, state: &BoundState, answer: &Answer, place: usize, kept: &mut [u8]) {
-        match state.as_fp16 {
-            true => rows::take_narrowed(answer.layout, answer.view.bytes, place, self.rows, kept),
-            false => rows::take(answer.layout, answer.view.bytes, place, self.rows, kept),
-        }
+        let kept = varying.write(&answer.dims, state.kept_bytes(answer.layout));
+        Ok(self.step.take_output(state.output, answer.layout, (place, self.rows), kept, state.as_fp16)?)
     }
 
     /// An output as the model gave it.
@@ -138,8 +141,7 @@ impl<'a> Answers<'a> {
         }
         let bytes = answer.layout.row_bytes();
         let buffer = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
-        rows::take(answer.layout, answer.view.bytes, place, self.rows, buffer);
-        Ok(())
+        fill(answer.bound, buffer, |row| rows::take(answer.layout, answer.view.bytes, place, self.rows, row))
     }
 
     /// The first `length` steps of an output along `axis`.
@@ -164,8 +166,7 @@ impl<'a> Answers<'a> {
             return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
         }
         let buffer = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
-        rows::take_window(chunks, view.bytes, buffer);
-        Ok(())
+        fill(bound, buffer, |row| rows::take_window(chunks, view.bytes, row))
     }
 
     /// How much of an output belongs to the row at `place`.
@@ -187,6 +188,20 @@ impl<'a> Answers<'a> {
         let of_row = |(input, ..): (usize, _, _)| EndOfRow::of(self, input, row);
         self.binding.contexts().filter_map(of_row).collect()
     }
+}
+
+/// Writes an output to where Triton wants it.
+fn fill(bound: &BoundOutput, memory: OutputMemory, write: impl FnOnce(&mut [u8])) -> Result<(), Error> {
+    match memory {
+        OutputMemory::Host(bytes) => write(bytes),
+        OutputMemory::Gpu(on_gpu) => {
+            let mut bytes = vec![0; on_gpu.byte_len()];
+            write(&mut bytes);
+            let (name, gpu) = (bound.name.clone(), on_gpu.gpu());
+            on_gpu.write(&bytes).map_err(|source| Error::OutputOnGpu { name, gpu, source })?;
+        }
+    }
+    Ok(())
 }
 
 /// Finishes what [`Answers::keep_state`] has begun: states of fixed size stay in the batch buffer that the run, over
@@ -223,7 +238,7 @@ impl EndOfRow {
         Some(Self { input, length: request.row_length(sent.dims(), request.context?.axis) })
     }
 
-    fn keep(&self, answers: &Answers, place: usize, slot: &mut [u8]) {
+    fn keep(&self, answers: &Answers, place: usize, slot: &mut SlotMemory) {
         let bound = &answers.binding.inputs[self.input];
         let Source::Request(request) = &bound.source else { return };
         let Some(context) = request.context else { return };
@@ -231,7 +246,7 @@ impl EndOfRow {
         let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
         let from = answers.binding.slot.offset(context.slot_entry);
         let chunks = layout.chunks(place, answers.rows, self.length - context.length, context.length);
-        rows::take_window(chunks, bytes, &mut slot[from..from + context.bytes]);
+        rows::take_window(chunks, bytes, slot.part_mut(from..from + context.bytes).host());
     }
 }
 
@@ -283,8 +298,8 @@ impl<'a> Answer<'a> {
         elements: impl IntoIterator<Item = &'s Vec<u8>>,
     ) -> Result<(), Error> {
         let bytes = strings::write(elements);
-        response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?.copy_from_slice(&bytes);
-        Ok(())
+        let buffer = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
+        fill(self.bound, buffer, |all| all.copy_from_slice(&bytes))
     }
 
     fn uneven(&self, rows: usize) -> Error {

@@ -2,6 +2,8 @@
 
 use super::Row;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
+use crate::memory::Bytes;
+use crate::session::RowContent;
 
 /// A state of one row.
 #[derive(Clone, Copy)]
@@ -18,9 +20,9 @@ pub enum StateContent<'a> {
     /// Zeros, or empty strings.
     Zeros,
     /// In the model's type.
-    Exact(&'a [u8]),
+    Exact(Bytes<'a>),
     /// Of TYPE_FP32, kept as TYPE_FP16.
-    Fp16(&'a [u8]),
+    Fp16(Bytes<'a>),
     /// Strings.
     Strings(&'a [Vec<u8>]),
 }
@@ -33,7 +35,7 @@ impl<'a> StateRow<'a> {
         let kept = kept.and_then(|lease| match state.place {
             StatePlace::Slot(_) => {
                 let from = binding.slot.offset(number);
-                let bytes = &lease.state()[from..from + state.slot_bytes()];
+                let bytes = lease.part(from..from + state.slot_bytes());
                 Some(Self { dims: &state.dims, content: StateContent::of_bytes(state, bytes) })
             }
             StatePlace::Beside(number) => lease.varying(number).map(|varying| Self {
@@ -53,7 +55,7 @@ impl<'a> StateRow<'a> {
     pub fn initial(initial: &'a Initial) -> Self {
         let content = match &initial.content {
             InitialContent::Zeros | InitialContent::Model => StateContent::Zeros,
-            InitialContent::Bytes(bytes) => StateContent::Exact(bytes),
+            InitialContent::Bytes(bytes) => StateContent::Exact(Bytes::Host(bytes)),
             InitialContent::Strings(strings) => StateContent::Strings(strings),
         };
         Self { dims: &initial.dims, content }
@@ -61,7 +63,16 @@ impl<'a> StateRow<'a> {
 }
 
 impl<'a> StateContent<'a> {
-    const fn of_bytes(state: &BoundState, bytes: &'a [u8]) -> Self {
+    /// For a row of numbers.
+    pub const fn of_row(self) -> RowContent<'a> {
+        match self {
+            Self::Zeros | Self::Strings(_) => RowContent::Zeros,
+            Self::Exact(bytes) => RowContent::Exact(bytes),
+            Self::Fp16(bytes) => RowContent::Fp16(bytes),
+        }
+    }
+
+    const fn of_bytes(state: &BoundState, bytes: Bytes<'a>) -> Self {
         if state.as_fp16 { Self::Fp16(bytes) } else { Self::Exact(bytes) }
     }
 }

@@ -1,11 +1,10 @@
 //! A batch of no requests: what ONNX Runtime does once for each shape is done before the first client waits for it.
 
 use super::gather::constant;
-use super::state_row::{StateContent, StateRow};
+use super::state_row::StateRow;
 use crate::binding::{Binding, BoundControl, Flag, Source, StatePlace};
 use crate::error::Error;
-use crate::memory::rows;
-use crate::session::{Run, Step};
+use crate::session::{RowAt, Run, Step};
 use crate::tensor::{DataType, element_count};
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
@@ -57,18 +56,17 @@ fn zeros(
 fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
     let state = &binding.states[number];
     let StateRow { dims, content } = StateRow::initial(&state.initial);
-    let bytes = match content {
-        StateContent::Exact(bytes) => Some(bytes),
-        _ => None,
+    let Some(layout) = state.layout(dims).filter(|_| state.data_type != DataType::Bytes) else {
+        return zeros(step, index, state.data_type, dims, state.batch_axis, rows);
     };
-    let buffer = match (state.place, bytes) {
-        (StatePlace::Slot(_), _) => step.state(0, binding.slot_states_before(number), rows)?,
-        (_, Some(_)) => step.input(index, dims, rows)?,
-        (_, None) => return zeros(step, index, state.data_type, dims, state.batch_axis, rows),
-    };
-    match (bytes, state.layout(dims)) {
-        (Some(bytes), Some(layout)) => (0..rows).for_each(|place| rows::put(layout, bytes, buffer, place, rows)),
-        _ => buffer.fill(0),
+    for position in 0..rows {
+        match state.place {
+            StatePlace::Slot(_) => {
+                let to = RowAt { buffer: 0, position, rows };
+                step.put_state(binding.slot_states_before(number), layout, to, content.of_row())?;
+            }
+            StatePlace::Beside(_) => step.put_row(index, dims, layout, (position, rows), content.of_row())?,
+        }
     }
     Ok(())
 }

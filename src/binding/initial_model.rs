@@ -40,13 +40,21 @@ impl InitialModel {
         let outputs = signature.outputs.iter().map(|info| bind_output(binding, info)).collect::<Result<Vec<_>, _>>()?;
         let input_specs = inputs.iter().map(|bound| {
             let input = &binding.inputs[bound.input];
-            InputSpec { name: input.name.clone(), data_type: input.data_type, batch_axis: input.batch_axis }
+            InputSpec {
+                name: input.name.clone(),
+                data_type: input.data_type,
+                batch_axis: input.batch_axis,
+                dims: input.dims.clone(),
+                is_state: false,
+            }
         });
         let output_specs = signature.outputs.iter().map(|info| OutputSpec {
             name: info.name.clone(),
             data_type: info.data_type,
             batch_axis: None,
             dims: None,
+            is_read: true,
+            is_state: false,
         });
         let step = StepSpec {
             inputs: input_specs.collect(),
@@ -54,6 +62,7 @@ impl InitialModel {
             states: Vec::new(),
             growing: Vec::new(),
             most_rows: 1,
+            graph_rows: Vec::new(),
         };
         Ok(Self { inputs, outputs, step })
     }

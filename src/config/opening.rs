@@ -4,10 +4,13 @@ use super::controls::controls;
 use super::error::ConfigError;
 use super::inputs::{Context, Ragged, contexts};
 use super::parameters::{self, Parameters};
+use super::placement::{Place, instances};
+use super::providers::Providers;
 use super::raw;
 use super::resolved::model_file;
 use super::session_options::SessionOptions;
 use super::states::{States, WrittenPairs};
+use crate::memory::device::simulated_devices;
 
 /// The part of a configuration that finds and opens the model, and finds its states.
 #[derive(Clone, Debug)]
@@ -16,6 +19,10 @@ pub struct Opening {
     pub model_file: Option<(&'static str, String)>,
     /// How ONNX Runtime is to run it.
     pub session: SessionOptions,
+    /// How ONNX Runtime is to run it on a GPU.
+    pub providers: Providers,
+    /// Where it is to run, in the order of the places.
+    pub places: Vec<Place>,
     /// What is said about states.
     pub states: States,
     /// Inputs that are listed for requests.
@@ -38,7 +45,11 @@ impl Opening {
         let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
         let constants = constants.unwrap_or_default().into_iter().map(|(name, _)| name);
         let lengths = Ragged::new(&parameters)?.inputs.into_iter().map(|padded| padded.lengths);
+        let places: Vec<_> = instances(&raw.instance_group)?.into_keys().collect();
+        let on_gpu = places.iter().any(|&place| place != Place::Cpu) && simulated_devices() == 0;
         Ok(Self {
+            providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
+            places,
             model_file: model_file(&parameters, raw.default_model_filename),
             session: SessionOptions::new(&parameters, &raw.optimization)?,
             states: States::new(&parameters, batching.state)?,

@@ -6,11 +6,13 @@ use std::ops::RangeBounds;
 use std::str::FromStr;
 
 use super::error::ConfigError;
+use super::providers::{CUDA_PARAMETERS, Options, TENSORRT_PREFIX};
 use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 38] = [
+const KNOWN: [&str; 39] = [
+    "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
     "buffer_alloc_threshold",
@@ -66,8 +68,10 @@ impl Parameters {
     pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
         for name in written.keys() {
             let known = KNOWN.contains(&name.as_str());
-            let prefixed = [TRITONS_PREFIX, SESSION_PREFIX].iter().any(|prefix| name.starts_with(prefix));
-            if !known && !prefixed && !TRITONS_OWN.contains(&name.as_str()) {
+            let prefixed =
+                [TRITONS_PREFIX, SESSION_PREFIX, TENSORRT_PREFIX].iter().any(|prefix| name.starts_with(prefix));
+            let passed_on = TRITONS_OWN.contains(&name.as_str()) || CUDA_PARAMETERS.contains(&name.as_str());
+            if !known && !prefixed && !passed_on {
                 return Err(ConfigError::UnknownParameter { name: name.clone(), nearest: nearest(name) });
             }
         }
@@ -78,6 +82,36 @@ impl Parameters {
     pub fn session_entries(&self) -> Vec<(String, String)> {
         let entries = self.0.iter().filter(|(name, _)| name.starts_with(SESSION_PREFIX));
         entries.map(|(name, parameter)| (name.clone(), parameter.string_value.clone())).collect()
+    }
+
+    /// Options of the CUDA provider, by ONNX Runtime's names. Some have numbers in Triton's onnxruntime backend.
+    pub fn cuda_options(&self) -> Result<Options, ConfigError> {
+        let mut options = Options::new();
+        for name in CUDA_PARAMETERS {
+            let Some(parameter) = self.0.get(name) else { continue };
+            let text = parameter.string_value.trim();
+            let words: &[&str] = match name {
+                "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],
+                "arena_extend_strategy" => &["kNextPowerOfTwo", "kSameAsRequested"],
+                _ => &[],
+            };
+            let by_number = text.parse().ok().and_then(|number: usize| words.get(number).copied());
+            let value = by_number.unwrap_or(text);
+            if !words.is_empty() && !words.contains(&value) {
+                let named: Vec<_> =
+                    words.iter().enumerate().map(|(number, word)| format!("'{word}' ({number})")).collect();
+                return Err(bad(name, text, format!("one of {} is expected", named.join(", "))));
+            }
+            options.insert(name.to_owned(), value.to_owned());
+        }
+        Ok(options)
+    }
+
+    /// Options of the TensorRT provider, by ONNX Runtime's names.
+    pub fn tensorrt_options(&self) -> Options {
+        let theirs = |name: &String| name.starts_with(TENSORRT_PREFIX) && !KNOWN.contains(&name.as_str());
+        let options = self.0.iter().filter(|(name, _)| theirs(name));
+        options.map(|(name, parameter)| (name.clone(), parameter.string_value.trim().to_owned())).collect()
     }
 
     /// The value as written, trimmed; `None` if the parameter is absent.

@@ -1,46 +1,303 @@
-//! Parameters of execution providers.
+//! How ONNX Runtime runs a model on a GPU: its CUDA and TensorRT providers.
+
+use std::collections::BTreeMap;
+use std::fmt;
 
 use super::error::ConfigError;
 use super::error::field;
 use super::parameters::{Parameters, bad};
-use super::raw;
+use super::raw::{Accelerator, Accelerators};
 
-/// Instances have to be of a kind that this version serves.
-pub(super) fn check_instances(groups: &[raw::InstanceGroup]) -> Result<(), ConfigError> {
-    match groups.iter().find(|group| !matches!(group.kind.as_str(), "" | "KIND_CPU")) {
-        None => Ok(()),
-        Some(group) => Err(field(
-            "instance_group.kind",
-            &group.kind,
-            "this version runs models on the CPU only: set 'instance_group [ { kind: KIND_CPU } ]'",
-        )),
+/// The providers of instances on a GPU, with their options by ONNX Runtime's names. Without effect on the CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Providers {
+    /// TensorRT's, if it is to be used.
+    pub tensorrt: Option<Options>,
+    /// CUDA's, which runs what TensorRT does not.
+    pub cuda: Options,
+    /// Whether instances run on the CPU where no provider can be had.
+    pub allow_cpu_fallback: bool,
+    /// Whether runs are replayed as CUDA graphs.
+    pub cuda_graph: bool,
+}
+
+/// Options of a provider.
+pub type Options = BTreeMap<String, String>;
+
+/// CUDA options that may stand among the model's parameters; the first ones as Triton's onnxruntime backend has them.
+pub(super) const CUDA_PARAMETERS: [&str; 9] = [
+    "arena_extend_strategy",
+    "cudnn_conv_algo_search",
+    "cudnn_conv_use_max_workspace",
+    "cudnn_conv1d_pad_to_nc1d",
+    "do_copy_in_default_stream",
+    "gpu_mem_limit",
+    "prefer_nhwc",
+    "tunable_op_enable",
+    "use_tf32",
+];
+
+/// TensorRT options, all of which begin so, may stand there too.
+pub(super) const TENSORRT_PREFIX: &str = "trt_";
+
+/// Options that are this backend's to set.
+const OURS: [&str; 4] = ["device_id", "has_user_compute_stream", "user_compute_stream", "enable_cuda_graph"];
+
+/// Where TensorRT's engines are kept, as in NVIDIA's stateful_backend.
+const DEFAULT_CACHE_DIR: &str = "/tmp";
+
+impl Providers {
+    /// Reads and checks them. `on_gpu`: some instances run on a GPU.
+    pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self, ConfigError> {
+        let given = Given::new(parameters, accelerators)?;
+        match on_gpu {
+            true => given.on_gpu(parameters),
+            false => {
+                given.on_cpu();
+                if given.is_fp16 {
+                    return Err(bad(
+                        "compute_precision",
+                        "fp16",
+                        "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
+                    ));
+                }
+                Ok(Self::default())
+            }
+        }
     }
 }
 
-/// Parameters of execution providers: checked here, and without effect where the model runs on the CPU.
-pub(super) fn check_providers(parameters: &Parameters) -> Result<(), ConfigError> {
-    let provider = parameters.choice("ort_ep", &[("cpu", "cpu"), ("cuda", "cuda"), ("trt", "trt")])?;
-    let precision = parameters.choice("compute_precision", &[("fp32", "fp32"), ("fp16", "fp16")])?;
-    if precision == Some("fp16") {
-        return Err(bad(
-            "compute_precision",
-            "fp16",
-            "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
-        ));
+impl fmt::Display for Providers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let written = |options: &Options| {
+            let options: Vec<_> = options.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            if options.is_empty() { "its defaults".to_owned() } else { options.join(", ") }
+        };
+        if let Some(options) = &self.tensorrt {
+            write!(f, "TensorRT with {}; ", written(options))?;
+        }
+        write!(f, "CUDA with {}", written(&self.cuda))?;
+        if self.cuda_graph { f.write_str("; CUDA graphs") } else { Ok(()) }
     }
-    let caching = parameters.switch("enable_trt_caching", false)?;
-    let graph = parameters.switch("enable_cuda_graph", false)?;
-    if let Some(dir) = parameters.text("trt_cache_dir").filter(|dir| caching && !dir.starts_with('/')) {
-        return Err(bad("trt_cache_dir", dir, "an absolute path is expected"));
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Provider {
+    Cpu,
+    Cuda,
+    TensorRt,
+}
+
+/// What was written.
+struct Given {
+    provider: Option<Provider>,
+    is_fp16: bool,
+    caching: bool,
+    cache_dir: Option<String>,
+    cuda_graph: bool,
+    allow_cpu_fallback: bool,
+    cuda: Options,
+    tensorrt: Options,
+    accelerators: Vec<String>,
+}
+
+impl Given {
+    fn new(parameters: &Parameters, accelerators: &Accelerators) -> Result<Self, ConfigError> {
+        let providers = [("cpu", Provider::Cpu), ("cuda", Provider::Cuda), ("trt", Provider::TensorRt)];
+        let caching = parameters.switch("enable_trt_caching", false)?;
+        let cache_dir = parameters.text("trt_cache_dir").map(str::to_owned);
+        if let Some(dir) = cache_dir.as_ref().filter(|dir| caching && !dir.starts_with('/')) {
+            return Err(bad("trt_cache_dir", dir, "an absolute path is expected"));
+        }
+        parameters.number("error_inject_rate", 0u32..=100, "a percentage from 0 to 100")?;
+        let mut given = Self {
+            provider: parameters.choice("ort_ep", &providers)?,
+            is_fp16: parameters.choice("compute_precision", &[("fp32", false), ("fp16", true)])?.unwrap_or(false),
+            caching,
+            cache_dir,
+            cuda_graph: parameters.switch("enable_cuda_graph", false)?,
+            allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
+            cuda: parameters.cuda_options()?,
+            tensorrt: parameters.tensorrt_options(),
+            accelerators: Vec::new(),
+        };
+        for accelerator in &accelerators.gpu_execution_accelerator {
+            given.add(accelerator)?;
+        }
+        Ok(given)
     }
-    parameters.number("error_inject_rate", 0u32..=100, "a percentage from 0 to 100")?;
-    let gpu_only = [
-        ("ort_ep", provider.is_some_and(|name| name != "cpu")),
-        ("enable_trt_caching", caching),
-        ("enable_cuda_graph", graph),
-    ];
-    for (name, _) in gpu_only.iter().filter(|(_, given)| *given) {
-        log::info!("parameter '{name}' has no effect: instances are of KIND_CPU");
+
+    /// `optimization.execution_accelerators.gpu_execution_accelerator`, as Triton's onnxruntime backend reads it.
+    fn add(&mut self, accelerator: &Accelerator) -> Result<(), ConfigError> {
+        self.accelerators.push(accelerator.name.clone());
+        let path = "optimization.execution_accelerators.gpu_execution_accelerator";
+        match accelerator.name.as_str() {
+            "tensorrt" => {
+                self.provider.get_or_insert(Provider::TensorRt);
+                for (name, value) in &accelerator.parameters {
+                    let (name, value) = tensorrt_option(name, value)?;
+                    self.tensorrt.insert(name, value);
+                }
+            }
+            "cuda" => {
+                self.provider.get_or_insert(Provider::Cuda);
+                for (name, value) in &accelerator.parameters {
+                    self.cuda.insert(name.clone(), value.clone());
+                }
+            }
+            other => return Err(field(path, format!("'{other}'"), "'cuda' or 'tensorrt' is expected")),
+        }
+        let ours = self.cuda.keys().chain(self.tensorrt.keys()).find(|name| OURS.contains(&name.as_str()));
+        match ours {
+            None => Ok(()),
+            Some(name) => Err(field(path, format!("'{name}'"), "the backend sets that itself")),
+        }
     }
-    Ok(())
+
+    fn on_gpu(self, parameters: &Parameters) -> Result<Providers, ConfigError> {
+        let provider = self.provider.unwrap_or(Provider::Cuda);
+        if provider == Provider::Cpu {
+            let allowed = "instances of KIND_GPU run with 'cuda' or 'trt': set KIND_CPU to run on the CPU";
+            return Err(bad("ort_ep", "cpu", allowed));
+        }
+        if self.is_fp16 && provider == Provider::Cuda {
+            let allowed = "only TensorRT computes in fp16: set 'ort_ep' to 'trt', or 'compute_precision' to 'fp32'";
+            return Err(bad("compute_precision", "fp16", allowed));
+        }
+        if self.cuda_graph && parameters.text("warmup_batch_sizes").is_none() {
+            let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";
+            return Err(ConfigError::MissingParameter { name: "warmup_batch_sizes", why: why.to_owned() });
+        }
+        let mut tensorrt = self.tensorrt;
+        let mut set = |name: &str, value: &str| {
+            tensorrt.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        };
+        if self.is_fp16 {
+            set("trt_fp16_enable", "1");
+        }
+        if self.caching {
+            let dir = self.cache_dir.as_deref().unwrap_or(DEFAULT_CACHE_DIR);
+            set("trt_engine_cache_enable", "1");
+            set("trt_engine_cache_path", dir);
+            set("trt_timing_cache_enable", "1");
+            set("trt_timing_cache_path", dir);
+        }
+        if self.cuda_graph {
+            set("trt_cuda_graph_enable", "1");
+        }
+        Ok(Providers {
+            tensorrt: (provider == Provider::TensorRt).then_some(tensorrt),
+            cuda: self.cuda,
+            allow_cpu_fallback: self.allow_cpu_fallback,
+            cuda_graph: self.cuda_graph,
+        })
+    }
+
+    fn on_cpu(&self) {
+        let gpu_only = [
+            ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
+            ("enable_trt_caching", self.caching),
+            ("enable_cuda_graph", self.cuda_graph),
+        ];
+        for (name, _) in gpu_only.iter().filter(|(_, given)| *given) {
+            log::info!("parameter '{name}' has no effect: instances are of KIND_CPU");
+        }
+        for name in self.cuda.keys().chain(self.tensorrt.keys()) {
+            log::info!("option '{name}' has no effect: instances are of KIND_CPU");
+        }
+        for name in &self.accelerators {
+            log::info!("GPU accelerator '{name}' has no effect: instances are of KIND_CPU");
+        }
+    }
+}
+
+/// Names of Triton's onnxruntime backend that are not ONNX Runtime's.
+fn tensorrt_option(name: &str, value: &str) -> Result<(String, String), ConfigError> {
+    let path = "gpu_execution_accelerator 'tensorrt', parameter 'precision_mode'";
+    let (name, value) = match (name, value) {
+        ("precision_mode", "FP16") => ("trt_fp16_enable", "1"),
+        ("precision_mode", "INT8") => ("trt_int8_enable", "1"),
+        ("precision_mode", "FP32") => ("trt_fp16_enable", "0"),
+        ("precision_mode", other) => return Err(field(path, other, "'FP32', 'FP16' or 'INT8' is expected")),
+        ("max_workspace_size_bytes", value) => ("trt_max_workspace_size", value),
+        ("int8_calibration_table_name", value) => ("trt_int8_calibration_table_name", value),
+        ("int8_use_native_calibration_table", value) => ("trt_int8_use_native_calibration_table", value),
+        (name, value) => (name, value),
+    };
+    Ok((name.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::raw::Parameter;
+
+    fn providers(parameters: &[(&str, &str)], accelerators: &[(&str, &[(&str, &str)])]) -> Result<Providers, String> {
+        let parameter = |value: &str| Parameter { string_value: value.to_owned() };
+        let parameters = parameters.iter().map(|(name, value)| ((*name).to_owned(), parameter(value))).collect();
+        let accelerator = |(name, options): &(&str, &[(&str, &str)])| Accelerator {
+            name: (*name).to_owned(),
+            parameters: options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+        };
+        let accelerators = Accelerators {
+            gpu_execution_accelerator: accelerators.iter().map(accelerator).collect(),
+            cpu_execution_accelerator: Vec::new(),
+        };
+        let parameters = Parameters::new(parameters).map_err(|error| error.to_string())?;
+        Providers::new(&parameters, &accelerators, true).map_err(|error| error.to_string())
+    }
+
+    fn options(of: &Options) -> Vec<(&str, &str)> {
+        of.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
+    }
+
+    #[test]
+    fn cuda_is_the_default_and_takes_its_options_by_name() {
+        let made = providers(&[("gpu_mem_limit", "4294967296"), ("cudnn_conv_algo_search", "2")], &[]).unwrap();
+        assert_eq!(made.tensorrt, None);
+        assert_eq!(options(&made.cuda), [("cudnn_conv_algo_search", "DEFAULT"), ("gpu_mem_limit", "4294967296")]);
+        let made = providers(&[], &[("cuda", &[("sdpa_kernel", "1")])]).unwrap();
+        assert_eq!(options(&made.cuda), [("sdpa_kernel", "1")]);
+        let error = providers(&[("cudnn_conv_algo_search", "fast")], &[]).unwrap_err();
+        assert!(error.contains("'fast'") && error.contains("HEURISTIC"), "{error}");
+    }
+
+    #[test]
+    fn tensorrt_has_the_names_of_three_worlds() {
+        let ours = [
+            ("ort_ep", "trt"),
+            ("compute_precision", "fp16"),
+            ("enable_trt_caching", "1"),
+            ("trt_cache_dir", "/cache"),
+            ("trt_builder_optimization_level", "4"),
+        ];
+        let made = providers(&ours, &[]).unwrap();
+        let wanted = [
+            ("trt_builder_optimization_level", "4"),
+            ("trt_engine_cache_enable", "1"),
+            ("trt_engine_cache_path", "/cache"),
+            ("trt_fp16_enable", "1"),
+            ("trt_timing_cache_enable", "1"),
+            ("trt_timing_cache_path", "/cache"),
+        ];
+        assert_eq!(options(&made.tensorrt.unwrap()), wanted);
+        let tritons: &[(&str, &str)] = &[("precision_mode", "FP16"), ("max_workspace_size_bytes", "1073741824")];
+        let made = providers(&[], &[("tensorrt", tritons)]).unwrap();
+        let wanted = [("trt_fp16_enable", "1"), ("trt_max_workspace_size", "1073741824")];
+        assert_eq!(options(&made.tensorrt.unwrap()), wanted);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_way_out() {
+        let refused = |parameters: &[(&str, &str)], accelerators: &[(&str, &[(&str, &str)])], words: &[&str]| {
+            let error = providers(parameters, accelerators).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        };
+        refused(&[("ort_ep", "cpu")], &[], &["ort_ep", "cpu", "KIND_GPU", "KIND_CPU"]);
+        refused(&[("compute_precision", "fp16")], &[], &["compute_precision", "fp16", "trt"]);
+        refused(&[("enable_cuda_graph", "1")], &[], &["warmup_batch_sizes", "enable_cuda_graph"]);
+        refused(&[], &[("openvino", &[])], &["openvino", "cuda", "tensorrt"]);
+        refused(&[], &[("cuda", &[("user_compute_stream", "1")])], &["user_compute_stream", "backend sets"]);
+        refused(&[], &[("tensorrt", &[("precision_mode", "FP8")])], &["precision_mode", "FP8", "FP16"]);
+    }
 }

@@ -70,6 +70,7 @@ pub struct Reshape {
 pub struct InstanceGroup {
     pub count: Int,
     pub kind: String,
+    pub gpus: Vec<Int>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -102,6 +103,7 @@ pub struct Accelerators {
 #[serde(default)]
 pub struct Accelerator {
     pub name: String,
+    pub parameters: BTreeMap<String, String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

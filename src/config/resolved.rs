@@ -8,12 +8,11 @@ use super::error::{ConfigError, field};
 use super::inputs::{Context, Ragged, contexts, warmup_batch_sizes};
 use super::logging::Logging;
 use super::parameters::{self, Parameters};
-use super::providers::{check_instances, check_providers};
+use super::placement::{Place, Placement, instances};
 use super::raw::{self, Int};
 use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit, slot_limits};
 use super::session_options::SessionOptions;
 use super::states::States;
-use crate::state::pool::SlotLimits;
 use crate::tensor::DataType;
 
 /// Everything a model's configuration says, checked.
@@ -55,10 +54,8 @@ pub struct Config {
     pub session: SessionOptions,
     /// Whether states of TYPE_FP32 are kept as TYPE_FP16.
     pub store_states_as_fp16: bool,
-    /// Bounds of the state pool, all instances together.
-    pub slots: SlotLimits,
-    /// How the capacity of the pool came about, for logs and errors.
-    pub capacity_reason: String,
+    /// Where its instances run, with the bounds of the state pools; in the order of the places.
+    pub placements: Vec<Placement>,
     /// Sequences are dropped after lying idle this long.
     pub idle_limit: Duration,
     /// Core sends what it has queued for an idle instance within this time.
@@ -108,12 +105,14 @@ impl Config {
                 "a stateful model needs it: add 'sequence_batching { oldest { max_candidate_sequences: 1024 } }'",
             )
         })?;
-        check_instances(&raw.instance_group)?;
         let max_batch_size = unsigned("max_batch_size", raw.max_batch_size)?;
-        let instances = raw.instance_group.iter().map(|group| group.count.0.max(1) as usize).sum::<usize>().max(1);
         let scheduling = Scheduling::new(&batching, max_batch_size)?;
-        let (slots, capacity_reason) = slot_limits(&parameters, &scheduling, max_batch_size, instances)?;
-        check_providers(&parameters)?;
+        let placement = |(place, instances): (Place, usize)| {
+            let (slots, capacity_reason) = slot_limits(&parameters, &scheduling, max_batch_size, instances)?;
+            Ok(Placement { place, instances, slots, capacity_reason })
+        };
+        let placements = instances(&raw.instance_group)?.into_iter().map(placement);
+        let placements = placements.collect::<Result<Vec<_>, ConfigError>>()?;
         Ok(Self {
             model: raw.name,
             padding: Padding::new(&parameters, &batching, max_batch_size)?,
@@ -137,8 +136,7 @@ impl Config {
                 .transpose()?
                 .unwrap_or_default(),
             strategy: scheduling.strategy,
-            slots,
-            capacity_reason,
+            placements,
             idle_limit: idle_limit(&parameters, &batching)?,
             quiet: scheduling.queue_delay + QUIET_MARGIN,
             queue_requests: scheduling.candidates,
@@ -148,6 +146,11 @@ impl Config {
     /// Most rows of a run, padding among them.
     pub fn most_rows(&self) -> usize {
         self.padding.rows(self.max_batch_size.max(1))
+    }
+
+    /// Whether some instances run on a GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.placements.iter().any(|placement| placement.place != Place::Cpu)
     }
 
     /// Whether tensors have Triton's batch dimension.
@@ -197,7 +200,6 @@ pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError>
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let slots = &self.slots;
         writeln!(
             f,
             "max_batch_size {}, {:?}, queue delay and margin {:?}, idle limit {:?}",
@@ -216,16 +218,15 @@ impl fmt::Display for Config {
         for (name, values) in &self.constants {
             writeln!(f, "constant {name} = {}", values.join(", "))?;
         }
-        write!(
-            f,
-            "pool: capacity {} sequences ({}), first slab {}, next slabs {}, grows below {} free, shrinks above {} free",
-            slots.capacity,
-            self.capacity_reason,
-            slots.first_slab,
-            slots.next_slab,
-            slots.grow_below,
-            slots.shrink_above
-        )
+        for Placement { place, instances, slots, capacity_reason } in &self.placements {
+            writeln!(
+                f,
+                "pool of the instances on the {place} ({instances}): capacity {} sequences ({capacity_reason}), first \
+                 slab {}, next slabs {}, grows below {} free, shrinks above {} free",
+                slots.capacity, slots.first_slab, slots.next_slab, slots.grow_below, slots.shrink_above
+            )?;
+        }
+        Ok(())
     }
 }
 

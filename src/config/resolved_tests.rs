@@ -46,7 +46,7 @@ fn lazy_but(name: &str, value: &str) -> Vec<(&'static str, String)> {
 #[test]
 fn a_plain_configuration_is_read_with_its_defaults() {
     let config = parse(&minimal()).unwrap();
-    assert_eq!(config.slots, SlotLimits { reserve: 20, next_slab: 16, ..SlotLimits::all_at_once(18) });
+    assert_eq!(config.placements[0].slots, SlotLimits { reserve: 20, next_slab: 16, ..SlotLimits::all_at_once(18) });
     assert_eq!(config.idle_limit, Duration::from_secs(6));
     assert_eq!(config.inputs[0].dims, [4, -1]);
     assert_eq!(config.outputs[0].dims, [0i64; 0]);
@@ -57,7 +57,11 @@ fn a_plain_configuration_is_read_with_its_defaults() {
 #[test]
 fn the_ratio_never_loses_a_slot_to_rounding_and_leaves_at_least_one() {
     for (ratio, capacity) in [("0.9", 18), ("0.7", 14), ("0.29", 5), ("1", 20), ("0.001", 1)] {
-        assert_eq!(with(&[("max_candidate_sequence_use_ratio", ratio)]).unwrap().slots.capacity, capacity, "{ratio}");
+        assert_eq!(
+            with(&[("max_candidate_sequence_use_ratio", ratio)]).unwrap().placements[0].slots.capacity,
+            capacity,
+            "{ratio}"
+        );
     }
 }
 
@@ -65,19 +69,19 @@ fn the_ratio_never_loses_a_slot_to_rounding_and_leaves_at_least_one() {
 fn instances_share_one_pool_of_their_capacities() {
     let mut config = minimal();
     config["instance_group"] = json!([{ "count": 2, "kind": "KIND_CPU" }, { "count": 1, "kind": "KIND_CPU" }]);
-    assert_eq!(parse(&config).unwrap().slots.capacity, 54);
+    assert_eq!(parse(&config).unwrap().placements[0].slots.capacity, 54);
 }
 
 #[test]
 fn lazy_buffers_are_read() {
-    let limits = with(&LAZY).unwrap().slots;
+    let limits = with(&LAZY).unwrap().placements[0].slots;
     assert_eq!(
         limits,
         SlotLimits { capacity: 18, reserve: 20, first_slab: 8, next_slab: 4, grow_below: 4, shrink_above: 6 }
     );
     let limits =
         with(&lazy_but("initial_buffer_size", "500").iter().map(|(n, v)| (*n, v.as_str())).collect::<Vec<_>>());
-    assert_eq!(limits.unwrap().slots.first_slab, 18, "capped by the capacity");
+    assert_eq!(limits.unwrap().placements[0].slots.first_slab, 18, "capped by the capacity");
 }
 
 #[test]
@@ -137,7 +141,7 @@ fn what_cannot_be_served_is_refused_by_name() {
         ("/model_transaction_policy", json!({ "decoupled": true })),
         ("/sequence_batching/iterative_sequence", json!(true)),
         ("/sequence_batching/state", json!([{ "input_name": "a" }])),
-        ("/instance_group/0/kind", json!("KIND_GPU")),
+        ("/instance_group/0/kind", json!("KIND_MODEL")),
         ("/max_batch_size", json!(-1)),
         ("/input/0/data_type", json!("TYPE_INVALID")),
     ] {

@@ -90,8 +90,5 @@ fn check_accelerators(optimization: &Optimization) -> Result<(), ConfigError> {
             allowed: "this backend has no accelerator for the CPU: remove it".to_owned(),
         });
     }
-    for accelerator in &accelerators.gpu_execution_accelerator {
-        log::info!("GPU accelerator '{}' has no effect: instances are of KIND_CPU", accelerator.name);
-    }
     Ok(())
 }

@@ -1,20 +1,11 @@
 //! Host memory.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use memmap2::{Advice, MmapMut, MmapRaw, RemapOptions};
+
+use super::MemoryError;
 
 /// Buffers of this size and more ask for pages of 2 MiB: copies of large states then miss fewer translations.
 const HUGE_FROM: usize = 4 << 20;
-
-/// The system has no more memory.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes of host memory cannot be had")]
-pub struct OutOfMemory {
-    /// What was asked for.
-    pub bytes: usize,
-}
 
 /// Zeroed bytes at an address that suits any vector load. They come from the system page by page, cost nothing until
 /// touched, and go back to the system when dropped, where an allocator would keep them.
@@ -25,8 +16,8 @@ pub struct Buffer {
 
 impl Buffer {
     /// Allocates; an empty buffer has a valid address too.
-    pub fn new(bytes: usize) -> Result<Self, OutOfMemory> {
-        let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| OutOfMemory { bytes })?;
+    pub fn new(bytes: usize) -> Result<Self, MemoryError> {
+        let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| MemoryError::Host { bytes })?;
         if bytes >= HUGE_FROM {
             // Advice: where the system does not take it, pages are small.
             let _ = pages.advise(Advice::HugePage);
@@ -35,9 +26,10 @@ impl Buffer {
     }
 
     /// Makes it larger; the contents stay, and are not copied.
-    pub fn grow(&mut self, bytes: usize) -> Result<(), OutOfMemory> {
+    pub fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
         // SAFETY: an anonymous mapping of this buffer's own; `&mut self` says that no slice of it is left.
-        unsafe { self.pages.remap(bytes, RemapOptions::new().may_move(true)) }.map_err(|_| OutOfMemory { bytes })?;
+        unsafe { self.pages.remap(bytes, RemapOptions::new().may_move(true)) }
+            .map_err(|_| MemoryError::Host { bytes })?;
         self.bytes = bytes;
         Ok(())
     }
@@ -85,63 +77,6 @@ fn page_bytes() -> usize {
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
-/// Memory of a number of slots, one after another. Its contents are reached through [`SlotMemory`] only.
-pub struct Slab {
-    buffer: Buffer,
-    slot_bytes: usize,
-    /// Of each slot, whether there is a [`SlotMemory`].
-    taken: Vec<AtomicBool>,
-}
-
-impl Slab {
-    /// Memory for `slots` slots.
-    pub fn new(slots: usize, slot_bytes: usize) -> Result<Self, OutOfMemory> {
-        let bytes = slots.checked_mul(slot_bytes).ok_or(OutOfMemory { bytes: usize::MAX })?;
-        let mut taken = Vec::new();
-        taken.try_reserve_exact(slots).map_err(|_| OutOfMemory { bytes: slots })?;
-        taken.resize_with(slots, AtomicBool::default);
-        Ok(Self { buffer: Buffer::new(bytes)?, slot_bytes, taken })
-    }
-
-    /// Access to slot number `index`; `None` while somebody has it, and if there is no such slot.
-    pub fn take(self: &Arc<Self>, index: usize) -> Option<SlotMemory> {
-        let was_taken = self.taken.get(index)?.swap(true, Ordering::Acquire);
-        (!was_taken).then(|| SlotMemory { slab: self.clone(), index })
-    }
-}
-
-/// Exclusive access to the contents of one slot, given back when dropped. Keeps the slab alive.
-pub struct SlotMemory {
-    slab: Arc<Slab>,
-    index: usize,
-}
-
-impl SlotMemory {
-    /// The slot's bytes.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `take` checked the bounds; nobody writes to the slot, as this is its only SlotMemory.
-        unsafe { std::slice::from_raw_parts(self.start(), self.slab.slot_bytes) }
-    }
-
-    /// The slot's bytes, to change.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `take` checked the bounds; this is the slot's only SlotMemory and it is borrowed exclusively. Other
-        // slots of the slab are other bytes, and the slab itself never makes a slice over them.
-        unsafe { std::slice::from_raw_parts_mut(self.start(), self.slab.slot_bytes) }
-    }
-
-    fn start(&self) -> *mut u8 {
-        // SAFETY: `take` checked that the slot lies within the buffer.
-        unsafe { self.slab.buffer.as_ptr().add(self.index * self.slab.slot_bytes) }
-    }
-}
-
-impl Drop for SlotMemory {
-    fn drop(&mut self) {
-        self.slab.taken[self.index].store(false, Ordering::Release);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,7 +90,7 @@ mod tests {
         buffer.bytes_mut()[99] = 7;
         assert_eq!(buffer.bytes()[99], 7);
         assert!(Buffer::new(0).unwrap().is_empty());
-        assert_eq!(Buffer::new(usize::MAX).err(), Some(OutOfMemory { bytes: usize::MAX }));
+        assert_eq!(Buffer::new(usize::MAX).err(), Some(MemoryError::Host { bytes: usize::MAX }));
     }
 
     #[test]
@@ -167,20 +102,5 @@ mod tests {
         buffer.trim(100);
         assert!(buffer.bytes()[..100].iter().all(|&byte| byte == 7));
         assert!(buffer.bytes()[page_bytes()..].iter().all(|&byte| byte == 0));
-    }
-
-    #[test]
-    fn slots_of_a_slab_do_not_overlap_and_have_one_holder_each() {
-        let slab = Arc::new(Slab::new(3, 64).unwrap());
-        let mut slots: Vec<_> = (0..3).map(|index| slab.take(index).unwrap()).collect();
-        for (value, slot) in (1u8..).zip(&mut slots) {
-            slot.bytes_mut().fill(value);
-        }
-        for (value, slot) in (1u8..).zip(&slots) {
-            assert!(slot.bytes().iter().all(|&byte| byte == value));
-        }
-        assert!(slab.take(1).is_none() && slab.take(3).is_none());
-        slots.remove(1);
-        assert!(slab.take(1).is_some_and(|slot| slot.bytes()[0] == 2));
     }
 }

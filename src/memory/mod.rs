@@ -1,16 +1,33 @@
 //! Memory that holds tensors: batch buffers, slabs of state slots, and the copies between rows of them.
 //!
 //! Rules: a [`Buffer`] has one owner; a [`SlotMemory`] is the only way to a slot's bytes and exists once while the
-//! slot is checked out. Everything above works on slices. Not for: deciding what is copied where.
-//!
-//! Host memory is what there is today. Device memory joins here: a second kind of buffer and slab, with the row
-//! copies of [`rows`] as one kernel a direction.
+//! slot is checked out. What is on the host is worked on as slices, what is on a device ([`device`]) by what is enqueued
+//! there; [`Bytes`] may be either. Not for: deciding what is copied where.
 
+mod bytes;
+pub mod device;
 mod host;
 pub mod rows;
+mod slab;
 pub mod strings;
 mod varying;
 
-pub use host::{Buffer, OutOfMemory, Slab, SlotMemory};
+pub use bytes::{Bytes, BytesMut, Span, Store};
+pub use host::Buffer;
+pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use strings::Strings;
 pub use varying::{Budget, NoRoom, Varying};
+
+/// Memory that cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The system has no more memory.
+    #[error("{bytes} bytes of host memory cannot be had")]
+    Host {
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// A device has no more, or has failed.
+    #[error(transparent)]
+    Device(#[from] device::DeviceError),
+}

@@ -6,12 +6,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::host::{Buffer, OutOfMemory};
+use super::device::{Device, DeviceBuffer};
+use super::host::Buffer;
 use super::strings::{self, Strings};
+use super::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once. Smaller
 /// ones come from the allocator, as a process can have some ten thousand mappings only.
 const PAGES_FROM: usize = 256 * 1024;
+
+/// Memory of a device comes in multiples of so many bytes.
+const DEVICE_GRAIN: usize = 4096;
 
 /// Bytes that all varying states of a model may have together.
 #[derive(Debug)]
@@ -21,7 +26,7 @@ pub struct Budget {
 }
 
 /// Why a state cannot be kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
     /// The budget does not allow it.
     #[error("{wanted} bytes more are needed, and {used} of {limit} bytes are in use")]
@@ -33,12 +38,9 @@ pub enum NoRoom {
         /// What may be in use.
         limit: usize,
     },
-    /// The system has no more memory.
-    #[error("{bytes} bytes of host memory cannot be had")]
-    System {
-        /// What was asked for.
-        bytes: usize,
-    },
+    /// The system or the device has no more.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
 }
 
 impl Budget {
@@ -92,7 +94,7 @@ pub struct Varying {
     dims: Vec<i64>,
     /// Those before the last write.
     earlier_dims: Vec<i64>,
-    bytes: Bytes,
+    bytes: Kept,
     /// How many bytes it has in a tensor of its batch, and not here.
     elsewhere: usize,
     strings: Strings,
@@ -100,11 +102,11 @@ pub struct Varying {
 }
 
 impl Varying {
-    /// One without elements.
-    pub fn new(budget: &Arc<Budget>) -> Self {
+    /// One without elements, which are to be kept on the device if there is one.
+    pub fn new(budget: &Arc<Budget>, device: Option<&Arc<Device>>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
         let (dims, earlier_dims) = (Vec::new(), Vec::new());
-        Self { dims, earlier_dims, bytes: Bytes::default(), elsewhere: 0, strings: Strings::new(), charge }
+        Self { dims, earlier_dims, bytes: Kept::none(device), elsewhere: 0, strings: Strings::new(), charge }
     }
 
     /// Dimensions of the row, with 1 for the batch axis.
@@ -113,8 +115,8 @@ impl Varying {
     }
 
     /// The elements, if they are not strings; none while they are elsewhere.
-    pub fn bytes(&self) -> &[u8] {
-        self.bytes.as_slice()
+    pub fn bytes(&self) -> Bytes<'_> {
+        self.bytes.bytes()
     }
 
     /// The elements, if they are strings.
@@ -125,7 +127,7 @@ impl Varying {
     /// The dims after the next request, if it changes them as the last one did. `None` if there was no last one, and for
     /// what is so small that it may as well be copied.
     pub fn expected_dims(&self) -> Option<Vec<i64>> {
-        let is_large = matches!(self.bytes, Bytes::Pages { .. });
+        let is_large = matches!(self.bytes, Kept::Pages { .. });
         let next = |(now, earlier): (&i64, &i64)| (2 * now - earlier).max(0);
         (is_large && self.dims.len() == self.earlier_dims.len())
             .then(|| self.dims.iter().zip(&self.earlier_dims).map(next).collect())
@@ -142,18 +144,18 @@ impl Varying {
     /// The new elements lie in a tensor of their batch, and are paid for.
     pub fn leave(&mut self, dims: &[i64], bytes: usize) {
         self.set_dims(dims);
-        (self.bytes, self.elsewhere) = (Bytes::default(), bytes);
+        self.bytes = self.bytes.emptied();
+        self.elsewhere = bytes;
         let _ = self.charge.set(bytes);
     }
 
-    /// Brings home the elements that lie elsewhere, if there are such.
-    pub fn bring_home(&mut self, fill: impl FnOnce(&mut [u8])) -> Result<(), NoRoom> {
+    /// Where the elements are to be copied to that lie elsewhere; `None` if none do.
+    pub fn bring_home(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
         if self.elsewhere == 0 {
-            return Ok(());
+            return Ok(None);
         }
         self.bytes.reserve(self.elsewhere)?;
-        fill(self.bytes.resize(std::mem::take(&mut self.elsewhere)));
-        Ok(())
+        Ok(Some(self.bytes.resize(std::mem::take(&mut self.elsewhere))))
     }
 
     /// Pays for `bytes` bytes that will lie elsewhere.
@@ -172,13 +174,13 @@ impl Varying {
         self.charge.set(bytes.max(self.charge.bytes))
     }
 
-    /// Replaces the elements by `bytes` bytes, for which there is room.
-    pub fn write(&mut self, dims: &[i64], bytes: usize, fill: impl FnOnce(&mut [u8])) {
+    /// Where the elements are to be written, `bytes` bytes for which there is room, that replace those so far.
+    pub fn write(&mut self, dims: &[i64], bytes: usize) -> BytesMut<'_> {
         self.set_dims(dims);
         self.elsewhere = 0;
-        fill(self.bytes.resize(bytes));
         // Less than is reserved is always granted.
         let _ = self.charge.set(bytes);
+        self.bytes.resize(bytes)
     }
 
     /// Replaces the elements by strings, for which there is room.
@@ -190,7 +192,10 @@ impl Varying {
 
     /// Gives up room that was made and not used.
     pub fn release_reserve(&mut self) {
-        let kept = self.bytes.as_slice().len() + self.elsewhere + strings::written_bytes(&self.strings);
+        if let Kept::Device { next, .. } = &mut self.bytes {
+            *next = None;
+        }
+        let kept = self.bytes.bytes().byte_len() + self.elsewhere + strings::written_bytes(&self.strings);
         let _ = self.charge.set(kept);
     }
 
@@ -202,22 +207,45 @@ impl Varying {
 }
 
 /// Bytes that can grow, aligned for any element.
-enum Bytes {
-    Allocated { words: Vec<u64>, len: usize },
-    Pages { pages: Buffer, len: usize },
+enum Kept {
+    Allocated {
+        words: Vec<u64>,
+        len: usize,
+    },
+    Pages {
+        pages: Buffer,
+        len: usize,
+    },
+    /// `next` is larger, and takes the place of `now` when it is written.
+    Device {
+        device: Arc<Device>,
+        now: Option<DeviceBuffer>,
+        next: Option<DeviceBuffer>,
+        len: usize,
+    },
 }
 
-impl Default for Bytes {
-    fn default() -> Self {
-        Self::Allocated { words: Vec::new(), len: 0 }
+impl Kept {
+    fn none(device: Option<&Arc<Device>>) -> Self {
+        match device {
+            None => Self::Allocated { words: Vec::new(), len: 0 },
+            Some(device) => Self::Device { device: device.clone(), now: None, next: None, len: 0 },
+        }
     }
-}
 
-impl Bytes {
-    fn as_slice(&self) -> &[u8] {
+    fn emptied(&self) -> Self {
         match self {
-            Self::Allocated { words, len } => &bytemuck::cast_slice(words)[..*len],
-            Self::Pages { pages, len } => &pages.bytes()[..*len],
+            Self::Device { device, .. } => Self::none(Some(device)),
+            _ => Self::none(None),
+        }
+    }
+
+    fn bytes(&self) -> Bytes<'_> {
+        match self {
+            Self::Allocated { words, len } => Bytes::Host(&bytemuck::cast_slice(words)[..*len]),
+            Self::Pages { pages, len } => Bytes::Host(&pages.bytes()[..*len]),
+            Self::Device { now: Some(now), len, .. } => Bytes::Device(now.span(0, *len)),
+            Self::Device { now: None, .. } => Bytes::Host(&[]),
         }
     }
 
@@ -226,7 +254,7 @@ impl Bytes {
         match self {
             Self::Allocated { words, .. } if wanted < PAGES_FROM => {
                 let more = wanted.div_ceil(size_of::<u64>()).saturating_sub(words.len());
-                words.try_reserve(more).map_err(|_| NoRoom::System { bytes: wanted })?;
+                words.try_reserve(more).map_err(|_| MemoryError::Host { bytes: wanted })?;
                 words.resize(words.len() + more, 0);
             }
             Self::Allocated { words, len } => {
@@ -236,24 +264,43 @@ impl Bytes {
             }
             Self::Pages { pages, .. } if wanted > pages.len() => pages.grow(doubled(wanted, pages.len()))?,
             Self::Pages { .. } => {}
+            Self::Device { device, now, next, .. } => {
+                let room = |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or(0, DeviceBuffer::byte_len);
+                if wanted > room(now).max(room(next)) {
+                    // Memory of a device is there when it is asked for: a half more is enough to grow by.
+                    let grown = wanted.max(room(now) + room(now) / 2).next_multiple_of(DEVICE_GRAIN);
+                    *next = Some(device.allocate(grown).map_err(MemoryError::from)?);
+                }
+            }
         }
         Ok(())
     }
 
     /// `wanted` bytes, for which there is room, to be written. Much less than before goes back to the system.
-    fn resize(&mut self, wanted: usize) -> &mut [u8] {
-        let mut smaller = Self::default();
-        if matches!(self, Self::Pages { pages, .. } if wanted <= pages.len() / 8) && smaller.reserve(wanted).is_ok() {
+    fn resize(&mut self, wanted: usize) -> BytesMut<'_> {
+        let shrinks = matches!(self, Self::Pages { pages, .. } if wanted <= pages.len() / 8);
+        let mut smaller = Self::none(None);
+        if shrinks && smaller.reserve(wanted).is_ok() {
             *self = smaller;
         }
         match self {
             Self::Allocated { words, len } => {
                 *len = wanted;
-                &mut bytemuck::cast_slice_mut(words)[..wanted]
+                BytesMut::Host(&mut bytemuck::cast_slice_mut(words)[..wanted])
             }
             Self::Pages { pages, len } => {
                 *len = wanted;
-                &mut pages.bytes_mut()[..wanted]
+                BytesMut::Host(&mut pages.bytes_mut()[..wanted])
+            }
+            Self::Device { now, next, len, .. } => {
+                if next.is_some() {
+                    *now = next.take();
+                }
+                *len = wanted;
+                match now {
+                    Some(now) => BytesMut::Device(now.span(0, wanted)),
+                    None => BytesMut::Host(&mut []),
+                }
             }
         }
     }
@@ -261,7 +308,7 @@ impl Bytes {
     /// Takes a buffer whose first `wanted` bytes are the contents, and gives the old one for it.
     fn exchange(&mut self, buffer: &mut Buffer, wanted: usize) {
         let Self::Pages { pages, len } = self else {
-            self.resize(wanted).copy_from_slice(&buffer.bytes()[..wanted]);
+            self.resize(wanted).host().copy_from_slice(&buffer.bytes()[..wanted]);
             return;
         };
         std::mem::swap(pages, buffer);
@@ -277,12 +324,6 @@ fn doubled(wanted: usize, now: usize) -> usize {
     wanted.max(now.saturating_mul(2))
 }
 
-impl From<OutOfMemory> for NoRoom {
-    fn from(error: OutOfMemory) -> Self {
-        Self::System { bytes: error.bytes }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -290,28 +331,28 @@ mod tests {
     #[test]
     fn what_grows_step_by_step_keeps_its_bytes_and_pays_for_them() {
         let budget = Budget::new(2 << 20);
-        let mut state = Varying::new(&budget);
+        let mut state = Varying::new(&budget, None);
         for step in 1..=50i64 {
             let bytes = step as usize * 20_000;
-            let before = state.bytes().to_vec();
+            let before = state.bytes().host().to_vec();
             state.reserve(bytes).unwrap();
-            assert_eq!(state.bytes(), before, "room is made around what is kept");
-            state.write(&[1, step], bytes, |row| row.fill(step as u8));
-            assert_eq!((state.dims(), state.bytes().len(), budget.used()), (&[1, step][..], bytes, bytes));
+            assert_eq!(state.bytes().host(), before, "room is made around what is kept");
+            state.write(&[1, step], bytes).host().fill(step as u8);
+            assert_eq!((state.dims(), state.bytes().host().len(), budget.used()), (&[1, step][..], bytes, bytes));
         }
-        state.write(&[1, 0], 0, |row| assert!(row.is_empty()));
+        assert!(state.write(&[1, 0], 0).host().is_empty());
         assert_eq!(budget.used(), 0);
-        assert!(matches!(state.bytes, Bytes::Allocated { .. }), "the pages have gone back");
+        assert!(matches!(state.bytes, Kept::Allocated { .. }), "the pages have gone back");
     }
 
     #[test]
     fn a_large_state_changes_places_with_the_buffer_that_has_the_next() {
         let budget = Budget::new(64 << 20);
-        let mut state = Varying::new(&budget);
+        let mut state = Varying::new(&budget, None);
         let step = |state: &mut Varying, rows: i64| {
             let bytes = rows as usize * 1024;
             state.reserve(bytes).unwrap();
-            state.write(&[rows, 1024], bytes, |row| row.fill(rows as u8));
+            state.write(&[rows, 1024], bytes).host().fill(rows as u8);
         };
         step(&mut state, 1);
         assert_eq!(state.expected_dims(), None, "it is small, and has not grown yet");
@@ -322,7 +363,7 @@ mod tests {
         buffer.bytes_mut().fill(9);
         state.reserve(1020 * 1024).unwrap();
         state.exchange(&[1020, 1024], 1020 * 1024, &mut buffer);
-        assert!(state.bytes().iter().all(|&byte| byte == 9) && state.bytes().len() == 1020 * 1024);
+        assert!(state.bytes().host().iter().all(|&byte| byte == 9) && state.bytes().host().len() == 1020 * 1024);
         assert!(buffer.bytes()[..1010 * 1024].iter().all(|&byte| byte == 1010i64 as u8), "the old one");
         assert_eq!((state.expected_dims(), budget.used()), (Some(vec![1030, 1024]), 1020 * 1024));
     }
@@ -330,32 +371,32 @@ mod tests {
     #[test]
     fn a_state_that_lies_elsewhere_is_paid_for_and_comes_home() {
         let budget = Budget::new(1 << 20);
-        let mut state = Varying::new(&budget);
+        let mut state = Varying::new(&budget, None);
         state.reserve_elsewhere(300).unwrap();
         state.leave(&[1, 300], 300);
         state.release_reserve();
-        assert_eq!((state.dims(), state.bytes().len(), budget.used()), (&[1, 300][..], 0, 300));
-        state.bring_home(|row| row.fill(5)).unwrap();
-        assert_eq!((state.dims(), state.bytes(), budget.used()), (&[1, 300][..], &[5; 300][..], 300));
+        assert_eq!((state.dims(), state.bytes().host().len(), budget.used()), (&[1, 300][..], 0, 300));
+        state.bring_home().unwrap().unwrap().host().fill(5);
+        assert_eq!((state.dims(), state.bytes().host(), budget.used()), (&[1, 300][..], &[5; 300][..], 300));
         state.leave(&[1, 9], 9);
         state.reserve(20).unwrap();
-        state.write(&[1, 20], 20, |row| row.fill(6));
+        state.write(&[1, 20], 20).host().fill(6);
         state.release_reserve();
-        assert_eq!((state.bytes(), budget.used()), (&[6; 20][..], 20));
+        assert_eq!((state.bytes().host(), budget.used()), (&[6; 20][..], 20));
     }
 
     #[test]
     fn a_state_over_the_budget_is_refused_with_the_numbers_and_stays_as_it_was() {
         let budget = Budget::new(100);
-        let (mut first, mut second) = (Varying::new(&budget), Varying::new(&budget));
+        let (mut first, mut second) = (Varying::new(&budget, None), Varying::new(&budget, None));
         first.reserve(60).unwrap();
-        first.write(&[60], 60, |row| row.fill(7));
+        first.write(&[60], 60).host().fill(7);
         assert_eq!(second.reserve(41), Err(NoRoom::Budget { wanted: 41, used: 60, limit: 100 }));
         assert_eq!(first.reserve(101), Err(NoRoom::Budget { wanted: 41, used: 60, limit: 100 }));
-        assert_eq!(first.bytes(), [7; 60]);
+        assert_eq!(first.bytes().host(), [7; 60]);
         first.reserve(90).unwrap();
         first.release_reserve();
-        assert_eq!((first.bytes(), budget.used()), (&[7; 60][..], 60));
+        assert_eq!((first.bytes().host(), budget.used()), (&[7; 60][..], 60));
         drop(first);
         assert_eq!(second.reserve(100), Ok(()));
         drop(second);
@@ -365,7 +406,7 @@ mod tests {
     #[test]
     fn strings_are_paid_for_as_they_are_written() {
         let budget = Budget::new(20);
-        let mut state = Varying::new(&budget);
+        let mut state = Varying::new(&budget, None);
         let elements = vec![b"abc".to_vec(), Vec::new()];
         state.reserve_strings(strings::written_bytes(&elements)).unwrap();
         state.write_strings(&[2], elements.clone());

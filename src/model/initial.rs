@@ -17,7 +17,7 @@ pub struct InitialStep {
 impl InitialStep {
     /// Buffers for the model.
     pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, Error> {
-        Ok(Self { step: Step::new(session, &model.step)? })
+        Ok(Self { step: Step::new(session, &model.step, None)? })
     }
 
     /// The initial states of a sequence that starts with this request; none is needed if the model takes no input.

@@ -3,6 +3,7 @@
 //! Rules: the lock is held for table work only, never while tensors are copied, a model runs, or a request is released
 //! (that calls into core, which takes locks of its own).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,19 +12,24 @@ use parking_lot::{Condvar, Mutex};
 use smallvec::SmallVec;
 
 use super::metrics::{SequenceMetrics, Snapshot};
-use crate::memory::{Budget, NoRoom, OutOfMemory, Slab, SlotMemory, Varying};
+use crate::memory::device::{Device, Traffic};
+use crate::memory::{Budget, Bytes, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec, Varying};
 use crate::panic;
 use crate::sequence::{Admitted, Key, Outcome, Policy, Refusal, Sequences};
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::{Answer, Request};
 
-type Table = Sequences<Arc<Slab>, Vec<Varying>, Request, OutOfMemory>;
+type Table = Sequences<Arc<Slab>, Vec<Varying>, Request, MemoryError>;
 
 /// All live sequences of a model.
 pub struct LiveSequences {
     table: Mutex<Table>,
+    /// Where the states are, if not on the host.
+    device: Option<Arc<Device>>,
     /// What the varying states of all sequences may have.
     budget: Arc<Budget>,
+    /// What has gone between host and device.
+    traffic: Arc<Traffic>,
     /// Bytes of states that were copied so far.
     copied_bytes: AtomicU64,
     reaper_wanted: Condvar,
@@ -102,14 +108,16 @@ impl LiveSequences {
     pub fn new(
         policy: Policy,
         limits: SlotLimits,
-        slot_bytes: usize,
+        slot: SlotSpec,
         budget: Arc<Budget>,
+        traffic: Arc<Traffic>,
         metrics: SequenceMetrics,
-    ) -> Result<Self, OutOfMemory> {
-        let make_slab = Box::new(move |slots| Slab::new(slots, slot_bytes).map(Arc::new));
+    ) -> Result<Self, MemoryError> {
+        let device = slot.device.as_ref().map(|(device, _)| device.clone());
+        let make_slab = Box::new(move |slots| Slab::new(slots, &slot).map(Arc::new));
         let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
         let (copied_bytes, reaper_wanted) = (AtomicU64::new(0), Condvar::new());
-        let sequences = Self { table, budget, copied_bytes, reaper_wanted, metrics };
+        let sequences = Self { table, device, budget, traffic, copied_bytes, reaper_wanted, metrics };
         sequences.publish();
         Ok(sequences)
     }
@@ -120,7 +128,7 @@ impl LiveSequences {
         instance: u32,
         payload: Payload,
         requests: &[Admission],
-    ) -> Vec<Result<Lease, Refusal<OutOfMemory>>> {
+    ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
         let mut released = Vec::new();
         let mut table = self.table.lock();
         table.begin_payload(instance, payload.requests, payload.is_short, Instant::now());
@@ -291,6 +299,8 @@ impl LiveSequences {
             slabs: table.slabs(),
             varying_bytes: self.budget.used(),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
+            to_device_bytes: self.traffic.to_device.load(Ordering::Relaxed),
+            to_host_bytes: self.traffic.to_host.load(Ordering::Relaxed),
             counts: table.counts(),
         }
     }
@@ -309,7 +319,7 @@ fn wait_for(slab: &Arc<Slab>, slot: SlotId) -> Option<SlotMemory> {
     }
 }
 
-fn note_missing_slab(adjusted: Result<(), OutOfMemory>) {
+fn note_missing_slab(adjusted: Result<(), MemoryError>) {
     if let Err(error) = adjusted {
         log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
     }
@@ -340,15 +350,15 @@ impl Lease {
         self.slot
     }
 
-    /// The slot's bytes: the states of fixed size before the request, unless they lie elsewhere (see
-    /// [`crate::state::residency`]).
-    pub fn state(&self) -> &[u8] {
-        self.memory.as_ref().map_or(&[], SlotMemory::bytes)
+    /// Some of the slot's bytes (see [`SlotMemory::part`]): the states of fixed size before the request, unless they lie
+    /// elsewhere (see [`crate::state::residency`]). None once it has been given back.
+    pub fn part(&self, range: Range<usize>) -> Bytes<'_> {
+        self.memory.as_ref().map_or(Bytes::Host(&[]), |memory| memory.part(range))
     }
 
-    /// As [`Lease::state`], to bring them there.
-    pub fn state_mut(&mut self) -> &mut [u8] {
-        self.memory.as_mut().map_or(&mut [], SlotMemory::bytes_mut)
+    /// The slot, to bring a state there. `None` once it has been given back.
+    pub const fn memory_mut(&mut self) -> Option<&mut SlotMemory> {
+        self.memory.as_mut()
     }
 
     /// Gives back what holds the state: the row has its answer, and its state may be moved before it is settled.
@@ -393,7 +403,7 @@ impl Lease {
     fn try_reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
             if self.varying.len() <= number {
-                self.varying.push(Varying::new(&self.sequences.budget));
+                self.varying.push(Varying::new(&self.sequences.budget, self.sequences.device.as_ref()));
             }
             match size {
                 VaryingSize::Bytes(bytes) if elsewhere => self.varying[number].reserve_elsewhere(bytes)?,
@@ -406,10 +416,10 @@ impl Lease {
 
     /// Writes what lies in the slot and what varies in size, for which room has been made, of the state after the
     /// request. Until [`Lease::complete`] is called, the state counts as half-written.
-    pub fn advance(&mut self, write: impl FnOnce(&mut [u8], &mut [Varying])) {
+    pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory, &mut [Varying])) {
         let Some(memory) = &mut self.memory else { return };
         self.writing = true;
-        write(memory.bytes_mut(), &mut self.varying);
+        write(memory, &mut self.varying);
     }
 
     /// Writes what [`Lease::advance`] has left: the sequence has the state after the request.

@@ -22,6 +22,10 @@ pub struct Snapshot {
     pub varying_bytes: usize,
     /// Bytes of states that were copied so far.
     pub copied_bytes: u64,
+    /// Bytes that went to a device.
+    pub to_device_bytes: u64,
+    /// Bytes that came from a device.
+    pub to_host_bytes: u64,
     /// What happened so far.
     pub counts: Counts,
 }
@@ -39,7 +43,7 @@ const GAUGES: [(&str, &str, Reading); 5] = [
     }),
 ];
 
-const COUNTERS: [(&str, &str, Reading); 5] = [
+const COUNTERS: [(&str, &str, Reading); 7] = [
     ("stateful_sequences_started_total", "START requests that got a state slot", |now| now.counts.started as f64),
     ("stateful_sequences_ended_total", "Sequences over by END, failed START or restart", |now| now.counts.ended as f64),
     ("stateful_sequences_expired_total", "Sequences dropped because they lay idle", |now| now.counts.expired as f64),
@@ -47,6 +51,12 @@ const COUNTERS: [(&str, &str, Reading); 5] = [
     ("stateful_state_bytes_copied_total", "Bytes of states that were copied between slots and batches", |now| {
         now.copied_bytes as f64
     }),
+    (
+        "stateful_host_to_device_bytes_total",
+        "Bytes that went to a GPU: inputs, initial states, lists of moves",
+        |now| now.to_device_bytes as f64,
+    ),
+    ("stateful_device_to_host_bytes_total", "Bytes of outputs that came from a GPU", |now| now.to_host_bytes as f64),
 ];
 
 /// The families, made once per process: Triton keeps their names for ever.
@@ -82,10 +92,11 @@ pub struct SequenceMetrics {
 }
 
 impl SequenceMetrics {
-    /// Metrics with the labels `model` and `version`; none where the server has none.
-    pub fn new(model: &str, version: u64) -> Self {
-        let version = version.to_string();
-        let labels = [("model", model), ("version", version.as_str())];
+    /// Metrics with the labels `model` and `version`, and `gpu` for those on a GPU; none where the server has none.
+    pub fn new(model: &str, version: u64, gpu: Option<i32>) -> Self {
+        let (version, gpu) = (version.to_string(), gpu.map(|gpu| gpu.to_string()));
+        let mut labels = vec![("model", model), ("version", version.as_str())];
+        labels.extend(gpu.as_deref().map(|gpu| ("gpu", gpu)));
         let metrics = Families::shared().map(|families| {
             let gauges = families.gauges.iter().map(|family| Gauge::new(family, &labels));
             let counters = families.counters.iter().map(|family| Counter::new(family, &labels));

@@ -4,6 +4,8 @@ mod initial;
 mod live;
 mod metrics;
 mod reaper;
+mod sessions;
+mod site;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,32 +14,34 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub use initial::InitialStep;
 pub use live::{Admission, Answered, Lease, LiveSequences, Payload, VaryingSize};
 pub use metrics::Snapshot;
+pub use sessions::Opened;
+pub use site::Site;
 
 use crate::binding::{Binding, InitialModel};
 use crate::completion::{Origins, Plan, Settings};
-use crate::config::{self, Config, Opening};
+use crate::config::{self, Config, Opening, Place, Placement};
 use crate::error::Error;
 use crate::explain::explain;
-use crate::memory::{Budget, OutOfMemory};
-use crate::sequence::{Policy, Refusal, SequenceId};
-use crate::session::{Library, Session};
+use crate::memory::MemoryError;
+use crate::sequence::{Refusal, SequenceId};
+use crate::session::{Library, Provider, Session};
 use crate::triton;
-use reaper::Reaper;
+use sessions::Sessions;
+use site::Devices;
 
-/// A loaded model. Dropping it stops its reaper.
+/// A loaded model. Dropping it stops the reapers of its sites.
 pub struct Model {
     /// What config.pbtxt says.
     pub config: Config,
     /// How the ONNX model fits it.
     pub binding: Binding,
-    /// The ONNX model; one for all instances, as its runs may overlap.
-    pub session: Arc<Session>,
+    /// What it is run by.
+    pub sessions: Sessions,
     /// The model for initial states, where they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
-    /// The sequences of all instances, with their states.
-    pub sequences: Arc<LiveSequences>,
+    /// Where its instances run, with the sequences there.
+    sites: Vec<Site>,
     next_instance: AtomicU32,
-    _reaper: Reaper,
 }
 
 /// A model for initial states.
@@ -62,7 +66,7 @@ impl Model {
     pub fn load(
         triton: triton::Model,
         location: &Location,
-        library: &Library,
+        library: &Arc<Library>,
         default_max_batch_size: usize,
     ) -> Result<Self, Error> {
         let json = triton.config_json()?;
@@ -73,7 +77,9 @@ impl Model {
             opening.states.initial_model.as_deref(),
             &version_dir,
         )?;
-        let session = Arc::new(Session::open(library, &file, &opening.session)?);
+        let mut sessions = Sessions::new(library.clone(), file, opening.session.clone(), opening.providers.clone());
+        let devices = Devices::open(&opening, &sessions)?;
+        let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
         let plan = Plan::new(&json, &opening, session.signature(), session.graph_description(), settings)?;
         let config = match &plan.completed {
@@ -85,22 +91,30 @@ impl Model {
         };
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
+        sessions.complete(&config, &binding);
+        if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
+            return Err(Error::CudaGraph(why));
+        }
         let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
-        let policy =
-            Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
-        let metrics = metrics::SequenceMetrics::new(&config.model, location.version);
-        let sequences = Arc::new(LiveSequences::new(
-            policy,
-            config.slots,
-            binding.slot.slot_bytes(),
-            Budget::new(config.states.limits.total),
-            metrics,
-        )?);
-        let reaper = Reaper::start(sequences.clone());
+        let site = |placement: &Placement| {
+            Site::new(&config, &binding, placement, devices.of(placement.place), location.version)
+        };
+        let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
-        let model = Self { config, binding, session, initial_model, sequences, next_instance, _reaper: reaper };
-        model.log(location, &file, library, plan.origins);
+        let model = Self { config, binding, sessions, initial_model, sites, next_instance };
+        model.log(location, &session, library, plan.origins);
         Ok(model)
+    }
+
+    /// Where an instance of that kind runs.
+    pub fn site(&self, place: Place) -> Result<&Site, Error> {
+        let site = self.sites.iter().find(|site| site.place == place);
+        site.ok_or_else(|| Error::NoSite { model: self.config.model.clone(), place: place.to_string() })
+    }
+
+    /// Where instance number `number` runs, if they take turns.
+    pub fn place_in_turn(&self, number: u32) -> Place {
+        self.sites[number as usize % self.sites.len()].place
     }
 
     /// A number for a new instance, never given twice.
@@ -109,36 +123,46 @@ impl Model {
     }
 
     /// Why a request has no sequence, in words for its client.
-    pub fn refusal(&self, refusal: Refusal<OutOfMemory>, id: SequenceId) -> Error {
+    pub fn refusal(&self, site: &Site, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
         match refusal {
             Refusal::Unknown => Error::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
-            Refusal::Full { capacity } => Error::PoolFull { id, capacity, reason: self.config.capacity_reason.clone() },
+            Refusal::Full { capacity } => {
+                Error::PoolFull { id, capacity, reason: site.placement.capacity_reason.clone() }
+            }
             Refusal::Memory(source) => Error::PoolMemory { id, source },
             Refusal::Busy => Error::SequenceBusy(id),
         }
     }
 
     /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, file: &Path, library: &Library, origins: Origins) {
+    fn log(&self, location: &Location, session: &Session, library: &Library, origins: Origins) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
-            file.display(),
+            self.sessions.file().display(),
             library.version(),
             library.path().display()
         );
-        let explained = explain(&self.config, &self.binding, self.session.signature(), origins);
+        let explained = explain(&self.config, &self.binding, session.signature(), origins);
         for line in self.config.to_string().lines().chain(explained.lines()) {
             log::info!("model {name}: {line}");
         }
-        let (capacity, bytes) = (self.config.slots.capacity, self.binding.slot.slot_bytes());
+        let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
-        log::info!(
-            "model {name}: pool of {capacity} × {bytes} = {} bytes at most; up to {buffers} batch buffers of {rows} × {} \
-             bytes for each instance",
-            capacity.saturating_mul(bytes),
-            self.binding.batch_bytes()
-        );
+        for Site { place, placement, device, .. } in &self.sites {
+            let capacity = placement.slots.capacity;
+            let memory =
+                device.as_ref().map_or("host memory".to_owned(), |device| format!("memory of {}", device.name()));
+            log::info!(
+                "model {name}: on the {place}, a pool of {capacity} × {bytes} = {} bytes of {memory} at most; up to \
+                 {buffers} batch buffers of {rows} × {} bytes for each instance",
+                capacity.saturating_mul(bytes),
+                self.binding.batch_bytes()
+            );
+        }
+        if self.config.is_on_gpu() {
+            log::info!("model {name}: {}", self.sessions.providers());
+        }
     }
 }
 
@@ -151,7 +175,7 @@ fn load_initial_model(
 ) -> Result<Option<LoadedInitialModel>, Error> {
     let Some(name) = &config.states.initial_model else { return Ok(None) };
     let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
-    let session = Arc::new(Session::open(library, &file, &config.session)?);
+    let session = Arc::new(Session::open(library, &file, &config.session, Provider::Cpu)?);
     let bound = InitialModel::new(binding, session.signature())?;
     if !bound.inputs.is_empty() {
         binding.set_initial_from_model(&bound);

@@ -4,13 +4,16 @@
 //! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
 //! This is the only module that names `ort`. Not for: knowing which input is a state.
 
+mod bound_run;
+mod graphs;
 mod library;
 mod open;
+mod providers;
 mod signature;
 mod step;
 mod value;
 
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
-pub use open::{Session, SessionError};
+pub use open::{Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
-pub use step::{InputSpec, Lent, OutputSpec, OutputView, RowAt, Run, StateSpec, Step, StepSpec};
+pub use step::{InputSpec, Lent, OutputSpec, OutputView, RowAt, RowContent, Run, StateSpec, Step, StepSpec};

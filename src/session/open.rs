@@ -1,6 +1,6 @@
 //! Sessions.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
@@ -10,9 +10,12 @@ use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use super::library::Library;
+use super::providers;
 use super::signature::Signature;
 use super::value;
-use crate::config::{GraphOptimization, SessionOptions};
+use crate::config::{GraphOptimization, Providers, SessionOptions};
+use crate::memory::MemoryError;
+use crate::memory::device::{CAPTURE, DeviceError, OwnedStream};
 
 /// What ONNX Runtime refused, in its own words.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +25,14 @@ pub enum SessionError {
     Load {
         /// The model's file.
         path: String,
+        /// ONNX Runtime's message.
+        why: String,
+    },
+    /// The provider for a GPU is missing, or refuses its options.
+    #[error("ONNX Runtime cannot use GPU {device}: {why}")]
+    Provider {
+        /// The device's number.
+        device: i32,
         /// ONNX Runtime's message.
         why: String,
     },
@@ -44,9 +55,15 @@ pub enum SessionError {
     /// A run failed.
     #[error("ONNX Runtime: {0}")]
     Run(String),
-    /// No memory for a batch buffer.
+    /// No memory for a batch buffer, or a device that failed.
     #[error(transparent)]
-    Memory(#[from] crate::memory::OutOfMemory),
+    Memory(#[from] MemoryError),
+}
+
+impl From<DeviceError> for SessionError {
+    fn from(error: DeviceError) -> Self {
+        Self::Memory(error.into())
+    }
 }
 
 /// A loaded model. Its runs may overlap: ONNX Runtime's Run is safe to call from several threads.
@@ -55,18 +72,46 @@ pub struct Session {
     signature: Signature,
     graph_description: Option<String>,
     run_options: RunOptions,
+    options: SessionOptions,
+    /// Has the stream that the runs are enqueued on, so it goes behind the session.
+    provider: Provider,
+}
+
+/// What runs a model.
+pub enum Provider {
+    /// The CPU.
+    Cpu,
+    /// A GPU, on a stream of it.
+    Gpu {
+        /// The stream, which no other session has.
+        stream: Arc<OwnedStream>,
+        /// The providers and their options.
+        providers: Providers,
+    },
 }
 
 impl Session {
-    /// Loads the model for the CPU.
-    pub fn open(library: &Library, path: &Path, options: &SessionOptions) -> Result<Self, SessionError> {
+    /// Loads the model for the provider.
+    pub fn open(
+        library: &Library,
+        path: &Path,
+        options: &SessionOptions,
+        provider: Provider,
+    ) -> Result<Self, SessionError> {
         let load = |why: String| SessionError::Load { path: path.display().to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
+        // What runs elsewhere meanwhile may not be captured: memory is allocated.
+        let _no_capture = matches!(provider, Provider::Gpu { .. }).then(|| CAPTURE.read());
+        if let Provider::Gpu { stream, providers } = &provider {
+            providers::append(&mut builder, stream, providers)
+                .map_err(|why| SessionError::Provider { device: stream.device().number(), why })?;
+        }
         let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(&session)?;
         let graph_description = session.metadata().ok().and_then(|metadata| metadata.graph_description());
-        let run_options = RunOptions::new(options).map_err(load)?;
-        Ok(Self { inner: session.inner(), signature, graph_description, run_options })
+        let run_options = RunOptions::new(options, &provider, None).map_err(load)?;
+        let (inner, options) = (session.inner(), options.clone());
+        Ok(Self { inner, signature, graph_description, run_options, options, provider })
     }
 
     /// What the model takes and gives.
@@ -81,7 +126,22 @@ impl Session {
 
     /// Options of each run; null for the defaults.
     pub(super) const fn run_options(&self) -> *const ort::sys::OrtRunOptions {
-        self.run_options.0
+        self.run_options.as_ptr()
+    }
+
+    /// Whether it runs on a GPU.
+    pub(super) const fn is_on_gpu(&self) -> bool {
+        matches!(self.provider, Provider::Gpu { .. })
+    }
+
+    /// Whether its runs can be CUDA graphs.
+    pub(super) const fn has_graphs(&self) -> bool {
+        matches!(&self.provider, Provider::Gpu { providers, .. } if providers.cuda_graph)
+    }
+
+    /// Options of the runs that are captured as, and replay, the CUDA graph of that number.
+    pub(super) fn graph_options(&self, graph: i32) -> Result<RunOptions, SessionError> {
+        RunOptions::new(&self.options, &self.provider, Some(graph)).map_err(SessionError::Run)
     }
 
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
@@ -114,8 +174,8 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     Ok(builder)
 }
 
-/// Options of the runs of a session; null for the defaults.
-struct RunOptions(*mut ort::sys::OrtRunOptions);
+/// Options of runs; null for the defaults.
+pub(super) struct RunOptions(*mut ort::sys::OrtRunOptions);
 
 // SAFETY: written in `new` only; ONNX Runtime reads it in any number of runs at once.
 unsafe impl Send for RunOptions {}
@@ -123,17 +183,36 @@ unsafe impl Send for RunOptions {}
 unsafe impl Sync for RunOptions {}
 
 impl RunOptions {
-    fn new(options: &SessionOptions) -> Result<Self, String> {
-        let Some(arenas) = &options.arena_shrinkage else { return Ok(Self(ptr::null_mut())) };
-        let arenas = CString::new(arenas.as_str()).map_err(|error| error.to_string())?;
+    fn new(options: &SessionOptions, provider: &Provider, graph: Option<i32>) -> Result<Self, String> {
+        let mut entries: Vec<(&CStr, String)> = Vec::new();
+        if let Some(arenas) = &options.arena_shrinkage {
+            entries.push((c"memory.enable_memory_arena_shrinkage", arenas.clone()));
+        }
+        if let Provider::Gpu { providers, .. } = provider {
+            // We wait ourselves, behind the copies of the outputs.
+            entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
+            if providers.cuda_graph {
+                const NO_GRAPH: i32 = -1;
+                entries.push((c"gpu_graph_id", graph.unwrap_or(NO_GRAPH).to_string()));
+            }
+        }
         let mut made = Self(ptr::null_mut());
-        // SAFETY: plain creation of an object that `made` owns; the texts live during the call.
+        if entries.is_empty() {
+            return Ok(made);
+        }
+        // SAFETY: plain creation of an object that `made` owns; the texts live during the calls.
         unsafe {
             value::check((ort::api().CreateRunOptions)(&mut made.0))?;
-            let key = c"memory.enable_memory_arena_shrinkage";
-            value::check((ort::api().AddRunConfigEntry)(made.0, key.as_ptr(), arenas.as_ptr()))?;
+            for (name, value) in entries {
+                let value = CString::new(value).map_err(|error| error.to_string())?;
+                value::check((ort::api().AddRunConfigEntry)(made.0, name.as_ptr(), value.as_ptr()))?;
+            }
         }
         Ok(made)
+    }
+
+    pub(super) const fn as_ptr(&self) -> *const ort::sys::OrtRunOptions {
+        self.0
     }
 }
 

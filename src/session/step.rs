@@ -1,20 +1,28 @@
 //! One run of the model over a batch, in buffers of ours.
 //!
+//! Where the model runs on a device, the tensors are there: inputs are gathered in pinned host memory and copied over
+//! before the run, outputs that somebody wants to read are copied back behind it, and rows of states are moved on the
+//! device by what is enqueued in between. The caller sees the same bytes and calls either way.
+//!
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
 //! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends of
 //! a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share memory, so a failed run leaves its inputs (and
 //! with them every state) as they were.
 
+use std::cell::RefCell;
 use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::bound_run::{BoundRun, Fetch};
+use super::graphs::{GraphKey, Graphs};
 use super::open::{Session, SessionError};
-use super::value::{self, Value};
-use crate::memory::{Buffer, OutOfMemory, Varying, rows};
+use super::value::{self, MemoryKind, Value};
+use crate::memory::device::{CAPTURE, Change, Device, Pinned, Queue, RowIn};
+use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Store, Varying, rows};
 use crate::tensor::{DataType, RowLayout, element_count};
 
 /// What a step feeds and fetches.
@@ -30,6 +38,8 @@ pub struct StepSpec {
     pub growing: Vec<(usize, usize)>,
     /// Most rows of a run.
     pub most_rows: usize,
+    /// Numbers of rows that run as CUDA graphs, where the session has them. All dimensions are known then.
+    pub graph_rows: Vec<usize>,
 }
 
 /// An input of a step.
@@ -41,6 +51,10 @@ pub struct InputSpec {
     pub data_type: DataType,
     /// Which dimension is the number of rows; `None` if the tensor is the same for every batch.
     pub batch_axis: Option<usize>,
+    /// Its dimensions.
+    pub dims: Vec<i64>,
+    /// It is a state.
+    pub is_state: bool,
 }
 
 /// An output of a step.
@@ -54,6 +68,10 @@ pub struct OutputSpec {
     pub batch_axis: Option<usize>,
     /// Dimensions, where all are known but the batch axis; `None` lets ONNX Runtime say.
     pub dims: Option<Vec<i64>>,
+    /// Its elements are read after a run, and not only kept as a state.
+    pub is_read: bool,
+    /// It is a state.
+    pub is_state: bool,
 }
 
 /// A state whose rows all have the same dimensions: an output that becomes an input.
@@ -80,6 +98,8 @@ pub struct Run<'a> {
     pub kept: bool,
     /// Tensors in the place of some inputs.
     pub lent: &'a [Lent<'a>],
+    /// It may be captured as a CUDA graph, or be a replay of one.
+    pub as_graph: bool,
 }
 
 /// A tensor that ONNX Runtime made.
@@ -100,11 +120,22 @@ pub struct RowAt {
     pub rows: usize,
 }
 
+/// The elements of a row of a state.
+#[derive(Clone, Copy)]
+pub enum RowContent<'a> {
+    /// Zeros.
+    Zeros,
+    /// As the tensor has them.
+    Exact(Bytes<'a>),
+    /// In fp16, of a tensor of fp32.
+    Fp16(Bytes<'a>),
+}
+
 /// An output after a run.
 pub struct OutputView<'a> {
     /// Dimensions, the number of rows among them.
     pub dims: &'a [i64],
-    /// Row-major elements; none for strings.
+    /// Row-major elements, if they are read; none for strings.
     pub bytes: &'a [u8],
     /// Row-major elements, for strings.
     pub strings: &'a [Vec<u8>],
@@ -118,22 +149,29 @@ pub struct Lent<'a> {
     pub state: usize,
     /// Dimensions.
     pub dims: &'a [i64],
-    /// Row-major elements.
-    pub bytes: &'a [u8],
+    /// Row-major elements, where the model runs.
+    pub bytes: Bytes<'a>,
 }
 
 impl Lent<'_> {
     fn value(&self, inputs: &[Input]) -> Result<(usize, Value), SessionError> {
         let input = &inputs[self.input];
         let wanted = element_count(self.dims).and_then(|count| count.checked_mul(input.tensors.data_type.byte_size()?));
-        if wanted != Some(self.bytes.len()) {
-            return Err(tensor_error(&input.name, format!("{} bytes do not make {:?}", self.bytes.len(), self.dims)));
+        if wanted != Some(self.bytes.byte_len()) {
+            return Err(tensor_error(
+                &input.name,
+                format!("{} bytes do not make {:?}", self.bytes.byte_len(), self.dims),
+            ));
         }
+        let memory = match (self.bytes, &input.tensors.device) {
+            (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
+            _ => MemoryKind::Host,
+        };
         // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for. ONNX
         // Runtime does not write to inputs.
         let value = unsafe {
-            let data = self.bytes.as_ptr().cast_mut();
-            Value::over(data, self.bytes.len(), self.dims, input.tensors.data_type)
+            let data = self.bytes.address().cast_mut();
+            Value::over(memory, data, self.bytes.byte_len(), self.dims, input.tensors.data_type)
         };
         value.map(|value| (self.input, value)).map_err(|why| tensor_error(&input.name, why))
     }
@@ -143,45 +181,100 @@ impl Lent<'_> {
 struct Tensors {
     data_type: DataType,
     batch_axis: Option<usize>,
+    /// Where the buffer is, if not on the host.
+    device: Option<Arc<Device>>,
     /// Dimensions, with the number of rows of the last use.
     dims: Vec<i64>,
     bytes: usize,
     /// Over the buffer, so they go before it.
     by_rows: Vec<Option<Value>>,
-    buffer: Buffer,
+    store: Store,
+    /// The host's side of a buffer on a device.
+    staging: Option<Pinned>,
 }
 
 impl Tensors {
-    fn new(data_type: DataType, batch_axis: Option<usize>) -> Result<Self, OutOfMemory> {
-        Ok(Self { data_type, batch_axis, dims: Vec::new(), bytes: 0, buffer: Buffer::new(0)?, by_rows: Vec::new() })
+    fn new(data_type: DataType, batch_axis: Option<usize>, device: Option<&Arc<Device>>) -> Result<Self, MemoryError> {
+        Ok(Self {
+            data_type,
+            batch_axis,
+            device: device.cloned(),
+            dims: Vec::new(),
+            bytes: 0,
+            by_rows: Vec::new(),
+            store: Store::Host(Buffer::new(0)?),
+            staging: None,
+        })
     }
 
     /// With a buffer for up to `rows` rows of `dims`, which is never replaced.
-    fn for_rows(
-        data_type: DataType,
-        batch_axis: Option<usize>,
-        dims: &[i64],
-        rows: usize,
-    ) -> Result<Self, OutOfMemory> {
-        let mut tensors = Self::new(data_type, batch_axis)?;
+    fn for_rows(&self, dims: &[i64], rows: usize) -> Result<Self, MemoryError> {
+        let mut tensors = Self::new(self.data_type, self.batch_axis, self.device.as_ref())?;
         tensors.set_dims(dims, rows)?;
-        tensors.buffer = Buffer::new(tensors.bytes)?;
+        tensors.store = Store::new(tensors.device.as_ref(), tensors.bytes)?;
         Ok(tensors)
     }
 
     /// Makes ready for `rows` rows of `dims` (whose batch axis is ignored). Contents are undefined when the shape
     /// differs from the last one.
-    fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), OutOfMemory> {
+    fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
         self.set_dims(dims, rows)?;
-        if self.bytes > self.buffer.len() {
+        if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
             self.by_rows.clear();
-            let bytes = self.bytes.checked_next_power_of_two().ok_or(OutOfMemory { bytes: self.bytes })?;
-            self.buffer = Buffer::new(bytes)?;
+            let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
+            self.store = Store::new(self.device.as_ref(), bytes)?;
         }
         Ok(())
     }
 
-    fn set_dims(&mut self, dims: &[i64], rows: usize) -> Result<(), OutOfMemory> {
+    /// The elements in the current shape, for the host to read and write.
+    fn host(&self) -> &[u8] {
+        match (&self.store, &self.staging) {
+            (Store::Host(buffer), _) => &buffer.bytes()[..self.bytes],
+            (_, Some(staging)) => &staging.bytes()[..self.bytes],
+            (_, None) => &[],
+        }
+    }
+
+    /// As [`Tensors::host`], to write; what is on a device must be uploaded then.
+    fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
+        self.reserve_staging(self.bytes)?;
+        Ok(match (&mut self.store, &mut self.staging) {
+            (Store::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
+            (_, Some(staging)) => &mut staging.bytes_mut()[..self.bytes],
+            (_, None) => &mut [],
+        })
+    }
+
+    /// Makes room on the host for the elements of a tensor on a device.
+    fn reserve_staging(&mut self, bytes: usize) -> Result<(), MemoryError> {
+        let has_room = self.staging.as_ref().is_some_and(|staging| staging.byte_len() >= bytes);
+        if let Some(device) = self.device.as_ref().filter(|_| !has_room) {
+            self.staging = Some(device.allocate_pinned(bytes.next_power_of_two())?);
+        }
+        Ok(())
+    }
+
+    fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
+        match (&self.store, &self.staging) {
+            (Store::Device(buffer), Some(staging)) => Ok(queue.upload(staging, buffer, self.bytes)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// A row of the buffer on the device, in its current shape.
+    fn row(&self, index: usize, rows: usize) -> RowIn {
+        RowIn { address: self.store.address() as u64, index, rows }
+    }
+
+    fn memory(&self) -> MemoryKind {
+        match (&self.store, &self.device) {
+            (Store::Device(_), Some(device)) => MemoryKind::of(device),
+            _ => MemoryKind::Host,
+        }
+    }
+
+    fn set_dims(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
         let is_batch = |axis: usize| Some(axis) == self.batch_axis;
         let known = self.dims.len() == dims.len()
             && self.dims.iter().zip(dims).enumerate().all(|(axis, (old, new))| old == new || is_batch(axis));
@@ -192,18 +285,18 @@ impl Tensors {
         self.set_rows(rows)
     }
 
-    fn set_rows(&mut self, rows: usize) -> Result<(), OutOfMemory> {
+    fn set_rows(&mut self, rows: usize) -> Result<(), MemoryError> {
         if let Some(axis) = self.batch_axis {
             self.dims[axis] = rows as i64;
         }
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        self.bytes = bytes.ok_or(OutOfMemory { bytes: usize::MAX })?;
+        self.bytes = bytes.ok_or(MemoryError::Host { bytes: usize::MAX })?;
         Ok(())
     }
 
     /// The tensor over the buffer in the current shape.
     fn value(&mut self) -> Result<*mut ort::sys::OrtValue, String> {
-        let rows = self.batch_axis.map_or(0, |axis| self.dims[axis] as usize);
+        let (memory, rows) = (self.memory(), self.batch_axis.map_or(0, |axis| self.dims[axis] as usize));
         if self.by_rows.len() <= rows {
             self.by_rows.resize_with(rows + 1, || None);
         }
@@ -213,7 +306,7 @@ impl Tensors {
         }
         // SAFETY: `shape` made the buffer large enough for these dimensions; the values are dropped before the buffer
         // is replaced, and with it.
-        let value = unsafe { Value::over(self.buffer.as_ptr(), self.bytes, &self.dims, self.data_type) }?;
+        let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
         Ok(slot.insert(value).as_ptr())
     }
 }
@@ -227,6 +320,8 @@ struct Input {
     growing: Option<usize>,
     /// The tensor of the next run, for strings.
     strings: Option<Value>,
+    /// It has been filled on the host, and the tensor is on a device.
+    must_upload: bool,
     /// The next run is without it.
     omitted: bool,
 }
@@ -238,6 +333,10 @@ struct Output {
     state: Option<usize>,
     /// As in [`OutputSpec`].
     dims: Option<Vec<i64>>,
+    /// As in [`OutputSpec`].
+    is_read: bool,
+    /// ONNX Runtime is to leave it where the model runs.
+    stays: bool,
     /// What the next run is expected to give, where the model does not say.
     expected: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
@@ -247,6 +346,9 @@ struct Output {
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
 pub struct Step {
+    /// What is enqueued on the device, if the model runs on one. Rows are taken while outputs are borrowed. First: when it
+    /// goes, it waits for what uses the rest.
+    queue: Option<RefCell<Queue>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
     states: Vec<StateSpec>,
@@ -259,6 +361,10 @@ pub struct Step {
     growing: Vec<usize>,
     /// What an earlier run made of them.
     kept: Vec<Kept>,
+    /// Runs that are CUDA graphs.
+    graphs: Option<Graphs>,
+    /// For outputs that ONNX Runtime makes on a device.
+    bound_run: Option<BoundRun>,
     input_names: Vec<*const std::ffi::c_char>,
     output_names: Vec<*const std::ffi::c_char>,
     input_values: Vec<*const ort::sys::OrtValue>,
@@ -270,29 +376,50 @@ pub struct Step {
 // SAFETY: the raw pointers point into CStrings and Values that the Step owns and moves along with.
 unsafe impl Send for Step {}
 
+/// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such itself.
+const HOST_INPUT: usize = 64;
+
 impl Step {
-    /// Buffers for a model.
-    pub fn new(session: Arc<Session>, spec: &StepSpec) -> Result<Self, SessionError> {
+    /// Buffers for a model, on the queue's device if there is one.
+    pub fn new(session: Arc<Session>, spec: &StepSpec, queue: Option<Queue>) -> Result<Self, SessionError> {
+        let device = queue.as_ref().map(|queue| queue.device().clone());
+        let has_graphs = device.is_some() && session.has_graphs();
         let inputs = spec.inputs.iter().enumerate().map(|(index, input)| {
-            let tensors = Tensors::new(input.data_type, input.batch_axis)?;
+            let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host());
+            let mut tensors = Tensors::new(input.data_type, input.batch_axis, device.as_ref().filter(|_| is_tensor))?;
+            if has_graphs {
+                tensors.shape(&input.dims, spec.most_rows)?;
+            }
             let state = spec.states.iter().position(|state| state.input == index);
             let growing = spec.growing.iter().position(|&(input, _)| input == index);
-            Ok(Input { name: c_name(&input.name)?, tensors, state, growing, strings: None, omitted: false })
+            let name = c_name(&input.name)?;
+            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
-            let tensors = Tensors::new(output.data_type, output.batch_axis)?;
+            let stays = device.is_some() && output.is_state && output.data_type != DataType::Bytes;
+            let on_device = device.as_ref().filter(|_| output.dims.is_some() || stays);
+            let mut tensors = Tensors::new(output.data_type, output.batch_axis, on_device)?;
+            if let Some(dims) = output.dims.as_ref().filter(|_| has_graphs) {
+                tensors.shape(dims, spec.most_rows)?;
+            }
             Ok(Output {
                 name: c_name(&output.name)?,
                 tensors,
                 state: spec.states.iter().position(|state| state.output == index),
                 dims: output.dims.clone(),
+                is_read: output.is_read,
+                stays: stays && output.dims.is_none(),
                 expected: None,
                 made: None,
                 strings: Vec::new(),
             })
         });
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
+        let bound_run = match (&device, outputs.iter().any(|output| output.stays)) {
+            (Some(device), true) => Some(BoundRun::new(session.clone(), MemoryKind::of(device))?),
+            _ => None,
+        };
         Ok(Self {
             session,
             states: spec.states.clone(),
@@ -301,6 +428,9 @@ impl Step {
             written: 0,
             growing: spec.growing.iter().map(|&(_, output)| output).collect(),
             kept: Vec::new(),
+            queue: queue.map(RefCell::new),
+            graphs: has_graphs.then(|| Graphs::new(spec.graph_rows.clone())),
+            bound_run,
             input_names: Vec::with_capacity(inputs.len()),
             output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
             input_values: Vec::with_capacity(inputs.len()),
@@ -311,46 +441,124 @@ impl Step {
     }
 
     /// The bytes of an input for `rows` rows of `dims` (the batch axis's value is ignored), to fill.
-    pub fn input(&mut self, index: usize, dims: &[i64], rows: usize) -> Result<&mut [u8], OutOfMemory> {
-        let Input { tensors, omitted, .. } = &mut self.inputs[index];
-        *omitted = false;
+    pub fn input(&mut self, index: usize, dims: &[i64], rows: usize) -> Result<&mut [u8], MemoryError> {
+        let Input { tensors, omitted, must_upload, .. } = &mut self.inputs[index];
+        (*omitted, *must_upload) = (false, true);
         tensors.shape(dims, rows)?;
-        let bytes = tensors.bytes;
-        Ok(&mut tensors.buffer.bytes_mut()[..bytes])
+        tensors.host_mut()
     }
 
-    /// The bytes of state number `state` in a batch buffer, laid out for `rows` rows.
-    pub fn state(&mut self, buffer: usize, state: usize, rows: usize) -> Result<&mut [u8], OutOfMemory> {
-        self.make_batch_buffer(buffer)?;
-        let tensors = &mut self.batch_buffers[buffer][state];
-        tensors.set_rows(rows)?;
-        let bytes = tensors.bytes;
-        Ok(&mut tensors.buffer.bytes_mut()[..bytes])
+    /// Lets a row that lies on the step's device at `address` take a place of an input that is filled on the host.
+    pub fn overlay_row(&mut self, input: usize, layout: RowLayout, (index, rows): (usize, usize), address: u64) {
+        if let Some(queue) = &mut self.queue {
+            let to = self.inputs[input].tensors.row(index, rows);
+            queue.get_mut().move_row(layout, RowIn::alone(address), to, Change::None);
+        }
+    }
+
+    /// Puts a row of a state into place `index` of an input for `rows` rows of `dims`.
+    pub fn put_row(
+        &mut self,
+        input: usize,
+        dims: &[i64],
+        layout: RowLayout,
+        (index, rows): (usize, usize),
+        content: RowContent,
+    ) -> Result<(), MemoryError> {
+        let Input { tensors, omitted, must_upload, .. } = &mut self.inputs[input];
+        (*omitted, *must_upload) = (false, false);
+        tensors.shape(dims, rows)?;
+        put(&mut self.queue, tensors, layout, (index, rows), content)
+    }
+
+    /// Puts a row of state number `state` into a place of a batch buffer.
+    pub fn put_state(
+        &mut self,
+        state: usize,
+        layout: RowLayout,
+        to: RowAt,
+        content: RowContent,
+    ) -> Result<(), MemoryError> {
+        self.make_batch_buffer(to.buffer)?;
+        let tensors = &mut self.batch_buffers[to.buffer][state];
+        tensors.set_rows(to.rows)?;
+        put(&mut self.queue, tensors, layout, (to.position, to.rows), content)
     }
 
     /// Copies a row of state number `state` from one place to another.
-    pub fn copy_state(&mut self, state: usize, layout: RowLayout, from: RowAt, to: RowAt) -> Result<(), OutOfMemory> {
+    pub fn copy_state(&mut self, state: usize, layout: RowLayout, from: RowAt, to: RowAt) -> Result<(), MemoryError> {
         self.make_batch_buffer(from.buffer.max(to.buffer))?;
-        if from.buffer == to.buffer {
-            let bytes = self.batch_buffers[to.buffer][state].buffer.bytes_mut();
+        if let Some(queue) = &mut self.queue {
+            let at = |at: RowAt| self.batch_buffers[at.buffer][state].row(at.position, at.rows);
+            queue.get_mut().move_row(layout, at(from), at(to), Change::None);
+        } else if from.buffer == to.buffer {
+            let bytes = host_bytes(&mut self.batch_buffers[to.buffer][state]);
             rows::shift(layout, bytes, (from.position, from.rows), (to.position, to.rows));
         } else if let Ok([source, target]) = self.batch_buffers.get_disjoint_mut([from.buffer, to.buffer]) {
-            let (source, target) = (source[state].buffer.bytes(), target[state].buffer.bytes_mut());
+            let (source, target) = (host_bytes(&mut source[state]), host_bytes(&mut target[state]));
             rows::transfer(layout, source, (from.position, from.rows), target, (to.position, to.rows));
         }
         Ok(())
     }
 
-    /// All bytes of state number `state` in a batch buffer.
-    pub fn state_bytes(&mut self, buffer: usize, state: usize) -> &mut [u8] {
-        self.batch_buffers[buffer][state].buffer.bytes_mut()
+    /// Takes a row of state number `state` out of a batch buffer; into fp16 if it is kept so.
+    pub fn take_state(&mut self, state: usize, layout: RowLayout, from: RowAt, to: BytesMut, as_fp16: bool) {
+        let tensors = &mut self.batch_buffers[from.buffer][state];
+        match (to, &mut self.queue) {
+            (BytesMut::Device(to), Some(queue)) => {
+                let from = tensors.row(from.position, from.rows);
+                queue.get_mut().move_row(layout, from, RowIn::alone(to.address()), narrowing(as_fp16));
+            }
+            (to, _) => take_on_host(layout, host_bytes(tensors), (from.position, from.rows), to.host(), as_fp16),
+        }
     }
 
-    fn make_batch_buffer(&mut self, buffer: usize) -> Result<(), OutOfMemory> {
+    /// Rounds a row of state number `state`, of fp32, to what fp16 can hold.
+    pub fn round_state(&mut self, state: usize, layout: RowLayout, at: RowAt) {
+        let tensors = &mut self.batch_buffers[at.buffer][state];
+        match &mut self.queue {
+            Some(queue) => {
+                let row = tensors.row(at.position, at.rows);
+                queue.get_mut().move_row(layout, row, row, Change::Round);
+            }
+            None => rows::round_to_fp16(layout, host_bytes(tensors), at.position, at.rows),
+        }
+    }
+
+    /// What is moved on a device from now on is moved after what has been so far: rows may be read that were written, and
+    /// written that were read.
+    pub fn end_phase(&mut self) {
+        if let Some(queue) = &mut self.queue {
+            queue.get_mut().end_phase();
+        }
+    }
+
+    /// Waits until everything that was moved on a device is in its place.
+    pub fn synchronise(&mut self) -> Result<(), MemoryError> {
+        match &mut self.queue {
+            Some(queue) => Ok(queue.get_mut().synchronise()?),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether the model runs on a device.
+    pub const fn is_on_device(&self) -> bool {
+        self.queue.is_some()
+    }
+
+    /// To be called first on each thread that uses the step.
+    pub fn make_current(&self) -> Result<(), MemoryError> {
+        match &self.queue {
+            Some(queue) => Ok(queue.borrow().make_current()?),
+            None => Ok(()),
+        }
+    }
+
+    fn make_batch_buffer(&mut self, buffer: usize) -> Result<(), MemoryError> {
         while self.batch_buffers.len() <= buffer {
             let tensors = self.states.iter().map(|state| {
-                let Tensors { data_type, batch_axis, .. } = self.inputs[state.input].tensors;
-                Tensors::for_rows(data_type, batch_axis, &state.dims, self.most_rows)
+                let input = &self.inputs[state.input];
+                input.tensors.for_rows(&state.dims, self.most_rows)
             });
             let tensors = tensors.collect::<Result<_, _>>()?;
             self.batch_buffers.push(tensors);
@@ -373,16 +581,72 @@ impl Step {
         }));
     }
 
-    /// Growing state number `state` as it was kept: dimensions of the batch, and bytes.
-    pub fn kept_growing(&self, state: usize) -> Option<(&[i64], &[u8])> {
-        let Kept { value, dims, bytes } = self.kept.get(state)?;
-        // SAFETY: the size is that of the dimensions; sessions here run on the CPU.
-        Some((dims, unsafe { value.bytes(*bytes) }.ok()?))
+    /// Dimensions of the batch of growing state number `state` as it was kept.
+    pub fn kept_dims(&self, state: usize) -> Option<&[i64]> {
+        self.kept.get(state).map(|kept| kept.dims.as_slice())
     }
 
-    /// Gives the tensors back that were kept.
-    pub fn drop_growing(&mut self) {
+    /// Takes a row out of growing state number `state` as it was kept.
+    pub fn take_kept(
+        &self,
+        state: usize,
+        layout: RowLayout,
+        at: (usize, usize),
+        to: BytesMut,
+    ) -> Result<(), SessionError> {
+        let Some(Kept { value, bytes, .. }) = self.kept.get(state) else { return Ok(()) };
+        self.take_made(value, *bytes, layout, at, to, false)
+    }
+
+    /// Takes a row out of an output of the last run, into fp16 if it is kept so.
+    pub fn take_output(
+        &self,
+        index: usize,
+        layout: RowLayout,
+        at: (usize, usize),
+        to: BytesMut,
+        as_fp16: bool,
+    ) -> Result<(), SessionError> {
+        match &self.outputs[index].made {
+            Some(value) => self.take_made(value, self.outputs[index].tensors.bytes, layout, at, to, as_fp16),
+            None => {
+                take_on_host(layout, self.output(index)?.bytes, at, to.host(), as_fp16);
+                Ok(())
+            }
+        }
+    }
+
+    fn take_made(
+        &self,
+        value: &Value,
+        bytes: usize,
+        layout: RowLayout,
+        (index, rows): (usize, usize),
+        to: BytesMut,
+        as_fp16: bool,
+    ) -> Result<(), SessionError> {
+        match (to, &self.queue) {
+            (BytesMut::Device(to), Some(queue)) => {
+                let address = value.address().map_err(SessionError::Run)?;
+                let (from, to) = (RowIn { address, index, rows }, RowIn::alone(to.address()));
+                queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16));
+            }
+            (to, _) => {
+                // SAFETY: the size is that of the dimensions; what a run makes for the host is there.
+                let batch = unsafe { value.bytes(bytes) }.map_err(SessionError::Run)?;
+                take_on_host(layout, batch, (index, rows), to.host(), as_fp16);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the tensors back that were kept, when what has been taken out of them is in its place.
+    pub fn drop_growing(&mut self) -> Result<(), MemoryError> {
+        if !self.kept.is_empty() {
+            self.synchronise()?;
+        }
         self.kept.clear();
+        Ok(())
     }
 
     /// Forgets what was said of the last run.
@@ -398,7 +662,7 @@ impl Step {
     /// Dimensions and bytes of an input as it was filled for the last run.
     pub fn filled(&self, index: usize) -> (&[i64], &[u8]) {
         let tensors = &self.inputs[index].tensors;
-        (&tensors.dims, &tensors.buffer.bytes()[..tensors.bytes])
+        (&tensors.dims, tensors.host())
     }
 
     /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored).
@@ -430,10 +694,12 @@ impl Step {
     pub fn exchange_output(&mut self, index: usize, state: &mut Varying) -> bool {
         let Output { tensors, expected, .. } = &mut self.outputs[index];
         let is_ours = expected.take().is_some();
-        if is_ours {
+        if let Store::Host(buffer) = &mut tensors.store
+            && is_ours
+        {
             // Over the buffer that goes.
             tensors.by_rows.clear();
-            state.exchange(&tensors.dims, tensors.bytes, &mut tensors.buffer);
+            state.exchange(&tensors.dims, tensors.bytes, buffer);
         }
         is_ours
     }
@@ -446,6 +712,15 @@ impl Step {
     /// Runs the model over what the inputs, the batch buffer and the lent tensors hold.
     pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
         self.make_batch_buffer(run.from.max(run.into))?;
+        if let Some(queue) = &mut self.queue {
+            let queue = queue.get_mut();
+            for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
+                if std::mem::take(&mut input.must_upload) {
+                    input.tensors.upload(queue)?;
+                }
+            }
+            queue.before_run()?;
+        }
         let expects = self.outputs.iter().any(|output| output.expected.is_some());
         let ran = self.run_once(run);
         if ran.is_ok() || !expects {
@@ -456,7 +731,8 @@ impl Step {
     }
 
     fn run_once(&mut self, run: Run) -> Result<(), SessionError> {
-        let Run { rows, from, into, kept, lent } = run;
+        let Run { rows, from, into, kept, lent, as_graph } = run;
+        let graph = (as_graph && lent.is_empty()).then_some(GraphKey { rows, from, into });
         let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
         self.input_names.clear();
         self.input_values.clear();
@@ -481,27 +757,74 @@ impl Step {
                 None => output.prepare(rows)?,
             });
         }
-        // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its
-        // own, so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
-        let status = unsafe {
-            (ort::api().Run)(
-                self.session.as_ptr(),
-                self.session.run_options(),
-                self.input_names.as_ptr(),
-                self.input_values.as_ptr(),
-                self.input_values.len(),
-                self.output_names.as_ptr(),
-                self.output_values.len(),
-                self.output_values.as_mut_ptr(),
-            )
-        };
-        // SAFETY: the status comes from Run and is used once.
-        unsafe { value::check(status) }.map_err(SessionError::Run)?;
+        match &mut self.bound_run {
+            Some(bound) => {
+                let inputs = self.input_names.iter().copied().zip(self.input_values.iter().copied());
+                let fetches = self.outputs.iter().zip(&self.output_values).map(|(output, &value)| match output.stays {
+                    true => Fetch::OnDevice(&output.name),
+                    false if value.is_null() => Fetch::OnHost(&output.name),
+                    false => Fetch::Into(&output.name, value),
+                });
+                let _no_capture = self.session.is_on_gpu().then(|| CAPTURE.read());
+                // SAFETY: every value is over a buffer of its own and lives during the run.
+                let made = unsafe { bound.run(inputs, fetches) }.map_err(SessionError::Run)?;
+                self.output_values.clear();
+                self.output_values.extend(made);
+            }
+            None => {
+                let Self { session, graphs, input_names, input_values, output_names, output_values, .. } = self;
+                // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of
+                // its own, so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
+                let run = |options| unsafe {
+                    let status = (ort::api().Run)(
+                        session.as_ptr(),
+                        options,
+                        input_names.as_ptr(),
+                        input_values.as_ptr(),
+                        input_values.len(),
+                        output_names.as_ptr(),
+                        output_values.len(),
+                        output_values.as_mut_ptr(),
+                    );
+                    value::check(status).map_err(SessionError::Run)
+                };
+                match graphs {
+                    Some(graphs) => graphs.run(session, graph, run)?,
+                    None => plain_run(session, run)?,
+                }
+            }
+        }
         for (output, value) in self.outputs.iter_mut().zip(&self.output_values) {
             output.settle(*value)?;
         }
         self.written = into;
-        Ok(())
+        self.fetch_read(rows)
+    }
+
+    /// Brings the outputs that are read to the host, and waits until the run is over.
+    fn fetch_read(&mut self, rows: usize) -> Result<(), SessionError> {
+        let Some(queue) = &mut self.queue else { return Ok(()) };
+        let queue = queue.get_mut();
+        for output in self.outputs.iter_mut().filter(|output| output.is_read) {
+            let Output { tensors, made, state, stays, .. } = output;
+            let address = match (state, made) {
+                (Some(state), _) => {
+                    let resident = &self.batch_buffers[self.written][*state];
+                    tensors.dims.clone_from(&resident.dims);
+                    tensors.bytes = resident.bytes;
+                    resident.row(0, rows).address
+                }
+                (_, Some(value)) if *stays => value.address().map_err(SessionError::Run)?,
+                // On the host already.
+                (_, Some(_)) => continue,
+                (_, None) => tensors.row(0, rows).address,
+            };
+            tensors.reserve_staging(tensors.bytes)?;
+            if let Some(staging) = &mut tensors.staging {
+                queue.download(address, staging, tensors.bytes)?;
+            }
+        }
+        Ok(queue.synchronise()?)
     }
 
     /// An output of the last run, which must have succeeded.
@@ -511,13 +834,86 @@ impl Step {
             Some(state) => &self.batch_buffers[self.written][state],
             None => &output.tensors,
         };
-        let (dims, bytes) = (tensors.dims.as_slice(), tensors.bytes);
-        let bytes = match &output.made {
-            None => &tensors.buffer.bytes()[..bytes],
-            // SAFETY: `settle` computed the size from the tensor's own dimensions; sessions here run on the CPU.
-            Some(value) => unsafe { value.bytes(bytes) }.map_err(|why| tensor_error(&output.name, why))?,
+        let bytes = match (&output.made, output.tensors.device.is_some()) {
+            (_, true) if !output.is_read => &[],
+            (_, true) => output.tensors.staging.as_ref().map_or(&[][..], |staging| &staging.bytes()[..tensors.bytes]),
+            (None, false) => tensors.host(),
+            (Some(value), false) => {
+                // SAFETY: `settle` computed the size from the tensor's own dimensions; it is on the host.
+                unsafe { value.bytes(tensors.bytes) }.map_err(|why| tensor_error(&output.name, why))?
+            }
         };
-        Ok(OutputView { dims, bytes, strings: &output.strings })
+        Ok(OutputView { dims: &tensors.dims, bytes, strings: &output.strings })
+    }
+}
+
+impl InputSpec {
+    /// Whether it stays on the host, though the model runs on a device.
+    fn is_left_on_host(&self) -> bool {
+        let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
+        !self.is_state && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
+    }
+}
+
+fn put(
+    queue: &mut Option<RefCell<Queue>>,
+    tensors: &mut Tensors,
+    layout: RowLayout,
+    (index, rows): (usize, usize),
+    content: RowContent,
+) -> Result<(), MemoryError> {
+    let bytes = layout.row_bytes();
+    let Some(queue) = queue else {
+        let batch = tensors.host_mut()?;
+        match content {
+            RowContent::Zeros => rows::zero(layout, batch, index, rows),
+            RowContent::Exact(row) => rows::put(layout, row.host(), batch, index, rows),
+            RowContent::Fp16(row) => rows::put_widened(layout, row.host(), batch, index, rows),
+        }
+        return Ok(());
+    };
+    let (queue, to) = (queue.get_mut(), tensors.row(index, rows));
+    let (row, wanted, change) = match content {
+        RowContent::Zeros => {
+            queue.zero_row(layout, to);
+            return Ok(());
+        }
+        RowContent::Exact(row) => (row, bytes, Change::None),
+        RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
+    };
+    assert_eq!(row.byte_len(), wanted, "row of another size");
+    match row {
+        Bytes::Host(row) => queue.upload_row(layout, row, to, change),
+        Bytes::Device(row) => queue.move_row(layout, RowIn::alone(row.address()), to, change),
+    }
+    Ok(())
+}
+
+fn take_on_host(layout: RowLayout, batch: &[u8], (index, rows): (usize, usize), row: &mut [u8], as_fp16: bool) {
+    match as_fp16 {
+        true => rows::take_narrowed(layout, batch, index, rows, row),
+        false => rows::take(layout, batch, index, rows, row),
+    }
+}
+
+const fn narrowing(as_fp16: bool) -> Change {
+    if as_fp16 { Change::Narrow } else { Change::None }
+}
+
+/// A run while no CUDA graph is captured, if it is on a GPU.
+fn plain_run(
+    session: &Session,
+    mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
+) -> Result<(), SessionError> {
+    let _no_capture = session.is_on_gpu().then(|| CAPTURE.read());
+    run(session.run_options())
+}
+
+/// All bytes of a batch buffer on the host.
+fn host_bytes(tensors: &mut Tensors) -> &mut [u8] {
+    match &mut tensors.store {
+        Store::Host(buffer) => buffer.bytes_mut(),
+        Store::Device(_) => &mut [],
     }
 }
 

@@ -1,11 +1,14 @@
 //! Owned `OrtValue`s over memory of ours or of ONNX Runtime's.
 
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
-use std::sync::OnceLock;
 
 use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr, OrtValue};
 
+use parking_lot::Mutex;
+
+use crate::memory::device::Device;
 use crate::tensor::DataType;
 
 /// Turns a status into its message.
@@ -24,18 +27,24 @@ pub struct Value(NonNull<OrtValue>);
 unsafe impl Send for Value {}
 
 impl Value {
-    /// A tensor over host memory.
+    /// A tensor over memory of that kind.
     ///
     /// # Safety
     /// `data` must stay valid for `bytes` bytes as long as the value lives, and `bytes` must suffice for the shape.
-    pub unsafe fn over(data: *mut u8, bytes: usize, dims: &[i64], data_type: DataType) -> Result<Self, String> {
+    pub unsafe fn over(
+        memory: MemoryKind,
+        data: *mut u8,
+        bytes: usize,
+        dims: &[i64],
+        data_type: DataType,
+    ) -> Result<Self, String> {
         let element = element(data_type).ok_or_else(|| format!("{data_type} is not supported"))?;
         let mut value = ptr::null_mut();
         // SAFETY: `data` is the caller's promise; dims and value are borrowed for the call only.
         unsafe {
             let data = data.cast::<c_void>();
             let create = ort::api().CreateTensorWithDataAsOrtValue;
-            check(create(host_memory()?, data, bytes, dims.as_ptr(), dims.len(), element, &mut value))?;
+            check(create(memory.info()?, data, bytes, dims.as_ptr(), dims.len(), element, &mut value))?;
         }
         NonNull::new(value).map(Self).ok_or_else(|| "ONNX Runtime made no tensor".to_owned())
     }
@@ -112,6 +121,14 @@ impl Value {
         read.map(|()| dims)
     }
 
+    /// Where its elements begin, on the side where they are.
+    pub fn address(&self) -> Result<u64, String> {
+        let mut data = ptr::null_mut();
+        // SAFETY: the value is a live tensor.
+        unsafe { check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data))? };
+        Ok(data.expose_provenance() as u64)
+    }
+
     /// The tensor's first `bytes` bytes.
     ///
     /// # Safety
@@ -136,22 +153,50 @@ impl Drop for Value {
     }
 }
 
-/// The description of plain host memory, made once.
-fn host_memory() -> Result<*const OrtMemoryInfo, String> {
-    struct Info(*const OrtMemoryInfo);
-    // SAFETY: the info is immutable after its making.
-    unsafe impl Send for Info {}
-    // SAFETY: as above.
-    unsafe impl Sync for Info {}
-    static INFO: OnceLock<Result<Info, String>> = OnceLock::new();
-    let info = INFO.get_or_init(|| {
+/// A side on which tensors lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// The host.
+    Host,
+    /// The GPU of that number.
+    Cuda(i32),
+}
+
+impl MemoryKind {
+    /// What ONNX Runtime takes a device's memory for.
+    pub fn of(device: &Device) -> Self {
+        if device.is_simulated() { Self::Host } else { Self::Cuda(device.number()) }
+    }
+
+    /// ONNX Runtime's description, made once and kept for the life of the process.
+    pub(super) fn info(self) -> Result<*const OrtMemoryInfo, String> {
+        struct Info(*const OrtMemoryInfo);
+        // SAFETY: the info is immutable after its making.
+        unsafe impl Send for Info {}
+        static INFOS: Mutex<BTreeMap<i32, Info>> = Mutex::new(BTreeMap::new());
+        const HOST: i32 = -1;
+        let number = match self {
+            Self::Host => HOST,
+            Self::Cuda(device) => device,
+        };
+        let mut infos = INFOS.lock();
+        if let Some(info) = infos.get(&number) {
+            return Ok(info.0);
+        }
         let mut info = ptr::null_mut();
         let (allocator, memory) =
             (ort::sys::OrtAllocatorType::OrtDeviceAllocator, ort::sys::OrtMemType::OrtMemTypeDefault);
-        // SAFETY: plain creation; the result is kept for the life of the process.
-        unsafe { check((ort::api().CreateCpuMemoryInfo)(allocator, memory, &mut info)) }.map(|()| Info(info))
-    });
-    info.as_ref().map(|info| info.0).map_err(String::clone)
+        // SAFETY: plain creation; the name lives during the call.
+        unsafe {
+            let api = ort::api();
+            check(match self {
+                Self::Host => (api.CreateCpuMemoryInfo)(allocator, memory, &mut info),
+                Self::Cuda(device) => (api.CreateMemoryInfo)(c"Cuda".as_ptr(), allocator, device, memory, &mut info),
+            })?;
+        }
+        infos.insert(number, Info(info));
+        Ok(info)
+    }
 }
 
 fn element(data_type: DataType) -> Option<Element> {

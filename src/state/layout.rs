@@ -33,6 +33,11 @@ impl SlotLayout {
         self.offsets[state]
     }
 
+    /// Bytes that the first `states` states take.
+    pub fn part_bytes(&self, states: usize) -> usize {
+        self.offsets.get(states).copied().unwrap_or(self.slot_bytes)
+    }
+
     /// Bytes from one slot to the next.
     pub const fn slot_bytes(&self) -> usize {
         self.slot_bytes
@@ -54,6 +59,7 @@ mod tests {
         assert_eq!(layout.offsets, [0, 128, 192, 256]);
         assert_eq!(layout.slot_bytes(), 256);
         assert_eq!(layout.state_bytes(), 165);
+        assert_eq!([0, 2, 4].map(|states| layout.part_bytes(states)), [0, 192, 256]);
         assert_eq!(SlotLayout::new(&[]).unwrap().slot_bytes(), 0);
         assert_eq!(SlotLayout::new(&[usize::MAX - 10]), None);
         assert_eq!(SlotLayout::new(&[usize::MAX / 2, usize::MAX / 2]), None);

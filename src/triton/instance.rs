@@ -66,6 +66,17 @@ impl Instance {
         }
     }
 
+    /// The GPU that it is to run on; `None` for the CPU.
+    pub fn gpu(self) -> Result<Option<i32>, Error> {
+        let (mut kind, mut device) = (triton_sys::TRITONSERVER_INSTANCEGROUPKIND_CPU, 0);
+        // SAFETY: alive by `new`.
+        unsafe {
+            check(call!(TRITONBACKEND_ModelInstanceKind(self.0.as_ptr(), &mut kind)))?;
+            check(call!(TRITONBACKEND_ModelInstanceDeviceId(self.0.as_ptr(), &mut device)))?;
+        }
+        Ok((kind == triton_sys::TRITONSERVER_INSTANCEGROUPKIND_GPU).then_some(device))
+    }
+
     /// The model that it runs.
     pub fn model(self) -> Result<Model, Error> {
         let mut model = ptr::null_mut();

@@ -20,7 +20,7 @@ pub use log::install as install_log;
 pub use metrics::{Counter, Family, Gauge};
 pub use model::{Backend, Model};
 pub use request::{Input, Request, c_name};
-pub use response::{Answer, Response};
+pub use response::{Answer, OutputMemory, Response};
 
 use triton_sys::Version;
 

@@ -9,6 +9,7 @@ use triton_sys::{TRITONBACKEND_Input, TRITONBACKEND_Request, call};
 use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::types;
+use crate::memory::device::{DeviceError, Foreign};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
@@ -29,7 +30,17 @@ unsafe impl Send for Request {}
 struct RawInput {
     data_type: Option<DataType>,
     dims: (*const i64, usize),
-    buffers: SmallVec<[(*const u8, usize); 1]>,
+    buffers: SmallVec<[Piece; 1]>,
+}
+
+/// A buffer of an input.
+struct Piece {
+    data: *const u8,
+    bytes: usize,
+    /// The GPU whose memory it is.
+    gpu: Option<i32>,
+    /// Its bytes, when they have been brought from a GPU.
+    fetched: Option<Box<[u8]>>,
 }
 
 /// An input of a request.
@@ -95,13 +106,25 @@ impl Request {
         name.to_str().map_err(|_| Error::new(Code::InvalidArg, "the name of a requested output is not UTF-8"))
     }
 
-    /// Looks up the inputs that the model takes, in this order; [`Request::input`] then finds them by position. One in
-    /// memory of a GPU is an error.
+    /// Looks up the inputs that the model takes, in this order; [`Request::input`] then finds them by position.
     pub fn bind_inputs(&mut self, names: &[CString]) -> Result<(), Error> {
         self.inputs.clear();
         for name in names {
             let input = self.find_input(name)?;
             self.inputs.push(input);
+        }
+        Ok(())
+    }
+
+    /// Brings to the host what of input number `index` lies in memory of GPUs. An error comes with the GPU's number.
+    pub fn fetch_input(&mut self, index: usize) -> Result<(), (i32, DeviceError)> {
+        let Some(Some(input)) = self.inputs.get_mut(index) else { return Ok(()) };
+        for piece in &mut input.buffers {
+            if let Some(on_gpu) = piece.on_gpu() {
+                let mut bytes = vec![0; piece.bytes].into_boxed_slice();
+                on_gpu.read(&mut bytes).map_err(|error| (on_gpu.gpu(), error))?;
+                piece.fetched = Some(bytes);
+            }
         }
         Ok(())
     }
@@ -134,8 +157,7 @@ impl Request {
             )))?;
         }
         // SAFETY: as above.
-        let buffers =
-            (0..buffers).map(|index| unsafe { input_buffer(input, index, name) }).collect::<Result<_, _>>()?;
+        let buffers = (0..buffers).map(|index| unsafe { input_buffer(input, index) }).collect::<Result<_, _>>()?;
         Ok(Some(RawInput { data_type: types::data_type(data_type), dims: (dims, rank as usize), buffers }))
     }
 
@@ -228,21 +250,26 @@ impl Drop for Request {
     }
 }
 
-/// Address and size of a buffer of an input.
+/// A buffer of an input.
 ///
 /// # Safety
 /// `input` must be alive.
-unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32, name: &CStr) -> Result<(*const u8, usize), Error> {
+unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Piece, Error> {
     let (mut data, mut bytes) = (ptr::null(), 0);
     let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);
     // SAFETY: alive by the caller's word.
     unsafe { check(call!(TRITONBACKEND_InputBuffer(input, index, &mut data, &mut bytes, &mut memory, &mut device)))? };
-    if memory == triton_sys::TRITONSERVER_MEMORY_GPU {
-        let name = name.to_string_lossy();
-        let text = format!("input '{name}' lies in memory of GPU {device}; this version reads host memory only");
-        return Err(Error::new(Code::Unsupported, text));
+    let gpu = (memory == triton_sys::TRITONSERVER_MEMORY_GPU).then_some(device as i32);
+    Ok(Piece { data: data.cast(), bytes: bytes as usize, gpu, fetched: None })
+}
+
+impl Piece {
+    /// Where it is, if it is on a GPU and nowhere else.
+    fn on_gpu(&self) -> Option<Foreign> {
+        let gpu = self.gpu.filter(|_| self.fetched.is_none() && self.bytes > 0)?;
+        // SAFETY: Triton vouches for that many bytes of that GPU, alive as long as the request.
+        Some(unsafe { Foreign::new(gpu, self.data.expose_provenance() as u64, self.bytes) })
     }
-    Ok((data.cast(), bytes as usize))
 }
 
 impl<'a> Input<'a> {
@@ -258,18 +285,36 @@ impl<'a> Input<'a> {
         if rank == 0 { &[] } else { unsafe { std::slice::from_raw_parts(dims, rank) } }
     }
 
-    /// The elements' bytes, in as many pieces as Triton has them.
+    /// The elements' bytes, in as many pieces as Triton has them. Panics on one that is on a GPU and has not been brought
+    /// to the host.
     pub fn pieces(self) -> impl Iterator<Item = &'a [u8]> {
-        self.0.buffers.iter().map(|&(data, bytes)| match bytes {
-            0 => &[][..],
-            // SAFETY: Triton vouches for that many bytes of host memory, alive as long as the request.
-            _ => unsafe { std::slice::from_raw_parts(data, bytes) },
+        self.0.buffers.iter().map(|piece| match (&piece.fetched, piece.bytes) {
+            (Some(fetched), _) => fetched,
+            (None, 0) => &[][..],
+            (None, bytes) => {
+                assert!(piece.gpu.is_none(), "an input in memory of a GPU is read on the host");
+                // SAFETY: Triton vouches for that many bytes of host memory, alive as long as the request.
+                unsafe { std::slice::from_raw_parts(piece.data, bytes) }
+            }
         })
+    }
+
+    /// Where the elements are, if they are together in memory of a GPU and nowhere else.
+    pub fn on_gpu(self) -> Option<Foreign> {
+        match self.0.buffers.as_slice() {
+            [piece] => piece.on_gpu(),
+            _ => None,
+        }
+    }
+
+    /// Whether some of the elements are in memory of a GPU and nowhere else.
+    pub fn is_on_gpus(self) -> bool {
+        self.0.buffers.iter().any(|piece| piece.on_gpu().is_some())
     }
 
     /// Bytes of all pieces together.
     pub fn bytes(self) -> usize {
-        self.0.buffers.iter().map(|(_, bytes)| bytes).sum()
+        self.0.buffers.iter().map(|piece| piece.bytes).sum()
     }
 }
 

@@ -5,9 +5,18 @@ use std::ptr::{self, NonNull};
 
 use triton_sys::{TRITONBACKEND_Response, call};
 
-use super::error::{Code, Error, check};
+use super::error::{Error, check};
 use super::types;
+use crate::memory::device::Foreign;
 use crate::tensor::DataType;
+
+/// Where Triton wants an output.
+pub enum OutputMemory<'a> {
+    /// On the host.
+    Host(&'a mut [u8]),
+    /// In memory of a GPU, such as a client's shared memory.
+    Gpu(Foreign),
+}
 
 /// A response that has not been sent. Dropping it throws it away.
 pub struct Response(NonNull<TRITONBACKEND_Response>);
@@ -20,7 +29,13 @@ impl Response {
     }
 
     /// Adds an output of `bytes` bytes and returns where they go.
-    pub fn output(&mut self, name: &CStr, data_type: DataType, dims: &[i64], bytes: usize) -> Result<&mut [u8], Error> {
+    pub fn output(
+        &mut self,
+        name: &CStr,
+        data_type: DataType,
+        dims: &[i64],
+        bytes: usize,
+    ) -> Result<OutputMemory<'_>, Error> {
         let mut output = ptr::null_mut();
         let mut data = ptr::null_mut();
         let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);
@@ -37,19 +52,17 @@ impl Response {
             )))?;
             check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
         }
-        if memory == triton_sys::TRITONSERVER_MEMORY_GPU {
-            let text = format!(
-                "output '{}' is wanted in memory of GPU {device}; this version writes host memory only",
-                name.to_string_lossy()
-            );
-            return Err(Error::new(Code::Unsupported, text));
-        }
         if bytes == 0 {
-            return Ok(&mut []);
+            return Ok(OutputMemory::Host(&mut []));
+        }
+        if memory == triton_sys::TRITONSERVER_MEMORY_GPU {
+            let address = data.expose_provenance() as u64;
+            // SAFETY: Triton allocated that many bytes of that GPU for this output; they live as long as the response.
+            return Ok(OutputMemory::Gpu(unsafe { Foreign::new(device as i32, address, bytes) }));
         }
         // SAFETY: Triton allocated `bytes` bytes of host memory for this output; they live as long as the response,
         // which is borrowed exclusively.
-        Ok(unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), bytes) })
+        Ok(OutputMemory::Host(unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), bytes) }))
     }
 
     /// Sends it as the final answer, as an error if there is one.

@@ -215,6 +215,17 @@ fallible! {
         put(model, ptr::from_ref(&*borrow::<Instance, _>(instance).model).cast_mut().cast());
         Ok(())
     }
+    fn TRITONBACKEND_ModelInstanceKind(
+        instance: *mut TRITONBACKEND_ModelInstance, kind: *mut TRITONSERVER_InstanceGroupKind,
+    ) |_fails| {
+        let on_gpu = borrow::<Instance, _>(instance).gpu.is_some();
+        put(kind, if on_gpu { TRITONSERVER_INSTANCEGROUPKIND_GPU } else { TRITONSERVER_INSTANCEGROUPKIND_CPU });
+        Ok(())
+    }
+    fn TRITONBACKEND_ModelInstanceDeviceId(instance: *mut TRITONBACKEND_ModelInstance, device: *mut i32) |_fails| {
+        put(device, borrow::<Instance, _>(instance).gpu.unwrap_or(0));
+        Ok(())
+    }
     fn TRITONBACKEND_ModelInstanceState(
         instance: *mut TRITONBACKEND_ModelInstance, state: *mut *mut c_void,
     ) |_fails| {

@@ -20,6 +20,7 @@ use parking_lot::{Mutex, MutexGuard};
 use triton_stateful::exports;
 use triton_sys::{TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONSERVER_Error, TRITONSERVER_Error_Code};
 
+#[allow(unused_imports, reason = "one of the tests has no use for it")]
 pub use functions::FALLIBLE;
 use ledger::{Faults, Kind};
 pub use objects::{Answer, Id, Input, Request};
@@ -118,7 +119,12 @@ pub struct LoadedInstance(Arc<Instance>);
 
 impl LoadedInstance {
     pub fn new(model: &LoadedModel) -> Self {
-        Self(Arc::new(Instance { model: model.0.clone(), kept: Default::default() }))
+        Self::on(model, None)
+    }
+
+    /// For a GPU, if one is named.
+    pub fn on(model: &LoadedModel, gpu: Option<i32>) -> Self {
+        Self(Arc::new(Instance { model: model.0.clone(), gpu, kept: Default::default() }))
     }
 
     fn raw(&self) -> *mut TRITONBACKEND_ModelInstance {
@@ -143,6 +149,20 @@ impl LoadedInstance {
         // SAFETY: a live instance, and as many requests as said, kept alive by the test.
         took(unsafe { exports::TRITONBACKEND_ModelInstanceExecute(self.raw(), raw.as_mut_ptr(), count) })
     }
+
+    /// Runs a payload and holds the backend to its promise: every request is answered once and, but for those that
+    /// may be held, released once.
+    pub fn run(&self, payload: Vec<Request>) -> Vec<Arc<Request>> {
+        let payload: Vec<_> = payload.into_iter().map(Arc::new).collect();
+        match self.execute(&payload) {
+            Ok(()) => {
+                wait_for_answers(&payload);
+                payload.iter().for_each(assert_answered_once);
+            }
+            Err(_) => payload.iter().for_each(refuse),
+        }
+        payload
+    }
 }
 
 /// A model with one instance.
@@ -152,18 +172,9 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Runs a payload and holds the backend to its promise: every request is answered once and, but for those that
-    /// may be held, released once.
+    /// As [`LoadedInstance::run`].
     pub fn run(&self, payload: Vec<Request>) -> Vec<Arc<Request>> {
-        let payload: Vec<_> = payload.into_iter().map(Arc::new).collect();
-        match self.instance.execute(&payload) {
-            Ok(()) => {
-                wait_for_answers(&payload);
-                payload.iter().for_each(assert_answered_once);
-            }
-            Err(_) => payload.iter().for_each(refuse),
-        }
-        payload
+        self.instance.run(payload)
     }
 
     /// As [`Loaded::run`], with some calls failing.

@@ -76,6 +76,8 @@ impl Model {
 /// An instance of a model.
 pub struct Instance {
     pub model: Arc<Model>,
+    /// The GPU that it is to run on, if any.
+    pub gpu: Option<i32>,
     pub kept: Kept,
 }
 

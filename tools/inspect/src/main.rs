@@ -15,7 +15,7 @@ use triton_stateful::completion::{Plan, Settings};
 use triton_stateful::config::{Config, Opening, read_initial_files};
 use triton_stateful::error::Error;
 use triton_stateful::explain::explain;
-use triton_stateful::session::{EnvironmentOptions, Library, LogLevel, SearchPath, Session};
+use triton_stateful::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
 /// states. Prints a config.pbtxt ready to save.
@@ -80,7 +80,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let bytes = serde_json::to_vec(&json)?;
     let opening = Opening::from_json(&bytes).map_err(Error::from)?;
     let library = library(arguments)?;
-    let session = Session::open(&library, &arguments.model, &opening.session).map_err(Error::from)?;
+    let session = Session::open(&library, &arguments.model, &opening.session, Provider::Cpu).map_err(Error::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
     let plan =
         Plan::new(&bytes, &opening, session.signature(), session.graph_description(), settings).map_err(Error::from)?;

@@ -1,0 +1,80 @@
+//! Where a model's instances run.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::error::{ConfigError, field};
+use super::raw;
+use crate::memory::device::simulated_devices;
+use crate::state::pool::SlotLimits;
+
+/// The host, or a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// `KIND_CPU`.
+    Cpu,
+    /// `KIND_GPU`: the GPU of that number.
+    Gpu(i32),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("CPU"),
+            Self::Gpu(device) => write!(f, "GPU {device}"),
+        }
+    }
+}
+
+/// The instances of one place, which share a pool.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    /// Where they run.
+    pub place: Place,
+    /// How many.
+    pub instances: usize,
+    /// Bounds of their pool.
+    pub slots: SlotLimits,
+    /// How its capacity came about, for logs and errors.
+    pub capacity_reason: String,
+}
+
+/// How many instances each place has.
+pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place, usize>, ConfigError> {
+    let mut instances = BTreeMap::new();
+    let mut add = |place, count: usize| *instances.entry(place).or_insert(0) += count;
+    for group in groups {
+        let count = group.count.0.max(1) as usize;
+        match group.kind.as_str() {
+            "" | "KIND_CPU" => in_simulation(count).into_iter().for_each(|(place, count)| add(place, count)),
+            // Core lists the devices of a group that names none.
+            "KIND_GPU" => {
+                for gpu in &group.gpus {
+                    let device = i32::try_from(gpu.0).ok().filter(|&device| device >= 0);
+                    let device = device
+                        .ok_or_else(|| field("instance_group.gpus", gpu.0.to_string(), "a GPU's number is expected"))?;
+                    add(Place::Gpu(device), count);
+                }
+            }
+            kind => {
+                return Err(field("instance_group.kind", kind, "KIND_CPU, KIND_GPU or KIND_AUTO is expected"));
+            }
+        }
+    }
+    if instances.is_empty() {
+        instances = in_simulation(1);
+    }
+    Ok(instances)
+}
+
+/// Where instances of KIND_CPU run: in turn on the devices that are simulated, if there are such.
+fn in_simulation(count: usize) -> BTreeMap<Place, usize> {
+    match simulated_devices() {
+        0 => BTreeMap::from([(Place::Cpu, count)]),
+        devices => {
+            let of_device = |device: usize| count / devices + usize::from(device < count % devices);
+            let counts = (0..devices).map(|device| (Place::Gpu(device as i32), of_device(device)));
+            counts.filter(|(_, count)| *count > 0).collect()
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! The stream of an instance, and what is about to be enqueued on it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::driver::{DeviceError, Driver};
+use super::moves::{Change, Moves, RowIn};
+use super::{Device, DeviceBuffer, OwnedStream, Pinned};
+use crate::tensor::RowLayout;
+
+/// Bytes and calls that have gone between host and device.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// Bytes of inputs, outputs' tables and initial states that went to the device.
+    pub to_device: AtomicU64,
+    /// Bytes of outputs that came back.
+    pub to_host: AtomicU64,
+}
+
+/// A place for what goes to the device together with a launch.
+struct Arena {
+    host: Pinned,
+    device: DeviceBuffer,
+    /// In use by what is under way.
+    used: usize,
+}
+
+const ARENA_ALIGNMENT: usize = 256;
+const FIRST_ARENA: usize = 64 << 10;
+
+/// What one instance enqueues on a device.
+///
+/// Moves of rows are collected, and enqueued by [`Queue::flush`] with one copy of their table and one launch a phase.
+pub struct Queue {
+    stream: Arc<OwnedStream>,
+    moves: Moves,
+    arena: Option<Arena>,
+    traffic: Arc<Traffic>,
+    /// Something has been enqueued since the last wait.
+    is_busy: bool,
+}
+
+impl Queue {
+    /// A queue on a stream that no other queue has.
+    pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Self {
+        Self { stream, moves: Moves::default(), arena: None, traffic, is_busy: false }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        self.stream.device()
+    }
+
+    fn driver(&self) -> &dyn Driver {
+        self.stream.device.driver.as_ref()
+    }
+
+    /// To be called first on each thread that uses the queue.
+    pub fn make_current(&self) -> Result<(), DeviceError> {
+        self.driver().make_current()
+    }
+
+    /// Moves a row on the device.
+    pub fn move_row(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
+        self.moves.push(layout, from, to, change);
+    }
+
+    /// Moves a row of the host's to the device.
+    pub fn upload_row(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
+        self.moves.push_carried(layout, row, to, change);
+    }
+
+    /// Fills a row with zeros.
+    pub fn zero_row(&mut self, layout: RowLayout, to: RowIn) {
+        self.moves.push_zeros(layout, to);
+    }
+
+    /// The moves from now on happen after those so far.
+    pub fn end_phase(&mut self) {
+        self.moves.end_phase();
+    }
+
+    /// Enqueues the moves that have been collected.
+    pub fn flush(&mut self) -> Result<(), DeviceError> {
+        if self.moves.is_empty() {
+            return Ok(());
+        }
+        let bytes = self.moves.bytes();
+        let at = self.arena_room(bytes)?;
+        let Some(arena) = &mut self.arena else { return Ok(()) };
+        let table = arena.device.address() + at as u64;
+        self.moves.write(table, &mut arena.host.bytes_mut()[at..at + bytes]);
+        arena.used = (at + bytes).next_multiple_of(ARENA_ALIGNMENT);
+        self.is_busy = true;
+        let phases = self.moves.take_phases();
+        let (driver, stream) = (self.stream.device.driver.as_ref(), self.stream.stream);
+        // SAFETY: the arena has the bytes on both sides, and this part of it is used again only behind a wait. Moves are
+        // pushed for memory that lives until then.
+        unsafe {
+            driver.upload(stream, arena.host.bytes()[at..].as_ptr(), table, bytes)?;
+            for phase in phases {
+                let first = table + (phase.first * Moves::move_bytes()) as u64;
+                driver.move_rows(stream, first, phase.count, phase.tiles)?;
+            }
+        }
+        self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Enqueues a copy of the first `bytes` bytes to the device.
+    pub fn upload(&mut self, from: &Pinned, to: &DeviceBuffer, bytes: usize) -> Result<(), DeviceError> {
+        assert!(bytes <= from.byte_len() && bytes <= to.byte_len(), "more than there is");
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.is_busy = true;
+        self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
+        // SAFETY: both have the bytes; their owner waits before it changes or drops them.
+        unsafe { self.driver().upload(self.stream.stream, from.bytes().as_ptr(), to.address(), bytes) }
+    }
+
+    /// Enqueues a copy of `bytes` bytes from the device's `from` to the host, behind the moves so far.
+    pub fn download(&mut self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), DeviceError> {
+        assert!(bytes <= to.byte_len(), "more than there is room for");
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.flush()?;
+        self.is_busy = true;
+        self.traffic.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
+        // SAFETY: `from` is a live buffer or tensor of that size, as its owner says; the owner of both waits before it
+        // reads, changes or drops them.
+        unsafe { self.driver().download(self.stream.stream, from, to.bytes_mut().as_mut_ptr(), bytes) }
+    }
+
+    /// ONNX Runtime is about to enqueue a run on the stream, behind the moves so far.
+    pub fn before_run(&mut self) -> Result<(), DeviceError> {
+        self.flush()?;
+        self.is_busy = true;
+        self.driver().before_run(self.stream.stream)
+    }
+
+    /// Waits until everything that was enqueued has happened; what was collected, too.
+    pub fn synchronise(&mut self) -> Result<(), DeviceError> {
+        self.flush()?;
+        if std::mem::take(&mut self.is_busy) {
+            self.driver().synchronise(self.stream.stream)?;
+        }
+        if let Some(arena) = &mut self.arena {
+            arena.used = 0;
+        }
+        Ok(())
+    }
+
+    /// Room in the arena, which is made larger if need be. Returns its offset.
+    fn arena_room(&mut self, bytes: usize) -> Result<usize, DeviceError> {
+        let has_room = |arena: &Arena| arena.used + bytes <= arena.host.byte_len();
+        if let Some(arena) = self.arena.as_ref().filter(|arena| has_room(arena)) {
+            return Ok(arena.used);
+        }
+        self.driver().synchronise(self.stream.stream)?;
+        if let Some(arena) = self.arena.as_mut().filter(|arena| bytes <= arena.host.byte_len()) {
+            arena.used = 0;
+            return Ok(0);
+        }
+        let room = bytes.next_power_of_two().max(FIRST_ARENA);
+        self.arena = None;
+        let (host, device) = (self.device().allocate_pinned(room)?, self.device().allocate(room)?);
+        self.arena = Some(Arena { host, device, used: 0 });
+        Ok(0)
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        let waited = self.make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
+        if let Err(error) = waited {
+            log::error!("{error}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::rows;
+
+    fn queue() -> Queue {
+        let device = Device::open(0).unwrap();
+        Queue::new(OwnedStream::open(&device).unwrap(), Arc::default())
+    }
+
+    /// Device memory with these bytes.
+    fn device_bytes(queue: &mut Queue, bytes: &[u8]) -> DeviceBuffer {
+        let device = queue.device().clone();
+        let (mut pinned, buffer) =
+            (device.allocate_pinned(bytes.len()).unwrap(), device.allocate(bytes.len()).unwrap());
+        pinned.bytes_mut().copy_from_slice(bytes);
+        queue.upload(&pinned, &buffer, bytes.len()).unwrap();
+        queue.synchronise().unwrap();
+        buffer
+    }
+
+    fn host_bytes(queue: &mut Queue, buffer: &DeviceBuffer) -> Vec<u8> {
+        let mut pinned = queue.device().allocate_pinned(buffer.byte_len()).unwrap();
+        queue.download(buffer.address(), &mut pinned, buffer.byte_len()).unwrap();
+        queue.synchronise().unwrap();
+        pinned.bytes().to_vec()
+    }
+
+    /// Numbers that fp16 rounds, as bytes of fp32.
+    fn floats(count: usize) -> Vec<u8> {
+        (0..count).flat_map(|i| (i as f32 * 1.001 - 7.3).to_ne_bytes()).collect()
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Way {
+        Put,
+        Take,
+        Upload,
+        Zero,
+        PutWidened,
+        TakeNarrowed,
+        Round,
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
+        /// The kernel's source against the copies of the host.
+        #[test]
+        fn rows_move_as_they_do_on_the_host(
+            outer in 1usize..5, elements in 1usize..700, rows in 1usize..6, index in 0usize..6,
+            element in prop::sample::select(vec![1usize, 2, 3, 4, 8, 16]),
+            way in prop::sample::select(vec![
+                Way::Put, Way::Take, Way::Upload, Way::Zero, Way::PutWidened, Way::TakeNarrowed, Way::Round,
+            ]),
+        ) {
+            let index = index % rows;
+            let converts = matches!(way, Way::PutWidened | Way::TakeNarrowed | Way::Round);
+            let element = if converts { 4 } else { element };
+            let layout = RowLayout { outer, inner_bytes: elements * element };
+            let row_bytes = layout.row_bytes() / if converts && !matches!(way, Way::Round) { 2 } else { 1 };
+            let mut batch = floats(layout.row_bytes() * rows / 4 + 1);
+            batch.truncate(layout.row_bytes() * rows);
+            let mut row: Vec<u8> = (0..row_bytes).map(|i| (i % 120) as u8).collect();
+
+            let mut queue = queue();
+            let on_device = (device_bytes(&mut queue, &batch), device_bytes(&mut queue, &row));
+            let place = RowIn { address: on_device.0.address(), index, rows };
+            let alone = RowIn::alone(on_device.1.address());
+            match way {
+                Way::Put => queue.move_row(layout, alone, place, Change::None),
+                Way::Take => queue.move_row(layout, place, alone, Change::None),
+                Way::Upload => queue.upload_row(layout, &row, place, Change::None),
+                Way::Zero => queue.zero_row(layout, place),
+                Way::PutWidened => queue.move_row(layout, alone, place, Change::Widen),
+                Way::TakeNarrowed => queue.move_row(layout, place, alone, Change::Narrow),
+                Way::Round => queue.move_row(layout, place, place, Change::Round),
+            }
+            match way {
+                Way::Put | Way::Upload => rows::put(layout, &row, &mut batch, index, rows),
+                Way::Take => rows::take(layout, &batch, index, rows, &mut row),
+                Way::Zero => rows::zero(layout, &mut batch, index, rows),
+                Way::PutWidened => rows::put_widened(layout, &row, &mut batch, index, rows),
+                Way::TakeNarrowed => rows::take_narrowed(layout, &batch, index, rows, &mut row),
+                Way::Round => rows::round_to_fp16(layout, &mut batch, index, rows),
+            }
+            prop_assert_eq!(host_bytes(&mut queue, &on_device.0), batch);
+            prop_assert_eq!(host_bytes(&mut queue, &on_device.1), row);
+        }
+    }
+
+    #[test]
+    fn phases_follow_one_another_and_share_one_table() {
+        let mut queue = queue();
+        let layout = RowLayout { outer: 1, inner_bytes: 100 };
+        let buffers: Vec<_> = (0..4u8).map(|value| device_bytes(&mut queue, &[value; 100])).collect();
+        let at = |number: usize| RowIn::alone(buffers[number].address());
+        // Each one takes what the next one has, which it gets only afterwards.
+        for number in 0..3 {
+            queue.move_row(layout, at(number + 1), at(number), Change::None);
+            queue.end_phase();
+        }
+        queue.upload_row(layout, &[9; 100], at(3), Change::None);
+        queue.flush().unwrap();
+        queue.zero_row(layout, at(0));
+        queue.synchronise().unwrap();
+        let values: Vec<_> = buffers.iter().map(|buffer| host_bytes(&mut queue, buffer)[99]).collect();
+        assert_eq!(values, [0, 2, 3, 9]);
+    }
+
+    #[test]
+    fn a_table_of_any_length_finds_room() {
+        let mut queue = queue();
+        let layout = RowLayout { outer: 1, inner_bytes: 8 };
+        let rows = 3000;
+        let (from, to) = (device_bytes(&mut queue, &floats(2 * rows)), device_bytes(&mut queue, &vec![0; 8 * rows]));
+        for round in 0..5 {
+            for index in 0..rows {
+                let at = |buffer: &DeviceBuffer, index| RowIn { address: buffer.address(), index, rows };
+                queue.move_row(layout, at(&from, (index + round) % rows), at(&to, index), Change::None);
+            }
+            queue.flush().unwrap();
+        }
+        let (from, to) = (host_bytes(&mut queue, &from), host_bytes(&mut queue, &to));
+        assert_eq!(to[..8 * (rows - 4)], from[8 * 4..]);
+    }
+
+    #[test]
+    fn memory_that_the_device_does_not_have_is_refused_with_the_numbers() {
+        let error = Device::open(0).unwrap().allocate(usize::MAX / 4).err().unwrap();
+        assert!(matches!(error, DeviceError::OutOfMemory { device: 0, .. }), "{error}");
+        assert!(error.to_string().contains("bytes are free"), "{error}");
+    }
+}

@@ -1,0 +1,287 @@
+//! A device in host memory, for tests: it runs what the kernel's source says, compiled as C, and is as unforgiving as a
+//! device can be.
+//!
+//! What is enqueued happens only when somebody waits, or when ONNX Runtime is about to read: a copy whose source has
+//! been changed meanwhile, or whose target is read too early, gives wrong values. New memory and freed memory are filled
+//! with patterns. Freed memory that something still to happen would use, moves of one phase that meet, and memory that is
+//! left at the end stop the process.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
+use std::ptr::NonNull;
+
+use memmap2::MmapMut;
+use parking_lot::Mutex;
+
+use super::driver::{DeviceError, Driver, Stream};
+use super::moves::Moves;
+
+/// What new and what freed memory is filled with.
+const NEW: u8 = 0xab;
+const FREED: u8 = 0xdd;
+
+/// Bytes of freed memory that are kept to catch those who still use it.
+const QUARANTINE: usize = 8 << 20;
+
+/// Bytes of memory, unless `TRITON_STATEFUL_SIMULATED_BYTES` says otherwise.
+const BYTES: usize = 8 << 30;
+
+unsafe extern "C" {
+    fn triton_stateful_emulate_move_rows(moves: *const u8, count: u32, tiles: u32);
+}
+
+/// The device.
+pub struct Simulated {
+    number: i32,
+    total: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    streams: HashMap<usize, Vec<Work>>,
+    next_stream: usize,
+    /// What is allocated, by its address.
+    live: BTreeMap<u64, MmapMut>,
+    /// What was freed last.
+    freed: VecDeque<MmapMut>,
+    pinned: BTreeMap<u64, MmapMut>,
+    counts: Counts,
+}
+
+/// What was asked of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Allocations of device memory.
+    pub allocations: usize,
+    /// Waits.
+    pub waits: usize,
+    /// Launches of the kernel.
+    pub launches: usize,
+    /// Copies to and from the device.
+    pub copies: usize,
+}
+
+enum Work {
+    Copy { from: u64, to: u64, bytes: usize },
+    MoveRows { table: u64, count: u32, tiles: u32 },
+    Free { memory: MmapMut },
+}
+
+impl Simulated {
+    /// A device of that number.
+    pub fn new(number: i32) -> Self {
+        let total = std::env::var("TRITON_STATEFUL_SIMULATED_BYTES").ok().and_then(|bytes| bytes.parse().ok());
+        Self { number, total: total.unwrap_or(BYTES), state: Mutex::default() }
+    }
+}
+
+impl State {
+    /// Lets everything happen that is enqueued on a stream.
+    fn work_off(&mut self, stream: Stream) {
+        for work in self.streams.get_mut(&stream.0).map(std::mem::take).unwrap_or_default() {
+            match work {
+                Work::Copy { from, to, bytes } => {
+                    self.expect_not_freed(from, bytes);
+                    self.expect_not_freed(to, bytes);
+                    // SAFETY: both sides are live, as was just seen, or ONNX Runtime's.
+                    unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+                }
+                Work::MoveRows { table, count, tiles } => self.move_rows(table, count, tiles),
+                Work::Free { mut memory } => {
+                    memory.fill(FREED);
+                    self.freed.push_back(memory);
+                    while self.freed.iter().map(|memory| memory.len()).sum::<usize>() > QUARANTINE {
+                        self.freed.pop_front();
+                    }
+                }
+            }
+        }
+    }
+
+    fn move_rows(&self, table: u64, count: u32, tiles: u32) {
+        let bytes = count as usize * Moves::move_bytes();
+        self.expect_live(table, bytes);
+        // SAFETY: live, as was just seen, and written by a copy before.
+        let rows = unsafe { std::slice::from_raw_parts(table as *const u8, bytes) };
+        let (mut read, mut written): (Vec<Range<u64>>, Vec<Range<u64>>) = Default::default();
+        for (from, to) in Moves::touched(rows) {
+            from.iter().for_each(|piece| self.expect_not_freed(piece.start, (piece.end - piece.start) as usize));
+            to.iter().for_each(|piece| self.expect_live(piece.start, (piece.end - piece.start) as usize));
+            read.extend(from);
+            written.extend(to);
+        }
+        expect_apart(&mut written, &read);
+        // SAFETY: the table has that many moves, over memory that is live or ONNX Runtime's.
+        unsafe { triton_stateful_emulate_move_rows(rows.as_ptr(), count, tiles) };
+    }
+
+    /// What is moved to must be memory of the device or pinned.
+    fn expect_live(&self, address: u64, bytes: usize) {
+        let holds = |(&start, memory): (&u64, &MmapMut)| {
+            address >= start && address + bytes as u64 <= start + memory.len() as u64
+        };
+        let is_live = self.live.range(..=address).next_back().is_some_and(holds)
+            || self.pinned.range(..=address).next_back().is_some_and(holds);
+        expect(is_live, || format!("{bytes} bytes at {address:#x} are used, which are not allocated"));
+    }
+
+    /// What is read, and what is copied to, may be somebody else's too, such as ONNX Runtime's: that is not in the books.
+    fn expect_not_freed(&self, address: u64, bytes: usize) {
+        let meets = |memory: &MmapMut| {
+            let start = memory.as_ptr() as u64;
+            start < address + bytes as u64 && address < start + memory.len() as u64
+        };
+        expect(!self.freed.iter().any(meets), || format!("{bytes} bytes at {address:#x} are used after being freed"));
+    }
+}
+
+/// Moves that happen at once may not meet.
+fn expect_apart(written: &mut [Range<u64>], read: &[Range<u64>]) {
+    written.sort_by_key(|piece| piece.start);
+    let apart = written.windows(2).all(|pair| pair[0].end <= pair[1].start);
+    expect(apart, || "two moves of a phase write the same bytes".to_owned());
+    for piece in read {
+        let next = written.partition_point(|written| written.end <= piece.start);
+        let meets = written.get(next).is_some_and(|written| written.start < piece.end && written != piece);
+        expect(!meets, || "a move reads what another one of its phase writes".to_owned());
+    }
+}
+
+/// Stops the process: a test must not go on as if nothing had been.
+fn expect(holds: bool, what: impl FnOnce() -> String) {
+    if !holds {
+        eprintln!("simulated device: {}", what());
+        std::process::abort();
+    }
+}
+
+/// Pages that go back to the system when they are dropped, so that tests of what a server keeps hold here, too.
+fn pages(bytes: usize, content: u8) -> Option<MmapMut> {
+    let mut pages = MmapMut::map_anon(bytes).ok()?;
+    pages.fill(content);
+    Some(pages)
+}
+
+impl Driver for Simulated {
+    fn name(&self) -> String {
+        "simulated in host memory".to_owned()
+    }
+
+    fn is_simulated(&self) -> bool {
+        true
+    }
+
+    fn open_stream(&self) -> Result<Stream, DeviceError> {
+        let mut state = self.state.lock();
+        state.next_stream += 1;
+        let stream = state.next_stream;
+        state.streams.insert(stream, Vec::new());
+        Ok(Stream(stream))
+    }
+
+    fn close_stream(&self, stream: Stream) {
+        let mut state = self.state.lock();
+        state.work_off(stream);
+        state.streams.remove(&stream.0);
+    }
+
+    fn allocate(&self, _: Stream, bytes: usize) -> Result<u64, DeviceError> {
+        let mut state = self.state.lock();
+        let used: usize = state.live.values().map(|memory| memory.len()).sum();
+        let free = self.total.saturating_sub(used);
+        let memory = if bytes <= free { pages(bytes, NEW) } else { None };
+        let memory = memory.ok_or(DeviceError::OutOfMemory { bytes, device: self.number, free, total: self.total })?;
+        state.counts.allocations += 1;
+        let address = memory.as_ptr() as u64;
+        state.live.insert(address, memory);
+        Ok(address)
+    }
+
+    unsafe fn free(&self, stream: Stream, address: u64) {
+        let mut state = self.state.lock();
+        let memory = state.live.remove(&address);
+        expect(memory.is_some(), || format!("{address:#x} is freed, which is not allocated"));
+        let Some(memory) = memory else { return };
+        let bytes = memory.len();
+        let touches = |work: &Work| match *work {
+            Work::Copy { from, to, bytes: copied } => {
+                [from, to].iter().any(|&at| at < address + bytes as u64 && address < at + copied as u64)
+            }
+            _ => false,
+        };
+        let in_use = state.streams.iter().any(|(&other, work)| other != stream.0 && work.iter().any(touches));
+        expect(!in_use, || format!("{address:#x} is freed while a copy of it is to happen"));
+        state.streams.entry(stream.0).or_default().push(Work::Free { memory });
+        state.work_off(stream);
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
+        let mut memory = pages(bytes, 0).ok_or(DeviceError::NoDriver)?;
+        let address = memory.as_mut_ptr();
+        self.state.lock().pinned.insert(address as u64, memory);
+        NonNull::new(address).ok_or(DeviceError::NoDriver)
+    }
+
+    unsafe fn free_pinned(&self, memory: NonNull<u8>, bytes: usize) {
+        let known = self.state.lock().pinned.remove(&(memory.as_ptr() as u64));
+        let is_known = known.is_some_and(|known| known.len() == bytes);
+        expect(is_known, || "pinned memory is freed that is not allocated".to_owned());
+    }
+
+    unsafe fn upload(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<(), DeviceError> {
+        self.enqueue(stream, Work::Copy { from: from as u64, to, bytes });
+        Ok(())
+    }
+
+    unsafe fn download(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<(), DeviceError> {
+        self.enqueue(stream, Work::Copy { from, to: to as u64, bytes });
+        Ok(())
+    }
+
+    unsafe fn move_rows(&self, stream: Stream, table: u64, count: u32, tiles: u32) -> Result<(), DeviceError> {
+        self.state.lock().counts.launches += 1;
+        self.enqueue(stream, Work::MoveRows { table, count, tiles });
+        Ok(())
+    }
+
+    fn synchronise(&self, stream: Stream) -> Result<(), DeviceError> {
+        let mut state = self.state.lock();
+        state.counts.waits += 1;
+        state.work_off(stream);
+        Ok(())
+    }
+
+    fn before_run(&self, stream: Stream) -> Result<(), DeviceError> {
+        self.state.lock().work_off(stream);
+        Ok(())
+    }
+
+    fn make_current(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn counts(&self) -> Counts {
+        self.state.lock().counts
+    }
+}
+
+impl Simulated {
+    fn enqueue(&self, stream: Stream, work: Work) {
+        let mut state = self.state.lock();
+        state.counts.copies += usize::from(matches!(work, Work::Copy { .. }));
+        let queue = state.streams.get_mut(&stream.0);
+        expect(queue.is_some(), || "something is enqueued on a stream that is closed".to_owned());
+        if let Some(queue) = queue {
+            queue.push(work);
+        }
+    }
+}
+
+impl Drop for Simulated {
+    fn drop(&mut self) {
+        let state = self.state.get_mut();
+        expect(state.live.is_empty(), || format!("{} allocations are left", state.live.len()));
+        expect(state.pinned.is_empty(), || format!("{} pinned allocations are left", state.pinned.len()));
+    }
+}

@@ -1,0 +1,110 @@
+//! Runs with an IO binding: the one way to have ONNX Runtime leave an output of open shape on a device.
+
+use std::ffi::{CStr, c_char};
+use std::ptr;
+use std::sync::Arc;
+
+use ort::sys::{OrtIoBinding, OrtValue};
+
+use super::open::{Session, SessionError};
+use super::value::{MemoryKind, check};
+
+/// What becomes of an output.
+pub enum Fetch<'a> {
+    /// It is written into this tensor.
+    Into(&'a CStr, *mut OrtValue),
+    /// ONNX Runtime makes it where the model runs.
+    OnDevice(&'a CStr),
+    /// ONNX Runtime makes it on the host.
+    OnHost(&'a CStr),
+}
+
+/// A binding of a session, filled anew for each run.
+pub struct BoundRun {
+    binding: *mut OrtIoBinding,
+    device: MemoryKind,
+    session: Arc<Session>,
+}
+
+// SAFETY: an object without thread affinity, used by its owner only.
+unsafe impl Send for BoundRun {}
+
+impl BoundRun {
+    /// A binding for a model that runs on that device.
+    pub fn new(session: Arc<Session>, device: MemoryKind) -> Result<Self, SessionError> {
+        let mut binding = ptr::null_mut();
+        // SAFETY: the session is alive; the binding is owned from then on.
+        unsafe { check((ort::api().CreateIoBinding)(session.as_ptr(), &mut binding)) }.map_err(SessionError::Run)?;
+        Ok(Self { binding, device, session })
+    }
+
+    /// Runs. Returns a value for each output, in their order: those that ONNX Runtime made are the caller's to release,
+    /// and null stands for the others.
+    ///
+    /// # Safety
+    /// Names and values live during the run; nothing that is written is read.
+    pub unsafe fn run<'a>(
+        &mut self,
+        inputs: impl Iterator<Item = (*const c_char, *const OrtValue)>,
+        outputs: impl Iterator<Item = Fetch<'a>>,
+    ) -> Result<Vec<*mut OrtValue>, String> {
+        let api = ort::api();
+        let mut is_made = Vec::new();
+        // SAFETY: the binding is alive, and the rest is the caller's word.
+        unsafe {
+            (api.ClearBoundInputs)(self.binding);
+            (api.ClearBoundOutputs)(self.binding);
+            for (name, value) in inputs {
+                check((api.BindInput)(self.binding, name, value))?;
+            }
+            for output in outputs {
+                is_made.push(!matches!(output, Fetch::Into(..)));
+                check(match output {
+                    Fetch::Into(name, value) => (api.BindOutput)(self.binding, name.as_ptr(), value),
+                    Fetch::OnDevice(name) => (api.BindOutputToDevice)(self.binding, name.as_ptr(), self.device.info()?),
+                    Fetch::OnHost(name) => {
+                        (api.BindOutputToDevice)(self.binding, name.as_ptr(), MemoryKind::Host.info()?)
+                    }
+                })?;
+            }
+            check((api.RunWithBinding)(self.session.as_ptr(), self.session.run_options(), self.binding))?;
+        }
+        let values = self.values();
+        // What it holds would otherwise live until the next run.
+        // SAFETY: the binding is alive; the values are ours.
+        unsafe { (api.ClearBoundOutputs)(self.binding) };
+        let release = |(value, is_made): (*mut OrtValue, bool)| match is_made {
+            true => value,
+            false => {
+                // SAFETY: a reference of ours to a tensor that its owner keeps.
+                unsafe { (api.ReleaseValue)(value) };
+                ptr::null_mut()
+            }
+        };
+        Ok(values?.into_iter().zip(is_made).map(release).collect())
+    }
+
+    /// The outputs of the last run, each a reference of ours.
+    fn values(&self) -> Result<Vec<*mut OrtValue>, String> {
+        let api = ort::api();
+        let (mut allocator, mut values, mut count) = (ptr::null_mut(), ptr::null_mut::<*mut OrtValue>(), 0);
+        // SAFETY: the binding is alive; the array is copied, and given back to the allocator that it is from.
+        unsafe {
+            check((api.GetAllocatorWithDefaultOptions)(&mut allocator))?;
+            check((api.GetBoundOutputValues)(self.binding, allocator, &mut values, &mut count))?;
+            if values.is_null() {
+                return Ok(Vec::new());
+            }
+            let copied = std::slice::from_raw_parts(values, count).to_vec();
+            check((api.AllocatorFree)(allocator, values.cast()))?;
+            Ok(copied)
+        }
+    }
+}
+
+impl Drop for BoundRun {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, released once, before its session.
+        unsafe { (ort::api().ReleaseIoBinding)(self.binding) }
+    }
+}

@@ -1,0 +1,236 @@
+//! Models whose states are on a device, which is simulated in host memory, against the stand-in for Triton, with a real
+//! ONNX Runtime: what a step asks of the device, and where inputs and outputs may lie.
+//!
+//! `cargo test --features simulated-device --test device`
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+#[allow(dead_code, reason = "the other test has a use for the rest")]
+mod fake_triton;
+
+use std::sync::Once;
+
+use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel, Request, Triton, onnx};
+use serde_json::{Value, json};
+use triton_stateful::memory::device::{Counts, Device};
+use triton_sys::{
+    TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64,
+};
+
+const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
+const END: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
+
+/// Bytes that each simulated device has.
+const DEVICE_BYTES: usize = 1 << 20;
+
+/// A server in whose process GPUs are simulated.
+fn start() -> Option<Triton> {
+    static SIMULATE: Once = Once::new();
+    // SAFETY: before anything in this process reads the environment on another thread.
+    SIMULATE.call_once(|| unsafe {
+        std::env::set_var("TRITON_STATEFUL_SIMULATED_DEVICES", "2");
+        std::env::set_var("TRITON_STATEFUL_SIMULATED_BYTES", DEVICE_BYTES.to_string());
+    });
+    Triton::start()
+}
+
+fn config(gpus: &[i32], count: u32) -> Value {
+    json!({
+        "name": "running_sum",
+        "max_batch_size": 4,
+        "input": [
+            { "name": "VALUE", "data_type": "TYPE_FP32", "dims": [2] },
+            { "name": "INDEX", "data_type": "TYPE_INT64", "dims": [1] },
+        ],
+        "output": [{ "name": "SUM", "data_type": "TYPE_FP32", "dims": [2] }],
+        "sequence_batching": {
+            "max_sequence_idle_microseconds": 60_000_000,
+            "oldest": { "max_candidate_sequences": 64 },
+        },
+        "instance_group": [{ "count": count, "kind": "KIND_GPU", "gpus": gpus }],
+        "parameters": { "state_pairs": { "string_value": "<<<SUM_IN, SUM_OUT>>>" } },
+    })
+}
+
+fn with_parameters(mut config: Value, parameters: &[(&str, &str)]) -> Value {
+    for (name, value) in parameters {
+        config["parameters"][name] = json!({ "string_value": value });
+    }
+    config
+}
+
+fn load(config: &Value) -> Result<Loaded, Failure> {
+    let model = LoadedModel::new("running_sum", config, &onnx::running_sum());
+    model.initialize()?;
+    let instance = LoadedInstance::on(&model, Some(0));
+    instance.initialize()?;
+    Ok(Loaded { model, instance })
+}
+
+fn request(id: u64, flags: u32, row: [f32; 2]) -> Request {
+    let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &[1, 2], bytemuck::bytes_of(&row).to_vec());
+    let index = Input::new("INDEX", TRITONSERVER_TYPE_INT64, &[1, 1], 0i64.to_ne_bytes().to_vec());
+    Request::new(Id::Number(id), flags, vec![value, index], &["SUM"])
+}
+
+fn sum(request: &Request) -> [f32; 2] {
+    match request.answer() {
+        Some(Answer::Outputs(outputs)) => bytemuck::pod_read_unaligned(&outputs["SUM"].1),
+        answer => panic!("{answer:?}"),
+    }
+}
+
+/// What a task asks of the first device.
+fn asked(task: impl FnOnce()) -> Counts {
+    let device = Device::open(0).unwrap();
+    let before = device.counts();
+    task();
+    let after = device.counts();
+    Counts {
+        allocations: after.allocations - before.allocations,
+        waits: after.waits - before.waits,
+        launches: after.launches - before.launches,
+        copies: after.copies - before.copies,
+    }
+}
+
+#[test]
+fn a_steady_step_waits_once_allocates_nothing_and_moves_no_state() {
+    let Some(triton) = start() else { return };
+    let model = load(&config(&[0], 1)).unwrap();
+    let step = |flags| model.run((1..=4).map(|id| request(id, flags, [id as f32, 1.0])).collect());
+    step(START);
+    step(0);
+    let asked = asked(|| (0..50).for_each(|_| drop(step(0))));
+    // Two inputs go to the device and one output comes back.
+    assert_eq!(asked, Counts { allocations: 0, waits: 50, launches: 0, copies: 150 });
+    let answered = step(END);
+    let sums: Vec<_> = answered.iter().map(|request| sum(request)).collect();
+    assert_eq!(sums, [1.0, 2.0, 3.0, 4.0].map(|id| [53.0 * id, 53.0]));
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn states_that_join_and_leave_take_one_launch_each() {
+    let Some(triton) = start() else { return };
+    let model = load(&with_parameters(config(&[0], 1), &[("resident_batches", "1")])).unwrap();
+    let step = |ids: std::ops::Range<u64>, flags| {
+        model.run(ids.map(|id| request(id, flags, [1.0, id as f32])).collect());
+    };
+    step(1..5, START);
+    step(5..9, START);
+    step(1..5, 0);
+    for _ in 0..3 {
+        // Each time four states go home, and four come in: out of the slots that the others leave.
+        let asked = asked(|| step(5..9, 0));
+        assert!(asked.launches <= 2 && asked.waits == 1 && asked.allocations == 0, "{asked:?}");
+        step(1..5, 0);
+    }
+    let answered = model.run((1..5).map(|id| request(id, END, [0.0, 0.0])).collect());
+    let sums: Vec<_> = answered.iter().map(|request| sum(request)).collect();
+    assert_eq!(sums, [1.0, 2.0, 3.0, 4.0].map(|id| [5.0, 5.0 * id]));
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn inputs_and_outputs_may_lie_on_the_device_or_not() {
+    let Some(triton) = start() else { return };
+    let model = load(&config(&[0], 1)).unwrap();
+    for (number, gpus) in [(0, [false, false, false]), (1, [true, false, true]), (2, [true, true, true])] {
+        let mut total = [0.0, 0.0];
+        for step in 1..5 {
+            let row = [step as f32, number as f32];
+            total = [total[0] + row[0], total[1] + row[1]];
+            let flags = if step == 1 { START } else { 0 };
+            let mut on_gpu = request(100 + number, flags, row);
+            let mut in_pieces = request(200 + number, flags, row);
+            in_pieces.inputs[0].pieces =
+                vec![bytemuck::bytes_of(&row[0]).to_vec(), bytemuck::bytes_of(&row[1]).to_vec()];
+            for request in [&mut on_gpu, &mut in_pieces] {
+                request.inputs[0].on_gpu = gpus[0];
+                request.inputs[1].on_gpu = gpus[1];
+                request.outputs_on_gpu = gpus[2];
+            }
+            let answered = model.run(vec![on_gpu, request(300 + number, flags, row), in_pieces]);
+            assert!(answered.iter().all(|request| sum(request) == total), "{number}, step {step}");
+        }
+    }
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn a_start_that_finds_no_memory_is_refused_with_the_numbers_and_the_others_go_on() {
+    let Some(triton) = start() else { return };
+    let lazy = [
+        ("initial_buffer_size", "4"),
+        ("subsequent_buffer_size", "4000"),
+        ("buffer_alloc_threshold", "4"),
+        ("buffer_dealloc_threshold", "8"),
+        ("warmup_batch_sizes", "4"),
+    ];
+    let mut config = with_parameters(config(&[0], 1), &lazy);
+    config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(40_000);
+    config["max_batch_size"] = json!(4);
+    let model = load(&config).unwrap();
+    // The second slab of the pool finds nothing left.
+    let device = Device::open(0).unwrap();
+    let mut hoard = Vec::new();
+    while let Ok(taken) = device.allocate(100 << 10) {
+        hoard.push(taken);
+    }
+    model.run((1..5).map(|id| request(id, START, [1.0, 1.0])).collect());
+    let refused = model.run(vec![request(9, START, [1.0, 1.0])]);
+    let (code, text) = refused[0].error().unwrap();
+    assert_eq!(code, TRITONSERVER_ERROR_UNAVAILABLE, "{text}");
+    assert!(text.contains("memory of GPU 0") && text.contains(&format!("of {DEVICE_BYTES} bytes are free")), "{text}");
+    let answered = model.run((1..5).map(|id| request(id, 0, [1.0, 1.0])).collect());
+    assert!(answered.iter().all(|request| sum(request) == [2.0, 2.0]));
+    drop(hoard);
+    let answered = model.run(vec![request(9, START, [1.0, 1.0])]);
+    assert_eq!(sum(&answered[0]), [1.0, 1.0], "there is memory again");
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn each_device_has_the_sequences_of_its_instances() {
+    let Some(triton) = start() else { return };
+    let model = LoadedModel::new("running_sum", &config(&[0, 1], 2), &onnx::running_sum());
+    model.initialize().unwrap();
+    let instances: Vec<_> = (0..4).map(|number| LoadedInstance::on(&model, Some(number % 2))).collect();
+    instances.iter().for_each(|instance| instance.initialize().unwrap());
+    let mut of_instances: Vec<_> = instances.into_iter().collect();
+    let first = Loaded { model, instance: of_instances.remove(0) };
+    let run = |number: usize, payload: Vec<Request>| match number {
+        0 => first.run(payload),
+        _ => of_instances[number - 1].run(payload),
+    };
+    // The same id on both devices is two sequences, as core would not send one to both.
+    for step in 1..=3 {
+        for number in 0..4 {
+            let flags = if step == 1 { START } else { 0 };
+            let id = 1 + number as u64 / 2;
+            let answered = run(number, vec![request(id * 10 + number as u64, flags, [number as f32, 1.0])]);
+            assert_eq!(sum(&answered[0]), [step as f32 * number as f32, step as f32]);
+        }
+    }
+    of_instances.iter().for_each(|instance| instance.finalize().unwrap());
+    first.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn what_a_gpu_cannot_do_is_refused_at_load() {
+    let Some(_triton) = start() else { return };
+    for (parameters, words) in [
+        (&[("trt_cache_dir", "here"), ("enable_trt_caching", "1")][..], &["trt_cache_dir", "here", "absolute"][..]),
+        (&[("ort_ep", "rocm")], &["ort_ep", "rocm", "cuda"]),
+    ] {
+        let (code, text) = load(&with_parameters(config(&[0], 1), parameters)).err().unwrap();
+        assert_eq!(code, TRITONSERVER_ERROR_INVALID_ARG, "{text}");
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    }
+}
