@@ -200,6 +200,30 @@ fn a_full_pool_refuses_a_start_and_takes_it_after_an_end() {
 }
 
 #[test]
+fn a_gpu_that_is_not_there_is_a_plain_error_or_the_cpu_where_that_is_allowed() {
+    let Some(triton) = Triton::start() else { return };
+    if triton_stateful::memory::device::Device::open(0).is_ok() {
+        eprintln!("skipped: this machine has a GPU");
+        return;
+    }
+    let mut config = oldest(8);
+    config["instance_group"] = json!([{ "count": 1, "kind": "KIND_GPU", "gpus": [0] }]);
+    let (code, text) = triton.load("running_sum", &config, &onnx::running_sum()).err().unwrap();
+    assert_eq!(code, TRITONSERVER_ERROR_UNSUPPORTED);
+    assert!(text.contains("NVIDIA's driver") && text.contains("libcuda.so.1"), "{text}");
+    config["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
+    let model = LoadedModel::new("running_sum", &config, &onnx::running_sum());
+    model.initialize().unwrap();
+    let instance = LoadedInstance::on(&model, Some(0));
+    instance.initialize().unwrap();
+    let model = Loaded { model, instance };
+    let answered = model.run(vec![request(5, START, [1.0, 2.0]), request(6, START, [3.0, 4.0])]);
+    assert_eq!(answered.iter().map(|request| sum(request)).collect::<Vec<_>>(), [Some([1.0, 2.0]), Some([3.0, 4.0])]);
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
 fn fillers_are_released_and_warm_ups_answered() {
     let Some(triton) = Triton::start() else { return };
     for config in [oldest(4), direct()] {

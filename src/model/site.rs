@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::Model;
 use super::live::LiveSequences;
 use super::metrics::SequenceMetrics;
 use super::reaper::Reaper;
@@ -52,6 +53,13 @@ impl Site {
         let reaper = Reaper::start(sequences.clone());
         let place = placement.place;
         Ok(Self { place, placement: placement.clone(), device, sequences, traffic, _reaper: reaper })
+    }
+}
+
+impl Site {
+    /// Bytes of the pool's first slab where the model runs.
+    pub fn pool_bytes(&self, model: &Model) -> usize {
+        self.placement.slots.first_slab.saturating_mul(model.binding.device_bytes())
     }
 }
 

@@ -87,6 +87,19 @@ impl Instance {
         }
     }
 
+    /// Tells Triton how much memory of a GPU the instance holds.
+    pub fn report_memory(self, gpu: i32, bytes: usize) -> Result<(), Error> {
+        let mut usage = Usage(ptr::null_mut());
+        // SAFETY: alive by `new`; the attributes are made here, set while they live, and stay ours.
+        unsafe {
+            check(call!(TRITONSERVER_BufferAttributesNew(&mut usage.0)))?;
+            check(call!(TRITONSERVER_BufferAttributesSetMemoryType(usage.0, triton_sys::TRITONSERVER_MEMORY_GPU)))?;
+            check(call!(TRITONSERVER_BufferAttributesSetMemoryTypeId(usage.0, i64::from(gpu))))?;
+            check(call!(TRITONSERVER_BufferAttributesSetByteSize(usage.0, bytes)))?;
+            check(call!(TRITONBACKEND_ModelInstanceReportMemoryUsage(self.0.as_ptr(), &mut usage.0, 1)))
+        }
+    }
+
     /// What `set_state` kept; null before.
     pub fn state(self) -> Result<*mut c_void, Error> {
         let mut state = ptr::null_mut();
@@ -136,6 +149,18 @@ impl Instance {
                 execute_end
             )))
         });
+    }
+}
+
+/// Attributes of memory in use; null before they are made.
+struct Usage(*mut triton_sys::TRITONSERVER_BufferAttributes);
+
+impl Drop for Usage {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by `report_memory`, deleted once.
+            note(unsafe { check(call!(TRITONSERVER_BufferAttributesDelete(self.0))) });
+        }
     }
 }
 

@@ -186,6 +186,12 @@ impl Driver for Cuda {
         copied.map_err(|error| self.error("cuMemcpyDtoHAsync", error))
     }
 
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<(), DeviceError> {
+        // SAFETY: the caller's word.
+        let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, raw(stream)) };
+        copied.map_err(|error| self.error("cuMemcpyDtoDAsync", error))
+    }
+
     unsafe fn move_rows(&self, stream: Stream, table: u64, count: u32, tiles: u32) -> Result<(), DeviceError> {
         let (mut table, mut count) = (table, count);
         let mut parameters = [(&raw mut table).cast::<c_void>(), (&raw mut count).cast::<c_void>()];
@@ -203,6 +209,10 @@ impl Driver for Cuda {
 
     fn before_run(&self, _: Stream) -> Result<(), DeviceError> {
         Ok(())
+    }
+
+    fn memory(&self) -> Result<(usize, usize), DeviceError> {
+        result::mem_get_info().map_err(|error| self.error("cuMemGetInfo", error))
     }
 
     fn make_current(&self) -> Result<(), DeviceError> {

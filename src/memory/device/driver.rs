@@ -100,6 +100,12 @@ pub trait Driver: Send + Sync {
     /// As for [`Driver::upload`].
     unsafe fn download(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<(), DeviceError>;
 
+    /// Enqueues a copy on the device.
+    ///
+    /// # Safety
+    /// As for [`Driver::upload`].
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<(), DeviceError>;
+
     /// Enqueues the moves of a table that lies on the device (see [`super::moves`]).
     ///
     /// # Safety
@@ -111,6 +117,9 @@ pub trait Driver: Send + Sync {
 
     /// To be called before ONNX Runtime works with the device's memory, with the stream that it enqueues on.
     fn before_run(&self, stream: Stream) -> Result<(), DeviceError>;
+
+    /// Free bytes and all bytes of its memory.
+    fn memory(&self) -> Result<(usize, usize), DeviceError>;
 
     /// Makes the device the calling thread's.
     fn make_current(&self) -> Result<(), DeviceError>;

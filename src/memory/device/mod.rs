@@ -82,6 +82,13 @@ impl Device {
         self.driver.is_simulated()
     }
 
+    /// Bytes of its memory that are in use, by whomever.
+    pub fn used_bytes(&self) -> Result<usize, DeviceError> {
+        self.driver.make_current()?;
+        let (free, total) = self.driver.memory()?;
+        Ok(total - free)
+    }
+
     /// What a simulated device was asked so far.
     #[cfg(any(test, feature = "simulated-device"))]
     pub fn counts(&self) -> Counts {

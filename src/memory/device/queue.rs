@@ -133,6 +133,14 @@ impl Queue {
         unsafe { self.driver().download(self.stream.stream, from, to.bytes_mut().as_mut_ptr(), bytes) }
     }
 
+    /// Enqueues a copy of all bytes of a buffer to another: what moves of rows are measured by.
+    pub fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
+        assert!(from.byte_len() <= to.byte_len(), "more than there is room for");
+        self.is_busy = true;
+        // SAFETY: both have the bytes; their owner waits before it drops them.
+        unsafe { self.driver().copy(self.stream.stream, from.address(), to.address(), from.byte_len()) }
+    }
+
     /// ONNX Runtime is about to enqueue a run on the stream, behind the moves so far.
     pub fn before_run(&mut self) -> Result<(), DeviceError> {
         self.flush()?;

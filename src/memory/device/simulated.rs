@@ -77,6 +77,10 @@ impl Simulated {
 }
 
 impl State {
+    fn used(&self) -> usize {
+        self.live.values().map(|memory| memory.len()).sum()
+    }
+
     /// Lets everything happen that is enqueued on a stream.
     fn work_off(&mut self, stream: Stream) {
         for work in self.streams.get_mut(&stream.0).map(std::mem::take).unwrap_or_default() {
@@ -188,8 +192,7 @@ impl Driver for Simulated {
 
     fn allocate(&self, _: Stream, bytes: usize) -> Result<u64, DeviceError> {
         let mut state = self.state.lock();
-        let used: usize = state.live.values().map(|memory| memory.len()).sum();
-        let free = self.total.saturating_sub(used);
+        let free = self.total.saturating_sub(state.used());
         let memory = if bytes <= free { pages(bytes, NEW) } else { None };
         let memory = memory.ok_or(DeviceError::OutOfMemory { bytes, device: self.number, free, total: self.total })?;
         state.counts.allocations += 1;
@@ -239,6 +242,11 @@ impl Driver for Simulated {
         Ok(())
     }
 
+    unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<(), DeviceError> {
+        self.enqueue(stream, Work::Copy { from, to, bytes });
+        Ok(())
+    }
+
     unsafe fn move_rows(&self, stream: Stream, table: u64, count: u32, tiles: u32) -> Result<(), DeviceError> {
         self.state.lock().counts.launches += 1;
         self.enqueue(stream, Work::MoveRows { table, count, tiles });
@@ -255,6 +263,10 @@ impl Driver for Simulated {
     fn before_run(&self, stream: Stream) -> Result<(), DeviceError> {
         self.state.lock().work_off(stream);
         Ok(())
+    }
+
+    fn memory(&self) -> Result<(usize, usize), DeviceError> {
+        Ok((self.total.saturating_sub(self.state.lock().used()), self.total))
     }
 
     fn make_current(&self) -> Result<(), DeviceError> {
