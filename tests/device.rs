@@ -5,7 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
-#[allow(dead_code, reason = "the other test has a use for the rest")]
+#[allow(dead_code, reason = "the other tests have a use for the rest")]
 mod fake_triton;
 
 use std::sync::Once;

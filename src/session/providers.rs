@@ -22,7 +22,9 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
     if let Some(options) = &providers.tensorrt {
         let tensorrt = TensorRt::new()?;
         tensorrt.set_stream(stream)?;
-        tensorrt.set(&with_device(options, device))?;
+        tensorrt
+            .set(&with_device(options, device))
+            .map_err(|why| format!("the TensorRT provider cannot be had {why}"))?;
         // SAFETY: both alive and borrowed for the call, which copies the options.
         let appended = unsafe {
             check((ort::api().SessionOptionsAppendExecutionProvider_TensorRT_V2)(builder.ptr_mut(), tensorrt.0))
@@ -35,14 +37,14 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
     }
     let cuda = Cuda::new()?;
     cuda.set_stream(stream)?;
-    cuda.set(&options)?;
+    cuda.set(&options).map_err(|why| format!("the CUDA provider cannot be had {why}"))?;
     for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
         let mut more = options.clone();
         more.insert((*name).to_owned(), (*value).to_owned());
         match cuda.set(&more) {
             Ok(()) => options = more,
             // An older ONNX Runtime may not know it.
-            Err(why) => log::info!("{why}"),
+            Err(why) => log::info!("the CUDA provider is without {name}={value}: it cannot be had {why}"),
         }
     }
     cuda.set(&options)?;
@@ -72,7 +74,7 @@ fn update(
     let status = call(name_pointers.as_ptr(), value_pointers.as_ptr(), options.len());
     let written = || options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ");
     // SAFETY: the status comes from the call and is used once.
-    unsafe { check(status) }.map_err(|why| format!("options {} are refused: {why}", written()))
+    unsafe { check(status) }.map_err(|why| format!("with {}: {why}", written()))
 }
 
 /// Options of the CUDA provider.

@@ -1,7 +1,9 @@
-//! A small ONNX model, written as the bytes of its protobuf messages.
+//! Small ONNX models, written as the bytes of their protobuf messages.
 //!
-//! `SUM = SUM_IN + VALUE + TABLE[INDEX]`, a row a request; TABLE has four zeros, so that an INDEX beyond them makes
+//! [`running_sum`]: `SUM = SUM_IN + VALUE + TABLE[INDEX]`, a row a request; TABLE has four zeros, so that an INDEX beyond them makes
 //! the run fail and no other changes the sum. SUM_OUT, the next SUM_IN, is the same.
+//!
+//! [`delay`]: `LAST = HELD_IN`, `HELD_OUT = VALUE`: copies alone, each answer is the request before.
 
 /// Data types as ONNX numbers them.
 const FLOAT: u64 = 1;
@@ -36,7 +38,16 @@ fn node(operator: &str, inputs: &[&str], output: &str) -> Vec<u8> {
 
 /// A tensor `[N, columns]`.
 fn info(name: &str, data_type: u64, columns: u64) -> Vec<u8> {
-    let dims = [bytes(1, &text(2, "N")), bytes(1, &number(1, columns))].concat();
+    matrix(name, data_type, &number(1, columns))
+}
+
+/// A tensor `[N, T]`.
+fn open_info(name: &str, data_type: u64) -> Vec<u8> {
+    matrix(name, data_type, &text(2, "T"))
+}
+
+fn matrix(name: &str, data_type: u64, columns: &[u8]) -> Vec<u8> {
+    let dims = [bytes(1, &text(2, "N")), bytes(1, columns)].concat();
     let tensor = [number(1, data_type), bytes(2, &dims)].concat();
     [text(1, name), bytes(2, &bytes(1, &tensor))].concat()
 }
@@ -52,10 +63,20 @@ pub fn running_sum() -> Vec<u8> {
     ];
     let inputs = [info("VALUE", FLOAT, 2), info("INDEX", INT64, 1), info("SUM_IN", FLOAT, 2)];
     let outputs = [info("SUM", FLOAT, 2), info("SUM_OUT", FLOAT, 2)];
+    model("running_sum", &nodes, &inputs, &outputs, &bytes(5, &table))
+}
+
+/// The model with rows of two columns, or of any number.
+pub fn delay(grows: bool) -> Vec<u8> {
+    let info = |name: &str| if grows { open_info(name, FLOAT) } else { info(name, FLOAT, 2) };
+    let nodes = [node("Identity", &["HELD_IN"], "LAST"), node("Identity", &["VALUE"], "HELD_OUT")];
+    model("delay", &nodes, &[info("VALUE"), info("HELD_IN")], &[info("LAST"), info("HELD_OUT")], &[])
+}
+
+fn model(name: &str, nodes: &[Vec<u8>], inputs: &[Vec<u8>], outputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {
     let fields = |field: u64, parts: &[Vec<u8>]| parts.iter().flat_map(|part| bytes(field, part)).collect::<Vec<u8>>();
-    let graph =
-        [fields(1, &nodes), text(2, "running_sum"), bytes(5, &table), fields(11, &inputs), fields(12, &outputs)]
-            .concat();
+    let graph = [&fields(1, nodes), &text(2, name), more, &fields(11, inputs), &fields(12, outputs)];
+    let graph: Vec<u8> = graph.into_iter().flatten().copied().collect();
     let opset = number(2, 13);
     [number(1, 8), bytes(7, &graph), bytes(8, &opset)].concat()
 }

@@ -1,6 +1,7 @@
 """States with open dimensions beside the batch: they grow, shrink and are empty, each sequence's at its
 own pace, within bounds."""
 
+import re
 import dataclasses
 
 import numpy as np
@@ -708,7 +709,7 @@ def test_the_gauge_says_what_the_live_sequences_have(deployment):
     deployment.settles("stateful_growing_state_bytes", model, 0)
     text = deployment.server.metrics()
     assert "# TYPE stateful_growing_state_bytes gauge" in text
-    assert f'stateful_growing_state_bytes{{model="{model.name}",version="1"' in text
+    assert re.search(rf'^stateful_growing_state_bytes{{(gpu="0",)?model="{model.name}",version="1"}} 0$', text, re.MULTILINE)
 
 
 def test_states_kept_as_fp16_count_half(deployment):

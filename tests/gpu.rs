@@ -1,0 +1,269 @@
+//! Models on a GPU with ONNX Runtime's own CUDA provider, whose CUDA is a stand-in in host memory (`tests/fake_cuda`):
+//! the driver as this backend calls it, the provider's options, its stream, where its tensors lie, what it copies, CUDA
+//! graphs. Copies happen there and other kernels do not, so the models are of copies alone.
+//!
+//! `scripts/test-gpu-calls` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them it says so
+//! and does nothing.
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+#[allow(dead_code, reason = "the other tests have a use for the rest")]
+mod fake_triton;
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+use fake_triton::ledger::Random;
+use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel, Request, Triton, onnx};
+use libloading::Library;
+use serde_json::{Value, json};
+use triton_sys::{TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32};
+
+const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
+const END: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
+
+/// The stand-in for CUDA.
+struct FakeCuda {
+    driver: Library,
+    runtime: Library,
+}
+
+impl FakeCuda {
+    /// `None`, with a line that says why, if it is not what this process has.
+    fn find() -> Option<&'static Self> {
+        static FOUND: OnceLock<Option<FakeCuda>> = OnceLock::new();
+        // SAFETY: libraries without initialisers.
+        let load = || unsafe {
+            let runtime = Library::new("libcudart.so.13").or_else(|_| Library::new("libcudart.so.12"));
+            let found = Self { driver: Library::new("libcuda.so.1").ok()?, runtime: runtime.ok()? };
+            found.driver.get::<fn() -> usize>(b"fake_cuda_used").is_ok().then_some(found)
+        };
+        let found = FOUND.get_or_init(load).as_ref();
+        if found.is_none() {
+            eprintln!("skipped: no stand-in for CUDA; scripts/test-gpu-calls makes it");
+        }
+        found
+    }
+
+    fn number(library: &Library, name: &[u8]) -> usize {
+        // SAFETY: a function of that type of tests/fake_cuda.
+        unsafe { library.get::<unsafe extern "C" fn() -> usize>(name).unwrap()() }
+    }
+
+    /// Bytes of device memory in use.
+    fn used(&self) -> usize {
+        Self::number(&self.driver, b"fake_cuda_used")
+    }
+
+    fn limit(&self, bytes: usize) {
+        // SAFETY: as in `number`.
+        unsafe { self.driver.get::<unsafe extern "C" fn(usize)>(b"fake_cuda_limit").unwrap()(bytes) }
+    }
+
+    /// Bytes that ONNX Runtime copied to the device, and from it.
+    fn copied_by_provider(&self) -> (usize, usize) {
+        // SAFETY: as in `number`.
+        let copied = unsafe { self.runtime.get::<unsafe extern "C" fn(i32) -> usize>(b"fake_cuda_copied") }.unwrap();
+        // SAFETY: as above.
+        unsafe { (copied(1), copied(2)) }
+    }
+
+    /// Graphs that were captured, and launches of such.
+    fn graphs(&self) -> (usize, usize) {
+        let number = |name| Self::number(&self.runtime, name);
+        (number(b"fake_cuda_captures"), number(b"fake_cuda_graph_launches"))
+    }
+}
+
+/// A server, and the stand-in for CUDA, which nobody else uses meanwhile.
+fn start() -> Option<(Triton, &'static FakeCuda)> {
+    let cuda = FakeCuda::find()?;
+    let triton = Triton::start()?;
+    assert_eq!(cuda.used(), 0, "a test before has left memory of the device");
+    Some((triton, cuda))
+}
+
+fn config(gpus: &[i32], parameters: &[(&str, &str)]) -> Value {
+    let mut written = json!({ "state_pairs": { "string_value": "<<<HELD_IN, HELD_OUT>>>" } });
+    for (name, value) in parameters {
+        written[name] = json!({ "string_value": value });
+    }
+    json!({
+        "name": "delay",
+        "max_batch_size": 4,
+        "input": [{ "name": "VALUE", "data_type": "TYPE_FP32", "dims": [2] }],
+        "output": [{ "name": "LAST", "data_type": "TYPE_FP32", "dims": [2] }],
+        "sequence_batching": {
+            "max_sequence_idle_microseconds": 60_000_000,
+            "oldest": { "max_candidate_sequences": 64 },
+        },
+        "instance_group": [{ "count": 1, "kind": "KIND_GPU", "gpus": gpus }],
+        "parameters": written,
+    })
+}
+
+fn growing(parameters: &[(&str, &str)]) -> Value {
+    let mut config = config(&[0], parameters);
+    config["input"][0]["dims"] = json!([-1]);
+    config["output"][0]["dims"] = json!([-1]);
+    config
+}
+
+fn load_onnx(config: &Value, onnx: &[u8]) -> Result<Loaded, Failure> {
+    let model = LoadedModel::new("delay", config, onnx);
+    model.initialize()?;
+    let instance = LoadedInstance::on(&model, Some(0));
+    instance.initialize().inspect_err(|_| drop(model.finalize()))?;
+    Ok(Loaded { model, instance })
+}
+
+fn load(config: &Value) -> Result<Loaded, Failure> {
+    load_onnx(config, &onnx::delay(false))
+}
+
+fn request(id: u64, flags: u32, row: &[f32]) -> Request {
+    let dims = [1, row.len() as i64];
+    let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &dims, bytemuck::cast_slice(row).to_vec());
+    Request::new(Id::Number(id), flags, vec![value], &["LAST"])
+}
+
+fn last(request: &Request) -> Vec<f32> {
+    match request.answer() {
+        Some(Answer::Outputs(outputs)) => outputs["LAST"].1.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
+        answer => panic!("{answer:?}"),
+    }
+}
+
+/// Payloads of sequences by chance, each answer held against the request before it.
+fn by_chance(
+    run: &dyn Fn(Vec<Request>) -> Vec<std::sync::Arc<Request>>,
+    width: &dyn Fn(&mut Random) -> usize,
+    at_start: &[f32],
+) {
+    // Whole numbers that fp16 can hold.
+    let mut random = Random(7);
+    let mut live: HashMap<u64, Vec<f32>> = HashMap::new();
+    for round in 0..300 {
+        let first = 1 + random.below(20);
+        let ids: Vec<u64> = (first..first + 1 + random.below(4)).collect();
+        let columns = width(&mut random);
+        let mut expected = Vec::new();
+        let payload = ids.iter().map(|&id| {
+            let row: Vec<f32> =
+                (0..columns).map(|column| ((round * 7 + id as usize * 31 + column) % 2048) as f32).collect();
+            let mut flags = if live.contains_key(&id) { 0 } else { START };
+            expected.push(live.get(&id).cloned().unwrap_or_else(|| at_start.to_vec()));
+            live.insert(id, row.clone());
+            if random.one_in(6) {
+                flags |= END;
+                live.remove(&id);
+            }
+            request(id, flags, &row)
+        });
+        let answered = run(payload.collect());
+        let came: Vec<_> = answered.iter().map(|request| last(request)).collect();
+        assert!(
+            came == expected,
+            "round {round}: {:.60}… and not {:.60}…",
+            format!("{came:?}"),
+            format!("{expected:?}")
+        );
+    }
+}
+
+#[test]
+fn sequences_have_their_own_states_in_whatever_company() {
+    let Some((triton, cuda)) = start() else { return };
+    for parameters in
+        [&[][..], &[("resident_batches", "1")], &[("always_pad_to_max_batch", "1")], &[("store_states_as_fp16", "1")]]
+    {
+        let model = load(&config(&[0], parameters)).unwrap();
+        let before = cuda.copied_by_provider();
+        by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
+        assert_eq!(cuda.copied_by_provider(), before, "all tensors are where the provider wants them: {parameters:?}");
+        model.unload();
+        assert_eq!(cuda.used(), 0, "everything was given back");
+    }
+    triton.assert_clean();
+}
+
+#[test]
+fn growing_states_stay_on_the_device() {
+    let Some((triton, cuda)) = start() else { return };
+    for parameters in [&[][..], &[("store_states_as_fp16", "1")]] {
+        let model = load_onnx(&growing(parameters), &onnx::delay(true)).unwrap();
+        let before = cuda.copied_by_provider().0;
+        // States of one batch have one size, as core sees to for requests.
+        by_chance(&|payload| model.run(payload), &|random| 1 + random.below(3) as usize * 500, &[]);
+        assert_eq!(cuda.copied_by_provider().0, before, "nothing went to the device but by us: {parameters:?}");
+        model.unload();
+        assert_eq!(cuda.used(), 0, "everything was given back");
+    }
+    triton.assert_clean();
+}
+
+#[test]
+fn runs_are_captured_once_for_each_size_and_replayed() {
+    let Some((triton, cuda)) = start() else { return };
+    let graphs = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1,2,4"), ("resident_batches", "2")];
+    let model = load(&config(&[0], &graphs)).unwrap();
+    let before = cuda.graphs();
+    by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
+    let (captures, launches) = (cuda.graphs().0 - before.0, cuda.graphs().1 - before.1);
+    // Three sizes, and pairs of three batch buffers.
+    assert!((1..=3 * 6).contains(&captures), "{captures} captures");
+    assert!(launches > 100, "{launches} launches");
+    model.unload();
+    assert_eq!(cuda.used(), 0);
+    triton.assert_clean();
+}
+
+#[test]
+fn what_the_provider_refuses_is_told_and_nothing_stays() {
+    let Some((triton, cuda)) = start() else { return };
+    let refused = |config: &Value, code, words: &[&str]| {
+        let (came, text) = load(config).err().unwrap();
+        assert!(came == code && words.iter().all(|word| text.contains(word)), "{} {text}", came.0);
+        assert_eq!(cuda.used(), 0);
+    };
+    let invalid = triton_sys::TRITONSERVER_ERROR_INVALID_ARG;
+    refused(&config(&[0], &[("gpu_mem_limit", "lots")]), TRITONSERVER_ERROR_INTERNAL, &["GPU 0", "gpu_mem_limit=lots"]);
+    let tensorrt = config(&[0], &[("ort_ep", "trt"), ("compute_precision", "fp16")]);
+    refused(&tensorrt, TRITONSERVER_ERROR_INTERNAL, &["GPU 0", "TensorRT"]);
+    refused(&config(&[5], &[]), triton_sys::TRITONSERVER_ERROR_UNSUPPORTED, &["no GPU 5", "the driver knows 2"]);
+    refused(&config(&[0], &[("enable_cuda_graph", "1")]), invalid, &["warmup_batch_sizes"]);
+    let open = growing(&[("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1")]);
+    let (code, text) = load_onnx(&open, &onnx::delay(true)).err().unwrap();
+    assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("open"), "{text}");
+    let mut on_cpu = tensorrt;
+    on_cpu["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
+    // The provider without TensorRT is there, so what fails is the instance.
+    assert!(load(&on_cpu).is_err());
+    triton.assert_clean();
+}
+
+#[test]
+fn a_start_without_memory_is_refused_and_the_others_go_on() {
+    let Some((triton, cuda)) = start() else { return };
+    let lazy = [
+        ("initial_buffer_size", "4"),
+        ("subsequent_buffer_size", "40000"),
+        ("buffer_alloc_threshold", "4"),
+        ("buffer_dealloc_threshold", "8"),
+        ("warmup_batch_sizes", "4"),
+    ];
+    let mut config = config(&[0], &lazy);
+    config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(100_000);
+    let model = load(&config).unwrap();
+    cuda.limit(cuda.used() + (1 << 20));
+    model.run((1..=4).map(|id| request(id, START, &[id as f32, 1.0])).collect());
+    let refused = model.run(vec![request(9, START, &[1.0, 1.0])]);
+    let (code, text) = refused[0].error().unwrap();
+    assert!(code == TRITONSERVER_ERROR_UNAVAILABLE && text.contains("memory of GPU 0"), "{text}");
+    let answered = model.run((1..=4).map(|id| request(id, 0, &[0.0, 0.0])).collect());
+    assert_eq!(answered.iter().map(|request| last(request)[0]).collect::<Vec<_>>(), [1.0, 2.0, 3.0, 4.0]);
+    cuda.limit(1 << 32);
+    assert_eq!(last(&model.run(vec![request(9, START, &[1.0, 1.0])])[0]), [0.0, 0.0]);
+    model.unload();
+    triton.assert_clean();
+}
