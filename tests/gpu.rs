@@ -14,7 +14,8 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use fake_triton::ledger::Random;
-use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel, Request, Triton, onnx};
+use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel};
+use fake_triton::{REPORTED, Request, Triton, Usage, onnx};
 use libloading::Library;
 use serde_json::{Value, json};
 use triton_sys::{TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32};
@@ -184,6 +185,20 @@ fn sequences_have_their_own_states_in_whatever_company() {
         model.unload();
         assert_eq!(cuda.used(), 0, "everything was given back");
     }
+    triton.assert_clean();
+}
+
+#[test]
+fn an_instance_reports_its_memory() {
+    let Some((triton, cuda)) = start() else { return };
+    REPORTED.lock().clear();
+    let mut config = config(&[0], &[("warmup_batch_sizes", "4")]);
+    config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(1000);
+    let model = load(&config).unwrap();
+    let reported = REPORTED.lock().clone();
+    assert_eq!(reported, [Usage { is_gpu: true, device: 0, bytes: cuda.used() }], "pool and buffers");
+    assert!(cuda.used() >= 900 * 64, "the pool is on the device");
+    model.unload();
     triton.assert_clean();
 }
 

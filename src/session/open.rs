@@ -29,7 +29,9 @@ pub enum SessionError {
         why: String,
     },
     /// The provider for a GPU is missing, or refuses its options.
-    #[error("ONNX Runtime cannot use GPU {device}: {why}")]
+    #[error(
+        "ONNX Runtime cannot use GPU {device}: {why}. Use an ONNX Runtime for GPUs, with its providers beside it and CUDA's libraries where the loader finds them; or run on the CPU: 'instance_group [ {{ kind: KIND_CPU }} ]', or parameter 'allow_cpu_fallback' 1"
+    )]
     Provider {
         /// The device's number.
         device: i32,

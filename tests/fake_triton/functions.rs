@@ -8,6 +8,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use triton_sys::*;
 
 use super::ledger::{self, Kind};
@@ -15,6 +16,17 @@ use super::objects::{
     Answer, BACKEND, Backend, Error, FENCE, Id, Input, Instance, Message, Model, Output, Request, Response, Sent,
 };
 use super::objects::{hand_out, take_back};
+
+/// Memory that instances reported.
+pub static REPORTED: Mutex<Vec<Usage>> = Mutex::new(Vec::new());
+
+/// Memory that is in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub is_gpu: bool,
+    pub device: i64,
+    pub bytes: usize,
+}
 
 type Failure = (TRITONSERVER_Error_Code, String);
 type Done = Result<(), Failure>;
@@ -224,6 +236,40 @@ fallible! {
     }
     fn TRITONBACKEND_ModelInstanceDeviceId(instance: *mut TRITONBACKEND_ModelInstance, device: *mut i32) |_fails| {
         put(device, borrow::<Instance, _>(instance).gpu.unwrap_or(0));
+        Ok(())
+    }
+    fn TRITONBACKEND_ModelInstanceReportMemoryUsage(
+        _instance: *mut TRITONBACKEND_ModelInstance, usage: *mut *mut TRITONSERVER_BufferAttributes, count: u32,
+    ) |_fails| {
+        // SAFETY: the backend's array of that many.
+        for usage in unsafe { std::slice::from_raw_parts(usage, count as usize) } {
+            REPORTED.lock().push(borrow::<Usage, _>(*usage).clone());
+        }
+        Ok(())
+    }
+    fn TRITONSERVER_BufferAttributesNew(made: *mut *mut TRITONSERVER_BufferAttributes) |_fails| {
+        put(made, Box::into_raw(Box::new(Usage::default())).cast());
+        Ok(())
+    }
+    fn TRITONSERVER_BufferAttributesDelete(usage: *mut TRITONSERVER_BufferAttributes) |_fails| {
+        // SAFETY: made above, deleted once.
+        drop(unsafe { Box::from_raw(usage.cast::<Usage>()) });
+        Ok(())
+    }
+    fn TRITONSERVER_BufferAttributesSetMemoryType(
+        usage: *mut TRITONSERVER_BufferAttributes, memory: TRITONSERVER_MemoryType,
+    ) |_fails| {
+        borrow_mut::<Usage, _>(usage).is_gpu = memory == TRITONSERVER_MEMORY_GPU;
+        Ok(())
+    }
+    fn TRITONSERVER_BufferAttributesSetMemoryTypeId(
+        usage: *mut TRITONSERVER_BufferAttributes, device: i64,
+    ) |_fails| {
+        borrow_mut::<Usage, _>(usage).device = device;
+        Ok(())
+    }
+    fn TRITONSERVER_BufferAttributesSetByteSize(usage: *mut TRITONSERVER_BufferAttributes, bytes: usize) |_fails| {
+        borrow_mut::<Usage, _>(usage).bytes = bytes;
         Ok(())
     }
     fn TRITONBACKEND_ModelInstanceState(

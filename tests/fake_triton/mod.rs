@@ -20,8 +20,8 @@ use parking_lot::{Mutex, MutexGuard};
 use triton_stateful::exports;
 use triton_sys::{TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONSERVER_Error, TRITONSERVER_Error_Code};
 
-#[allow(unused_imports, reason = "one of the tests has no use for it")]
-pub use functions::FALLIBLE;
+#[allow(unused_imports, reason = "not every test has a use for all")]
+pub use functions::{FALLIBLE, REPORTED, Usage};
 use ledger::{Faults, Kind};
 pub use objects::{Answer, Id, Input, Request};
 use objects::{Backend, Error, Instance, Model, Sent};

@@ -15,6 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
+from support.paths import TEST_DEVICE
+
 # name in this file -> (numpy, ONNX); Triton's names are the upper-case ones
 TYPES = {
     "bool": (np.bool_, TensorProto.BOOL),
@@ -39,6 +41,9 @@ READY = "CONTROL_SEQUENCE_READY"
 CORRID = "CONTROL_SEQUENCE_CORRID"
 
 MINUTE_US = 60_000_000
+
+#: Where the models run, unless a test says otherwise.
+KIND = "KIND_GPU" if TEST_DEVICE == "gpu" else "KIND_CPU"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,7 +188,7 @@ class Model:
             *(f"input {tensor.config()}" for tensor in self.inputs),
             *(f"output {tensor.config()}" for tensor in self.outputs),
             self.scheduling if self.scheduling is not None else self._sequence_batching(),
-            f"instance_group {{ kind: KIND_CPU count: {self.instances} }}",
+            f"instance_group {{ kind: {KIND} count: {self.instances} }}",
             *(
                 f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
                 for key, value in parameters.items()
