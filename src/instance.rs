@@ -254,15 +254,18 @@ impl Instance {
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
         let ran = panic::catch(|| self.run(batch, times, is_last)).and_then(|ran| ran);
         let settled = self.settle();
-        let Err(error) = ran.and(settled) else { return };
-        if error.may_be_one_rows_fault() && batch.len() > 1 {
-            self.bring_home(batch);
-            let (first, second) = batch.split_at_mut(batch.len() / 2);
-            self.run_or_split(first, times, false);
-            self.run_or_split(second, times, false);
-        } else {
-            self.fail(batch, &error.into(), times);
-        }
+        let error = match (ran, settled) {
+            (Ok(()), Ok(())) => return,
+            (Ok(()), Err(_)) => return batch.iter_mut().for_each(Row::spoil),
+            (Err(error), settled) if settled.is_ok() && error.may_be_one_rows_fault() && batch.len() > 1 => {
+                self.bring_home(batch);
+                let (first, second) = batch.split_at_mut(batch.len() / 2);
+                self.run_or_split(first, times, false);
+                return self.run_or_split(second, times, false);
+            }
+            (Err(error), _) => error,
+        };
+        self.fail(batch, &error.into(), times);
     }
 
     /// What was moved on a device is in its place when its slots are given back.
@@ -288,8 +291,12 @@ impl Instance {
         drop(lent);
         times.compute_end = monotonic_ns();
         let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
-        // The rows give back what states were moved to.
-        self.step.synchronise()?;
+        // The rows give back what states were moved to. They may be half-way, so nothing is run again.
+        if let Err(error) = self.step.synchronise() {
+            batch.iter_mut().for_each(Row::spoil);
+            self.fail(batch, &Error::from(error).into(), times);
+            return Ok(());
+        }
         if growing_stay {
             self.residence.keep_growing(batch, &mut self.step);
         }

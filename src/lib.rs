@@ -16,10 +16,10 @@
 //! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
 //! | [`explain`] | what was made of a model, as a table | binding, completion, config, session |
 //! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
-//! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids) |
-//! | [`config`] | the model configuration, read once into its resolved form | state |
+//! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids), memory (of GPUs) |
+//! | [`config`] | the model configuration, read once into its resolved form | memory (simulated devices), state |
 //! | [`sequence`] | which sequence a request belongs to, and how long it lives | state |
-//! | [`memory`] | buffers, slabs, and copies of rows | |
+//! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; the only module that names `cudarc` | |
 //! | [`state`] | the layout of a slot, the table of slots, which states lie in batch buffers | |
 //! | [`tensor`] | data types, shapes, and where a row lies in a batch; used by most | |
 //! | [`error`] | every error, and the one table to Triton's codes | those whose errors it gathers |

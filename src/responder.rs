@@ -16,6 +16,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use crate::model::{Answered, LiveSequences};
+use crate::panic;
 
 /// A payload is settled at once if that takes less: waking a thread is not free.
 const HAND_OVER_NS: u64 = 50_000;
@@ -58,6 +59,7 @@ impl Responder {
         };
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
         if let Err(unsent) = queue.send(answered) {
+            self.shared.waiting.fetch_sub(1, Ordering::Release);
             self.shared.settle(unsent.0);
         }
     }
@@ -67,7 +69,9 @@ fn start(shared: Arc<Shared>) -> io::Result<(Sender<Vec<Answered>>, JoinHandle<(
     let (queue, payloads) = channel();
     let settle = move || {
         for payload in payloads {
-            shared.settle(payload);
+            if let Err(error) = panic::catch(|| shared.settle(payload)) {
+                log::error!("{error}");
+            }
             shared.waiting.fetch_sub(1, Ordering::Release);
         }
     };

@@ -10,6 +10,7 @@ use super::state_row::{StateContent, StateRow};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source, StatePlace};
 use crate::error::Error;
 use crate::memory::Varying;
+use crate::memory::device::Foreign;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
@@ -131,18 +132,18 @@ fn requests(
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
     let rows = if input.batch_axis.is_some() { rows } else { 1 };
-    let mut on_device: SmallVec<[(usize, u64); 0]> = SmallVec::new();
+    let mut on_device: SmallVec<[(usize, Foreign); 0]> = SmallVec::new();
     for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
         if let Some(on_gpu) = sent.on_gpu() {
-            on_device.push((place, on_gpu.address()));
+            on_device.push((place, on_gpu));
             continue;
         }
         let mut writer = RowWriter::new(layout, buffer, place, rows);
         sent.pieces().for_each(|piece| writer.write(piece));
         writer.finish();
     }
-    for (place, address) in on_device {
-        step.overlay_row(index, layout, (place, rows), address);
+    for (place, on_gpu) in on_device {
+        step.overlay_row(index, layout, (place, rows), on_gpu);
     }
     Ok(())
 }

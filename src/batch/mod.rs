@@ -57,6 +57,13 @@ impl Row {
         }
     }
 
+    /// Nobody knows what its state is now: its sequence ends with it.
+    pub fn spoil(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.spoil();
+        }
+    }
+
     /// The slot of its sequence, if the state that it needs is the sequence's.
     fn slot_with_state(&self) -> Option<SlotId> {
         self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)

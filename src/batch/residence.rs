@@ -180,7 +180,7 @@ impl Residence {
                 step.copy_state(index, state.layout, at(0), at(position))?;
             }
         }
-        if lent.is_empty() {
+        if !self.states.iter().any(is_lent) {
             for &position in &self.joining {
                 if let Some(slot) = batch[position].slot_with_state() {
                     self.residency.move_to(slot, Place { buffer: self.plan.from, position }, places);

@@ -144,18 +144,19 @@ impl<'a> Answers<'a> {
         fill(answer.bound, buffer, |row| rows::take(answer.layout, answer.view.bytes, place, self.rows, row))
     }
 
-    /// The first `length` steps of an output along `axis`.
+    /// The first `length` steps of an output along `axis`, or all of them.
     fn trimmed(
         &self,
         response: &mut Response,
         answer: &Answer,
         axis: usize,
-        length: usize,
+        length: Option<usize>,
         place: usize,
     ) -> Result<(), Error> {
         let (bound, view) = (answer.bound, &answer.view);
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
         let layout = layout.ok_or_else(|| answer.uneven(self.rows))?;
+        let length = length.unwrap_or(layout.steps());
         if length > layout.steps() {
             return Err(Error::OutputLength { name: bound.name.clone(), dims: view.dims.to_vec(), axis, length });
         }
@@ -169,17 +170,17 @@ impl<'a> Answers<'a> {
         fill(bound, buffer, |row| rows::take_window(chunks, view.bytes, row))
     }
 
-    /// How much of an output belongs to the row at `place`.
-    fn length(&self, answer: &Answer, by: TrimBy, place: usize, row: &Row) -> Result<usize, Error> {
+    /// How much of an output belongs to the row at `place`; `None` for all of it: the request has left the input out.
+    fn length(&self, answer: &Answer, by: TrimBy, place: usize, row: &Row) -> Result<Option<usize>, Error> {
         match by {
-            TrimBy::Input(input) => Ok(row.steps_of(self.binding, input).unwrap_or(answer.layout.row_bytes())),
+            TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
             TrimBy::Output(output) => {
                 let Some(lengths) = &self.outputs[output] else { return Err(answer.uneven(self.rows)) };
                 let mut element = [0; 8];
                 let size = lengths.layout.row_bytes();
                 rows::take(lengths.layout, lengths.view.bytes, place, self.rows, &mut element[..size]);
                 // A negative length is larger than any tensor, too.
-                usize::try_from(u64::from_le_bytes(element)).map_err(|_| answer.uneven(self.rows))
+                usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven(self.rows))
             }
         }
     }

@@ -58,7 +58,7 @@ pub struct Lease {
     /// The states that vary in size; none before the first one is kept.
     varying: Vec<Varying>,
     end: bool,
-    /// They have been given back.
+    /// What holds the state has been given back.
     left: bool,
     /// The state is being written.
     writing: bool,
@@ -427,6 +427,11 @@ impl Lease {
         write(&mut self.varying);
         self.writing = false;
         self.advanced = true;
+    }
+
+    /// The state is lost: the sequence ends.
+    pub const fn spoil(&mut self) {
+        self.writing = true;
     }
 
     fn finish(mut self) -> Settlement {

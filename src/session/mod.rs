@@ -8,12 +8,16 @@ mod bound_run;
 mod graphs;
 mod library;
 mod open;
+mod output;
 mod providers;
 mod signature;
+mod spec;
 mod step;
+mod tensors;
 mod value;
 
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use open::{Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
-pub use step::{InputSpec, Lent, OutputSpec, OutputView, RowAt, RowContent, Run, StateSpec, Step, StepSpec};
+pub use spec::{InputSpec, OutputSpec, OutputView, RowAt, RowContent, StateSpec, StepSpec};
+pub use step::{Lent, Run, Step};

@@ -12,7 +12,6 @@
 
 use std::cell::RefCell;
 use std::ffi::CString;
-use std::ptr;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -20,70 +19,13 @@ use smallvec::SmallVec;
 use super::bound_run::{BoundRun, Fetch};
 use super::graphs::{GraphKey, Graphs};
 use super::open::{Session, SessionError};
+use super::output::{Output, tensor_error};
+use super::spec::{OutputView, RowAt, RowContent, StateSpec, StepSpec};
+use super::tensors::{Tensors, host_bytes, narrowing, put, take_on_host};
 use super::value::{self, MemoryKind, Value};
-use crate::memory::device::{CAPTURE, Change, Device, Pinned, Queue, RowIn};
-use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Store, Varying, rows};
+use crate::memory::device::{CAPTURE, Change, Foreign, Queue, RowIn};
+use crate::memory::{Bytes, BytesMut, MemoryError, Store, Varying, rows};
 use crate::tensor::{DataType, RowLayout, element_count};
-
-/// What a step feeds and fetches.
-#[derive(Clone, Debug, Default)]
-pub struct StepSpec {
-    /// Each input that is fed.
-    pub inputs: Vec<InputSpec>,
-    /// Each output that is fetched.
-    pub outputs: Vec<OutputSpec>,
-    /// The states that batch buffers hold.
-    pub states: Vec<StateSpec>,
-    /// Input and output of the states whose tensors may stay as ONNX Runtime makes them.
-    pub growing: Vec<(usize, usize)>,
-    /// Most rows of a run.
-    pub most_rows: usize,
-    /// Numbers of rows that run as CUDA graphs, where the session has them. All dimensions are known then.
-    pub graph_rows: Vec<usize>,
-}
-
-/// An input of a step.
-#[derive(Clone, Debug)]
-pub struct InputSpec {
-    /// Name in the model.
-    pub name: String,
-    /// Element type.
-    pub data_type: DataType,
-    /// Which dimension is the number of rows; `None` if the tensor is the same for every batch.
-    pub batch_axis: Option<usize>,
-    /// Its dimensions.
-    pub dims: Vec<i64>,
-    /// It is a state.
-    pub is_state: bool,
-}
-
-/// An output of a step.
-#[derive(Clone, Debug)]
-pub struct OutputSpec {
-    /// Name in the model.
-    pub name: String,
-    /// Element type.
-    pub data_type: DataType,
-    /// Which dimension is the number of rows.
-    pub batch_axis: Option<usize>,
-    /// Dimensions, where all are known but the batch axis; `None` lets ONNX Runtime say.
-    pub dims: Option<Vec<i64>>,
-    /// Its elements are read after a run, and not only kept as a state.
-    pub is_read: bool,
-    /// It is a state.
-    pub is_state: bool,
-}
-
-/// A state whose rows all have the same dimensions: an output that becomes an input.
-#[derive(Clone, Debug)]
-pub struct StateSpec {
-    /// Index of the input.
-    pub input: usize,
-    /// Index of the output.
-    pub output: usize,
-    /// Dimensions of a row, with 1 for the batch axis.
-    pub dims: Vec<i64>,
-}
 
 /// What a run is over.
 #[derive(Clone, Copy, Default)]
@@ -107,38 +49,6 @@ struct Kept {
     value: Value,
     dims: Vec<i64>,
     bytes: usize,
-}
-
-/// A row in a batch buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct RowAt {
-    /// Which batch buffer.
-    pub buffer: usize,
-    /// Which row of it.
-    pub position: usize,
-    /// Rows that its bytes are laid out for.
-    pub rows: usize,
-}
-
-/// The elements of a row of a state.
-#[derive(Clone, Copy)]
-pub enum RowContent<'a> {
-    /// Zeros.
-    Zeros,
-    /// As the tensor has them.
-    Exact(Bytes<'a>),
-    /// In fp16, of a tensor of fp32.
-    Fp16(Bytes<'a>),
-}
-
-/// An output after a run.
-pub struct OutputView<'a> {
-    /// Dimensions, the number of rows among them.
-    pub dims: &'a [i64],
-    /// Row-major elements, if they are read; none for strings.
-    pub bytes: &'a [u8],
-    /// Row-major elements, for strings.
-    pub strings: &'a [Vec<u8>],
 }
 
 /// A tensor that stays where it is for a run.
@@ -177,140 +87,6 @@ impl Lent<'_> {
     }
 }
 
-/// Tensors over one buffer, one for each number of rows that was asked for.
-struct Tensors {
-    data_type: DataType,
-    batch_axis: Option<usize>,
-    /// Where the buffer is, if not on the host.
-    device: Option<Arc<Device>>,
-    /// Dimensions, with the number of rows of the last use.
-    dims: Vec<i64>,
-    bytes: usize,
-    /// Over the buffer, so they go before it.
-    by_rows: Vec<Option<Value>>,
-    store: Store,
-    /// The host's side of a buffer on a device.
-    staging: Option<Pinned>,
-}
-
-impl Tensors {
-    fn new(data_type: DataType, batch_axis: Option<usize>, device: Option<&Arc<Device>>) -> Result<Self, MemoryError> {
-        Ok(Self {
-            data_type,
-            batch_axis,
-            device: device.cloned(),
-            dims: Vec::new(),
-            bytes: 0,
-            by_rows: Vec::new(),
-            store: Store::Host(Buffer::new(0)?),
-            staging: None,
-        })
-    }
-
-    /// With a buffer for up to `rows` rows of `dims`, which is never replaced.
-    fn for_rows(&self, dims: &[i64], rows: usize) -> Result<Self, MemoryError> {
-        let mut tensors = Self::new(self.data_type, self.batch_axis, self.device.as_ref())?;
-        tensors.set_dims(dims, rows)?;
-        tensors.store = Store::new(tensors.device.as_ref(), tensors.bytes)?;
-        Ok(tensors)
-    }
-
-    /// Makes ready for `rows` rows of `dims` (whose batch axis is ignored). Contents are undefined when the shape
-    /// differs from the last one.
-    fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
-        self.set_dims(dims, rows)?;
-        if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
-            self.by_rows.clear();
-            let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
-            self.store = Store::new(self.device.as_ref(), bytes)?;
-        }
-        Ok(())
-    }
-
-    /// The elements in the current shape, for the host to read and write.
-    fn host(&self) -> &[u8] {
-        match (&self.store, &self.staging) {
-            (Store::Host(buffer), _) => &buffer.bytes()[..self.bytes],
-            (_, Some(staging)) => &staging.bytes()[..self.bytes],
-            (_, None) => &[],
-        }
-    }
-
-    /// As [`Tensors::host`], to write; what is on a device must be uploaded then.
-    fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
-        self.reserve_staging(self.bytes)?;
-        Ok(match (&mut self.store, &mut self.staging) {
-            (Store::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
-            (_, Some(staging)) => &mut staging.bytes_mut()[..self.bytes],
-            (_, None) => &mut [],
-        })
-    }
-
-    /// Makes room on the host for the elements of a tensor on a device.
-    fn reserve_staging(&mut self, bytes: usize) -> Result<(), MemoryError> {
-        let has_room = self.staging.as_ref().is_some_and(|staging| staging.byte_len() >= bytes);
-        if let Some(device) = self.device.as_ref().filter(|_| !has_room) {
-            self.staging = Some(device.allocate_pinned(bytes.next_power_of_two())?);
-        }
-        Ok(())
-    }
-
-    fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
-        match (&self.store, &self.staging) {
-            (Store::Device(buffer), Some(staging)) => Ok(queue.upload(staging, buffer, self.bytes)?),
-            _ => Ok(()),
-        }
-    }
-
-    /// A row of the buffer on the device, in its current shape.
-    fn row(&self, index: usize, rows: usize) -> RowIn {
-        RowIn { address: self.store.address() as u64, index, rows }
-    }
-
-    fn memory(&self) -> MemoryKind {
-        match (&self.store, &self.device) {
-            (Store::Device(_), Some(device)) => MemoryKind::of(device),
-            _ => MemoryKind::Host,
-        }
-    }
-
-    fn set_dims(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
-        let is_batch = |axis: usize| Some(axis) == self.batch_axis;
-        let known = self.dims.len() == dims.len()
-            && self.dims.iter().zip(dims).enumerate().all(|(axis, (old, new))| old == new || is_batch(axis));
-        if !known {
-            self.dims = dims.to_vec();
-            self.by_rows.clear();
-        }
-        self.set_rows(rows)
-    }
-
-    fn set_rows(&mut self, rows: usize) -> Result<(), MemoryError> {
-        if let Some(axis) = self.batch_axis {
-            self.dims[axis] = rows as i64;
-        }
-        let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        self.bytes = bytes.ok_or(MemoryError::Host { bytes: usize::MAX })?;
-        Ok(())
-    }
-
-    /// The tensor over the buffer in the current shape.
-    fn value(&mut self) -> Result<*mut ort::sys::OrtValue, String> {
-        let (memory, rows) = (self.memory(), self.batch_axis.map_or(0, |axis| self.dims[axis] as usize));
-        if self.by_rows.len() <= rows {
-            self.by_rows.resize_with(rows + 1, || None);
-        }
-        let slot = &mut self.by_rows[rows];
-        if let Some(value) = slot {
-            return Ok(value.as_ptr());
-        }
-        // SAFETY: `shape` made the buffer large enough for these dimensions; the values are dropped before the buffer
-        // is replaced, and with it.
-        let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
-        Ok(slot.insert(value).as_ptr())
-    }
-}
-
 struct Input {
     name: CString,
     tensors: Tensors,
@@ -324,24 +100,6 @@ struct Input {
     must_upload: bool,
     /// The next run is without it.
     omitted: bool,
-}
-
-struct Output {
-    name: CString,
-    tensors: Tensors,
-    /// Which state of the batch buffers it is.
-    state: Option<usize>,
-    /// As in [`OutputSpec`].
-    dims: Option<Vec<i64>>,
-    /// As in [`OutputSpec`].
-    is_read: bool,
-    /// ONNX Runtime is to leave it where the model runs.
-    stays: bool,
-    /// What the next run is expected to give, where the model does not say.
-    expected: Option<Vec<i64>>,
-    /// What ONNX Runtime made in the last run, where it decides the shape.
-    made: Option<Value>,
-    strings: Vec<Vec<u8>>,
 }
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
@@ -375,9 +133,6 @@ pub struct Step {
 
 // SAFETY: the raw pointers point into CStrings and Values that the Step owns and moves along with.
 unsafe impl Send for Step {}
-
-/// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such itself.
-const HOST_INPUT: usize = 64;
 
 impl Step {
     /// Buffers for a model, on the queue's device if there is one.
@@ -448,11 +203,14 @@ impl Step {
         tensors.host_mut()
     }
 
-    /// Lets a row that lies on the step's device at `address` take a place of an input that is filled on the host.
-    pub fn overlay_row(&mut self, input: usize, layout: RowLayout, (index, rows): (usize, usize), address: u64) {
+    /// Lets a row that lies on the step's device take a place of an input that is filled on the host.
+    pub fn overlay_row(&mut self, input: usize, layout: RowLayout, (index, rows): (usize, usize), from: Foreign) {
+        assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
         if let Some(queue) = &mut self.queue {
             let to = self.inputs[input].tensors.row(index, rows);
-            queue.get_mut().move_row(layout, RowIn::alone(address), to, Change::None);
+            // SAFETY: a request's memory, which lives until it has been answered; the input's buffer is not replaced before
+            // the run.
+            unsafe { queue.get_mut().move_row(layout, RowIn::alone(from.address()), to, Change::None) };
         }
     }
 
@@ -490,7 +248,9 @@ impl Step {
         self.make_batch_buffer(from.buffer.max(to.buffer))?;
         if let Some(queue) = &mut self.queue {
             let at = |at: RowAt| self.batch_buffers[at.buffer][state].row(at.position, at.rows);
-            queue.get_mut().move_row(layout, at(from), at(to), Change::None);
+            let (from, to) = (at(from), at(to));
+            // SAFETY: rows of batch buffers, which are never replaced and outlive the queue.
+            unsafe { queue.get_mut().move_row(layout, from, to, Change::None) };
         } else if from.buffer == to.buffer {
             let bytes = host_bytes(&mut self.batch_buffers[to.buffer][state]);
             rows::shift(layout, bytes, (from.position, from.rows), (to.position, to.rows));
@@ -507,7 +267,8 @@ impl Step {
         match (to, &mut self.queue) {
             (BytesMut::Device(to), Some(queue)) => {
                 let from = tensors.row(from.position, from.rows);
-                queue.get_mut().move_row(layout, from, RowIn::alone(to.address()), narrowing(as_fp16));
+                // SAFETY: a row of a batch buffer, and the caller's memory, which is a slot that is held until the wait.
+                unsafe { queue.get_mut().move_row(layout, from, RowIn::alone(to.address()), narrowing(as_fp16)) };
             }
             (to, _) => take_on_host(layout, host_bytes(tensors), (from.position, from.rows), to.host(), as_fp16),
         }
@@ -519,7 +280,8 @@ impl Step {
         match &mut self.queue {
             Some(queue) => {
                 let row = tensors.row(at.position, at.rows);
-                queue.get_mut().move_row(layout, row, row, Change::Round);
+                // SAFETY: a row of a batch buffer.
+                unsafe { queue.get_mut().move_row(layout, row, row, Change::Round) };
             }
             None => rows::round_to_fp16(layout, host_bytes(tensors), at.position, at.rows),
         }
@@ -629,7 +391,9 @@ impl Step {
             (BytesMut::Device(to), Some(queue)) => {
                 let address = value.address().map_err(SessionError::Run)?;
                 let (from, to) = (RowIn { address, index, rows }, RowIn::alone(to.address()));
-                queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16));
+                // SAFETY: a row of a tensor that is kept until the wait (`drop_growing` waits), and the caller's memory, which
+                // is its sequence's until then.
+                unsafe { queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16)) };
             }
             (to, _) => {
                 // SAFETY: the size is that of the dimensions; what a run makes for the host is there.
@@ -689,9 +453,9 @@ impl Step {
         self.outputs[index].expected = Some(dims);
     }
 
-    /// Lets a state take the buffer that the last run wrote an output to, and have the state's for it. Returns whether
-    /// there is one: ONNX Runtime may have made the output itself.
-    pub fn exchange_output(&mut self, index: usize, state: &mut Varying) -> bool {
+    /// Lets a state take the buffer that the last run wrote an output to, and have the state's for it, if ONNX Runtime did
+    /// not make the output itself.
+    pub fn exchange_output(&mut self, index: usize, state: &mut Varying) {
         let Output { tensors, expected, .. } = &mut self.outputs[index];
         let is_ours = expected.take().is_some();
         if let Store::Host(buffer) = &mut tensors.store
@@ -701,7 +465,6 @@ impl Step {
             tensors.by_rows.clear();
             state.exchange(&tensors.dims, tensors.bytes, buffer);
         }
-        is_ours
     }
 
     /// Whether the last run wrote an output that was expected into a buffer of ours.
@@ -711,6 +474,7 @@ impl Step {
 
     /// Runs the model over what the inputs, the batch buffer and the lent tensors hold.
     pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
+        assert!(run.from != run.into || self.states.is_empty(), "a run reads what it writes");
         self.make_batch_buffer(run.from.max(run.into))?;
         if let Some(queue) = &mut self.queue {
             let queue = queue.get_mut();
@@ -795,8 +559,11 @@ impl Step {
             }
         }
         for (output, value) in self.outputs.iter_mut().zip(&self.output_values) {
-            output.settle(*value)?;
+            output.take(*value);
         }
+        // Of tensors that may be gone with what they were lent from.
+        self.input_values.clear();
+        self.outputs.iter_mut().try_for_each(Output::settle)?;
         self.written = into;
         self.fetch_read(rows)
     }
@@ -847,59 +614,6 @@ impl Step {
     }
 }
 
-impl InputSpec {
-    /// Whether it stays on the host, though the model runs on a device.
-    fn is_left_on_host(&self) -> bool {
-        let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        !self.is_state && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
-    }
-}
-
-fn put(
-    queue: &mut Option<RefCell<Queue>>,
-    tensors: &mut Tensors,
-    layout: RowLayout,
-    (index, rows): (usize, usize),
-    content: RowContent,
-) -> Result<(), MemoryError> {
-    let bytes = layout.row_bytes();
-    let Some(queue) = queue else {
-        let batch = tensors.host_mut()?;
-        match content {
-            RowContent::Zeros => rows::zero(layout, batch, index, rows),
-            RowContent::Exact(row) => rows::put(layout, row.host(), batch, index, rows),
-            RowContent::Fp16(row) => rows::put_widened(layout, row.host(), batch, index, rows),
-        }
-        return Ok(());
-    };
-    let (queue, to) = (queue.get_mut(), tensors.row(index, rows));
-    let (row, wanted, change) = match content {
-        RowContent::Zeros => {
-            queue.zero_row(layout, to);
-            return Ok(());
-        }
-        RowContent::Exact(row) => (row, bytes, Change::None),
-        RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
-    };
-    assert_eq!(row.byte_len(), wanted, "row of another size");
-    match row {
-        Bytes::Host(row) => queue.upload_row(layout, row, to, change),
-        Bytes::Device(row) => queue.move_row(layout, RowIn::alone(row.address()), to, change),
-    }
-    Ok(())
-}
-
-fn take_on_host(layout: RowLayout, batch: &[u8], (index, rows): (usize, usize), row: &mut [u8], as_fp16: bool) {
-    match as_fp16 {
-        true => rows::take_narrowed(layout, batch, index, rows, row),
-        false => rows::take(layout, batch, index, rows, row),
-    }
-}
-
-const fn narrowing(as_fp16: bool) -> Change {
-    if as_fp16 { Change::Narrow } else { Change::None }
-}
-
 /// A run while no CUDA graph is captured, if it is on a GPU.
 fn plain_run(
     session: &Session,
@@ -909,53 +623,9 @@ fn plain_run(
     run(session.run_options())
 }
 
-/// All bytes of a batch buffer on the host.
-fn host_bytes(tensors: &mut Tensors) -> &mut [u8] {
-    match &mut tensors.store {
-        Store::Host(buffer) => buffer.bytes_mut(),
-        Store::Device(_) => &mut [],
-    }
-}
-
-impl Output {
-    /// The tensor to write to, or null for ONNX Runtime to make one.
-    fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
-        let Some(dims) = self.dims.as_ref().or(self.expected.as_ref()) else { return Ok(ptr::null_mut()) };
-        self.tensors.shape(dims, rows)?;
-        self.tensors.value().map_err(|why| tensor_error(&self.name, why))
-    }
-
-    /// Notes the shape of a tensor that ONNX Runtime made.
-    fn settle(&mut self, value: *mut ort::sys::OrtValue) -> Result<(), SessionError> {
-        if self.dims.is_some() || self.expected.is_some() {
-            return Ok(());
-        }
-        // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
-        self.made = unsafe { Value::from_run(value) };
-        let failed = |why| tensor_error(&self.name, why);
-        let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
-        // Tensors over our buffer have other dimensions.
-        self.tensors.by_rows.clear();
-        self.tensors.dims = made.dims().map_err(failed)?;
-        if self.tensors.data_type == DataType::Bytes {
-            let count = element_count(&self.tensors.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;
-            self.strings = made.strings(count).map_err(failed)?;
-            return Ok(());
-        }
-        let bytes =
-            element_count(&self.tensors.dims).and_then(|count| count.checked_mul(self.tensors.data_type.byte_size()?));
-        self.tensors.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;
-        Ok(())
-    }
-}
-
 fn state_value(tensors: &mut Tensors, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {
     tensors.set_rows(rows)?;
     tensors.value().map_err(|why| tensor_error(name, why))
-}
-
-fn tensor_error(name: &CString, why: String) -> SessionError {
-    SessionError::Tensor { name: name.to_string_lossy().into_owned(), why }
 }
 
 fn c_name(name: &str) -> Result<CString, SessionError> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
+use std::sync::OnceLock;
 
 use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr, OrtValue};
 
@@ -173,6 +174,13 @@ impl MemoryKind {
         struct Info(*const OrtMemoryInfo);
         // SAFETY: the info is immutable after its making.
         unsafe impl Send for Info {}
+        // SAFETY: as above.
+        unsafe impl Sync for Info {}
+        // The host's is asked for with each state that is lent.
+        static HOST_INFO: OnceLock<Info> = OnceLock::new();
+        if let (Self::Host, Some(info)) = (self, HOST_INFO.get()) {
+            return Ok(info.0);
+        }
         static INFOS: Mutex<BTreeMap<i32, Info>> = Mutex::new(BTreeMap::new());
         const HOST: i32 = -1;
         let number = match self {
@@ -195,6 +203,9 @@ impl MemoryKind {
             })?;
         }
         infos.insert(number, Info(info));
+        if self == Self::Host {
+            let _ = HOST_INFO.set(Info(info));
+        }
         Ok(info)
     }
 }

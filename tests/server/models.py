@@ -992,6 +992,63 @@ def implicit(model: Model, name: str, inside: bool = False, **changes) -> Model:
 # ---- states that change their size
 
 
+def half_way(name: str = "half_way", **changes) -> Model:
+    """Its run fails, for an INDEX of 4 and more, after it has written the next MIDDLE, whose batch axis is the second; CACHE
+    keeps every CHUNK of 4 KiB."""
+
+    def build():
+        return graph(
+            [
+                node("Unsqueeze", "INPUT AXIS_0", "ROWS"),
+                node("Add", "MIDDLE_IN ROWS", "MIDDLE_OUT"),
+                node("Transpose", "MIDDLE_OUT", "BY_ROW", perm=[1, 0, 2]),
+                node("Reshape", "BY_ROW SIX", "FLAT"),
+                node("ReduceSum", "FLAT LAST", "TOTAL", keepdims=1),
+                node("Mul", "TOTAL NOTHING", "NO_STEP"),
+                node("Cast", "NO_STEP", "OFFSET", to=TensorProto.INT64),
+                node("Add", "INDEX OFFSET", "AT"),
+                node("Gather", "TABLE AT", "WEIGHT"),
+                node("Add", "FLAT WEIGHT", "OUTPUT"),
+                node("Concat", "CACHE_IN CHUNK", "CACHE_OUT", axis=1),
+                node("Identity", "CACHE_OUT", "KEPT"),
+            ],
+            [
+                ("INPUT", "fp32", [BATCH, 2]),
+                ("INDEX", "int64", [BATCH, 1]),
+                ("CHUNK", "fp32", [BATCH, 1, 1024]),
+                ("MIDDLE_IN", "fp32", [3, BATCH, 2]),
+                ("CACHE_IN", "fp32", [BATCH, "T", 1024]),
+            ],
+            [
+                ("OUTPUT", "fp32", [BATCH, 6]),
+                ("KEPT", "fp32", [BATCH, "T_new", 1024]),
+                ("MIDDLE_OUT", "fp32", [3, BATCH, 2]),
+                ("CACHE_OUT", "fp32", [BATCH, "T_new", 1024]),
+            ],
+            {
+                "AXIS_0": np.array([0], np.int64),
+                "SIX": np.array([-1, 6], np.int64),
+                "LAST": np.array([1], np.int64),
+                "NOTHING": np.array(0, np.float32),
+                "TABLE": np.zeros(4, np.float32),
+            },
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(
+            Tensor("INPUT", "fp32", (2,), between=(-8, 8)),
+            Tensor("INDEX", "int64", (1,), between=(0, 3)),
+            Tensor("CHUNK", "fp32", (1, 1024)),
+        ),
+        outputs=(Tensor("OUTPUT", "fp32", (6,)), Tensor("KEPT", "fp32", (-1, 1024))),
+        states=(("MIDDLE_IN", "MIDDLE_OUT"), ("CACHE_IN", "CACHE_OUT")),
+        lengths_at_start={"T": 0},
+    )
+    return dataclasses.replace(model, **changes)
+
+
 def append(
     type: str = "fp32", name: str | None = None, layout: str = "NTW", width: int = 2, **changes
 ) -> Model:

@@ -10,8 +10,8 @@ import functools
 import numpy as np
 import onnxruntime
 
-from support.paths import TEST_DEVICE
 from model import CORRID, END, READY, START, Model
+from support.paths import TEST_DEVICE
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 import models
+from batches import TOGETHER
 from conversations import Conversation, outcome, together
 
 REASON = "out of data bounds"  # ONNX Runtime's words for an index that is not in the table
@@ -117,3 +118,21 @@ def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment
             assert isinstance(came, InferenceServerException) == (fed is BAD), came
 
     together(lambda seed=seed: talk(seed) for seed in range(8))
+
+
+def test_a_run_that_fails_half_way_has_changed_no_state_wherever_it_lay(deployment):
+    """Alone, a sequence's large state is lent to the run, while the other one lies in a batch of two."""
+    model = deployment.serve(models.half_way(**TOGETHER))
+    rng = np.random.default_rng(4)
+    talks = [Conversation(deployment.connect(), model, rng) for _ in range(2)]
+    together(talk.start for talk in talks)
+    for _ in range(3):
+        together(talk.step for talk in talks)
+        for talk in talks:
+            bad = {**model.draw(rng), "INDEX": np.array([[9]], np.int64)}
+            for _ in range(2):
+                with pytest.raises(InferenceServerException, match=REASON):
+                    talk.step(bad)
+            talk.step()
+    for talk in talks:
+        talk.end()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,7 +69,11 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
     protocol: grpc (unary) or stream.
     """
     process, client = psutil.Process(server.pid), http.InferenceServerClient(server.http_url)
-    before = _counts(client, served.name), _machine_cpu_s(), _cpu_s(process)
+    counted: list[tuple[dict[str, int], float, float]] = []
+
+    def count() -> None:
+        counted.append((_counts(client, served.name), _machine_cpu_s(), _cpu_s(process)))
+
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.csv"
         command = [
@@ -80,11 +84,12 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
             *(argument for tensor in served.model.inputs for argument in _shape(tensor)),
             *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
         ]
-        _run(command, 60 + 10 * seconds)
+        _run(command, 60 + 10 * seconds, before=count)
         if not report.exists():
             raise RuntimeError(f"{' '.join(command)} wrote no report")
         reported = parse_report(report.read_text())
-    after = _counts(client, served.name), _machine_cpu_s(), _cpu_s(process)
+    count()
+    before, after = counted[-2:]
     requests, runs = (after[0][key] - before[0][key] for key in ("inference_count", "execution_count"))
     return {
         "served": served.name,
@@ -114,9 +119,10 @@ def parse_report(text: str) -> dict[str, float]:
     return {key: float(rows[0][column]) for key, column in columns.items()}
 
 
-def _run(command: list[str], timeout_s: float, attempts: int = 3) -> None:
-    """perf_analyzer sometimes does not come to its end, with whatever backend."""
+def _run(command: list[str], timeout_s: float, before: Callable[[], None], attempts: int = 3) -> None:
+    """perf_analyzer sometimes does not come to its end, with whatever backend. `before` is called before each attempt."""
     for attempt in range(attempts):
+        before()
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True)
             return

@@ -38,12 +38,14 @@ pub struct Queue {
     traffic: Arc<Traffic>,
     /// Something has been enqueued since the last wait.
     is_busy: bool,
+    /// What could not be enqueued or did not happen. Nothing else does from then on: it may build on that.
+    failed: Option<DeviceError>,
 }
 
 impl Queue {
     /// A queue on a stream that no other queue has.
     pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Self {
-        Self { stream, moves: Moves::default(), arena: None, traffic, is_busy: false }
+        Self { stream, moves: Moves::default(), arena: None, traffic, is_busy: false, failed: None }
     }
 
     /// The device.
@@ -61,17 +63,26 @@ impl Queue {
     }
 
     /// Moves a row on the device.
-    pub fn move_row(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
+    ///
+    /// # Safety
+    /// Both are rows of such a layout in memory of the device that lives until the queue has been waited for.
+    pub unsafe fn move_row(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
         self.moves.push(layout, from, to, change);
     }
 
-    /// Moves a row of the host's to the device.
-    pub fn upload_row(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
+    /// Moves a row of the host's to the device. Panics if it is of another size.
+    ///
+    /// # Safety
+    /// As for [`Queue::move_row`], for `to`.
+    pub unsafe fn upload_row(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
         self.moves.push_carried(layout, row, to, change);
     }
 
     /// Fills a row with zeros.
-    pub fn zero_row(&mut self, layout: RowLayout, to: RowIn) {
+    ///
+    /// # Safety
+    /// As for [`Queue::move_row`].
+    pub unsafe fn zero_row(&mut self, layout: RowLayout, to: RowIn) {
         self.moves.push_zeros(layout, to);
     }
 
@@ -80,11 +91,18 @@ impl Queue {
         self.moves.end_phase();
     }
 
-    /// Enqueues the moves that have been collected.
+    /// Enqueues the moves that have been collected. When that fails, or a wait does, everything fails from then on: what was
+    /// to be moved is not where it should be.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
+        self.check()?;
         if self.moves.is_empty() {
             return Ok(());
         }
+        let flushed = self.enqueue_moves();
+        self.note(flushed)
+    }
+
+    fn enqueue_moves(&mut self) -> Result<(), DeviceError> {
         let bytes = self.moves.bytes();
         let at = self.arena_room(bytes)?;
         let Some(arena) = &mut self.arena else { return Ok(()) };
@@ -152,12 +170,26 @@ impl Queue {
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
         if std::mem::take(&mut self.is_busy) {
-            self.driver().synchronise(self.stream.stream)?;
+            let waited = self.driver().synchronise(self.stream.stream);
+            self.note(waited)?;
         }
         if let Some(arena) = &mut self.arena {
             arena.used = 0;
         }
         Ok(())
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    fn note(&mut self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
+        if let Err(error) = &done {
+            log::error!("{error}; what runs on this stream is refused from now on: load the model again");
+            self.failed = Some(error.clone());
+            self.moves = Moves::default();
+        }
+        done
     }
 
     /// Room in the arena, which is made larger if need be. Returns its offset.
@@ -172,7 +204,6 @@ impl Queue {
             return Ok(0);
         }
         let room = bytes.next_power_of_two().max(FIRST_ARENA);
-        self.arena = None;
         let (host, device) = (self.device().allocate_pinned(room)?, self.device().allocate(room)?);
         self.arena = Some(Arena { host, device, used: 0 });
         Ok(0)
@@ -258,14 +289,17 @@ mod tests {
             let on_device = (device_bytes(&mut queue, &batch), device_bytes(&mut queue, &row));
             let place = RowIn { address: on_device.0.address(), index, rows };
             let alone = RowIn::alone(on_device.1.address());
-            match way {
-                Way::Put => queue.move_row(layout, alone, place, Change::None),
-                Way::Take => queue.move_row(layout, place, alone, Change::None),
-                Way::Upload => queue.upload_row(layout, &row, place, Change::None),
-                Way::Zero => queue.zero_row(layout, place),
-                Way::PutWidened => queue.move_row(layout, alone, place, Change::Widen),
-                Way::TakeNarrowed => queue.move_row(layout, place, alone, Change::Narrow),
-                Way::Round => queue.move_row(layout, place, place, Change::Round),
+            // SAFETY: rows of buffers that live until the end of the test.
+            unsafe {
+                match way {
+                    Way::Put => queue.move_row(layout, alone, place, Change::None),
+                    Way::Take => queue.move_row(layout, place, alone, Change::None),
+                    Way::Upload => queue.upload_row(layout, &row, place, Change::None),
+                    Way::Zero => queue.zero_row(layout, place),
+                    Way::PutWidened => queue.move_row(layout, alone, place, Change::Widen),
+                    Way::TakeNarrowed => queue.move_row(layout, place, alone, Change::Narrow),
+                    Way::Round => queue.move_row(layout, place, place, Change::Round),
+                }
             }
             match way {
                 Way::Put | Way::Upload => rows::put(layout, &row, &mut batch, index, rows),
@@ -288,12 +322,15 @@ mod tests {
         let at = |number: usize| RowIn::alone(buffers[number].address());
         // Each one takes what the next one has, which it gets only afterwards.
         for number in 0..3 {
-            queue.move_row(layout, at(number + 1), at(number), Change::None);
+            // SAFETY: rows of buffers that live until the end of the test.
+            unsafe { queue.move_row(layout, at(number + 1), at(number), Change::None) };
             queue.end_phase();
         }
-        queue.upload_row(layout, &[9; 100], at(3), Change::None);
+        // SAFETY: as above.
+        unsafe { queue.upload_row(layout, &[9; 100], at(3), Change::None) };
         queue.flush().unwrap();
-        queue.zero_row(layout, at(0));
+        // SAFETY: as above.
+        unsafe { queue.zero_row(layout, at(0)) };
         queue.synchronise().unwrap();
         let values: Vec<_> = buffers.iter().map(|buffer| host_bytes(&mut queue, buffer)[99]).collect();
         assert_eq!(values, [0, 2, 3, 9]);
@@ -308,12 +345,25 @@ mod tests {
         for round in 0..5 {
             for index in 0..rows {
                 let at = |buffer: &DeviceBuffer, index| RowIn { address: buffer.address(), index, rows };
-                queue.move_row(layout, at(&from, (index + round) % rows), at(&to, index), Change::None);
+                // SAFETY: rows of buffers that live until the end of the test.
+                unsafe { queue.move_row(layout, at(&from, (index + round) % rows), at(&to, index), Change::None) };
             }
             queue.flush().unwrap();
         }
         let (from, to) = (host_bytes(&mut queue, &from), host_bytes(&mut queue, &to));
         assert_eq!(to[..8 * (rows - 4)], from[8 * 4..]);
+    }
+
+    #[test]
+    fn nothing_happens_behind_a_failure() {
+        let mut queue = queue();
+        let layout = RowLayout { outer: 1, inner_bytes: 8 };
+        let buffer = device_bytes(&mut queue, &[1; 8]);
+        // SAFETY: a row of a buffer that lives until the end of the test.
+        unsafe { queue.zero_row(layout, RowIn::alone(buffer.address())) };
+        let failed = queue.note(Err(DeviceError::Failed { device: 0, call: "a test", why: "it says so".to_owned() }));
+        assert!(failed.is_err());
+        assert!(queue.flush().is_err() && queue.synchronise().is_err() && queue.before_run().is_err());
     }
 
     #[test]

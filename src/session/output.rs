@@ -1,0 +1,75 @@
+//! An output of a step: a tensor of ours that a run writes, or one that ONNX Runtime makes.
+
+use std::ffi::CString;
+use std::ptr;
+
+use super::open::SessionError;
+use super::tensors::Tensors;
+use super::value::Value;
+use crate::tensor::{DataType, element_count};
+
+/// An output.
+pub(super) struct Output {
+    pub name: CString,
+    pub tensors: Tensors,
+    /// Which state of the batch buffers it is.
+    pub state: Option<usize>,
+    /// As in [`OutputSpec`].
+    pub dims: Option<Vec<i64>>,
+    /// As in [`OutputSpec`].
+    pub is_read: bool,
+    /// ONNX Runtime is to leave it where the model runs.
+    pub stays: bool,
+    /// What the next run is expected to give, where the model does not say.
+    pub expected: Option<Vec<i64>>,
+    /// What ONNX Runtime made in the last run, where it decides the shape.
+    pub made: Option<Value>,
+    pub strings: Vec<Vec<u8>>,
+}
+
+impl Output {
+    /// The tensor to write to, or null for ONNX Runtime to make one.
+    pub fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
+        let Some(dims) = self.dims.as_ref().or(self.expected.as_ref()) else { return Ok(ptr::null_mut()) };
+        self.tensors.shape(dims, rows)?;
+        self.tensors.value().map_err(|why| tensor_error(&self.name, why))
+    }
+
+    /// Takes a tensor over that ONNX Runtime made.
+    pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
+        if !self.has_dims() {
+            // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
+            self.made = unsafe { Value::from_run(value) };
+        }
+    }
+
+    pub const fn has_dims(&self) -> bool {
+        self.dims.is_some() || self.expected.is_some()
+    }
+
+    /// Notes the shape of a tensor that ONNX Runtime made.
+    pub fn settle(&mut self) -> Result<(), SessionError> {
+        if self.has_dims() {
+            return Ok(());
+        }
+        let failed = |why| tensor_error(&self.name, why);
+        let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
+        // Tensors over our buffer have other dimensions.
+        self.tensors.by_rows.clear();
+        self.tensors.dims = made.dims().map_err(failed)?;
+        if self.tensors.data_type == DataType::Bytes {
+            let count = element_count(&self.tensors.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;
+            self.strings = made.strings(count).map_err(failed)?;
+            return Ok(());
+        }
+        let bytes =
+            element_count(&self.tensors.dims).and_then(|count| count.checked_mul(self.tensors.data_type.byte_size()?));
+        self.tensors.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;
+        Ok(())
+    }
+}
+
+/// An error about a tensor.
+pub(super) fn tensor_error(name: &CString, why: String) -> SessionError {
+    SessionError::Tensor { name: name.to_string_lossy().into_owned(), why }
+}

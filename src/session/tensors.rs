@@ -1,0 +1,217 @@
+//! A tensor of a step, in buffers of ours where the model runs; and rows in and out of it.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use super::spec::RowContent;
+use super::value::{MemoryKind, Value};
+use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
+use crate::memory::{Buffer, Bytes, MemoryError, Store, rows};
+use crate::tensor::{DataType, RowLayout, element_count};
+
+/// Tensors over one buffer, one for each number of rows that was asked for.
+pub(super) struct Tensors {
+    pub data_type: DataType,
+    pub batch_axis: Option<usize>,
+    /// Where the buffer is, if not on the host.
+    pub device: Option<Arc<Device>>,
+    /// Dimensions, with the number of rows of the last use.
+    pub dims: Vec<i64>,
+    pub bytes: usize,
+    /// Over the buffer, so they go before it.
+    pub by_rows: Vec<Option<Value>>,
+    pub store: Store,
+    /// The host's side of a buffer on a device.
+    pub staging: Option<Pinned>,
+}
+
+impl Tensors {
+    pub fn new(
+        data_type: DataType,
+        batch_axis: Option<usize>,
+        device: Option<&Arc<Device>>,
+    ) -> Result<Self, MemoryError> {
+        Ok(Self {
+            data_type,
+            batch_axis,
+            device: device.cloned(),
+            dims: Vec::new(),
+            bytes: 0,
+            by_rows: Vec::new(),
+            store: Store::Host(Buffer::new(0)?),
+            staging: None,
+        })
+    }
+
+    /// With a buffer for up to `rows` rows of `dims`, which is never replaced.
+    pub fn for_rows(&self, dims: &[i64], rows: usize) -> Result<Self, MemoryError> {
+        let mut tensors = Self::new(self.data_type, self.batch_axis, self.device.as_ref())?;
+        tensors.set_dims(dims, rows)?;
+        tensors.store = Store::new(tensors.device.as_ref(), tensors.bytes)?;
+        Ok(tensors)
+    }
+
+    /// Makes ready for `rows` rows of `dims` (whose batch axis is ignored). Contents are undefined when the shape
+    /// differs from the last one.
+    pub fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
+        self.set_dims(dims, rows)?;
+        if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
+            self.by_rows.clear();
+            let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
+            self.store = Store::new(self.device.as_ref(), bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The elements in the current shape, for the host to read and write.
+    pub fn host(&self) -> &[u8] {
+        match (&self.store, &self.staging) {
+            (Store::Host(buffer), _) => &buffer.bytes()[..self.bytes],
+            (_, Some(staging)) => &staging.bytes()[..self.bytes],
+            (_, None) => &[],
+        }
+    }
+
+    /// As [`Tensors::host`], to write; what is on a device must be uploaded then.
+    pub fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
+        self.reserve_staging(self.bytes)?;
+        Ok(match (&mut self.store, &mut self.staging) {
+            (Store::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
+            (_, Some(staging)) => &mut staging.bytes_mut()[..self.bytes],
+            (_, None) => &mut [],
+        })
+    }
+
+    /// Makes room on the host for the elements of a tensor on a device.
+    pub fn reserve_staging(&mut self, bytes: usize) -> Result<(), MemoryError> {
+        let has_room = self.staging.as_ref().is_some_and(|staging| staging.byte_len() >= bytes);
+        if let Some(device) = self.device.as_ref().filter(|_| !has_room) {
+            self.staging = Some(device.allocate_pinned(bytes.next_power_of_two())?);
+        }
+        Ok(())
+    }
+
+    pub fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
+        match (&self.store, &self.staging) {
+            (Store::Device(buffer), Some(staging)) => Ok(queue.upload(staging, buffer, self.bytes)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// A row of the buffer on the device, in its current shape.
+    pub fn row(&self, index: usize, rows: usize) -> RowIn {
+        RowIn { address: self.store.address() as u64, index, rows }
+    }
+
+    pub fn memory(&self) -> MemoryKind {
+        match (&self.store, &self.device) {
+            (Store::Device(_), Some(device)) => MemoryKind::of(device),
+            _ => MemoryKind::Host,
+        }
+    }
+
+    pub fn set_dims(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
+        let is_batch = |axis: usize| Some(axis) == self.batch_axis;
+        let known = self.dims.len() == dims.len()
+            && self.dims.iter().zip(dims).enumerate().all(|(axis, (old, new))| old == new || is_batch(axis));
+        if !known {
+            self.dims = dims.to_vec();
+            self.by_rows.clear();
+        }
+        self.set_rows(rows)
+    }
+
+    pub fn set_rows(&mut self, rows: usize) -> Result<(), MemoryError> {
+        if let Some(axis) = self.batch_axis {
+            self.dims[axis] = rows as i64;
+        }
+        let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
+        self.bytes = bytes.ok_or(MemoryError::Host { bytes: usize::MAX })?;
+        Ok(())
+    }
+
+    /// The tensor over the buffer in the current shape.
+    pub fn value(&mut self) -> Result<*mut ort::sys::OrtValue, String> {
+        let (memory, rows) = (self.memory(), self.batch_axis.map_or(0, |axis| self.dims[axis] as usize));
+        if self.by_rows.len() <= rows {
+            self.by_rows.resize_with(rows + 1, || None);
+        }
+        let slot = &mut self.by_rows[rows];
+        if let Some(value) = slot {
+            return Ok(value.as_ptr());
+        }
+        if self.bytes > self.store.byte_len() {
+            return Err(format!("{} bytes do not make {:?}", self.store.byte_len(), self.dims));
+        }
+        // SAFETY: the buffer is large enough for these dimensions; the values are dropped before the buffer is replaced,
+        // and with it.
+        let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
+        Ok(slot.insert(value).as_ptr())
+    }
+}
+
+/// Puts a row of a state into place.
+pub(super) fn put(
+    queue: &mut Option<RefCell<Queue>>,
+    tensors: &mut Tensors,
+    layout: RowLayout,
+    (index, rows): (usize, usize),
+    content: RowContent,
+) -> Result<(), MemoryError> {
+    let bytes = layout.row_bytes();
+    let Some(queue) = queue else {
+        let batch = tensors.host_mut()?;
+        match content {
+            RowContent::Zeros => rows::zero(layout, batch, index, rows),
+            RowContent::Exact(row) => rows::put(layout, row.host(), batch, index, rows),
+            RowContent::Fp16(row) => rows::put_widened(layout, row.host(), batch, index, rows),
+        }
+        return Ok(());
+    };
+    let (queue, to) = (queue.get_mut(), tensors.row(index, rows));
+    let (row, wanted, change) = match content {
+        RowContent::Zeros => {
+            // SAFETY: a row of a buffer that is not replaced before the run.
+            unsafe { queue.zero_row(layout, to) };
+            return Ok(());
+        }
+        RowContent::Exact(row) => (row, bytes, Change::None),
+        RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
+    };
+    assert_eq!(row.byte_len(), wanted, "row of another size");
+    // SAFETY: as above; what is read is a slot or a state that its lease holds until the wait.
+    unsafe {
+        match row {
+            Bytes::Host(row) => queue.upload_row(layout, row, to, change),
+            Bytes::Device(row) => queue.move_row(layout, RowIn::alone(row.address()), to, change),
+        }
+    }
+    Ok(())
+}
+
+/// Takes a row out of a batch on the host, into fp16 if it is kept so.
+pub(super) fn take_on_host(
+    layout: RowLayout,
+    batch: &[u8],
+    (index, rows): (usize, usize),
+    row: &mut [u8],
+    as_fp16: bool,
+) {
+    match as_fp16 {
+        true => rows::take_narrowed(layout, batch, index, rows, row),
+        false => rows::take(layout, batch, index, rows, row),
+    }
+}
+
+/// What becomes of a row that may be kept as fp16.
+pub(super) const fn narrowing(as_fp16: bool) -> Change {
+    if as_fp16 { Change::Narrow } else { Change::None }
+}
+
+/// All bytes of a batch buffer on the host.
+pub(super) fn host_bytes(tensors: &mut Tensors) -> &mut [u8] {
+    match &mut tensors.store {
+        Store::Host(buffer) => buffer.bytes_mut(),
+        Store::Device(_) => &mut [],
+    }
+}
