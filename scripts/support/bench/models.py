@@ -89,9 +89,10 @@ class BenchModel:
         preferred: int | None = None,
         delay_us: int = 0,
         parameters: dict[str, str] | None = None,
+        kind: str = "KIND_CPU",
     ) -> str:
         """A config.pbtxt for sequences, on one thread. `delay_us`: the longest that core waits for a batch of
-        `preferred`."""
+        `preferred`. `kind`: of the instances."""
         pairs = " ".join(f"<<<{state.input}, {state.output}>>>" for state in self.states)
         given = {"intra_op_thread_count": "1", "inter_op_thread_count": "1", "max_candidate_sequence_use_ratio": "1"}
         given |= {"state_pairs": pairs} | self.parameters | (parameters or {})
@@ -112,7 +113,7 @@ sequence_batching {{
     max_queue_delay_microseconds: {delay_us}
   }}
 }}
-instance_group [ {{ kind: KIND_CPU }} ]
+instance_group [ {{ kind: {kind} }} ]
 parameters [
 {written}
 ]

@@ -93,7 +93,8 @@ def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKE
         *(f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in arguments.items()),
     ]
     # The server's libraries find one another by the path of the program that they came with.
-    environment = os.environ | {"LD_LIBRARY_PATH": str(TRITON_LIBRARIES)}
+    search = ":".join(filter(None, [str(TRITON_LIBRARIES), os.environ.get("LD_LIBRARY_PATH")]))
+    environment = os.environ | {"LD_LIBRARY_PATH": search}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment)
     if ran.returncode != 0:
         raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
