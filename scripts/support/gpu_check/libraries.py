@@ -1,0 +1,62 @@
+"""The libraries of CUDA that ONNX Runtime's providers want, and the folders that have them."""
+
+from __future__ import annotations
+
+import mmap
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+
+# Some are opened when they are first used, so the list of what is linked is not enough.
+_NAME = re.compile(rb"lib(?:cublasLt|cublas|cudart|cudnn|cufft|curand|nvrtc|nvinfer|nvonnxparser)\.so\.\d+")
+
+
+def wanted(provider: Path) -> list[str]:
+    """Names of libraries that stand in the provider's file."""
+    with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return sorted({name.decode() for name in _NAME.findall(content)})
+
+
+def roots(site: Path) -> list[Path]:
+    """Folders to look in: the virtual environment's, those of CUDA's installers, and of this Python's packages."""
+    found = [*sorted(site.glob("nvidia/*/lib")), *site.glob("tensorrt_libs")]
+    found += sorted(Path("/usr/local").glob("cuda*/lib64"), reverse=True)
+    found += sorted(Path("/usr/local").glob("cuda*/compat"), reverse=True)
+    for packages in {sysconfig.get_path("purelib"), *_dist_packages()}:
+        found += sorted(Path(packages).glob("nvidia/*/lib"))
+        found += sorted(Path(packages).glob("tensorrt_libs"))
+    return found
+
+
+def _dist_packages() -> list[str]:
+    return [str(folder) for folder in Path("/usr").glob("l*/python3*/dist-packages")] + [
+        str(folder) for folder in Path("/usr/local/lib").glob("python3*/dist-packages")
+    ]
+
+
+def find(names: Iterable[str], folders: Iterable[Path]) -> dict[str, str | None]:
+    """Where each library is: a folder, "the system" where the loader finds it by itself, or None."""
+    system, folders = _known_to_loader(), list(folders)
+    return {name: _find(name, system, folders) for name in names}
+
+
+def _find(name: str, system: set[str], folders: list[Path]) -> str | None:
+    if folder := next((folder for folder in folders if (folder / name).exists()), None):
+        return str(folder)
+    return "the system" if name in system else None
+
+
+def search_path(found: dict[str, str | None]) -> str:
+    """For LD_LIBRARY_PATH."""
+    return ":".join(dict.fromkeys(folder for folder in found.values() if folder and folder != "the system"))
+
+
+def _known_to_loader() -> set[str]:
+    ldconfig = shutil.which("ldconfig", path="/sbin:/usr/sbin:/bin:/usr/bin")
+    if ldconfig is None:
+        return set()
+    listed = subprocess.run([ldconfig, "-p"], capture_output=True, text=True).stdout
+    return {line.split()[0] for line in listed.splitlines() if " => " in line}
