@@ -1,0 +1,157 @@
+"""scripts/gpu-check on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from support.gpu_check import report, stages
+from support.gpu_check.chunks import FAILED, Results, Runner
+from support.gpu_check.install import Place
+from support.gpu_check.parts import Manifest, PartsError
+from support.gpu_check.stages import STAGES, Setting
+
+ROOT = Path(__file__).resolve().parents[3]
+#: Exit codes: all that was asked for has passed; something has not; nothing has failed, but more is to be done.
+DONE, WRONG, MORE = 0, 1, 3
+
+_DESCRIPTION = """Proves the backend on a machine with an NVIDIA GPU that has no network.
+
+    scripts/gpu-check pack                    here: parts in numbered pieces under 55 MB, in build/gpu-check/
+    scripts/gpu-check run PARTS               there: what the time allows; a second call goes on
+    scripts/gpu-check report PARTS/results.json --out docs/gpu.md
+
+On a machine without the checkout: tar xf PARTS/001-tree.tar, and call scripts/gpu-check from there.
+"""
+
+
+def main() -> int:
+    options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return options.do(options)
+    except (PartsError, OSError, ValueError) as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return WRONG
+    except KeyboardInterrupt:
+        print("gpu-check: interrupted; the next run goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
+
+
+def arguments() -> argparse.Namespace:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="scripts/gpu-check", description=_DESCRIPTION, formatter_class=raw)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    pack = commands.add_parser("pack", help="collect the parts and cut them into pieces (needs the network)")
+    pack.set_defaults(do=_pack)
+    pack.add_argument("--into", type=Path, default=ROOT / "build" / "gpu-check", help="default: build/gpu-check")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    pack.add_argument("--python", type=_version, default=here, help=f"the machine's Python (default: {here})")
+    pack.add_argument("--with-cuda", action="store_true", help="also CUDA's libraries, where the machine has none")
+    run = commands.add_parser("run", help="join the pieces, set up, and run the stages (no network)")
+    run.set_defaults(do=_run)
+    run.add_argument("parts", type=Path, help="the folder with the pieces and the manifest")
+    run.add_argument("--results", type=Path, help="default: PARTS/results.json")
+    run.add_argument("--work", type=Path, help="where things are unpacked (default: PARTS/work)")
+    run.add_argument("--seconds", type=float, default=450, help="in all (default: 450)")
+    run.add_argument("--stage", action="append", choices=list(STAGES), default=[], help="only this; may be repeated")
+    run.add_argument("--again", action="store_true", help="run what has failed once more")
+    run.add_argument("--marker", default="", help="of the tests of the stage behaviour, as pytest's -m")
+    shown = commands.add_parser("report", help="write what was found as markdown")
+    shown.set_defaults(do=_report)
+    shown.add_argument("results", type=Path)
+    shown.add_argument("--out", type=Path, help="a file (default: standard output)")
+    shown.add_argument("--table", action="store_true", help="a short table instead")
+    return parser.parse_args()
+
+
+def _version(text: str) -> str:
+    if not re.fullmatch(r"3\.\d+", text):
+        raise argparse.ArgumentTypeError(f"'{text}': a version such as 3.12 is expected")
+    return text
+
+
+def _pack(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from support.gpu_check.pack import PackError, pack
+
+    console = Console(stderr=True)
+    try:
+        manifest = pack(options.into, options.python, options.with_cuda, console)
+    except PackError as error:
+        print(f"gpu-check: {error}", file=sys.stderr)
+        return WRONG
+    pieces = list(manifest.pieces)
+    size = sum(piece.bytes for piece in pieces) / 1e6
+    console.print(f"{len(pieces)} pieces, {size:.0f} MB, of commit {manifest.about['commit']}: {options.into}")
+    if manifest.about["commit"].endswith("-dirty"):
+        console.print("[yellow]what is not committed is not in the tree, though it may be in what was built[/yellow]")
+    return DONE
+
+
+def _run(options: argparse.Namespace) -> int:
+    parts = options.parts.resolve()
+    place = Place((options.work or parts / "work").resolve())
+    results = Results((options.results or parts / "results.json").resolve())
+    results.about = Manifest.read(parts).about
+    runner = Runner(results, options.seconds, results.about["commit"], again=options.again, say=_say)
+    stages.run(runner, Setting(parts, place, options.marker), options.stage)
+    return _end(runner, place, options.stage)
+
+
+def _end(runner: Runner, place: Place, chosen: list[str]) -> int:
+    """The table, what failed, and the exit code."""
+    results = runner.results
+    failed = [
+        (key, record)
+        for key, record in results.records.items()
+        if record.status == FAILED and (not chosen or key.split("/")[0] in ("setup", *chosen))
+    ]
+    for key, record in failed:
+        _say(f"\n{key} has failed:\n{record.output[-2000:]}")
+    _show(results, place)
+    unfinished = [key for key, record in results.records.items() if not record.is_done and key not in runner.not_begun]
+    for what, keys in (("not begun", runner.not_begun), ("interrupted", unfinished)):
+        if keys:
+            _say(f"{what}: {', '.join(keys)}")
+    _say(f"results: {results.file}")
+    return WRONG if failed else MORE if runner.not_begun or unfinished else DONE
+
+
+def _show(results: Results, place: Place) -> None:
+    """Drawn in the virtual environment, which has what draws."""
+    if not place.python.exists():
+        return
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "scripts")}
+    command = [str(place.python), "-m", "support.gpu_check", "report", "--table", str(results.file)]
+    subprocess.run(command, env=environment, check=False)
+
+
+def _report(options: argparse.Namespace) -> int:
+    if not options.results.exists():
+        raise ValueError(f"there is no {options.results}")
+    results = Results(options.results)
+    if options.table:
+        from rich.console import Console
+
+        Console().print(report.table(results))
+    elif options.out:
+        options.out.write_text(report.markdown(results))
+        print(f"written: {options.out}")
+    else:
+        print(report.markdown(results), end="")
+    return DONE
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
