@@ -1,0 +1,58 @@
+"""One file of the tests on the real server: pytest's output, its junit XML, and what that says, as one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+from support import paths
+
+NO_TESTS = 5
+MESSAGE_KEPT = 600
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--junit", type=Path, required=True)
+    parser.add_argument("--marker", default="", help="as pytest's -m")
+    options = parser.parse_args()
+    options.junit.parent.mkdir(parents=True, exist_ok=True)
+    options.junit.unlink(missing_ok=True)
+    marker = ["-m", options.marker] if options.marker else []
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "--tb=short", "-p", "no:cacheprovider"]
+    code = subprocess.run([*command, f"--junit-xml={options.junit}", *marker, str(options.file)], cwd=paths.ROOT).returncode
+    sys.stdout.flush()
+    if options.junit.exists():
+        print(json.dumps({"file": options.file.name} | summary(options.junit)))
+    return 0 if code == NO_TESTS else code
+
+
+def summary(junit: Path) -> dict:
+    """Counts, and of each test that failed its name and the beginning of the reason."""
+    cases = list(xml.parse(junit).getroot().iter("testcase"))
+    failures = [{"test": case.get("name"), "why": why} for case in cases if (why := _failure(case)) is not None]
+    skipped = [f"{case.get('name')}: {case.find('skipped').get('message')}" for case in cases if _has(case, "skipped")]
+    return {
+        "tests": len(cases),
+        "passed": len(cases) - len({failure["test"] for failure in failures}) - len(skipped),
+        "failures": failures,
+        "skipped": skipped,
+    }
+
+
+def _failure(case: xml.Element) -> str | None:
+    found = case.find("failure") if _has(case, "failure") else case.find("error")
+    return None if found is None else (found.get("message") or found.text or "")[:MESSAGE_KEPT]
+
+
+def _has(case: xml.Element, tag: str) -> bool:
+    return case.find(tag) is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

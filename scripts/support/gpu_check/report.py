@@ -1,0 +1,218 @@
+"""What was found: a short table for the terminal, and markdown for docs/gpu.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from support.gpu_check.chunks import PASSED, Record, Results
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Rows = list[dict]
+
+TITLES = {
+    "setup": "Setting up",
+    "machine": "The machine",
+    "load": "A model loads",
+    "behaviour": "The tests on the real server",
+    "movement": "How states move",
+    "step": "The step",
+    "graphs": "The step with CUDA graphs",
+    "host": "The step on the CPU",
+}
+
+_STEP = {
+    "model": "model",
+    "batch": "batch",
+    "composition": "batches",
+    "raw_us": "ORT alone µs",
+    "raw_with_copies_us": "and copies µs",
+    "whole_us": "all but Triton µs",
+    "whole_over_raw": "/ alone",
+    "whole_over_raw_with_copies": "/ with copies",
+    "infer_us": "run µs",
+    "copied_bytes_per_round": "state bytes copied",
+}
+_COLUMNS = {
+    "movement": {
+        "states": "states",
+        "rows": "rows",
+        "state_bytes": "bytes of a state",
+        "gather_gb": "gather GB/s",
+        "scatter_gb": "scatter GB/s",
+        "copy_gb": "plain copy GB/s",
+        "gather_over_copy": "gather / copy",
+        "scatter_over_copy": "scatter / copy",
+        "gather_us": "gather µs",
+    },
+    "step": _STEP,
+    "graphs": _STEP,
+    "host": {key: _STEP[key] for key in _STEP if "with_copies" not in key},
+}
+_SAID = {
+    "movement": "Rows of states between slots and batches, against one copy of as many bytes on the device.",
+    "step": "One batch, in process, on one CPU. *ORT alone*: ONNX Runtime with CUDA, all tensors made once on the device; "
+    "*and copies*: its inputs brought there and its outputs brought back. *All but Triton*: this backend's step less that "
+    "of a backend that does nothing.",
+    "graphs": "The same with `enable_cuda_graph`, and ONNX Runtime alone with CUDA graphs, too.",
+    "host": "The same models with instances of `KIND_CPU`; ONNX Runtime alone is on the CPU, too.",
+}
+
+
+def counts(records: Iterable[Record]) -> str:
+    """As in "24 passed, 1 failed"."""
+    statuses = [record.status for record in records]
+    return ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(sorted(statuses, key=_rank)))
+
+
+def _rank(status: str) -> tuple[bool, str]:
+    return status != PASSED, status
+
+
+def table(results: Results) -> Table:
+    """A line for each stage."""
+    from rich.table import Table
+
+    made = Table(title="gpu-check")
+    for heading in ("stage", "chunks", "seconds", "found"):
+        made.add_column(heading, justify="right" if heading == "seconds" else "left", overflow="fold")
+    for stage in TITLES:
+        records = results.of_stage(stage)
+        seconds = sum(record.seconds for record in records.values())
+        made.add_row(stage, counts(records.values()) or "–", f"{seconds:.0f}" if records else "", _found(stage, records))
+    return made
+
+
+def _found(stage: str, records: dict[str, Record]) -> str:
+    rows = _rows(records)
+    if stage == "machine" and rows:
+        return ", ".join(gpu["name"] for gpu in rows[0]["gpus"]) or "no GPU"
+    if stage == "behaviour" and rows:
+        return tests(rows)
+    ratios = [row["whole_over_raw"] for row in rows if row.get("whole_over_raw") and row.get("composition") == "same"]
+    return f"all but Triton / ORT alone: {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+
+
+def tests(rows: Rows) -> str:
+    """How many tests passed, failed and were skipped."""
+    failed, skipped = (sum(len(row[what]) for row in rows) for what in ("failures", "skipped"))
+    return f"{sum(row['passed'] for row in rows)} tests passed, {failed} failed, {skipped} skipped"
+
+
+def markdown(results: Results) -> str:
+    parts = [_head(results), _stages(results)]
+    parts += [_problems(results)] if any(record.status != PASSED for record in results.records.values()) else []
+    for stage in ("load", "behaviour", "movement", "step", "graphs", "host"):
+        if records := results.of_stage(stage):
+            parts.append(f"## {TITLES[stage]}\n\n" + _SECTIONS[stage](stage, records))
+    return "\n\n".join(parts) + "\n"
+
+
+def _head(results: Results) -> str:
+    lines = ["# On a GPU", ""]
+    rows = _rows(results.of_stage("machine"))
+    if not rows:
+        return "\n".join([*lines, "The machine was not asked."])
+    found = rows[0]
+    gpus = [f"{gpu['name']} ({gpu['memory.total']}, driver {gpu['driver_version']})" for gpu in found["gpus"]]
+    lines += [
+        f"Measured on {', '.join(gpus) or 'a machine without a GPU'}, CUDA {found['cuda_of_driver'] or 'unknown'} in the driver, "
+        f"{found['cpus']} CPUs ({found['cpu']}), {found['memory_bytes'] / 2**30:.0f} GiB, {found['system']}; "
+        f"ONNX Runtime {found['onnxruntime']}, Python {found['python']}; {_commits(results)}."
+    ]
+    return "\n".join(lines)
+
+
+def _commits(results: Results) -> str:
+    commits = list(dict.fromkeys(record.commit for record in results.records.values()))
+    return f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"
+
+
+def _stages(results: Results) -> str:
+    rows = [
+        {"stage": TITLES[stage], "chunks": counts(records.values()), "s": sum(of.seconds for of in records.values())}
+        for stage in TITLES
+        if (records := results.of_stage(stage))
+    ]
+    absent = [TITLES[stage] for stage in TITLES if not results.of_stage(stage)]
+    text = _markdown_table({"stage": "stage", "chunks": "result", "s": "seconds"}, rows)
+    return text + (f"\n\nNot run: {', '.join(absent)}." if absent else "")
+
+
+def _problems(results: Results) -> str:
+    """What did not pass, and the end of what it said."""
+    parts = ["## What did not pass"]
+    for key, record in results.records.items():
+        if record.status != PASSED:
+            end = "\n".join(record.output.splitlines()[-12:]).replace("```", "'''")
+            parts.append(f"**{key}**: {record.status} after {record.seconds:.0f} s, commit {record.commit}\n\n```\n{end}\n```")
+    return "\n\n".join(parts)
+
+
+def _load(_: str, records: dict[str, Record]) -> str:
+    columns = {"model": "model", "kind": "instances", "ready_s": "seconds to ready", "worst": "largest difference"}
+    return "Answers against ONNX Runtime on the CPU.\n\n" + _markdown_table(columns, _rows(records))
+
+
+def _behaviour(_: str, records: dict[str, Record]) -> str:
+    rows = _rows(records)
+    columns = {"file": "file", "passed": "passed", "failed": "failed", "skipped": "skipped"}
+    shown = [row | {what: len(row[of]) for what, of in (("failed", "failures"), ("skipped", "skipped"))} for row in rows]
+    failures = [f"- `{row['file']}::{of['test']}`: {_line(of['why'])}" for row in rows for of in row["failures"]]
+    parts = [f"{tests(rows)}.", _markdown_table(columns, shown)]
+    return "\n\n".join(parts + (["Failed:\n\n" + "\n".join(failures)] if failures else []))
+
+
+def _measured(stage: str, records: dict[str, Record]) -> str:
+    rows = [_with_bandwidths(row) for row in _rows(records)]
+    columns = _COLUMNS[stage]
+    parts = [_SAID[stage], _markdown_table(columns, [row for row in rows if "captured" not in row])]
+    parts += [f"{row['model']}: runs are {'' if row['captured'] else '**not** '}captured." for row in rows if "captured" in row]
+    errors = {(row["model"], row["batch"]): row["raw_error"] for row in rows if "raw_error" in row}
+    parts += [f"ONNX Runtime alone, {model}, batch {batch}: {_line(why)}" for (model, batch), why in errors.items()]
+    return "\n\n".join(parts)
+
+
+_SECTIONS = {
+    "load": _load,
+    "behaviour": _behaviour,
+    "movement": _measured,
+    "step": _measured,
+    "graphs": _measured,
+    "host": _measured,
+}
+
+
+def _with_bandwidths(row: dict) -> dict:
+    return row | {f"{key}_gb": row[key] / 1e9 for key in ("gather", "scatter", "copy") if key in row}
+
+
+def _rows(records: dict[str, Record]) -> Rows:
+    return [row for record in records.values() for row in record.rows]
+
+
+def _markdown_table(columns: dict[str, str], rows: Rows) -> str:
+    if not rows:
+        return "Nothing was measured."
+    # Words to the left, numbers to the right.
+    lines = [list(columns.values()), ["---:" if _is_number(rows[0].get(key)) else "---" for key in columns]]
+    lines += [[_cell(row.get(key)) for key in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.2g}" if abs(value) < 0.1 else f"{value:.2f}" if abs(value) < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value).replace("|", r"\|")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
