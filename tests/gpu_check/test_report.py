@@ -1,0 +1,76 @@
+"""The report and the table of sample results."""
+
+import pytest
+from rich.console import Console
+from samples import MACHINE, MOVED, STEP, TESTED
+
+from support.gpu_check import behaviour, report
+from support.gpu_check.chunks import FAILED, PASSED, Record, Results
+
+
+@pytest.fixture
+def results(tmp_path):
+    made = Results(tmp_path / "results.json")
+    of = lambda status, *rows, **more: Record(status, "abc1234", "2026-01-01", 12.0, list(rows), **more)  # noqa: E731
+    made.records = {
+        "setup/install": of(PASSED),
+        "machine/machine": of(PASSED, MACHINE),
+        "behaviour/test_pool": of(FAILED, TESTED, output="12 tests\n1 failed"),
+        "movement/movement": of(PASSED, MOVED),
+        "step/lstm_16": of(PASSED, STEP),
+        "graphs/capture_lstm": of(PASSED, {"model": "lstm", "captured": False}),
+        "graphs/lstm_16": of(PASSED, STEP | {"raw_error": "cannot\ncapture"}),
+    }
+    made.write()
+    return Results(tmp_path / "results.json")
+
+
+def test_the_report_has_the_machine_and_what_it_lacks(results):
+    text = report.markdown(results)
+    assert text.startswith("# On a GPU\n")
+    assert "NVIDIA H200 (143771 MiB, driver 580.1)" in text and "commit abc1234" in text
+    assert "does not have: `libcudnn.so.9`" in text
+
+
+def test_the_report_has_each_stages_measurements(results):
+    text = report.markdown(results)
+    assert "| lstm | 16 | same | 80.00 | 95.00 | 100 | 1.25 | 1.05 | 85.00 | 0 |" in text
+    assert "| 64 KiB | 64 | 65,536 | 1,500 | 1,400 | 2,000 | 1.33 | 1.43 | 6.10 |" in text
+    assert "lstm: runs are **not** captured." in text
+    assert "ONNX Runtime alone, lstm, batch 16: cannot capture" in text
+
+
+def test_the_report_names_what_failed_and_what_was_not_run(results):
+    text = report.markdown(results)
+    assert "10 tests passed, 1 failed, 1 skipped" in text
+    assert "- `test_pool.py::test_a_full_pool_refuses`: assert 3 == 4" in text
+    assert "**behaviour/test_pool**: failed" in text and "12 tests\n1 failed" in text
+    assert "Not run: A model loads, The step on the CPU." in text
+
+
+def test_a_report_of_nothing_says_so(tmp_path):
+    text = report.markdown(Results(tmp_path / "none.json"))
+    assert "was not asked" in text and "Not run: Setting up" in text
+
+
+def test_the_table_has_a_line_for_each_stage(results):
+    console = Console(width=140, record=True, file=open("/dev/null", "w"))
+    console.print(report.table(results))
+    text = console.export_text()
+    assert "NVIDIA H200" in text and "1.25 to 1.25" in text and "1 failed, 1 skipped" in text
+    assert all(stage in text for stage in report.TITLES)
+
+
+def test_junit_becomes_counts_names_and_reasons(tmp_path):
+    junit = tmp_path / "junit.xml"
+    junit.write_text(
+        """<testsuites><testsuite><testcase name="a"/><testcase name="b"><failure message="assert 1 == 2">x</failure>
+        </testcase><testcase name="c"><skipped message="no GPU"/></testcase><testcase name="d"><error>died</error></testcase>
+        </testsuite></testsuites>"""
+    )
+    assert behaviour.summary(junit) == {
+        "tests": 4,
+        "passed": 1,
+        "failures": [{"test": "b", "why": "assert 1 == 2"}, {"test": "d", "why": "died"}],
+        "skipped": ["c: no GPU"],
+    }
