@@ -8,16 +8,34 @@ import shutil
 import subprocess
 import sysconfig
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-# Some are opened when they are first used, so the list of what is linked is not enough.
-_NAME = re.compile(rb"lib(?:cublasLt|cublas|cudart|cudnn|cufft|curand|nvrtc|nvinfer|nvonnxparser)\.so\.\d+")
+_LINKED = re.compile(rb"lib(?:cublasLt|cublas|curand|nvinfer|nvonnxparser)\.so\.\d+")
+_CUDA = re.compile(rb"libcublas\.so\.(\d+)")
+#: What ONNX Runtime and cuDNN open when they first need it, by the version of CUDA. Their names stand nowhere in one piece.
+_LATE = {12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"), 13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13")}
 
 
-def wanted(provider: Path) -> list[str]:
-    """Names of libraries that stand in the provider's file."""
+@dataclass(frozen=True)
+class Wanted:
+    """linked: a provider does not load without. late: only some operators do not run without."""
+
+    linked: tuple[str, ...]
+    late: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.linked + self.late
+
+
+def wanted(provider: Path) -> Wanted:
+    """By the names that stand in the provider's file."""
     with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return sorted({name.decode() for name in _NAME.findall(content)})
+        linked = {name.decode() for name in _LINKED.findall(content)}
+        cuda = max((int(major) for major in _CUDA.findall(content)), default=None)
+    linked |= {f"libcudart.so.{cuda}"} if cuda else set()
+    return Wanted(tuple(sorted(linked)), _LATE.get(cuda, ()))
 
 
 def roots(site: Path) -> list[Path]:

@@ -16,8 +16,7 @@ from support.gpu_check import libraries
 from support.gpu_check.install import Place
 
 _FIELDS = ("name", "driver_version", "memory.total", "memory.used", "clocks.sm", "clocks.max.sm", "mig.mode.current")
-#: Without TensorRT the CUDA provider runs all the same.
-_CUDA_PROVIDER = "libonnxruntime_providers_cuda.so"
+CUDA_PROVIDER = "libonnxruntime_providers_cuda.so"
 
 
 def main() -> int:
@@ -26,13 +25,16 @@ def main() -> int:
     lacks = missing(found)
     for line in lacks:
         print(f"missing: {line}", file=sys.stderr)
+    for name in absent_late(found):
+        print(f"absent: {name}, without which some operators do not run", file=sys.stderr)
     return 1 if lacks else 0
 
 
 def describe(place: Place) -> dict:
     import onnxruntime
 
-    providers = {file.name: libraries_of(file, place) for file in sorted(place.backend.glob("libonnxruntime_providers_*.so"))}
+    files = sorted(place.backend.glob("libonnxruntime_providers_*.so"))
+    providers = {file.name: libraries_of(file, place) for file in files}
     return {
         "gpus": gpus(),
         "cuda_of_driver": cuda_of_driver(),
@@ -53,12 +55,19 @@ def missing(found: dict) -> list[str]:
         lacks.append("a GPU: nvidia-smi names none")
     if not found["cuda_of_driver"]:
         lacks.append("NVIDIA's driver: libcuda.so.1 does not answer")
-    of_cuda = found["libraries"].get(_CUDA_PROVIDER)
+    of_cuda = found["libraries"].get(CUDA_PROVIDER)
     if of_cuda is None:
-        lacks.append(f"{_CUDA_PROVIDER} beside the backend")
+        lacks.append(f"{CUDA_PROVIDER} beside the backend")
     else:
-        lacks += [f"{name}, for ONNX Runtime's CUDA provider" for name, where in of_cuda.items() if where is None]
+        absent = [name for name, where in of_cuda["linked"].items() if where is None]
+        lacks += [f"{name}, without which ONNX Runtime's CUDA provider does not load" for name in absent]
     return lacks
+
+
+def absent_late(found: dict) -> list[str]:
+    """Libraries without which only some operators do not run."""
+    late = found["libraries"].get(CUDA_PROVIDER, {}).get("late", {})
+    return [name for name, where in late.items() if where is None]
 
 
 def gpus() -> list[dict]:
@@ -87,12 +96,10 @@ def cuda_of_driver() -> str | None:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def libraries_of(provider: Path, place: Place) -> dict[str, str | None]:
-    """Where the libraries are that it wants. Those of TensorRT stand in CUDA's provider, too, and are optional there."""
-    names = libraries.wanted(provider)
-    if provider.name == _CUDA_PROVIDER:
-        names = [name for name in names if not name.startswith("libnv") or name.startswith("libnvrtc")]
-    return libraries.find(names, libraries.roots(place.site))
+def libraries_of(provider: Path, place: Place) -> dict[str, dict[str, str | None]]:
+    """Where the libraries are that it wants."""
+    wanted, roots = libraries.wanted(provider), libraries.roots(place.site)
+    return {"linked": libraries.find(wanted.linked, roots), "late": libraries.find(wanted.late, roots)}
 
 
 def _cpu() -> str:

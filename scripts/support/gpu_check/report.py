@@ -122,6 +122,13 @@ def _head(results: Results) -> str:
         f"{found['cpus']} CPUs ({found['cpu']}), {found['memory_bytes'] / 2**30:.0f} GiB, {found['system']}; "
         f"ONNX Runtime {found['onnxruntime']}, Python {found['python']}; {_commits(results)}."
     ]
+    absent = [
+        f"`{name}`"
+        for of in found["libraries"].values()
+        for name, where in (of["linked"] | of["late"]).items()
+        if where is None
+    ]
+    lines += ["", f"Libraries that the machine does not have: {', '.join(dict.fromkeys(absent))}."] if absent else []
     return "\n".join(lines)
 
 

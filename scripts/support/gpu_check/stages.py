@@ -31,7 +31,7 @@ class Setting:
 
     def environment(self, **more: str) -> Mapping[str, str]:
         """The tree's scripts, and the folders where CUDA's libraries were found."""
-        names = {name for file in self.providers for name in libraries.wanted(file)}
+        names = {name for file in self.providers for name in libraries.wanted(file).names}
         found = libraries.find(names, libraries.roots(self.place.site))
         path = ":".join(filter(None, [libraries.search_path(found), os.environ.get("LD_LIBRARY_PATH")]))
         return {"PYTHONPATH": str(self.place.tree / "scripts"), "LD_LIBRARY_PATH": path, **more}
