@@ -52,6 +52,7 @@ TESTED = {
     "passed": 10,
     "failures": [{"test": "test_a_full_pool_refuses", "why": "assert 3 == 4"}],
     "skipped": ["test_b: no reason"],
+    "models": {"KIND_GPU": 3, "KIND_CPU": 1},
 }
 
 

@@ -41,6 +41,12 @@ def test_a_chunk_that_fails_is_recorded_with_its_output(file):
     assert all(text in record.output for text in ("a word", "the reason", "ended with 1"))
 
 
+def test_of_long_output_the_beginning_and_the_end_are_kept(file):
+    runner(file).run(chunk("step", "lstm", "print('first', 'x' * 100_000, 'last')"))
+    output = Results(file).records["step/lstm"].output
+    assert output.startswith("first") and output.endswith("last") and len(output) < 9000
+
+
 def test_a_program_that_is_not_there_is_a_failure(file):
     of = chunk("movement", "movement", "")
     of.command[:] = ["/nowhere/program"]

@@ -18,7 +18,7 @@ def results(tmp_path):
         "behaviour/test_pool": of(FAILED, TESTED, output="12 tests\n1 failed"),
         "movement/movement": of(PASSED, MOVED),
         "step/lstm_16": of(PASSED, STEP),
-        "graphs/capture_lstm": of(PASSED, {"model": "lstm", "captured": False}),
+        "graphs/capture_lstm": of(PASSED, {"model": "lstm", "runs": 36, "replays": 0}),
         "graphs/lstm_16": of(PASSED, STEP | {"raw_error": "cannot\ncapture"}),
     }
     made.write()
@@ -36,13 +36,13 @@ def test_the_report_has_each_stages_measurements(results):
     text = report.markdown(results)
     assert "| lstm | 16 | same | 80.00 | 95.00 | 100 | 1.25 | 1.05 | 85.00 | 0 |" in text
     assert "| 64 KiB | 64 | 65,536 | 1,500 | 1,400 | 2,000 | 1.33 | 1.43 | 6.10 |" in text
-    assert "lstm: runs are **not** captured." in text
+    assert "lstm: **the log has no replay of a graph**." in text
     assert "ONNX Runtime alone, lstm, batch 16: cannot capture" in text
 
 
 def test_the_report_names_what_failed_and_what_was_not_run(results):
     text = report.markdown(results)
-    assert "10 tests passed, 1 failed, 1 skipped" in text
+    assert "10 tests passed, 1 failed, 1 skipped. Models that were configured: 3 of `KIND_GPU`, 1 of `KIND_CPU`" in text
     assert "- `test_pool.py::test_a_full_pool_refuses`: assert 3 == 4" in text
     assert "**behaviour/test_pool**: failed" in text and "12 tests\n1 failed" in text
     assert "Not run: A model loads, The step on the CPU." in text
@@ -57,7 +57,7 @@ def test_the_table_has_a_line_for_each_stage(results):
     console = Console(width=140, record=True, file=open("/dev/null", "w"))
     console.print(report.table(results))
     text = console.export_text()
-    assert "NVIDIA H200" in text and "1.25 to 1.25" in text and "1 failed, 1 skipped" in text
+    assert "NVIDIA H200" in text and "lstm 1.25 at 16" in text and "1 failed, 1 skipped" in text
     assert all(stage in text for stage in report.TITLES)
 
 
@@ -74,3 +74,10 @@ def test_junit_becomes_counts_names_and_reasons(tmp_path):
         "failures": [{"test": "b", "why": "assert 1 == 2"}, {"test": "d", "why": "died"}],
         "skipped": ["c: no GPU"],
     }
+
+
+def test_the_kinds_of_the_models_that_a_test_configured_are_counted(tmp_path):
+    for name, kind in (("a", "KIND_GPU"), ("b", "KIND_GPU"), ("c", "KIND_CPU")):
+        (tmp_path / "server" / name).mkdir(parents=True)
+        (tmp_path / "server" / name / "config.pbtxt").write_text(f"instance_group {{ kind: {kind} count: 1 }}")
+    assert behaviour.kinds(tmp_path) == {"KIND_GPU": 2, "KIND_CPU": 1}

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from support.gpu_check import report, stages
-from support.gpu_check.chunks import FAILED, Results, Runner
+from support.gpu_check.chunks import FAILED, Results, Runner, shortened
 from support.gpu_check.install import Place
 from support.gpu_check.parts import Manifest, PartsError
 from support.gpu_check.stages import STAGES, Setting
@@ -114,7 +114,7 @@ def _end(runner: Runner, place: Place, chosen: list[str]) -> int:
         if record.status == FAILED and (not chosen or key.split("/")[0] in ("setup", *chosen))
     ]
     for key, record in failed:
-        _say(f"\n{key} has failed:\n{record.output[-2000:]}")
+        _say(f"\n{key} has failed:\n{shortened(record.output, 3000)}")
     _show(results, place)
     unfinished = [key for key, record in results.records.items() if not record.is_done and key not in runner.not_begun]
     for what, keys in (("not begun", runner.not_begun), ("interrupted", unfinished)):

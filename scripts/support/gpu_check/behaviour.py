@@ -1,4 +1,7 @@
-"""One file of the tests on the real server: pytest's output, its junit XML, and what that says, as one JSON object."""
+"""One file of the tests on the real server: pytest's output, its junit XML, and what that says, as one JSON object.
+
+Also how many of the models that it configured had instances of which kind: tests that ran on the CPU prove nothing here.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -24,12 +28,20 @@ def main() -> int:
     options.junit.parent.mkdir(parents=True, exist_ok=True)
     options.junit.unlink(missing_ok=True)
     marker = ["-m", options.marker] if options.marker else []
-    command = [sys.executable, "-m", "pytest", "-q", "-ra", "--tb=short", "-p", "no:cacheprovider"]
-    code = subprocess.run([*command, f"--junit-xml={options.junit}", *marker, str(options.file)], cwd=paths.ROOT).returncode
-    sys.stdout.flush()
+    command = [sys.executable, "-m", "pytest", "-q", "-ra", "--tb=short", "-p", "no:cacheprovider", *marker]
+    with tempfile.TemporaryDirectory(prefix="stateful-tests-") as folder:
+        places = [f"--basetemp={folder}/pytest", f"--junit-xml={options.junit}"]
+        code = subprocess.run([*command, *places, str(options.file)], cwd=paths.ROOT).returncode
+        models = kinds(Path(folder))
     if options.junit.exists():
-        print(json.dumps({"file": options.file.name} | summary(options.junit)))
+        print(json.dumps({"file": options.file.name} | summary(options.junit) | {"models": models}))
     return 0 if code == NO_TESTS else code
+
+
+def kinds(folder: Path) -> dict[str, int]:
+    """How many models under it have instances of each kind."""
+    configs = [file.read_text() for file in folder.rglob("config.pbtxt")]
+    return {kind: sum(kind in config for config in configs) for kind in ("KIND_GPU", "KIND_CPU")}
 
 
 def summary(junit: Path) -> dict:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PASSED, FAILED, BEGUN, INTERRUPTED = "passed", "failed", "begun", "interrupted"
-OUTPUT_KEPT = 6000
+OUTPUT_KEPT = 8000
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,15 @@ def carry_out(chunk: Chunk, timeout_s: float, commit: str) -> Record:
         seconds = time.monotonic() - began
         printed, said = _text(out), _text(err)
     rows, rest = _split(printed)
-    output = "\n".join(text for text in (rest, said, why) if text)[-OUTPUT_KEPT:]
-    return Record(status, commit, when, round(seconds, 2), rows, output)
+    output = "\n".join(text for text in (rest, said, why) if text)
+    return Record(status, commit, when, round(seconds, 2), rows, shortened(output, OUTPUT_KEPT))
+
+
+def shortened(text: str, kept: int) -> str:
+    """Its beginning and its end: an error may stand at either."""
+    if len(text) <= kept:
+        return text
+    return f"{text[: kept // 2]}\n[... {len(text) - kept} characters ...]\n{text[len(text) - kept // 2 :]}"
 
 
 def _ended(chunk: Chunk, timeout_s: float, out, err) -> tuple[str, str]:

@@ -42,7 +42,6 @@ def roots(site: Path) -> list[Path]:
     """Folders to look in: the virtual environment's, those of CUDA's installers, and of this Python's packages."""
     found = [*sorted(site.glob("nvidia/*/lib")), *site.glob("tensorrt_libs")]
     found += sorted(Path("/usr/local").glob("cuda*/lib64"), reverse=True)
-    found += sorted(Path("/usr/local").glob("cuda*/compat"), reverse=True)
     for packages in {sysconfig.get_path("purelib"), *_dist_packages()}:
         found += sorted(Path(packages).glob("nvidia/*/lib"))
         found += sorted(Path(packages).glob("tensorrt_libs"))

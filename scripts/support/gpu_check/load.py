@@ -1,5 +1,5 @@
 """One model of the benchmark with instances of KIND_GPU on a real tritonserver: it loads, and its answers are ONNX
-Runtime's on the CPU. With --graphs: whether its runs are captured as CUDA graphs."""
+Runtime's on the CPU. With --graphs: how many of its runs were CUDA graphs, as ONNX Runtime's log says."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ STEPS = 12
 SEQUENCES = 3
 #: Sums are made in another order there.
 TOLERANCE = 1e-4
+#: At level 1 (info) of ONNX Runtime's log.
+_REPLAY = "Replaying the captured"
 _PROBLEM = re.compile(r"^[WE]\d{4}")
 
 
@@ -36,7 +38,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     print(json.dumps(row))
-    if row["worst"] > TOLERANCE or (options.graphs and not row["captured"]):
+    if row["worst"] > TOLERANCE or (options.graphs and not row["replays"]):
         print(log[-5000:], file=sys.stderr)
         return 1
     return 0
@@ -50,14 +52,14 @@ def check(model: BenchModel, kind: str, graphs: bool) -> tuple[dict, str]:
         config = model.config("stateful", 1, candidates=16, parameters=parameters, kind=kind)
         model.write(repository, model.name, config)
         began = time.monotonic()
-        with TritonServer(repository, ready_timeout_s=100) as server:
+        with TritonServer(repository, ready_timeout_s=100, backend_config={"ort-logging-level": "1"}) as server:
             ready_s = time.monotonic() - began
             worst = max(_worst(server, model, sequence) for sequence in range(1, SEQUENCES + 1))
             log = server.log_text()
     problems = [line for line in log.splitlines() if _PROBLEM.match(line)]
     row = {"model": model.name, "kind": kind, "ready_s": round(ready_s, 2), "worst": worst, "warnings": problems[:20]}
     if graphs:
-        row["captured"] = not any("no CUDA graph" in line for line in problems)
+        row |= {"runs": SEQUENCES * STEPS, "replays": sum(_REPLAY in line for line in log.splitlines())}
     return row, log
 
 

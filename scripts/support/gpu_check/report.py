@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from support.gpu_check.chunks import PASSED, Record, Results
+from support.gpu_check.chunks import PASSED, Record, Results, shortened
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,8 +91,11 @@ def _found(stage: str, records: dict[str, Record]) -> str:
         return ", ".join(gpu["name"] for gpu in rows[0]["gpus"]) or "no GPU"
     if stage == "behaviour" and rows:
         return tests(rows)
-    ratios = [row["whole_over_raw"] for row in rows if row.get("whole_over_raw") and row.get("composition") == "same"]
-    return f"all but Triton / ORT alone: {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+    # The largest batch of each model, which stays the same.
+    same = [row for row in rows if row.get("whole_over_raw") and row.get("composition") == "same"]
+    largest = {row["model"]: row for row in sorted(same, key=lambda row: row["batch"])}
+    ratios = [f"{model} {row['whole_over_raw']:.2f} at {row['batch']}" for model, row in largest.items()]
+    return f"all but Triton / ORT alone: {', '.join(ratios)}" if ratios else ""
 
 
 def tests(rows: Rows) -> str:
@@ -153,8 +156,8 @@ def _problems(results: Results) -> str:
     parts = ["## What did not pass"]
     for key, record in results.records.items():
         if record.status != PASSED:
-            end = "\n".join(record.output.splitlines()[-12:]).replace("```", "'''")
-            parts.append(f"**{key}**: {record.status} after {record.seconds:.0f} s, commit {record.commit}\n\n```\n{end}\n```")
+            said = shortened(record.output, 2500).replace("```", "'''")
+            parts.append(f"**{key}**: {record.status} after {record.seconds:.0f} s, commit {record.commit}\n\n```\n{said}\n```")
     return "\n\n".join(parts)
 
 
@@ -168,15 +171,17 @@ def _behaviour(_: str, records: dict[str, Record]) -> str:
     columns = {"file": "file", "passed": "passed", "failed": "failed", "skipped": "skipped"}
     shown = [row | {what: len(row[of]) for what, of in (("failed", "failures"), ("skipped", "skipped"))} for row in rows]
     failures = [f"- `{row['file']}::{of['test']}`: {_line(of['why'])}" for row in rows for of in row["failures"]]
-    parts = [f"{tests(rows)}.", _markdown_table(columns, shown)]
+    models = {kind: sum(row["models"].get(kind, 0) for row in rows) for kind in ("KIND_GPU", "KIND_CPU")}
+    kinds = ", ".join(f"{count} of `{kind}`" for kind, count in models.items())
+    parts = [f"{tests(rows)}. Models that were configured: {kinds}.", _markdown_table(columns, shown)]
     return "\n\n".join(parts + (["Failed:\n\n" + "\n".join(failures)] if failures else []))
 
 
 def _measured(stage: str, records: dict[str, Record]) -> str:
     rows = [_with_bandwidths(row) for row in _rows(records)]
     columns = _COLUMNS[stage]
-    parts = [_SAID[stage], _markdown_table(columns, [row for row in rows if "captured" not in row])]
-    parts += [f"{row['model']}: runs are {'' if row['captured'] else '**not** '}captured." for row in rows if "captured" in row]
+    parts = [_SAID[stage], _markdown_table(columns, [row for row in rows if "replays" not in row])]
+    parts += [f"{row['model']}: {_replays(row)}." for row in rows if "replays" in row]
     errors = {(row["model"], row["batch"]): row["raw_error"] for row in rows if "raw_error" in row}
     parts += [f"ONNX Runtime alone, {model}, batch {batch}: {_line(why)}" for (model, batch), why in errors.items()]
     return "\n\n".join(parts)
@@ -190,6 +195,10 @@ _SECTIONS = {
     "graphs": _measured,
     "host": _measured,
 }
+
+
+def _replays(row: dict) -> str:
+    return f"{row['replays']} of {row['runs']} runs were replayed graphs" if row["replays"] else "**the log has no replay of a graph**"
 
 
 def _with_bandwidths(row: dict) -> dict:

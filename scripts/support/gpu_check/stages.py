@@ -89,7 +89,7 @@ def step(setting: Setting) -> list[Chunk]:
 
 
 def graphs(setting: Setting) -> list[Chunk]:
-    """First whether graphs are captured: the driver of the steps does not show the server's warnings."""
+    """First whether runs are graphs: the driver of the steps does not show the server's warnings."""
     environment = setting.environment()
     captures = [
         Chunk("graphs", f"capture_{model}", setting.command("load", model, "--graphs"), 20, 120, environment)
