@@ -39,7 +39,7 @@ def test_exit_codes_tell_done_from_wrong_from_more_to_do(tmp_path, capsys, code,
     assert command._end(runner, Place(tmp_path), []) == wanted
     said = capsys.readouterr().out
     assert ("step/lstm has failed" in said and "why" in said) == (wanted == command.WRONG)
-    assert ("not begun: step/lstm" in said) == (wanted == command.MORE)
+    assert ("not begun: 1 of step (lstm" in said) == (wanted == command.MORE)
 
 
 def test_libraries_are_found_where_they_are_and_named_where_they_are_not(tmp_path):

@@ -119,9 +119,16 @@ def _end(runner: Runner, place: Place, chosen: list[str]) -> int:
     unfinished = [key for key, record in results.records.items() if not record.is_done and key not in runner.not_begun]
     for what, keys in (("not begun", runner.not_begun), ("interrupted", unfinished)):
         if keys:
-            _say(f"{what}: {', '.join(keys)}")
+            _say(f"{what}: {_by_stage(keys)}")
     _say(f"results: {results.file}")
     return WRONG if failed else MORE if runner.not_begun or unfinished else DONE
+
+
+def _by_stage(keys: list[str]) -> str:
+    """As in "machine, 37 of behaviour"; "*" is a whole stage."""
+    found = [key.split("/") for key in keys]
+    names = {stage: [name for of, name in found if of == stage] for stage, _ in found}
+    return ", ".join(stage if "*" in of else f"{len(of)} of {stage} ({of[0]} ...)" for stage, of in names.items())
 
 
 def _show(results: Results, place: Place) -> None:

@@ -119,8 +119,11 @@ class Runner:
         self.say(f"{chunk.key}: {record.status}, {record.seconds:.1f} s")
 
     def leave_out(self, chunk: Chunk, why: str) -> None:
+        """Of each stage's, the first is told; all are kept."""
+        is_first = not any(key.startswith(f"{chunk.stage}/") for key in self.not_begun)
         self.not_begun.append(chunk.key)
-        self.say(f"{chunk.key}: not begun: {why}")
+        if is_first:
+            self.say(f"{chunk.key}: not begun: {why}")
 
     def needs_s(self, chunk: Chunk) -> float:
         """As said; more, where it was interrupted before: the same time would not suffice again."""

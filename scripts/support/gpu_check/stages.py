@@ -66,7 +66,7 @@ def behaviour(setting: Setting) -> list[Chunk]:
             "behaviour",
             file.stem,
             setting.command("behaviour", file, "--junit", junit / f"{file.stem}.xml", *more),
-            needs_s=40,
+            needs_s=25,
             limit_s=400,
             environment=environment,
         )
