@@ -138,7 +138,8 @@ def test_a_gpu_instance_without_a_gpu_is_refused(deployment):
 
     text = deployment.load_error(made, prepare=on_gpu)
     # Triton itself refuses before the backend is asked; what the backend says is in tests/exactly_once.rs
-    assert "gpu id" in text.lower() or "libcuda" in text
+    assert "instance group refused_gpu_0 of model refused_gpu has kind KIND_GPU" in text
+    assert "no GPUs are available" in text
 
 
 def test_what_only_a_gpu_uses_changes_nothing_on_the_cpu(deployment):
