@@ -27,7 +27,7 @@ def results(tmp_path):
 
 def test_the_report_has_the_machine_and_what_it_lacks(results):
     text = report.markdown(results)
-    assert text.startswith("# On a GPU\n")
+    assert text.startswith("## Results\n")
     assert "NVIDIA H200 (143771 MiB, driver 580.1)" in text and "commit abc1234" in text
     assert "does not have: `libcudnn.so.9`" in text
 
@@ -51,6 +51,19 @@ def test_the_report_names_what_failed_and_what_was_not_run(results):
 def test_a_report_of_nothing_says_so(tmp_path):
     text = report.markdown(Results(tmp_path / "none.json"))
     assert "was not asked" in text and "Not run: Setting up" in text
+
+
+def test_a_document_keeps_what_stands_before_the_mark(results, tmp_path):
+    document = tmp_path / "gpu.md"
+    document.write_text(f"# GPUs\n\nWords.\n\n{report.MARK}\n\nNone yet.\n")
+    for _ in range(2):
+        report.put(document, results)
+        assert document.read_text() == f"# GPUs\n\nWords.\n\n{report.MARK}\n\n{report.markdown(results)}"
+
+
+def test_a_document_without_the_mark_is_the_report(results, tmp_path):
+    report.put(tmp_path / "new.md", results)
+    assert (tmp_path / "new.md").read_text() == report.markdown(results)
 
 
 def test_the_table_has_a_line_for_each_stage(results):

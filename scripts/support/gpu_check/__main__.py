@@ -65,7 +65,7 @@ def arguments() -> argparse.Namespace:
     shown = commands.add_parser("report", help="write what was found as markdown")
     shown.set_defaults(do=_report)
     shown.add_argument("results", type=Path)
-    shown.add_argument("--out", type=Path, help="a file (default: standard output)")
+    shown.add_argument("--out", type=Path, help="a file; what stands there behind its mark is replaced (default: standard output)")
     shown.add_argument("--table", action="store_true", help="a short table instead")
     return parser.parse_args()
 
@@ -149,7 +149,7 @@ def _report(options: argparse.Namespace) -> int:
 
         Console().print(report.table(results))
     elif options.out:
-        options.out.write_text(report.markdown(results))
+        report.put(options.out, results)
         print(f"written: {options.out}")
     else:
         print(report.markdown(results), end="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.gpu_check.chunks import PASSED, Record, Results, shortened
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Rows = list[dict]
+
+#: In a document, behind it stands what `put` wrote.
+MARK = "<!-- what follows is written by scripts/gpu-check report -->"
 
 TITLES = {
     "setup": "Setting up",
@@ -109,12 +113,19 @@ def markdown(results: Results) -> str:
     parts += [_problems(results)] if any(record.status != PASSED for record in results.records.values()) else []
     for stage in ("load", "behaviour", "movement", "step", "graphs", "host"):
         if records := results.of_stage(stage):
-            parts.append(f"## {TITLES[stage]}\n\n" + _SECTIONS[stage](stage, records))
+            parts.append(f"### {TITLES[stage]}\n\n" + _SECTIONS[stage](stage, records))
     return "\n\n".join(parts) + "\n"
 
 
+def put(document: Path, results: Results) -> None:
+    """Behind the mark, in place of what stands there; without a mark, as the whole document."""
+    written = document.read_text() if document.exists() else ""
+    before, mark, _ = written.partition(MARK)
+    document.write_text((f"{before}{mark}\n\n" if mark else "") + markdown(results))
+
+
 def _head(results: Results) -> str:
-    lines = ["# On a GPU", ""]
+    lines = ["## Results", ""]
     rows = _rows(results.of_stage("machine"))
     if not rows:
         return "\n".join([*lines, "The machine was not asked."])
@@ -153,7 +164,7 @@ def _stages(results: Results) -> str:
 
 def _problems(results: Results) -> str:
     """What did not pass, and the end of what it said."""
-    parts = ["## What did not pass"]
+    parts = ["### What did not pass"]
     for key, record in results.records.items():
         if record.status != PASSED:
             said = shortened(record.output, 2500).replace("```", "'''")
