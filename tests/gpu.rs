@@ -11,6 +11,7 @@
 mod fake_triton;
 
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use fake_triton::ledger::Random;
@@ -30,20 +31,23 @@ struct FakeCuda {
 }
 
 impl FakeCuda {
-    /// `None`, with a line that says why, if it is not what this process has.
+    /// That in the folder `FAKE_CUDA`; `None`, with a line that says so, without the variable.
     fn find() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<FakeCuda>> = OnceLock::new();
-        // SAFETY: libraries without initialisers.
-        let load = || unsafe {
-            let runtime = Library::new("libcudart.so.13").or_else(|_| Library::new("libcudart.so.12"));
-            let found = Self { driver: Library::new("libcuda.so.1").ok()?, runtime: runtime.ok()? };
-            found.driver.get::<fn() -> usize>(b"fake_cuda_used").is_ok().then_some(found)
+        let load = |folder: &Path, names: &[&str]| {
+            let file = names.iter().map(|name| folder.join(name)).find(|file| file.exists());
+            // SAFETY: libraries without initialisers.
+            unsafe { Library::new(file.unwrap_or_else(|| panic!("no {names:?} in {}", folder.display()))) }.unwrap()
         };
-        let found = FOUND.get_or_init(load).as_ref();
-        if found.is_none() {
-            eprintln!("skipped: no stand-in for CUDA; scripts/test-gpu-calls makes it");
-        }
-        found
+        let find = || {
+            let Some(folder) = std::env::var_os("FAKE_CUDA").map(PathBuf::from) else {
+                eprintln!("skipped: no stand-in for CUDA; scripts/test-gpu-calls makes it");
+                return None;
+            };
+            let runtime = load(&folder, &["libcudart.so.13", "libcudart.so.12"]);
+            Some(Self { driver: load(&folder, &["libcuda.so.1"]), runtime })
+        };
+        FOUND.get_or_init(find).as_ref()
     }
 
     fn number(library: &Library, name: &[u8]) -> usize {

@@ -18,15 +18,18 @@ from elftools.elf.elffile import ELFFile
 
 HERE = Path(__file__).parent
 
+#: The driver: this backend loads it, whether the provider is linked to it or not.
+DRIVER = "libcuda.so.1"
+
 #: Of the driver, what this backend calls and the stand-in has nothing to do for.
-DRIVER = {"cuInit", "cuMemPoolSetAttribute", "cuMemPoolDestroy", "cuDevicePrimaryCtxRelease_v2", "cuStreamSynchronize"}
+CALLED = {"cuInit", "cuMemPoolSetAttribute", "cuMemPoolDestroy", "cuDevicePrimaryCtxRelease_v2", "cuStreamSynchronize"}
 
 
 def main() -> int:
     provider, folder = Path(sys.argv[1]), Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     wanted = functions(provider)
-    for library in needed(provider):
+    for library in {*needed(provider), DRIVER}:
         if library.startswith(("libcu", "libnv")):
             build(library, wanted, folder)
     return 0
@@ -61,7 +64,7 @@ def build(library: str, wanted: dict[str, set[str]], folder: Path) -> None:
     plain = {name for name in wanted[""] if name.startswith("cu") and not versioned}
     own = next((HERE / name for name in ("cudart.c", "cuda.c") if library.startswith(f"lib{name[:-2]}.")), None)
     there = own.read_text() if own else ""
-    driver = DRIVER if library.startswith("libcuda.") else set()
+    driver = CALLED if library == DRIVER else set()
     is_there = re.compile(r"\b(\w+)\(").findall(there)
     stubs = sorted((versioned | plain | driver) - set(is_there))
     source = folder / f"{library}.c"
