@@ -1,5 +1,7 @@
 //! Control inputs.
 
+use std::fmt;
+
 use super::error::{ConfigError, field};
 use super::raw;
 use super::resolved::data_type;
@@ -27,6 +29,17 @@ pub enum ControlKind {
     CorrelationId(DataType),
 }
 
+impl fmt::Display for ControlKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Start(values) => write!(f, "CONTROL_SEQUENCE_START, {values}"),
+            Self::End(values) => write!(f, "CONTROL_SEQUENCE_END, {values}"),
+            Self::Ready(values) => write!(f, "CONTROL_SEQUENCE_READY, {values}"),
+            Self::CorrelationId(data_type) => write!(f, "CONTROL_SEQUENCE_CORRID, {data_type}"),
+        }
+    }
+}
+
 /// The two values of a boolean control. The model may take another type than the configuration names, as in
 /// configurations for NVIDIA's stateful_backend, which write `int32_false_true` for a BOOL input.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,6 +48,12 @@ pub struct FalseTrue {
     pub no: f64,
     /// The value that says yes.
     pub yes: f64,
+}
+
+impl fmt::Display for FalseTrue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} for no, {} for yes", self.no, self.yes)
+    }
 }
 
 /// The entries of `control_input`.

@@ -202,18 +202,17 @@ impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "max_batch_size {}, {:?}, queue delay and margin {:?}, idle limit {:?}",
+            "max_batch_size {}, strategy {}, queue delay and margin {:?}, idle limit {:?}",
             self.max_batch_size, self.strategy, self.quiet, self.idle_limit
         )?;
-        writeln!(f, "{:?}", self.session)?;
-        let Padding { sizes } = &self.padding;
+        writeln!(f, "session: {}", self.session)?;
         writeln!(
             f,
-            "pad to {sizes:?}, infer END requests {}, store FP32 states as FP16 {}",
-            self.infer_end_requests, self.store_states_as_fp16
+            "batches of {}, infer END requests {}, store FP32 states as FP16 {}",
+            self.padding, self.infer_end_requests, self.store_states_as_fp16
         )?;
         for control in &self.controls {
-            writeln!(f, "control {} {:?}", control.name, control.kind)?;
+            writeln!(f, "control {}: {}", control.name, control.kind)?;
         }
         for (name, values) in &self.constants {
             writeln!(f, "constant {name} = {}", values.join(", "))?;

@@ -1,5 +1,6 @@
 //! What `sequence_batching` asks for: how core schedules sequences, how many may live, and for how long.
 
+use std::fmt;
 use std::time::Duration;
 
 use super::error::{ConfigError, field};
@@ -18,6 +19,15 @@ pub enum Strategy {
         /// The smallest preferred batch size.
         full_batch: usize,
     },
+}
+
+impl fmt::Display for Strategy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Direct => f.write_str("direct"),
+            Self::Oldest { full_batch } => write!(f, "oldest with full batches from {full_batch}"),
+        }
+    }
 }
 
 /// Slots of a slab of the reserve at least, where no parameter says how large slabs are.
@@ -67,6 +77,16 @@ impl Scheduling {
 pub struct Padding {
     /// In ascending order; empty for no padding.
     pub sizes: Vec<usize>,
+}
+
+impl fmt::Display for Padding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sizes.as_slice() {
+            [] => f.write_str("the actual size"),
+            [size] => write!(f, "{size}"),
+            sizes => write!(f, "{sizes:?}"),
+        }
+    }
 }
 
 impl Padding {

@@ -1,6 +1,8 @@
 //! How ONNX Runtime is to run a model: the names are those of Triton's onnxruntime backend, so that configurations carry
 //! over.
 
+use std::fmt;
+
 use super::error::ConfigError;
 use super::parameters::{Parameters, bad};
 use super::raw::Optimization;
@@ -77,6 +79,37 @@ impl SessionOptions {
             mem_pattern: parameters.switch("enable_mem_pattern", true)?,
             arena_shrinkage,
             entries: parameters.session_entries(),
+        })
+    }
+}
+
+impl fmt::Display for SessionOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "intra_op_thread_count {}, inter_op_thread_count {}, execution_mode {}, graph optimization {}, \
+             enable_mem_arena {}, enable_mem_pattern {}",
+            self.intra_op_threads,
+            self.inter_op_threads,
+            u8::from(self.parallel_execution),
+            self.graph_optimization,
+            u8::from(self.mem_arena),
+            u8::from(self.mem_pattern)
+        )?;
+        if let Some(arenas) = &self.arena_shrinkage {
+            write!(f, ", memory.enable_memory_arena_shrinkage {arenas}")?;
+        }
+        self.entries.iter().try_for_each(|(name, value)| write!(f, ", {name} {value}"))
+    }
+}
+
+impl fmt::Display for GraphOptimization {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Basic => "basic",
+            Self::Extended => "extended",
+            Self::All => "all",
         })
     }
 }

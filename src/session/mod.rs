@@ -2,7 +2,8 @@
 //!
 //! The `ort` crate loads the library, makes the environment and builds sessions; the step itself ([`Step`]) calls
 //! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
-//! This is the only module that names `ort`. Not for: knowing which input is a state.
+//! This is the only module that names `ort`. Not for: knowing whose a state is, or where it lies between
+//! runs.
 
 mod bound_run;
 mod graphs;
