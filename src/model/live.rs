@@ -58,12 +58,20 @@ pub struct Lease {
     /// The states that vary in size; none before the first one is kept.
     varying: Vec<Varying>,
     end: bool,
+    written: Written,
     /// What holds the state has been given back.
     left: bool,
-    /// The state is being written.
-    writing: bool,
-    advanced: bool,
     settled: bool,
+}
+
+/// How much of the state after a request is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Written {
+    /// None: the sequence has the state before the request.
+    Nothing,
+    /// Some, so that it has neither.
+    Partly,
+    Wholly,
 }
 
 /// Bytes that a state of varying size needs.
@@ -129,33 +137,18 @@ impl LiveSequences {
         payload: Payload,
         requests: &[Admission],
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
-        let mut released = Vec::new();
-        let mut table = self.table.lock();
-        table.begin_payload(instance, payload.requests, payload.is_short, Instant::now());
-        let admitted: Vec<_> = requests
-            .iter()
-            .map(|request| table.admit(&request.key, request.start, request.end, &mut released))
-            .collect();
-        let leavings = table.take_leavings();
-        drop(table);
-        drop((leavings, released));
+        let admitted: Vec<_> = self.work(|table, released| {
+            table.begin_payload(instance, payload.requests, payload.is_short, Instant::now());
+            let admit = |request: &Admission| table.admit(&request.key, request.start, request.end, released);
+            requests.iter().map(admit).collect()
+        });
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, _>, &Admission)| {
             let admitted = admitted?;
             let (sequences, slot, varying) = (self.clone(), admitted.slot, admitted.contents);
             let memory = wait_for(&admitted.memory, slot);
             let is_busy = memory.is_none();
-            let end = request.end;
-            let lease = Lease {
-                sequences,
-                slot,
-                memory,
-                varying,
-                end,
-                left: false,
-                writing: false,
-                advanced: false,
-                settled: false,
-            };
+            let (end, written) = (request.end, Written::Nothing);
+            let lease = Lease { sequences, slot, memory, varying, end, written, left: false, settled: false };
             if is_busy { Err(Refusal::Busy) } else { Ok(lease) }
         };
         admitted.into_iter().zip(requests).map(lease).collect()
@@ -169,13 +162,8 @@ impl LiveSequences {
                 log::error!("{error}");
             }
         }
-        let mut released = Vec::new();
-        let mut table = self.table.lock();
-        let adjusted = table.finish_payload(instance, Instant::now(), &mut released);
-        let contested = table.is_contested();
-        let leavings = table.take_leavings();
-        drop(table);
-        drop((leavings, released));
+        let (adjusted, contested) = self
+            .work(|table, released| (table.finish_payload(instance, Instant::now(), released), table.is_contested()));
         if contested {
             self.reaper_wanted.notify_one();
         }
@@ -187,15 +175,22 @@ impl LiveSequences {
         drop(answer);
         // A lease takes the lock when it is dropped, so it may not be left when it is held.
         let Some(settlement) = lease.map(Lease::finish) else { return };
+        self.work(|table, released| match settlement.settle(table, Instant::now(), released) {
+            Some(slot) => table.hold(slot, request, released),
+            None => released.push(request),
+        });
+    }
+
+    /// Works on the table under its lock. What that leaves, requests to be released and what ended sequences had, is
+    /// dropped without it.
+    fn work<R>(&self, work: impl FnOnce(&mut Table, &mut Vec<Request>) -> R) -> R {
         let mut released = Vec::new();
         let mut table = self.table.lock();
-        match settlement.settle(&mut table, Instant::now(), &mut released) {
-            Some(slot) => table.hold(slot, request, &mut released),
-            None => released.push(request),
-        }
+        let done = work(&mut table, &mut released);
         let leavings = table.take_leavings();
         drop(table);
         drop((leavings, released));
+        done
     }
 
     /// Number of live sequences.
@@ -225,11 +220,7 @@ impl LiveSequences {
 
     /// Gives back what a sequence has beside its slot.
     pub fn give_contents(&self, slot: SlotId, contents: Vec<Varying>) {
-        let mut table = self.table.lock();
-        table.keep(slot, contents);
-        let leavings = table.take_leavings();
-        drop(table);
-        drop(leavings);
+        self.work(|table, _| table.keep(slot, contents));
     }
 
     /// Counts bytes of states that were copied.
@@ -241,35 +232,18 @@ impl LiveSequences {
 
     /// Ends a sequence that is most likely over, if there is one.
     fn drop_doubtful(&self) -> bool {
-        let mut released = Vec::new();
-        let mut table = self.table.lock();
-        let dropped = table.drop_doubtful(&mut released);
-        let leavings = table.take_leavings();
-        drop(table);
-        drop((leavings, released));
-        dropped
+        self.work(Table::drop_doubtful)
     }
 
     /// Ends the sequences of an instance that goes away.
     pub fn retire_instance(&self, instance: u32) {
-        let mut released = Vec::new();
-        let mut table = self.table.lock();
-        table.retire_instance(instance, &mut released);
-        let leavings = table.take_leavings();
-        drop(table);
-        drop(leavings);
+        self.work(|table, released| table.retire_instance(instance, released));
         self.publish();
-        drop(released);
     }
 
     /// Expires what is due, then waits until something may be due again or until [`LiveSequences::wake`].
     pub(super) fn tick_and_wait(&self, stop: impl Fn() -> bool) {
-        let mut released = Vec::new();
-        let mut table = self.table.lock();
-        let adjusted = table.tick(Instant::now(), &mut released);
-        let leavings = table.take_leavings();
-        drop(table);
-        drop((leavings, released));
+        let adjusted = self.work(|table, released| table.tick(Instant::now(), released));
         note_missing_slab(adjusted);
         self.publish();
         let mut table = self.table.lock();
@@ -418,20 +392,19 @@ impl Lease {
     /// request. Until [`Lease::complete`] is called, the state counts as half-written.
     pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory, &mut [Varying])) {
         let Some(memory) = &mut self.memory else { return };
-        self.writing = true;
+        self.written = Written::Partly;
         write(memory, &mut self.varying);
     }
 
     /// Writes what [`Lease::advance`] has left: the sequence has the state after the request.
     pub fn complete(&mut self, write: impl FnOnce(&mut [Varying])) {
         write(&mut self.varying);
-        self.writing = false;
-        self.advanced = true;
+        self.written = Written::Wholly;
     }
 
     /// The state is lost: the sequence ends.
     pub const fn spoil(&mut self) {
-        self.writing = true;
+        self.written = Written::Partly;
     }
 
     fn finish(mut self) -> Settlement {
@@ -441,18 +414,23 @@ impl Lease {
     fn close(&mut self) -> Settlement {
         self.settled = true;
         self.memory = None;
-        let end = self.end || self.writing;
-        let outcome = if self.advanced { Outcome::Advanced } else { Outcome::Failed };
+        let end = self.is_last();
+        let outcome = if self.written == Written::Wholly { Outcome::Advanced } else { Outcome::Failed };
         let varying = (!self.left).then(|| self.close_varying());
         Settlement { slot: self.slot, varying, outcome, end }
     }
 
+    /// Whether the sequence is over: by END, or because its state is lost.
+    fn is_last(&self) -> bool {
+        self.end || self.written == Written::Partly
+    }
+
     fn close_varying(&mut self) -> Vec<Varying> {
         let mut varying = std::mem::take(&mut self.varying);
-        if !self.advanced {
+        if self.written != Written::Wholly {
             varying.iter_mut().for_each(Varying::release_reserve);
         }
-        if self.end || self.writing {
+        if self.is_last() {
             // Here, and not with the sequence: that is under the lock.
             varying.clear();
         }
@@ -466,11 +444,6 @@ impl Drop for Lease {
             return;
         }
         let of = self.close();
-        let mut released = Vec::new();
-        let mut table = self.sequences.table.lock();
-        of.settle(&mut table, Instant::now(), &mut released);
-        let leavings = table.take_leavings();
-        drop(table);
-        drop((leavings, released));
+        self.sequences.work(|table, released| of.settle(table, Instant::now(), released));
     }
 }
