@@ -5,7 +5,7 @@ use std::ptr;
 
 use ort::AsPointer;
 use ort::session::builder::SessionBuilder;
-use ort::sys::OrtStatusPtr;
+use ort::sys::{OrtCUDAProviderOptionsV2, OrtSessionOptions, OrtStatusPtr, OrtTensorRTProviderOptionsV2};
 
 use super::value::check;
 use crate::config::{Options, Providers};
@@ -20,38 +20,27 @@ const CUDA_DEFAULTS: [(&str, &str); 3] =
 pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Providers) -> Result<(), String> {
     let device = stream.device().number();
     if let Some(options) = &providers.tensorrt {
-        let tensorrt = TensorRt::new()?;
-        tensorrt.set_stream(stream)?;
-        tensorrt
-            .set(&with_device(options, device))
-            .map_err(|why| format!("the TensorRT provider cannot be had {why}"))?;
-        // SAFETY: both alive and borrowed for the call, which copies the options.
-        let appended = unsafe {
-            check((ort::api().SessionOptionsAppendExecutionProvider_TensorRT_V2)(builder.ptr_mut(), tensorrt.0))
-        };
-        appended.map_err(|why| format!("the TensorRT provider cannot be had: {why}"))?;
+        let tensorrt = ProviderOptions::of(tensorrt_functions())?;
+        tensorrt.set(&with_device(options, device))?;
+        tensorrt.append(builder, stream)?;
     }
     let mut options = with_device(&providers.cuda, device);
     if providers.cuda_graph && providers.tensorrt.is_none() {
         options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
     }
-    let cuda = Cuda::new()?;
-    cuda.set_stream(stream)?;
-    cuda.set(&options).map_err(|why| format!("the CUDA provider cannot be had {why}"))?;
+    let cuda = ProviderOptions::of(cuda_functions())?;
+    cuda.set(&options)?;
     for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
         let mut more = options.clone();
         more.insert((*name).to_owned(), (*value).to_owned());
         match cuda.set(&more) {
             Ok(()) => options = more,
             // An older ONNX Runtime may not know it.
-            Err(why) => log::info!("the CUDA provider is without {name}={value}: it cannot be had {why}"),
+            Err(why) => log::info!("without {name}={value}: {why}"),
         }
     }
     cuda.set(&options)?;
-    // SAFETY: as above.
-    let appended =
-        unsafe { check((ort::api().SessionOptionsAppendExecutionProvider_CUDA_V2)(builder.ptr_mut(), cuda.0)) };
-    appended.map_err(|why| format!("the CUDA provider cannot be had: {why}"))
+    cuda.append(builder, stream)
 }
 
 fn with_device(options: &Options, device: i32) -> Options {
@@ -60,89 +49,88 @@ fn with_device(options: &Options, device: i32) -> Options {
     options
 }
 
-/// Calls a function of ONNX Runtime's that sets options. All that were set by text before are forgotten by it.
-fn update(
-    options: &Options,
-    call: impl FnOnce(*const *const c_char, *const *const c_char, usize) -> OrtStatusPtr,
-) -> Result<(), String> {
-    let texts =
-        |texts: Vec<&String>| texts.into_iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>();
-    let names = texts(options.keys().collect()).map_err(|error| error.to_string())?;
-    let values = texts(options.values().collect()).map_err(|error| error.to_string())?;
-    let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
-    let (name_pointers, value_pointers) = (pointers(&names), pointers(&values));
-    let status = call(name_pointers.as_ptr(), value_pointers.as_ptr(), options.len());
-    let written = || options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ");
-    // SAFETY: the status comes from the call and is used once.
-    unsafe { check(status) }.map_err(|why| format!("with {}: {why}", written()))
+/// What ONNX Runtime has for the options of a provider.
+struct Functions<T> {
+    provider: &'static str,
+    create: unsafe extern "system" fn(*mut *mut T) -> OrtStatusPtr,
+    update: unsafe extern "system" fn(*mut T, *const *const c_char, *const *const c_char, usize) -> OrtStatusPtr,
+    update_with_value: unsafe extern "system" fn(*mut T, *const c_char, *mut c_void) -> OrtStatusPtr,
+    append: unsafe extern "system" fn(*mut OrtSessionOptions, *const T) -> OrtStatusPtr,
+    release: unsafe extern "system" fn(*mut T),
 }
 
-/// Options of the CUDA provider.
-struct Cuda(*mut ort::sys::OrtCUDAProviderOptionsV2);
+fn cuda_functions() -> Functions<OrtCUDAProviderOptionsV2> {
+    let api = ort::api();
+    Functions {
+        provider: "CUDA",
+        create: api.CreateCUDAProviderOptions,
+        update: api.UpdateCUDAProviderOptions,
+        update_with_value: api.UpdateCUDAProviderOptionsWithValue,
+        append: api.SessionOptionsAppendExecutionProvider_CUDA_V2,
+        release: api.ReleaseCUDAProviderOptions,
+    }
+}
 
-impl Cuda {
-    fn new() -> Result<Self, String> {
+fn tensorrt_functions() -> Functions<OrtTensorRTProviderOptionsV2> {
+    let api = ort::api();
+    Functions {
+        provider: "TensorRT",
+        create: api.CreateTensorRTProviderOptions,
+        update: api.UpdateTensorRTProviderOptions,
+        update_with_value: api.UpdateTensorRTProviderOptionsWithValue,
+        append: api.SessionOptionsAppendExecutionProvider_TensorRT_V2,
+        release: api.ReleaseTensorRTProviderOptions,
+    }
+}
+
+/// Options of a provider.
+struct ProviderOptions<T> {
+    options: *mut T,
+    functions: Functions<T>,
+}
+
+impl<T> ProviderOptions<T> {
+    fn of(functions: Functions<T>) -> Result<Self, String> {
         let mut options = ptr::null_mut();
         // SAFETY: plain creation; owned from then on.
-        unsafe { check((ort::api().CreateCUDAProviderOptions)(&mut options)) }
-            .map_err(|why| format!("this ONNX Runtime has no CUDA provider: {why}"))?;
-        Ok(Self(options))
+        unsafe { check((functions.create)(&mut options)) }
+            .map_err(|why| format!("this ONNX Runtime has no {} provider: {why}", functions.provider))?;
+        Ok(Self { options, functions })
     }
 
+    /// Sets options by text. All others get their defaults by that, the stream too.
     fn set(&self, options: &Options) -> Result<(), String> {
+        let texts = |texts: Vec<&String>| {
+            texts.into_iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>()
+        };
+        let names = texts(options.keys().collect()).map_err(|error| error.to_string())?;
+        let values = texts(options.values().collect()).map_err(|error| error.to_string())?;
+        let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
+        let (name_pointers, value_pointers) = (pointers(&names), pointers(&values));
+        let written = || options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ");
         // SAFETY: alive and of that kind; the texts live during the call.
-        update(options, |names, values, count| unsafe {
-            (ort::api().UpdateCUDAProviderOptions)(self.0, names, values, count)
-        })
-    }
-
-    fn set_stream(&self, stream: &OwnedStream) -> Result<(), String> {
-        let value: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
-        // SAFETY: alive and of that kind; the session keeps the stream.
         unsafe {
-            check((ort::api().UpdateCUDAProviderOptionsWithValue)(self.0, c"user_compute_stream".as_ptr(), value))
+            let update = self.functions.update;
+            check(update(self.options, name_pointers.as_ptr(), value_pointers.as_ptr(), options.len()))
         }
-    }
-}
-
-impl Drop for Cuda {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, released once.
-        unsafe { (ort::api().ReleaseCUDAProviderOptions)(self.0) }
-    }
-}
-
-/// Options of the TensorRT provider.
-struct TensorRt(*mut ort::sys::OrtTensorRTProviderOptionsV2);
-
-impl TensorRt {
-    fn new() -> Result<Self, String> {
-        let mut options = ptr::null_mut();
-        // SAFETY: plain creation; owned from then on.
-        unsafe { check((ort::api().CreateTensorRTProviderOptions)(&mut options)) }
-            .map_err(|why| format!("this ONNX Runtime has no TensorRT provider: {why}"))?;
-        Ok(Self(options))
+        .map_err(|why| format!("the {} provider cannot be had with {}: {why}", self.functions.provider, written()))
     }
 
-    fn set(&self, options: &Options) -> Result<(), String> {
-        // SAFETY: alive and of that kind; the texts live during the call.
-        update(options, |names, values, count| unsafe {
-            (ort::api().UpdateTensorRTProviderOptions)(self.0, names, values, count)
-        })
-    }
-
-    fn set_stream(&self, stream: &OwnedStream) -> Result<(), String> {
-        let value: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
-        // SAFETY: alive and of that kind; the session keeps the stream.
+    /// Appends the provider, which works on the stream.
+    fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), String> {
+        let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
+        // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the stream.
         unsafe {
-            check((ort::api().UpdateTensorRTProviderOptionsWithValue)(self.0, c"user_compute_stream".as_ptr(), value))
+            check((self.functions.update_with_value)(self.options, c"user_compute_stream".as_ptr(), handle))
+                .and_then(|()| check((self.functions.append)(builder.ptr_mut(), self.options)))
         }
+        .map_err(|why| format!("the {} provider cannot be had: {why}", self.functions.provider))
     }
 }
 
-impl Drop for TensorRt {
+impl<T> Drop for ProviderOptions<T> {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, released once.
-        unsafe { (ort::api().ReleaseTensorRTProviderOptions)(self.0) }
+        // SAFETY: made in `of`, released once.
+        unsafe { (self.functions.release)(self.options) }
     }
 }

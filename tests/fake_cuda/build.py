@@ -22,15 +22,16 @@ HERE = Path(__file__).parent
 DRIVER = "libcuda.so.1"
 
 #: Of the driver, what this backend calls and the stand-in has nothing to do for.
-CALLED = {"cuInit", "cuMemPoolSetAttribute", "cuMemPoolDestroy", "cuDevicePrimaryCtxRelease_v2", "cuStreamSynchronize"}
+CALLED = {"cuInit", "cuMemPoolSetAttribute", "cuMemPoolDestroy", "cuDevicePrimaryCtxRelease_v2"}
 
 
 def main() -> int:
     provider, folder = Path(sys.argv[1]), Path(sys.argv[2])
     folder.mkdir(parents=True, exist_ok=True)
     wanted = functions(provider)
-    for library in {*needed(provider), DRIVER}:
-        if library.startswith(("libcu", "libnv")):
+    build(DRIVER, wanted, folder)
+    for library in needed(provider):
+        if library.startswith(("libcu", "libnv")) and library != DRIVER:
             build(library, wanted, folder)
     return 0
 
@@ -64,16 +65,19 @@ def build(library: str, wanted: dict[str, set[str]], folder: Path) -> None:
     plain = {name for name in wanted[""] if name.startswith("cu") and not versioned}
     own = next((HERE / name for name in ("cudart.c", "cuda.c") if library.startswith(f"lib{name[:-2]}.")), None)
     there = own.read_text() if own else ""
-    driver = CALLED if library == DRIVER else set()
+    called = CALLED if library == DRIVER else set()
     is_there = re.compile(r"\b(\w+)\(").findall(there)
-    stubs = sorted((versioned | plain | driver) - set(is_there))
+    stubs = sorted((versioned | plain | called) - set(is_there))
     source = folder / f"{library}.c"
     included = f'#include "{own}"\n' if own else ""
     source.write_text(included + "\n".join(f"int {name}(void) {{ return 0; }}" for name in stubs) + "\n")
     versions = folder / f"{library}.map"
     versions.write_text(f"{library} {{ global: *; }};\n")
     script = [f"-Wl,--version-script={versions}"] if versioned else []
-    command = ["cc", "-shared", "-Wno-unused-function", "-fPIC", "-O1", f"-Wl,-soname,{library}", *script, "-o", folder / library, source]
+    # The runtime's streams are the driver's.
+    driver = [folder / DRIVER] if library.startswith("libcudart.") else []
+    options = ["-shared", "-fPIC", "-O1", "-Wno-unused-function", f"-Wl,-soname,{library}", *script]
+    command = ["cc", *options, "-o", folder / library, source, *driver]
     subprocess.run(command, check=True)
 
 
