@@ -55,10 +55,9 @@ impl Instance {
         let (place, sequences) = (site.place, site.sequences.clone());
         let used = used_bytes(site)?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
-        let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone()));
+        let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
         let mut step = Step::new(session, &spec, queue)?;
-        step.make_current()?;
         // The model for initial states reads the inputs, too.
         let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
         for &rows in &model.config.warmup_batch_sizes {
@@ -100,10 +99,6 @@ impl Instance {
 
     /// Answers and releases every request of a payload.
     pub fn execute(&mut self, requests: Vec<Request>) {
-        if let Err(error) = self.step.make_current() {
-            // The first call to the device says it to the clients.
-            log::error!("{error}");
-        }
         let mut answered = Vec::with_capacity(requests.len());
         let mut payload = Some(Payload { requests: requests.len(), is_short: self.empties_the_queue(requests.len()) });
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.

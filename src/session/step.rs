@@ -308,14 +308,6 @@ impl Step {
         self.queue.is_some()
     }
 
-    /// To be called first on each thread that uses the step.
-    pub fn make_current(&self) -> Result<(), MemoryError> {
-        match &self.queue {
-            Some(queue) => Ok(queue.borrow().make_current()?),
-            None => Ok(()),
-        }
-    }
-
     fn make_batch_buffer(&mut self, buffer: usize) -> Result<(), MemoryError> {
         while self.batch_buffers.len() <= buffer {
             let tensors = self.states.iter().map(|state| {

@@ -182,7 +182,7 @@ pub(super) fn put(
     // SAFETY: as above; what is read is a slot or a state that its lease holds until the wait.
     unsafe {
         match row {
-            Bytes::Host(row) => queue.upload_row(layout, row, to, change),
+            Bytes::Host(row) => queue.upload_row(layout, row, to, change)?,
             Bytes::Device(row) => queue.move_row(layout, RowIn::alone(row.address()), to, change),
         }
     }

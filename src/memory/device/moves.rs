@@ -173,6 +173,11 @@ impl Moves {
         size_of::<RowMove>()
     }
 
+    /// Bytes that a row of the host's adds at most.
+    pub const fn bytes_with_carried(row: usize) -> usize {
+        Self::move_bytes() + CARRIED_ALIGNMENT + row
+    }
+
     /// The phases, in their order. Nothing is left.
     pub fn take_phases(&mut self) -> Vec<Phase> {
         self.end_phase();

@@ -8,10 +8,10 @@ use super::moves::{Change, Moves, RowIn};
 use super::{Device, DeviceBuffer, OwnedStream, Pinned};
 use crate::tensor::RowLayout;
 
-/// Bytes and calls that have gone between host and device.
+/// Bytes that have gone between host and device.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Bytes of inputs, outputs' tables and initial states that went to the device.
+    /// Bytes of inputs, tables of moves and initial states that went to the device.
     pub to_device: AtomicU64,
     /// Bytes of outputs that came back.
     pub to_host: AtomicU64,
@@ -25,6 +25,16 @@ struct Arena {
     used: usize,
 }
 
+impl Arena {
+    fn new(device: &Arc<Device>, bytes: usize) -> Result<Self, DeviceError> {
+        Ok(Self { host: device.allocate_pinned(bytes)?, device: device.allocate(bytes)?, used: 0 })
+    }
+
+    const fn capacity(&self) -> usize {
+        self.host.byte_len()
+    }
+}
+
 const ARENA_ALIGNMENT: usize = 256;
 const FIRST_ARENA: usize = 64 << 10;
 
@@ -34,7 +44,9 @@ const FIRST_ARENA: usize = 64 << 10;
 pub struct Queue {
     stream: Arc<OwnedStream>,
     moves: Moves,
-    arena: Option<Arena>,
+    arena: Arena,
+    /// Arenas that were too small, until what is under way is over.
+    outgrown: Vec<Arena>,
     traffic: Arc<Traffic>,
     /// Something has been enqueued since the last wait.
     is_busy: bool,
@@ -44,8 +56,10 @@ pub struct Queue {
 
 impl Queue {
     /// A queue on a stream that no other queue has.
-    pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Self {
-        Self { stream, moves: Moves::default(), arena: None, traffic, is_busy: false, failed: None }
+    pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Result<Self, DeviceError> {
+        let arena = Arena::new(stream.device(), FIRST_ARENA)?;
+        let (moves, outgrown) = (Moves::default(), Vec::new());
+        Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, failed: None })
     }
 
     /// The device.
@@ -57,25 +71,29 @@ impl Queue {
         self.stream.device.driver.as_ref()
     }
 
-    /// To be called first on each thread that uses the queue.
-    pub fn make_current(&self) -> Result<(), DeviceError> {
-        self.driver().make_current()
-    }
-
     /// Moves a row on the device.
     ///
     /// # Safety
     /// Both are rows of such a layout in memory of the device that lives until the queue has been waited for.
     pub unsafe fn move_row(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
+        self.make_room_for_move();
         self.moves.push(layout, from, to, change);
     }
 
-    /// Moves a row of the host's to the device. Panics if it is of another size.
+    /// Moves a row of the host's to the device. Without memory for it nothing is moved, and all else goes on.
     ///
     /// # Safety
     /// As for [`Queue::move_row`], for `to`.
-    pub unsafe fn upload_row(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
+    pub unsafe fn upload_row(
+        &mut self,
+        layout: RowLayout,
+        row: &[u8],
+        to: RowIn,
+        change: Change,
+    ) -> Result<(), DeviceError> {
+        self.make_room(Moves::bytes_with_carried(row.len()))?;
         self.moves.push_carried(layout, row, to, change);
+        Ok(())
     }
 
     /// Fills a row with zeros.
@@ -83,7 +101,33 @@ impl Queue {
     /// # Safety
     /// As for [`Queue::move_row`].
     pub unsafe fn zero_row(&mut self, layout: RowLayout, to: RowIn) {
+        self.make_room_for_move();
         self.moves.push_zeros(layout, to);
+    }
+
+    fn make_room_for_move(&mut self) {
+        if let Err(error) = self.make_room(Moves::move_bytes()) {
+            // The move would be missing.
+            let _ = self.note(Err(error));
+        }
+    }
+
+    /// Room in the arena for so many bytes more. Without memory for a larger one, what has been collected goes first.
+    fn make_room(&mut self, more: usize) -> Result<(), DeviceError> {
+        let wanted = self.moves.bytes() + more;
+        if wanted <= self.arena.capacity() {
+            return Ok(());
+        }
+        match self.grow(wanted) {
+            Err(DeviceError::OutOfMemory { .. }) if more <= self.arena.capacity() => self.flush(),
+            grown => grown,
+        }
+    }
+
+    fn grow(&mut self, wanted: usize) -> Result<(), DeviceError> {
+        let larger = Arena::new(self.stream.device(), wanted.next_power_of_two())?;
+        self.outgrown.push(std::mem::replace(&mut self.arena, larger));
+        Ok(())
     }
 
     /// The moves from now on happen after those so far.
@@ -104,8 +148,10 @@ impl Queue {
 
     fn enqueue_moves(&mut self) -> Result<(), DeviceError> {
         let bytes = self.moves.bytes();
-        let at = self.arena_room(bytes)?;
-        let Some(arena) = &mut self.arena else { return Ok(()) };
+        self.driver().make_current()?;
+        self.free_room(bytes)?;
+        let arena = &mut self.arena;
+        let at = arena.used;
         let table = arena.device.address() + at as u64;
         self.moves.write(table, &mut arena.host.bytes_mut()[at..at + bytes]);
         arena.used = (at + bytes).next_multiple_of(ARENA_ALIGNMENT);
@@ -132,6 +178,7 @@ impl Queue {
             return Ok(());
         }
         self.is_busy = true;
+        self.driver().make_current()?;
         self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: both have the bytes; their owner waits before it changes or drops them.
         unsafe { self.driver().upload(self.stream.stream, from.bytes().as_ptr(), to.address(), bytes) }
@@ -145,6 +192,7 @@ impl Queue {
         }
         self.flush()?;
         self.is_busy = true;
+        self.driver().make_current()?;
         self.traffic.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: `from` is a live buffer or tensor of that size, as its owner says; the owner of both waits before it
         // reads, changes or drops them.
@@ -155,6 +203,7 @@ impl Queue {
     pub fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
         assert!(from.byte_len() <= to.byte_len(), "more than there is room for");
         self.is_busy = true;
+        self.driver().make_current()?;
         // SAFETY: both have the bytes; their owner waits before it drops them.
         unsafe { self.driver().copy(self.stream.stream, from.address(), to.address(), from.byte_len()) }
     }
@@ -163,20 +212,21 @@ impl Queue {
     pub fn before_run(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
         self.is_busy = true;
+        self.driver().make_current()?;
         self.driver().before_run(self.stream.stream)
     }
 
-    /// Waits until everything that was enqueued has happened; what was collected, too.
+    /// Waits until everything that was enqueued has happened; what was collected, too. Also where something has failed: what
+    /// was enqueued before may still be under way.
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
-        self.flush()?;
+        let flushed = self.flush();
         if std::mem::take(&mut self.is_busy) {
-            let waited = self.driver().synchronise(self.stream.stream);
+            let waited = self.driver().make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
             self.note(waited)?;
+            self.arena.used = 0;
+            self.outgrown.clear();
         }
-        if let Some(arena) = &mut self.arena {
-            arena.used = 0;
-        }
-        Ok(())
+        flushed
     }
 
     fn check(&self) -> Result<(), DeviceError> {
@@ -192,27 +242,26 @@ impl Queue {
         done
     }
 
-    /// Room in the arena, which is made larger if need be. Returns its offset.
-    fn arena_room(&mut self, bytes: usize) -> Result<usize, DeviceError> {
-        let has_room = |arena: &Arena| arena.used + bytes <= arena.host.byte_len();
-        if let Some(arena) = self.arena.as_ref().filter(|arena| has_room(arena)) {
-            return Ok(arena.used);
+    /// Room for so many bytes in the arena, behind what is in use.
+    fn free_room(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        let wanted = self.arena.used + bytes;
+        if wanted <= self.arena.capacity() {
+            return Ok(());
         }
-        self.driver().synchronise(self.stream.stream)?;
-        if let Some(arena) = self.arena.as_mut().filter(|arena| bytes <= arena.host.byte_len()) {
-            arena.used = 0;
-            return Ok(0);
+        match self.grow(wanted) {
+            Err(DeviceError::OutOfMemory { .. }) if bytes <= self.arena.capacity() => {
+                self.driver().synchronise(self.stream.stream)?;
+                self.arena.used = 0;
+                Ok(())
+            }
+            grown => grown,
         }
-        let room = bytes.next_power_of_two().max(FIRST_ARENA);
-        let (host, device) = (self.device().allocate_pinned(room)?, self.device().allocate(room)?);
-        self.arena = Some(Arena { host, device, used: 0 });
-        Ok(0)
     }
 }
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        let waited = self.make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
+        let waited = self.driver().make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
         if let Err(error) = waited {
             log::error!("{error}");
         }
@@ -227,8 +276,12 @@ mod tests {
     use crate::memory::rows;
 
     fn queue() -> Queue {
-        let device = Device::open(0).unwrap();
-        Queue::new(OwnedStream::open(&device).unwrap(), Arc::default())
+        queue_on(0)
+    }
+
+    fn queue_on(device: i32) -> Queue {
+        let device = Device::open(device).unwrap();
+        Queue::new(OwnedStream::open(&device).unwrap(), Arc::default()).unwrap()
     }
 
     /// Device memory with these bytes.
@@ -294,7 +347,7 @@ mod tests {
                 match way {
                     Way::Put => queue.move_row(layout, alone, place, Change::None),
                     Way::Take => queue.move_row(layout, place, alone, Change::None),
-                    Way::Upload => queue.upload_row(layout, &row, place, Change::None),
+                    Way::Upload => queue.upload_row(layout, &row, place, Change::None).unwrap(),
                     Way::Zero => queue.zero_row(layout, place),
                     Way::PutWidened => queue.move_row(layout, alone, place, Change::Widen),
                     Way::TakeNarrowed => queue.move_row(layout, place, alone, Change::Narrow),
@@ -327,7 +380,7 @@ mod tests {
             queue.end_phase();
         }
         // SAFETY: as above.
-        unsafe { queue.upload_row(layout, &[9; 100], at(3), Change::None) };
+        unsafe { queue.upload_row(layout, &[9; 100], at(3), Change::None) }.unwrap();
         queue.flush().unwrap();
         // SAFETY: as above.
         unsafe { queue.zero_row(layout, at(0)) };
@@ -355,15 +408,49 @@ mod tests {
     }
 
     #[test]
-    fn nothing_happens_behind_a_failure() {
+    fn behind_a_failure_nothing_happens_and_what_was_before_is_waited_for() {
         let mut queue = queue();
         let layout = RowLayout { outer: 1, inner_bytes: 8 };
-        let buffer = device_bytes(&mut queue, &[1; 8]);
-        // SAFETY: a row of a buffer that lives until the end of the test.
-        unsafe { queue.zero_row(layout, RowIn::alone(buffer.address())) };
+        let (before, behind) = (device_bytes(&mut queue, &[1; 8]), device_bytes(&mut queue, &[1; 8]));
+        let zero = |queue: &mut Queue, buffer: &DeviceBuffer| {
+            // SAFETY: a row of a buffer that lives until the end of the test.
+            unsafe { queue.zero_row(layout, RowIn::alone(buffer.address())) };
+        };
+        zero(&mut queue, &before);
+        queue.flush().unwrap();
+        zero(&mut queue, &behind);
         let failed = queue.note(Err(DeviceError::Failed { device: 0, call: "a test", why: "it says so".to_owned() }));
-        assert!(failed.is_err());
-        assert!(queue.flush().is_err() && queue.synchronise().is_err() && queue.before_run().is_err());
+        assert!(failed.is_err() && queue.flush().is_err() && queue.before_run().is_err());
+        assert!(queue.synchronise().is_err());
+        let mut another = queue_on(0);
+        assert_eq!(host_bytes(&mut another, &before), [0; 8]);
+        assert_eq!(host_bytes(&mut another, &behind), [1; 8]);
+    }
+
+    #[test]
+    fn a_table_goes_in_parts_where_there_is_no_memory_for_it() {
+        // A device that no other test takes memory of.
+        let mut queue = queue_on(7);
+        let device = queue.device().clone();
+        let rows = 3000;
+        let layout = RowLayout { outer: 1, inner_bytes: 8 };
+        let (from, to) = (device_bytes(&mut queue, &floats(2 * rows)), device_bytes(&mut queue, &vec![0; 8 * rows]));
+        let (free, _) = device.driver.memory().unwrap();
+        let full = device.allocate(free).unwrap();
+        for index in 0..rows {
+            let at = |buffer: &DeviceBuffer| RowIn { address: buffer.address(), index, rows };
+            // SAFETY: rows of buffers that live until the end of the test.
+            unsafe { queue.move_row(layout, at(&from), at(&to), Change::None) };
+        }
+        let row = vec![1; FIRST_ARENA];
+        let large = RowLayout { outer: 1, inner_bytes: row.len() };
+        // SAFETY: it is refused.
+        let refused = unsafe { queue.upload_row(large, &row, RowIn::alone(to.address()), Change::None) };
+        assert!(matches!(refused, Err(DeviceError::OutOfMemory { device: 7, .. })));
+        queue.synchronise().unwrap();
+        drop(full);
+        let (from, to) = (host_bytes(&mut queue, &from), host_bytes(&mut queue, &to));
+        assert_eq!(to, from[..8 * rows]);
     }
 
     #[test]

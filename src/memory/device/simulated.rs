@@ -24,7 +24,7 @@ const FREED: u8 = 0xdd;
 const QUARANTINE: usize = 8 << 20;
 
 /// Bytes of memory, unless `TRITON_STATEFUL_SIMULATED_BYTES` says otherwise.
-const BYTES: usize = 8 << 30;
+const BYTES: usize = if cfg!(test) { 64 << 20 } else { 8 << 30 };
 
 unsafe extern "C" {
     fn triton_stateful_emulate_move_rows(moves: *const u8, count: u32, tiles: u32);

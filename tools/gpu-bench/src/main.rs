@@ -90,8 +90,7 @@ fn main() -> ExitCode {
 
 fn measure(arguments: &Arguments, states: &States) -> Result<Measured, DeviceError> {
     let (device, rows) = (Device::open(arguments.gpu)?, arguments.rows);
-    let mut queue = Queue::new(OwnedStream::open(&device)?, Default::default());
-    queue.make_current()?;
+    let mut queue = Queue::new(OwnedStream::open(&device)?, Default::default())?;
     let row_bytes = states.layout.row_bytes();
     let slot_bytes = row_bytes.next_multiple_of(64);
     // Twice as many slots as rows, of which every second one is used, so that no two of them are one piece.
