@@ -290,7 +290,7 @@ const fn memory_code(error: &MemoryError) -> Code {
 
 const fn device_code(error: &DeviceError) -> Code {
     match error {
-        DeviceError::OutOfMemory { .. } => Code::Unavailable,
+        DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. } => Code::Unavailable,
         DeviceError::NoDriver | DeviceError::NoDevice { .. } => Code::Unsupported,
         DeviceError::Failed { .. } => Code::Internal,
     }

@@ -48,12 +48,39 @@ impl BoundRun {
         inputs: impl Iterator<Item = (*const c_char, *const OrtValue)>,
         outputs: impl Iterator<Item = Fetch<'a>>,
     ) -> Result<Vec<*mut OrtValue>, String> {
+        // SAFETY: the caller's word.
+        let ran = unsafe { self.bind_and_run(inputs, outputs) };
+        // What it holds would otherwise live until the next run.
+        // SAFETY: the binding is alive; what the outputs are has references of ours.
+        unsafe {
+            (ort::api().ClearBoundInputs)(self.binding);
+            (ort::api().ClearBoundOutputs)(self.binding);
+        }
+        let (values, is_made) = ran?;
+        let release = |(value, is_made): (*mut OrtValue, bool)| match is_made {
+            true => value,
+            false => {
+                // SAFETY: a reference of ours to a tensor that its owner keeps.
+                unsafe { (ort::api().ReleaseValue)(value) };
+                ptr::null_mut()
+            }
+        };
+        Ok(values.into_iter().zip(is_made).map(release).collect())
+    }
+
+    /// Returns all outputs, and which of them ONNX Runtime made.
+    ///
+    /// # Safety
+    /// As for [`BoundRun::run`].
+    unsafe fn bind_and_run<'a>(
+        &self,
+        inputs: impl Iterator<Item = (*const c_char, *const OrtValue)>,
+        outputs: impl Iterator<Item = Fetch<'a>>,
+    ) -> Result<(Vec<*mut OrtValue>, Vec<bool>), String> {
         let api = ort::api();
         let mut is_made = Vec::new();
         // SAFETY: the binding is alive, and the rest is the caller's word.
         unsafe {
-            (api.ClearBoundInputs)(self.binding);
-            (api.ClearBoundOutputs)(self.binding);
             for (name, value) in inputs {
                 check((api.BindInput)(self.binding, name, value))?;
             }
@@ -69,19 +96,7 @@ impl BoundRun {
             }
             check((api.RunWithBinding)(self.session.as_ptr(), self.session.run_options(), self.binding))?;
         }
-        let values = self.values();
-        // What it holds would otherwise live until the next run.
-        // SAFETY: the binding is alive; the values are ours.
-        unsafe { (api.ClearBoundOutputs)(self.binding) };
-        let release = |(value, is_made): (*mut OrtValue, bool)| match is_made {
-            true => value,
-            false => {
-                // SAFETY: a reference of ours to a tensor that its owner keeps.
-                unsafe { (api.ReleaseValue)(value) };
-                ptr::null_mut()
-            }
-        };
-        Ok(values?.into_iter().zip(is_made).map(release).collect())
+        Ok((self.values()?, is_made))
     }
 
     /// The outputs of the last run, each a reference of ours.

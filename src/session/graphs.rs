@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 
 use super::open::{RunOptions, Session, SessionError};
-use crate::memory::device::CAPTURE;
+use crate::memory::device::{CAPTURE, while_nothing_is_captured};
 
 /// What a graph is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,10 +25,18 @@ pub struct GraphKey {
 pub struct Graphs {
     /// Numbers of rows that there are to be graphs of.
     rows: Vec<usize>,
-    /// `None` for one that could not be captured.
-    made: HashMap<(ThreadId, GraphKey), Option<RunOptions>>,
+    made: HashMap<(ThreadId, GraphKey), Graph>,
     next_id: i32,
 }
+
+enum Graph {
+    Captured(RunOptions),
+    /// So many captures of it have failed, though the run itself does not.
+    Failed(u32),
+}
+
+/// Captures of a graph that may fail before its runs are left without. One alone may be another's doing.
+const MOST_FAILURES: u32 = 3;
 
 impl Graphs {
     /// None yet, for runs of these numbers of rows.
@@ -44,33 +52,32 @@ impl Graphs {
         key: Option<GraphKey>,
         mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
     ) -> Result<(), SessionError> {
-        let plain = session.run_options();
-        let Some(key) = key.filter(|key| self.rows.contains(&key.rows)) else {
-            let _no_capture = CAPTURE.read();
-            return run(plain);
-        };
-        let of_thread = (thread::current().id(), key);
-        match self.made.get(&of_thread) {
-            Some(graph) => {
-                let _no_capture = CAPTURE.read();
-                run(graph.as_ref().map_or(plain, RunOptions::as_ptr))
+        let key = key.filter(|key| self.rows.contains(&key.rows)).map(|key| (thread::current().id(), key));
+        let failures = match key.and_then(|key| self.made.get(&key)) {
+            Some(Graph::Captured(graph)) => {
+                let _no_capture = while_nothing_is_captured();
+                return run(graph.as_ptr());
             }
-            None => match CAPTURE.try_write() {
-                Some(_alone) => {
-                    let graph = session.graph_options(self.next_id)?;
-                    self.next_id += 1;
-                    let captured = run(graph.as_ptr());
-                    self.made.insert(of_thread, captured.is_ok().then_some(graph));
-                    captured.or_else(|error| {
-                        log::warn!("no CUDA graph of {} rows, which run without: {error}", key.rows);
-                        run(plain)
-                    })
-                }
-                None => {
-                    let _no_capture = CAPTURE.read();
-                    run(plain)
-                }
-            },
+            Some(Graph::Failed(failures)) => *failures,
+            None => 0,
+        };
+        if let Some(key) = key.filter(|_| failures < MOST_FAILURES)
+            && let Some(_alone) = CAPTURE.try_write()
+        {
+            let graph = session.graph_options(self.next_id)?;
+            self.next_id += 1;
+            let Err(error) = run(graph.as_ptr()) else {
+                self.made.insert(key, Graph::Captured(graph));
+                return Ok(());
+            };
+            run(session.run_options())?;
+            let failures = failures + 1;
+            let from_now_on = if failures < MOST_FAILURES { "this time" } else { "from now on" };
+            log::warn!("no CUDA graph of {} rows, which run without {from_now_on}: {error}", key.1.rows);
+            self.made.insert(key, Graph::Failed(failures));
+            return Ok(());
         }
+        let _no_capture = while_nothing_is_captured();
+        run(session.run_options())
     }
 }

@@ -1,6 +1,7 @@
 //! Sessions.
 
 use std::ffi::{CStr, CString};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use super::signature::Signature;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::memory::MemoryError;
-use crate::memory::device::{CAPTURE, DeviceError, OwnedStream};
+use crate::memory::device::{DeviceError, OwnedStream, while_nothing_is_captured};
 
 /// What ONNX Runtime refused, in its own words.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +71,7 @@ impl From<DeviceError> for SessionError {
 
 /// A loaded model. Its runs may overlap: ONNX Runtime's Run is safe to call from several threads.
 pub struct Session {
-    inner: Arc<SharedSessionInner>,
+    inner: ManuallyDrop<Arc<SharedSessionInner>>,
     signature: Signature,
     graph_description: Option<String>,
     run_options: RunOptions,
@@ -102,8 +103,7 @@ impl Session {
     ) -> Result<Self, SessionError> {
         let load = |why: String| SessionError::Load { path: path.display().to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
-        // What runs elsewhere meanwhile may not be captured: memory is allocated.
-        let _no_capture = matches!(provider, Provider::Gpu { .. }).then(|| CAPTURE.read());
+        let _no_capture = matches!(provider, Provider::Gpu { .. }).then(while_nothing_is_captured);
         if let Provider::Gpu { stream, providers } = &provider {
             providers::append(&mut builder, stream, providers)
                 .map_err(|why| SessionError::Provider { device: stream.device().number(), why })?;
@@ -112,7 +112,8 @@ impl Session {
         let signature = Signature::of(&session)?;
         let graph_description = session.metadata().ok().and_then(|metadata| metadata.graph_description());
         let run_options = RunOptions::new(options, &provider, None).map_err(load)?;
-        let (inner, options) = (session.inner(), options.clone());
+        let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
+        drop(session);
         Ok(Self { inner, signature, graph_description, run_options, options, provider })
     }
 
@@ -148,6 +149,15 @@ impl Session {
 
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
         self.inner.ptr().cast_mut()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // It gives memory back.
+        let _no_capture = self.is_on_gpu().then(while_nothing_is_captured);
+        // SAFETY: dropped here only.
+        unsafe { ManuallyDrop::drop(&mut self.inner) };
     }
 }
 

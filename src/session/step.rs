@@ -23,7 +23,7 @@ use super::output::{Output, tensor_error};
 use super::spec::{OutputView, RowAt, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, host_bytes, narrowing, put, take_on_host};
 use super::value::{self, MemoryKind, Value};
-use crate::memory::device::{CAPTURE, Change, Foreign, Queue, RowIn};
+use crate::memory::device::{Change, Foreign, Queue, RowIn, while_nothing_is_captured};
 use crate::memory::{Bytes, BytesMut, MemoryError, Store, Varying, rows};
 use crate::tensor::{DataType, RowLayout, element_count};
 
@@ -521,7 +521,7 @@ impl Step {
                     false if value.is_null() => Fetch::OnHost(&output.name),
                     false => Fetch::Into(&output.name, value),
                 });
-                let _no_capture = self.session.is_on_gpu().then(|| CAPTURE.read());
+                let _no_capture = self.session.is_on_gpu().then(while_nothing_is_captured);
                 // SAFETY: every value is over a buffer of its own and lives during the run.
                 let made = unsafe { bound.run(inputs, fetches) }.map_err(SessionError::Run)?;
                 self.output_values.clear();
@@ -611,7 +611,7 @@ fn plain_run(
     session: &Session,
     mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
 ) -> Result<(), SessionError> {
-    let _no_capture = session.is_on_gpu().then(|| CAPTURE.read());
+    let _no_capture = session.is_on_gpu().then(while_nothing_is_captured);
     run(session.run_options())
 }
 

@@ -27,6 +27,7 @@ pub struct Cuda {
     context: sys::CUcontext,
     /// `None` where the driver has no stream-ordered memory.
     pool: Option<sys::CUmemoryPool>,
+    module: sys::CUmodule,
     kernel: sys::CUfunction,
 }
 
@@ -53,17 +54,17 @@ impl Cuda {
         let device = result::device::get(number).map_err(failed("cuDeviceGet"))?;
         // SAFETY: a device that the driver gave; what is made is kept in `made`, which gives it back.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        let mut made = Self { number, device, context, pool: None, kernel: ptr::null_mut() };
+        let mut made = Self { number, device, context, pool: None, module: ptr::null_mut(), kernel: ptr::null_mut() };
         made.make_current()?;
         made.pool = made.open_pool()?;
-        made.kernel = made.load_kernel()?;
+        made.load_kernel()?;
         Ok(made)
     }
 
     fn open_pool(&self) -> Result<Option<sys::CUmemoryPool>, DeviceError> {
-        let has_pools = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
         // SAFETY: a device that the driver gave.
-        let has_pools = unsafe { result::device::get_attribute(self.device, has_pools) };
+        let has_pools = unsafe { result::device::get_attribute(self.device, attribute) };
         if has_pools.map_err(|error| self.error("cuDeviceGetAttribute", error))? == 0 {
             return Ok(None);
         }
@@ -82,14 +83,15 @@ impl Cuda {
         }
     }
 
-    fn load_kernel(&self) -> Result<sys::CUfunction, DeviceError> {
-        // SAFETY: text that ends with a NUL; the module stays for as long as the context.
+    fn load_kernel(&mut self) -> Result<(), DeviceError> {
+        // SAFETY: text that ends with a NUL; the module stays until this is dropped.
         unsafe {
-            let module = result::module::load_data(KERNEL.as_ptr().cast::<c_void>())
+            self.module = result::module::load_data(KERNEL.as_ptr().cast::<c_void>())
                 .map_err(|error| self.error("cuModuleLoadData", error))?;
-            result::module::get_function(module, CString::from(KERNEL_NAME))
-                .map_err(|error| self.error("cuModuleGetFunction", error))
+            self.kernel = result::module::get_function(self.module, CString::from(KERNEL_NAME))
+                .map_err(|error| self.error("cuModuleGetFunction", error))?;
         }
+        Ok(())
     }
 
     fn error(&self, call: &'static str, error: DriverError) -> DeviceError {
@@ -97,7 +99,7 @@ impl Cuda {
     }
 
     fn out_of_memory(&self, bytes: usize, call: &'static str, error: DriverError) -> DeviceError {
-        if error.0 != sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        if !is_out_of_memory(error) {
             return self.error(call, error);
         }
         let (free, total) = result::mem_get_info().unwrap_or_default();
@@ -135,17 +137,19 @@ impl Driver for Cuda {
                 None => result::malloc_sync(bytes),
             }
         };
-        allocated.map_err(|error| self.out_of_memory(bytes, "cuMemAllocFromPoolAsync", error))
+        let call = if self.pool.is_some() { "cuMemAllocFromPoolAsync" } else { "cuMemAlloc" };
+        allocated.map_err(|error| self.out_of_memory(bytes, call, error))
     }
 
     unsafe fn free(&self, stream: Stream, address: u64) {
         // SAFETY: the caller's word.
         let freed = self.make_current().and_then(|()| unsafe {
             match self.pool {
-                Some(_) => result::free_async(address, raw(stream)),
-                None => result::free_sync(address),
+                Some(_) => {
+                    result::free_async(address, raw(stream)).map_err(|error| self.error("cuMemFreeAsync", error))
+                }
+                None => result::free_sync(address).map_err(|error| self.error("cuMemFree", error)),
             }
-            .map_err(|error| self.error("cuMemFreeAsync", error))
         });
         note(freed);
     }
@@ -154,8 +158,12 @@ impl Driver for Cuda {
         // Seen by all contexts, as models on several devices may share nothing else.
         // SAFETY: a plain allocation, which is filled before it is handed out.
         let memory = unsafe {
-            let memory = result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE)
-                .map_err(|error| self.out_of_memory(bytes, "cuMemHostAlloc", error))?;
+            let memory = result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).map_err(|error| {
+                match is_out_of_memory(error) {
+                    true => DeviceError::OutOfPinned { bytes, device: self.number },
+                    false => self.error("cuMemHostAlloc", error),
+                }
+            })?;
             ptr::write_bytes(memory.cast::<u8>(), 0, bytes);
             memory
         };
@@ -223,8 +231,13 @@ impl Driver for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // SAFETY: made in `open`, and given back once. All memory has been given back: buffers hold the device.
+        note(self.make_current());
+        // SAFETY: made in `open`, and given back once. All memory has been given back: buffers hold the device, and so do
+        // streams, on which the kernel is launched.
         unsafe {
+            if !self.module.is_null() {
+                note(result::module::unload(self.module).map_err(|error| self.error("cuModuleUnload", error)));
+            }
             if let Some(pool) = self.pool {
                 note(result::mem_pool::destroy(pool).map_err(|error| self.error("cuMemPoolDestroy", error)));
             }
@@ -236,6 +249,10 @@ impl Drop for Cuda {
 
 fn raw(stream: Stream) -> sys::CUstream {
     ptr::with_exposed_provenance_mut(stream.0)
+}
+
+fn is_out_of_memory(error: DriverError) -> bool {
+    error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }
 
 fn driver_error(device: i32, call: &'static str, error: DriverError) -> DeviceError {

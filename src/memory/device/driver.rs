@@ -43,6 +43,14 @@ pub enum DeviceError {
         /// All bytes.
         total: usize,
     },
+    /// The host's memory does not suffice for what the device copies by itself.
+    #[error("{bytes} bytes of the host's memory, pinned for GPU {device}, cannot be had")]
+    OutOfPinned {
+        /// What was asked for.
+        bytes: usize,
+        /// The device's number.
+        device: i32,
+    },
     /// Anything else, in the driver's words.
     #[error("GPU {device}: {call} failed: {why}")]
     Failed {
@@ -91,7 +99,7 @@ pub trait Driver: Send + Sync {
     /// Enqueues a copy of host memory to the device.
     ///
     /// # Safety
-    /// `from` is pinned, or on the device's side; both sides have the bytes until it has happened.
+    /// `from` is pinned; both sides have the bytes until it has happened.
     unsafe fn upload(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<(), DeviceError>;
 
     /// Enqueues a copy of device memory to the host.

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 pub use driver::DeviceError;
 use driver::{Driver, Stream};
@@ -37,12 +37,21 @@ pub struct Device {
     stream: Stream,
 }
 
-/// Held for writing while a CUDA graph is captured, and for reading by all else that CUDA forbids meanwhile: allocations,
-/// runs, and the opening of sessions.
+/// Held for writing while a CUDA graph is captured, which nothing may be allocated or freed or run beside; see
+/// [`while_nothing_is_captured`].
 pub static CAPTURE: RwLock<()> = RwLock::new(());
+
+/// To be held by all that CUDA forbids while a graph is captured: memory, streams and modules that come and go, runs, and
+/// sessions that are opened or dropped. May be held more than once.
+pub fn while_nothing_is_captured() -> RwLockReadGuard<'static, ()> {
+    CAPTURE.read_recursive()
+}
 
 /// Devices in use, each made once.
 static DEVICES: Mutex<BTreeMap<i32, Weak<Device>>> = Mutex::new(BTreeMap::new());
+
+/// Devices whose memory requests have brought, kept because making one takes long.
+static FOREIGN: Mutex<BTreeMap<i32, Arc<Device>>> = Mutex::new(BTreeMap::new());
 
 impl Device {
     /// GPU number `number` of those that CUDA shows this process; in builds for tests it may be simulated.
@@ -51,6 +60,7 @@ impl Device {
         if let Some(device) = devices.get(&number).and_then(Weak::upgrade) {
             return Ok(device);
         }
+        let _no_capture = while_nothing_is_captured();
         let driver: Box<dyn Driver> = match cfg!(test) || simulated_devices() > 0 {
             #[cfg(any(test, feature = "simulated-device"))]
             true => Box::new(simulated::Simulated::new(number)),
@@ -97,7 +107,7 @@ impl Device {
 
     /// Memory of any content, which may be used by any stream.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer, DeviceError> {
-        let _no_capture = CAPTURE.read();
+        let _no_capture = while_nothing_is_captured();
         self.driver.make_current()?;
         let address = self.driver.allocate(self.stream, bytes.max(1))?;
         let buffer = DeviceBuffer { device: self.clone(), address, bytes };
@@ -107,7 +117,7 @@ impl Device {
 
     /// Host memory that is quickly copied from and to the device.
     pub fn allocate_pinned(self: &Arc<Self>, bytes: usize) -> Result<Pinned, DeviceError> {
-        let _no_capture = CAPTURE.read();
+        let _no_capture = while_nothing_is_captured();
         self.driver.make_current()?;
         let memory = self.driver.allocate_pinned(bytes.max(1))?;
         Ok(Pinned { device: self.clone(), memory, bytes })
@@ -116,6 +126,7 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
+        let _no_capture = while_nothing_is_captured();
         self.driver.close_stream(self.stream);
     }
 }
@@ -129,6 +140,7 @@ pub struct OwnedStream {
 impl OwnedStream {
     /// A new one.
     pub fn open(device: &Arc<Device>) -> Result<Arc<Self>, DeviceError> {
+        let _no_capture = while_nothing_is_captured();
         device.driver.make_current()?;
         Ok(Arc::new(Self { device: device.clone(), stream: device.driver.open_stream()? }))
     }
@@ -146,6 +158,7 @@ impl OwnedStream {
 
 impl Drop for OwnedStream {
     fn drop(&mut self) {
+        let _no_capture = while_nothing_is_captured();
         self.device.driver.close_stream(self.stream);
     }
 }
@@ -188,10 +201,18 @@ impl Foreign {
         self.bytes
     }
 
+    fn device(self) -> Result<Arc<Device>, DeviceError> {
+        let mut foreign = FOREIGN.lock();
+        if let Some(device) = foreign.get(&self.gpu) {
+            return Ok(device.clone());
+        }
+        Ok(foreign.entry(self.gpu).or_insert(Device::open(self.gpu)?).clone())
+    }
+
     /// Copies it to the host, and waits for that.
     pub fn read(self, to: &mut [u8]) -> Result<(), DeviceError> {
         assert_eq!(to.len(), self.bytes, "another size");
-        let device = Device::open(self.gpu)?;
+        let device = self.device()?;
         let pinned = device.allocate_pinned(self.bytes)?;
         // SAFETY: `new`'s word for the device's side; `pinned` lives until the copy has happened.
         unsafe { device.driver.download(device.stream, self.address, pinned.memory.as_ptr(), self.bytes)? };
@@ -203,7 +224,7 @@ impl Foreign {
     /// Copies the host's bytes to it, and waits for that.
     pub fn write(self, from: &[u8]) -> Result<(), DeviceError> {
         assert_eq!(from.len(), self.bytes, "another size");
-        let device = Device::open(self.gpu)?;
+        let device = self.device()?;
         let mut pinned = device.allocate_pinned(self.bytes)?;
         pinned.bytes_mut().copy_from_slice(from);
         // SAFETY: as in `read`.
@@ -239,6 +260,7 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
+        let _no_capture = while_nothing_is_captured();
         // SAFETY: from `allocate`, given back once; nothing on another stream uses it any more, as the module says.
         unsafe { self.device.driver.free(self.device.stream, self.address) }
     }
@@ -277,6 +299,7 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let _no_capture = while_nothing_is_captured();
         // SAFETY: from `allocate_pinned`, given back once; its owner has waited for what used it.
         unsafe { self.device.driver.free_pinned(self.memory, self.bytes.max(1)) }
     }

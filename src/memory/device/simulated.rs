@@ -140,6 +140,35 @@ impl State {
     }
 }
 
+/// What will be read and written. The table of moves is still on its way, so it is read where it comes from.
+fn touched(work: &[Work]) -> Vec<Range<u64>> {
+    let mut pieces = Vec::new();
+    for one in work {
+        match *one {
+            Work::Copy { from, to, bytes } => pieces.extend([from, to].map(|at| at..at + bytes as u64)),
+            Work::MoveRows { table, count, .. } => {
+                let bytes = count as usize * Moves::move_bytes();
+                let source = work.iter().find_map(|copy| match *copy {
+                    Work::Copy { from, to, bytes } if (to..to + bytes as u64).contains(&table) => {
+                        Some(from + (table - to))
+                    }
+                    _ => None,
+                });
+                let Some(source) = source else { continue };
+                // SAFETY: pinned memory that is copied from, as its owner has not waited yet.
+                let rows = unsafe { std::slice::from_raw_parts(source as *const u8, bytes) };
+                pieces.extend(Moves::touched(rows).into_iter().flat_map(|(from, to)| from.into_iter().chain(to)));
+            }
+            Work::Free { .. } => {}
+        }
+    }
+    pieces
+}
+
+fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
 /// Moves that happen at once may not meet.
 fn expect_apart(written: &mut [Range<u64>], read: &[Range<u64>]) {
     written.sort_by_key(|piece| piece.start);
@@ -206,24 +235,20 @@ impl Driver for Simulated {
         let memory = state.live.remove(&address);
         expect(memory.is_some(), || format!("{address:#x} is freed, which is not allocated"));
         let Some(memory) = memory else { return };
-        let bytes = memory.len();
-        let touches = |work: &Work| match *work {
-            Work::Copy { from, to, bytes: copied } => {
-                [from, to].iter().any(|&at| at < address + bytes as u64 && address < at + copied as u64)
-            }
-            _ => false,
-        };
-        let in_use = state.streams.iter().any(|(&other, work)| other != stream.0 && work.iter().any(touches));
-        expect(!in_use, || format!("{address:#x} is freed while a copy of it is to happen"));
+        let freed = address..address + memory.len() as u64;
+        let in_use = |work: &Vec<Work>| touched(work).iter().any(|piece| meet(piece, &freed));
+        let in_use = state.streams.iter().any(|(&other, work)| other != stream.0 && in_use(work));
+        expect(!in_use, || format!("{address:#x} is freed while something is to happen to it"));
         state.streams.entry(stream.0).or_default().push(Work::Free { memory });
         state.work_off(stream);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
-        let mut memory = pages(bytes, 0).ok_or(DeviceError::NoDriver)?;
+        let none = DeviceError::OutOfPinned { bytes, device: self.number };
+        let mut memory = pages(bytes, 0).ok_or(none.clone())?;
         let address = memory.as_mut_ptr();
         self.state.lock().pinned.insert(address as u64, memory);
-        NonNull::new(address).ok_or(DeviceError::NoDriver)
+        NonNull::new(address).ok_or(none)
     }
 
     unsafe fn free_pinned(&self, memory: NonNull<u8>, bytes: usize) {
