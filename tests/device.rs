@@ -138,7 +138,13 @@ fn states_that_join_and_leave_take_one_launch_each() {
 fn inputs_and_outputs_may_lie_on_the_device_or_not() {
     let Some(triton) = start() else { return };
     let model = load(&config(&[0], 1)).unwrap();
-    for (number, gpus) in [(0, [false, false, false]), (1, [true, false, true]), (2, [true, true, true])] {
+    for (number, gpus) in [
+        (0, [None; 3]),
+        (1, [Some(0), None, Some(0)]),
+        (2, [Some(0); 3]),
+        (3, [Some(1); 3]),
+        (4, [None, Some(1), Some(0)]),
+    ] {
         let mut total = [0.0, 0.0];
         for step in 1..5 {
             let row = [step as f32, number as f32];
@@ -149,9 +155,9 @@ fn inputs_and_outputs_may_lie_on_the_device_or_not() {
             in_pieces.inputs[0].pieces =
                 vec![bytemuck::bytes_of(&row[0]).to_vec(), bytemuck::bytes_of(&row[1]).to_vec()];
             for request in [&mut on_gpu, &mut in_pieces] {
-                request.inputs[0].on_gpu = gpus[0];
-                request.inputs[1].on_gpu = gpus[1];
-                request.outputs_on_gpu = gpus[2];
+                request.inputs[0].gpu = gpus[0];
+                request.inputs[1].gpu = gpus[1];
+                request.outputs_gpu = gpus[2];
             }
             let answered = model.run(vec![on_gpu, request(300 + number, flags, row), in_pieces]);
             assert!(answered.iter().all(|request| sum(request) == total), "{number}, step {step}");

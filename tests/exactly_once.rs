@@ -95,7 +95,7 @@ fn wrong(id: u64, flags: u32) -> Vec<(Request, triton_sys::TRITONSERVER_Error_Co
     let mut cancelled = request(id, flags, [1.0, 1.0]);
     cancelled.cancelled = true;
     let mut on_gpu = request(id, flags, [1.0, 1.0]);
-    on_gpu.outputs_on_gpu = true;
+    on_gpu.outputs_gpu = Some(0);
     let unlisted = Request::new(Id::Number(id), flags, vec![value([1.0, 1.0]), index(0)], &["SUM", "SUM_OUT"]);
     vec![
         (altered(|input| input.data_type = TRITONSERVER_TYPE_INT64), TRITONSERVER_ERROR_INVALID_ARG, "TYPE_INT64"),
@@ -107,7 +107,7 @@ fn wrong(id: u64, flags: u32) -> Vec<(Request, triton_sys::TRITONSERVER_Error_Co
         (altered(|input| input.pieces[0].truncate(7)), TRITONSERVER_ERROR_INVALID_ARG, "7 bytes"),
         (altered(|input| input.pieces.push(vec![0; 4])), TRITONSERVER_ERROR_INVALID_ARG, "12 bytes"),
         (altered(|input| input.pieces.clear()), TRITONSERVER_ERROR_INVALID_ARG, "0 bytes"),
-        (altered(|input| input.on_gpu = true), TRITONSERVER_ERROR_UNSUPPORTED, "'VALUE' lies in memory of GPU 0"),
+        (altered(|input| input.gpu = Some(0)), TRITONSERVER_ERROR_UNSUPPORTED, "'VALUE' lies in memory of GPU 0"),
         (with(vec![index(0)]), TRITONSERVER_ERROR_INVALID_ARG, "'VALUE' is missing"),
         (with(vec![]), TRITONSERVER_ERROR_INVALID_ARG, "is missing"),
         (with(vec![value([1.0, 1.0]), index(4)]), TRITONSERVER_ERROR_INTERNAL, "ONNX Runtime"),

@@ -115,9 +115,13 @@ fn growing(parameters: &[(&str, &str)]) -> Value {
 }
 
 fn load_onnx(config: &Value, onnx: &[u8]) -> Result<Loaded, Failure> {
+    load_on(0, config, onnx)
+}
+
+fn load_on(gpu: i32, config: &Value, onnx: &[u8]) -> Result<Loaded, Failure> {
     let model = LoadedModel::new("delay", config, onnx);
     model.initialize()?;
-    let instance = LoadedInstance::on(&model, Some(0));
+    let instance = LoadedInstance::on(&model, Some(gpu));
     instance.initialize().inspect_err(|_| drop(model.finalize()))?;
     Ok(Loaded { model, instance })
 }
@@ -139,7 +143,7 @@ fn last(request: &Request) -> Vec<f32> {
     }
 }
 
-/// Payloads of sequences by chance, each answer held against the request before it.
+/// Payloads of sequences by chance, each answer held against the request before it. All have ended when it returns.
 fn by_chance(
     run: &dyn Fn(Vec<Request>) -> Vec<std::sync::Arc<Request>>,
     width: &dyn Fn(&mut Random) -> usize,
@@ -174,6 +178,10 @@ fn by_chance(
             format!("{expected:?}")
         );
     }
+    for (id, held) in live {
+        let answered = run(vec![request(id, END, &held)]);
+        assert_eq!(last(&answered[0]), held);
+    }
 }
 
 #[test]
@@ -189,6 +197,29 @@ fn sequences_have_their_own_states_in_whatever_company() {
         model.unload();
         assert_eq!(cuda.used(), 0, "everything was given back");
     }
+    triton.assert_clean();
+}
+
+#[test]
+fn each_gpu_has_its_instances_whatever_gpu_requests_bring() {
+    let Some((triton, cuda)) = start() else { return };
+    let first = load_on(0, &config(&[0, 1], &[]), &onnx::delay(false)).unwrap();
+    let second = LoadedInstance::on(&first.model, Some(1));
+    second.initialize().unwrap();
+    for tensors in [None, Some(0), Some(1)] {
+        let on = |mut payload: Vec<Request>| {
+            for (number, request) in payload.iter_mut().enumerate().filter(|(number, _)| number % 2 == 0) {
+                request.inputs[0].gpu = tensors.filter(|_| number < 2);
+                request.outputs_gpu = tensors;
+            }
+            payload
+        };
+        by_chance(&|payload| first.run(on(payload)), &|_| 2, &[0.0, 0.0]);
+        by_chance(&|payload| second.run(on(payload)), &|_| 2, &[0.0, 0.0]);
+    }
+    second.finalize().unwrap();
+    first.unload();
+    assert_eq!(cuda.used(), 0, "everything was given back");
     triton.assert_clean();
 }
 
@@ -227,11 +258,15 @@ fn runs_are_captured_once_for_each_size_and_replayed() {
     let graphs = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1,2,4"), ("resident_batches", "2")];
     let model = load(&config(&[0], &graphs)).unwrap();
     let before = cuda.graphs();
-    by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
-    let (captures, launches) = (cuda.graphs().0 - before.0, cuda.graphs().1 - before.1);
+    let run = || {
+        by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
+        (cuda.graphs().0 - before.0, cuda.graphs().1 - before.1)
+    };
+    let ((captures, launches), again) = (run(), run());
     // Three sizes, and pairs of three batch buffers.
     assert!((1..=3 * 6).contains(&captures), "{captures} captures");
     assert!(launches > 100, "{launches} launches");
+    assert!(again.0 <= 3 * 6 && again.1 > 2 * launches - captures, "{captures}, {launches}, then {again:?}");
     model.unload();
     assert_eq!(cuda.used(), 0);
     triton.assert_clean();

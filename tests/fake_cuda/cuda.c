@@ -17,8 +17,11 @@ enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201,
 static size_t used, limit = (size_t)1 << 32;
 static _Thread_local int current = -1;
 
-// Bytes of device memory in use, and how many there are.
-size_t fake_cuda_used(void) { return __atomic_load_n(&used, __ATOMIC_SEQ_CST); }
+// Bytes of device memory in use when all that is enqueued has happened, and how many there are.
+size_t fake_cuda_used(void) {
+    fake_cuda_wait_for_all();
+    return __atomic_load_n(&used, __ATOMIC_SEQ_CST);
+}
 void fake_cuda_limit(size_t bytes) { limit = bytes; }
 
 // Streams. The one of number 0 is every device's default stream, on which things happen at once.

@@ -113,6 +113,10 @@ fn response<'a>(raw: *mut TRITONBACKEND_Response, by: &str) -> &'a mut Response 
     borrow_mut(raw)
 }
 
+fn memory_type(gpu: Option<i64>) -> TRITONSERVER_MemoryType {
+    if gpu.is_some() { TRITONSERVER_MEMORY_GPU } else { TRITONSERVER_MEMORY_CPU }
+}
+
 fn not_there(what: &str) -> Failure {
     (TRITONSERVER_ERROR_INVALID_ARG, format!("there is no such {what}"))
 }
@@ -386,8 +390,8 @@ fallible! {
         let piece = input.pieces.get(index as usize).ok_or_else(|| not_there("buffer"))?;
         put(buffer, if piece.is_empty() { ptr::null() } else { piece.as_ptr().cast() });
         put(bytes, piece.len() as u64);
-        put(memory, if input.on_gpu { TRITONSERVER_MEMORY_GPU } else { TRITONSERVER_MEMORY_CPU });
-        put(device, 0);
+        put(memory, memory_type(input.gpu));
+        put(device, input.gpu.unwrap_or(0));
         Ok(())
     }
 
@@ -413,8 +417,8 @@ fallible! {
         let response = response(raw, NAME);
         // SAFETY: the backend's array of that rank, copied during the call.
         let dims = unsafe { std::slice::from_raw_parts(shape, rank as usize) }.to_vec();
-        let on_gpu = borrow::<Request, _>(response.request.cast_mut()).outputs_on_gpu;
-        response.outputs.push(Box::new(Output { name: text(name), dims, on_gpu, buffer: Vec::new() }));
+        let gpu = borrow::<Request, _>(response.request.cast_mut()).outputs_gpu;
+        response.outputs.push(Box::new(Output { name: text(name), dims, gpu, buffer: Vec::new() }));
         put(output, response.outputs.last_mut().map_or(ptr::null_mut(), |made| ptr::from_mut(&mut **made).cast()));
         Ok(())
     }
@@ -426,8 +430,8 @@ fallible! {
         output.buffer = vec![0; bytes as usize];
         output.buffer.extend(FENCE);
         put(buffer, output.buffer.as_mut_ptr().cast());
-        put(memory, if output.on_gpu { TRITONSERVER_MEMORY_GPU } else { TRITONSERVER_MEMORY_CPU });
-        put(device, 0);
+        put(memory, memory_type(output.gpu));
+        put(device, output.gpu.unwrap_or(0));
         Ok(())
     }
     fn TRITONBACKEND_ResponseSend(

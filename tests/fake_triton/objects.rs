@@ -101,13 +101,13 @@ pub struct Input {
     pub data_type: TRITONSERVER_DataType,
     pub dims: Vec<i64>,
     pub pieces: Vec<Vec<u8>>,
-    /// It says that it lies in memory of a GPU.
-    pub on_gpu: bool,
+    /// It says that it lies in memory of that GPU.
+    pub gpu: Option<i64>,
 }
 
 impl Input {
     pub fn new(name: &str, data_type: TRITONSERVER_DataType, dims: &[i64], bytes: Vec<u8>) -> Self {
-        Self { name: c(name), data_type, dims: dims.to_vec(), pieces: vec![bytes], on_gpu: false }
+        Self { name: c(name), data_type, dims: dims.to_vec(), pieces: vec![bytes], gpu: None }
     }
 }
 
@@ -119,8 +119,8 @@ pub struct Request {
     pub outputs: Vec<CString>,
     pub parameters: Vec<(CString, CString)>,
     pub cancelled: bool,
-    /// The buffers for its outputs are said to lie in memory of a GPU.
-    pub outputs_on_gpu: bool,
+    /// The buffers for its outputs are said to lie in memory of that GPU.
+    pub outputs_gpu: Option<i64>,
     pub fate: Mutex<Fate>,
 }
 
@@ -159,7 +159,7 @@ impl Request {
             outputs: outputs.iter().map(|name| c(name)).collect(),
             parameters: Vec::new(),
             cancelled: false,
-            outputs_on_gpu: false,
+            outputs_gpu: None,
             fate: Mutex::default(),
         }
     }
@@ -205,7 +205,7 @@ pub struct Response {
 pub struct Output {
     pub name: String,
     pub dims: Vec<i64>,
-    pub on_gpu: bool,
+    pub gpu: Option<i64>,
     pub buffer: Vec<u8>,
 }
 
