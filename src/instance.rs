@@ -15,7 +15,7 @@ use crate::config::{Place, Strategy};
 use crate::error::Error;
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
-use crate::model::{Admission, Answered, InitialStep, LiveSequences, Model, Opened, Payload, Site};
+use crate::model::{Admission, Answered, InitialStep, LiveSequences, Model, Opened, Payload};
 use crate::panic;
 use crate::report::Report;
 use crate::responder::Responder;
@@ -53,7 +53,7 @@ impl Instance {
         let number = model.next_instance();
         let site = model.site(place(triton, &model, number)?)?;
         let (place, sequences) = (site.place, site.sequences.clone());
-        let used = used_bytes(site)?;
+        let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
@@ -66,9 +66,7 @@ impl Instance {
             }
         }
         if let Some(device) = site.device.as_ref().filter(|device| !device.is_simulated()) {
-            // The first instance answers for the pool, which was made before it.
-            let before = if number == 0 { used.saturating_sub(site.pool_bytes(&model)) } else { used };
-            let bytes = used_bytes(site)?.saturating_sub(before);
+            let bytes = site.used_bytes()?.saturating_sub(used_before);
             if let Err(error) = triton.report_memory(device.number(), bytes) {
                 log::info!("{}: the server does not hear of {bytes} bytes of GPU memory: {error}", model.config.model);
             }
@@ -372,14 +370,6 @@ impl Instance {
             // A request of another shape may have cut the payload short.
             Strategy::Oldest { full_batch } => requests < full_batch && self.expected.is_uniform(),
         }
-    }
-}
-
-/// Bytes of its GPU's memory that are in use.
-fn used_bytes(site: &Site) -> Result<usize, Error> {
-    match &site.device {
-        Some(device) => Ok(device.used_bytes()?),
-        None => Ok(0),
     }
 }
 

@@ -16,7 +16,7 @@ use std::sync::OnceLock;
 
 use fake_triton::ledger::Random;
 use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel};
-use fake_triton::{REPORTED, Request, Triton, Usage, onnx};
+use fake_triton::{REPORTED, Request, Triton, onnx};
 use libloading::Library;
 use serde_json::{Value, json};
 use triton_sys::{TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32};
@@ -55,9 +55,12 @@ impl FakeCuda {
         unsafe { library.get::<unsafe extern "C" fn() -> usize>(name).unwrap()() }
     }
 
-    /// Bytes of device memory in use.
-    fn used(&self) -> usize {
-        Self::number(&self.driver, b"fake_cuda_used")
+    /// Bytes of memory of each GPU in use.
+    fn used(&self) -> [usize; 2] {
+        // SAFETY: as in `number`.
+        let used = unsafe { self.driver.get::<unsafe extern "C" fn(i32) -> usize>(b"fake_cuda_used").unwrap() };
+        // SAFETY: as above; there are so many GPUs.
+        [0, 1].map(|gpu| unsafe { used(gpu) })
     }
 
     fn limit(&self, bytes: usize) {
@@ -84,7 +87,7 @@ impl FakeCuda {
 fn start() -> Option<(Triton, &'static FakeCuda)> {
     let cuda = FakeCuda::find()?;
     let triton = Triton::start()?;
-    assert_eq!(cuda.used(), 0, "a test before has left memory of the device");
+    assert_eq!(cuda.used(), [0, 0], "a test before has left memory of the device");
     Some((triton, cuda))
 }
 
@@ -195,7 +198,7 @@ fn sequences_have_their_own_states_in_whatever_company() {
         by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
         assert_eq!(cuda.copied_by_provider(), before, "all tensors are where the provider wants them: {parameters:?}");
         model.unload();
-        assert_eq!(cuda.used(), 0, "everything was given back");
+        assert_eq!(cuda.used(), [0, 0], "everything was given back");
     }
     triton.assert_clean();
 }
@@ -219,20 +222,26 @@ fn each_gpu_has_its_instances_whatever_gpu_requests_bring() {
     }
     second.finalize().unwrap();
     first.unload();
-    assert_eq!(cuda.used(), 0, "everything was given back");
+    assert_eq!(cuda.used(), [0, 0], "everything was given back");
     triton.assert_clean();
 }
 
 #[test]
-fn an_instance_reports_its_memory() {
+fn instances_report_their_memory() {
     let Some((triton, cuda)) = start() else { return };
     REPORTED.lock().clear();
-    let mut config = config(&[0], &[("warmup_batch_sizes", "4")]);
+    let mut config = config(&[0, 1], &[("warmup_batch_sizes", "4")]);
     config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(1000);
     let model = load(&config).unwrap();
+    let others: Vec<_> = [1, 0].map(|gpu| LoadedInstance::on(&model.model, Some(gpu))).into();
+    others.iter().for_each(|instance| instance.initialize().unwrap());
     let reported = REPORTED.lock().clone();
-    assert_eq!(reported, [Usage { is_gpu: true, device: 0, bytes: cuda.used() }], "pool and buffers");
-    assert!(cuda.used() >= 900 * 64, "the pool is on the device");
+    let of =
+        |device| reported.iter().filter(move |usage| usage.is_gpu && usage.device == device).map(|usage| usage.bytes);
+    assert_eq!([of(0).count(), of(1).count()], [2, 1]);
+    assert_eq!([of(0).sum::<usize>(), of(1).sum()], cuda.used(), "pools, sessions and buffers: {reported:?}");
+    assert!(cuda.used().iter().all(|&used| used >= 900 * 64), "each device has a pool");
+    others.iter().for_each(|instance| instance.finalize().unwrap());
     model.unload();
     triton.assert_clean();
 }
@@ -247,7 +256,7 @@ fn growing_states_stay_on_the_device() {
         by_chance(&|payload| model.run(payload), &|random| 1 + random.below(3) as usize * 500, &[]);
         assert_eq!(cuda.copied_by_provider().0, before, "nothing went to the device but by us: {parameters:?}");
         model.unload();
-        assert_eq!(cuda.used(), 0, "everything was given back");
+        assert_eq!(cuda.used(), [0, 0], "everything was given back");
     }
     triton.assert_clean();
 }
@@ -268,7 +277,7 @@ fn runs_are_captured_once_for_each_size_and_replayed() {
     assert!(launches > 100, "{launches} launches");
     assert!(again.0 <= 3 * 6 && again.1 > 2 * launches - captures, "{captures}, {launches}, then {again:?}");
     model.unload();
-    assert_eq!(cuda.used(), 0);
+    assert_eq!(cuda.used(), [0, 0]);
     triton.assert_clean();
 }
 
@@ -278,7 +287,7 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let refused = |config: &Value, code, words: &[&str]| {
         let (came, text) = load(config).err().unwrap();
         assert!(came == code && words.iter().all(|word| text.contains(word)), "{} {text}", came.0);
-        assert_eq!(cuda.used(), 0);
+        assert_eq!(cuda.used(), [0, 0]);
     };
     let invalid = triton_sys::TRITONSERVER_ERROR_INVALID_ARG;
     refused(&config(&[0], &[("gpu_mem_limit", "lots")]), TRITONSERVER_ERROR_INTERNAL, &["GPU 0", "gpu_mem_limit=lots"]);
@@ -309,7 +318,7 @@ fn a_start_without_memory_is_refused_and_the_others_go_on() {
     let mut config = config(&[0], &lazy);
     config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(100_000);
     let model = load(&config).unwrap();
-    cuda.limit(cuda.used() + (1 << 20));
+    cuda.limit(cuda.used()[0] + (1 << 20));
     model.run((1..=4).map(|id| request(id, START, &[id as f32, 1.0])).collect());
     let refused = model.run(vec![request(9, START, &[1.0, 1.0])]);
     let (code, text) = refused[0].error().unwrap();

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Model;
+use parking_lot::Mutex;
+
 use super::live::LiveSequences;
 use super::metrics::SequenceMetrics;
 use super::reaper::Reaper;
@@ -28,6 +29,8 @@ pub struct Site {
     pub sequences: Arc<LiveSequences>,
     /// What has gone between the host and the device.
     pub traffic: Arc<Traffic>,
+    /// Bytes of the GPU's memory that were in use before, until the first instance has said what is.
+    used_before: Mutex<Option<usize>>,
     _reaper: Reaper,
 }
 
@@ -37,9 +40,10 @@ impl Site {
         config: &Config,
         binding: &Binding,
         placement: &Placement,
-        device: Option<Arc<Device>>,
+        found: Option<Found>,
         version: u64,
     ) -> Result<Self, Error> {
+        let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
         let policy =
             Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
         let traffic = Arc::<Traffic>::default();
@@ -51,15 +55,22 @@ impl Site {
         let budget = Budget::new(config.states.limits.total);
         let sequences = Arc::new(LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics)?);
         let reaper = Reaper::start(sequences.clone());
-        let place = placement.place;
-        Ok(Self { place, placement: placement.clone(), device, sequences, traffic, _reaper: reaper })
+        let (place, placement, used_before) = (placement.place, placement.clone(), Mutex::new(used_before));
+        Ok(Self { place, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
-}
 
-impl Site {
-    /// Bytes of the pool's first slab where the model runs.
-    pub fn pool_bytes(&self, model: &Model) -> usize {
-        self.placement.slots.first_slab.saturating_mul(model.binding.device_bytes())
+    /// Bytes of the GPU's memory that are in use before an instance is made; 0 without one. The first instance answers for
+    /// what the model has there already.
+    pub fn used_before_instance(&self) -> Result<usize, DeviceError> {
+        match self.used_before.lock().take() {
+            Some(bytes) => Ok(bytes),
+            None => self.used_bytes(),
+        }
+    }
+
+    /// Bytes of the GPU's memory that are in use; 0 without one.
+    pub fn used_bytes(&self) -> Result<usize, DeviceError> {
+        self.device.as_ref().map_or(Ok(0), |device| device.used_bytes())
     }
 }
 
@@ -72,9 +83,17 @@ impl Drop for Site {
     }
 }
 
+/// The GPU of a place.
+#[derive(Clone)]
+pub struct Found {
+    device: Arc<Device>,
+    /// Bytes of its memory that were in use before the model had any.
+    used_before: usize,
+}
+
 /// The devices of a model's places.
 pub struct Devices {
-    by_place: Vec<(Place, Option<Arc<Device>>)>,
+    by_place: Vec<(Place, Option<Found>)>,
     /// A session to read the model by.
     pub probe: Arc<Session>,
 }
@@ -94,22 +113,22 @@ impl Devices {
     }
 
     fn open_strictly(opening: &Opening, sessions: &Sessions) -> Result<Self, Error> {
-        let by_place = opening.places.iter().map(|&place| Ok((place, device_of(place)?)));
+        let by_place = opening.places.iter().map(|&place| Ok((place, find(place)?)));
         let by_place = by_place.collect::<Result<Vec<_>, Error>>()?;
-        let first = by_place.iter().find_map(|(_, device)| device.as_ref());
-        let probe = sessions.probe(first)?;
+        let first = by_place.iter().find_map(|(_, found)| found.as_ref());
+        let probe = sessions.probe(first.map(|found| &found.device))?;
         Ok(Self { by_place, probe })
     }
 
     /// The device of a place; none for the host.
-    pub fn of(&self, place: Place) -> Option<Arc<Device>> {
-        self.by_place.iter().find(|(known, _)| *known == place).and_then(|(_, device)| device.clone())
+    pub fn of(&self, place: Place) -> Option<Found> {
+        self.by_place.iter().find(|(known, _)| *known == place).and_then(|(_, found)| found.clone())
     }
 }
 
-fn device_of(place: Place) -> Result<Option<Arc<Device>>, DeviceError> {
-    match place {
-        Place::Cpu => Ok(None),
-        Place::Gpu(number) => Device::open(number).map(Some),
-    }
+fn find(place: Place) -> Result<Option<Found>, DeviceError> {
+    let Place::Gpu(number) = place else { return Ok(None) };
+    let device = Device::open(number)?;
+    let used_before = device.used_bytes()?;
+    Ok(Some(Found { device, used_before }))
 }

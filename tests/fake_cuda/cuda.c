@@ -14,13 +14,13 @@
 
 enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400 };
 
-static size_t used, limit = (size_t)1 << 32;
+static size_t used[GPUS], limit = (size_t)1 << 32;
 static _Thread_local int current = -1;
 
-// Bytes of device memory in use when all that is enqueued has happened, and how many there are.
-size_t fake_cuda_used(void) {
+// Bytes of a device's memory in use when all that is enqueued has happened, and how many each has.
+size_t fake_cuda_used(int device) {
     fake_cuda_wait_for_all();
-    return __atomic_load_n(&used, __ATOMIC_SEQ_CST);
+    return __atomic_load_n(&used[device], __ATOMIC_SEQ_CST);
 }
 void fake_cuda_limit(size_t bytes) { limit = bytes; }
 
@@ -38,11 +38,32 @@ static Stream *stream_of(void *handle) {
     return number < opened && (number == 0 || streams[number].is_open) ? &streams[number] : NULL;
 }
 
+typedef struct { size_t bytes; int device; } Head;
+enum { HEAD = 256 };
+
+int fake_cuda_allocate(void **memory, size_t bytes) {
+    int device = fake_cuda_current();
+    if (__atomic_add_fetch(&used[device], bytes, __ATOMIC_SEQ_CST) > limit) {
+        __atomic_sub_fetch(&used[device], bytes, __ATOMIC_SEQ_CST);
+        return OUT_OF_MEMORY;
+    }
+    char *block = aligned_alloc(HEAD, HEAD + (bytes + HEAD - 1) / HEAD * HEAD);
+    *(Head *)block = (Head){bytes, device};
+    *memory = block + HEAD;
+    memset(*memory, 0xab, bytes);
+    return SUCCESS;
+}
+
 static void free_now(void *memory) {
-    size_t *head = (size_t *)((char *)memory - 256);
-    memset(memory, 0xdd, *head);
-    __atomic_sub_fetch(&used, *head, __ATOMIC_SEQ_CST);
+    Head *head = (Head *)((char *)memory - HEAD);
+    memset(memory, 0xdd, head->bytes);
+    __atomic_sub_fetch(&used[head->device], head->bytes, __ATOMIC_SEQ_CST);
     free(head);
+}
+
+void fake_cuda_free(void *memory) {
+    fake_cuda_wait_for_all();
+    if (memory != NULL) free_now(memory);
 }
 
 static void do_work(const Work *work) {
@@ -184,21 +205,11 @@ int cuStreamDestroy_v2(void *stream) { return fake_cuda_close_stream(stream); }
 int cuStreamSynchronize(void *stream) { return fake_cuda_wait(stream); }
 
 int cuMemAlloc_v2(u64 *memory, size_t bytes) {
-    if (current < 0) return INVALID_CONTEXT;
-    if (__atomic_add_fetch(&used, bytes, __ATOMIC_SEQ_CST) > limit) {
-        __atomic_sub_fetch(&used, bytes, __ATOMIC_SEQ_CST);
-        return OUT_OF_MEMORY;
-    }
-    size_t *head = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    *head = bytes;
-    memset((char *)head + 256, 0xab, bytes);
-    *memory = (u64)head + 256;
-    return SUCCESS;
+    return current < 0 ? INVALID_CONTEXT : fake_cuda_allocate((void **)memory, bytes);
 }
 int cuMemFree_v2(u64 memory) {
     if (current < 0) return INVALID_CONTEXT;
-    fake_cuda_wait_for_all();
-    free_now((void *)memory);
+    fake_cuda_free((void *)memory);
     return SUCCESS;
 }
 int cuMemAllocFromPoolAsync(u64 *memory, size_t bytes, void *pool, void *stream) {
@@ -214,7 +225,11 @@ int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
     return flags == 1 ? SUCCESS : INVALID_VALUE;
 }
 int cuMemFreeHost(void *memory) { free(memory); return SUCCESS; }
-int cuMemGetInfo_v2(size_t *available, size_t *total) { *available = limit - used; *total = limit; return SUCCESS; }
+int cuMemGetInfo_v2(size_t *available, size_t *total) {
+    *total = limit;
+    *available = limit - fake_cuda_used(fake_cuda_current());
+    return SUCCESS;
+}
 int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t bytes, void *stream) {
     return enqueue(stream, (Work){.kind = COPY, .to = (void *)to, .from = from, .bytes = bytes});
 }

@@ -44,10 +44,14 @@ int cudaGetDeviceProperties(char *properties, int device) {
     return SUCCESS;
 }
 
-int cudaMalloc(void **memory, size_t bytes) { *memory = aligned_alloc(256, (bytes + 255) / 256 * 256 + 256); return SUCCESS; }
-int cudaMallocHost(void **memory, size_t bytes) { return cudaMalloc(memory, bytes); }
-int cudaHostAlloc(void **memory, size_t bytes, unsigned flags) { (void)flags; return cudaMalloc(memory, bytes); }
-int cudaFree(void *memory) { fake_cuda_wait_for_all(); free(memory); return SUCCESS; }
+int cudaMalloc(void **memory, size_t bytes) { return fake_cuda_allocate(memory, bytes); }
+int cudaFree(void *memory) { fake_cuda_free(memory); return SUCCESS; }
+int cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    (void)flags;
+    *memory = malloc(bytes);
+    return *memory == NULL;
+}
+int cudaMallocHost(void **memory, size_t bytes) { return cudaHostAlloc(memory, bytes, 0); }
 int cudaFreeHost(void *memory) { free(memory); return SUCCESS; }
 int cudaMemGetInfo(size_t *available, size_t *total) { *available = *total = (size_t)1 << 33; return SUCCESS; }
 

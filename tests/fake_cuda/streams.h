@@ -1,4 +1,4 @@
-// Streams of the stand-in, which its driver (cuda.c) keeps for its runtime (cudart.c), too.
+// Streams and memory of the stand-in, which its driver (cuda.c) keeps for its runtime (cudart.c), too.
 
 #pragma once
 
@@ -30,6 +30,10 @@ int fake_cuda_close_stream(void *stream);
 // What is enqueued from now on goes into the graph; NULL ends that.
 int fake_cuda_capture(void *stream, Graph *graph);
 Graph *fake_cuda_captured(void *stream);
+
+// Memory of the calling thread's device.
+int fake_cuda_allocate(void **memory, size_t bytes);
+void fake_cuda_free(void *memory);
 
 // The calling thread's device.
 int fake_cuda_current(void);
