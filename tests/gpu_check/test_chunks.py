@@ -73,11 +73,12 @@ def test_what_failed_is_run_again_if_asked_for_or_with_other_parts(file, tmp_pat
         assert runs() == wanted
 
 
-def test_what_passed_stays_with_the_commit_that_it_is_of(file, tmp_path):
+def test_what_passed_is_no_proof_of_another_commit(file, tmp_path):
     passing, runs = counting(tmp_path, "passing")
-    runner(file).run(passing)
-    runner(file, commit="def", again=True).run(passing)
-    assert runs() == 1 and Results(file).records["stage/passing"].commit == "abc"
+    for options, wanted in (({}, 1), ({"again": True}, 1), ({"commit": "def"}, 2), ({"commit": "def"}, 2)):
+        runner(file, **options).run(passing)
+        assert runs() == wanted
+    assert Results(file).records["stage/passing"].commit == "def"
 
 
 def test_a_chunk_that_would_not_fit_is_not_begun_and_said(file):

@@ -48,6 +48,19 @@ def test_the_report_names_what_failed_and_what_was_not_run(results):
     assert "Not run: A model loads, The step on the CPU." in text
 
 
+def test_the_report_says_of_how_many_chunks_a_stage_has_results(results):
+    results.planned = {"behaviour": 49, "step": 1}
+    text = report.markdown(results)
+    assert "| The tests on the real server | 1 failed of 49 | 12.00 |" in text
+    assert "| The step | 1 passed | 12.00 |" in text
+
+
+def test_the_report_names_files_without_a_model_on_a_gpu(results):
+    assert "Without a model on a GPU" not in report.markdown(results)
+    results.records["behaviour/test_pool"].rows[0]["models"] = {"KIND_GPU": 0, "KIND_CPU": 1}
+    assert "Without a model on a GPU: `test_pool.py`." in report.markdown(results)
+
+
 def test_a_report_of_nothing_says_so(tmp_path):
     text = report.markdown(Results(tmp_path / "none.json"))
     assert "was not asked" in text and "Not run: Setting up" in text
@@ -78,7 +91,7 @@ def test_junit_becomes_counts_names_and_reasons(tmp_path):
     junit = tmp_path / "junit.xml"
     junit.write_text(
         """<testsuites><testsuite><testcase name="a"/><testcase name="b"><failure message="assert 1 == 2">x</failure>
-        </testcase><testcase name="c"><skipped message="no GPU"/></testcase><testcase name="d"><error>died</error></testcase>
+        </testcase><testcase name="c"><skipped message="no GPU"/></testcase><testcase name="d"><failure message="died"/></testcase><testcase name="d"><error>also at its end</error></testcase>
         </testsuite></testsuites>"""
     )
     assert behaviour.summary(junit) == {

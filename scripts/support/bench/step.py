@@ -27,7 +27,7 @@ class Effort:
 
     blocks: int
     seconds: float
-    live: tuple[int, ...]
+    live: tuple[int, ...] = ()
     growing_steps: int = 2000
 
 
@@ -107,15 +107,19 @@ def steps(folder: Path, effort: Effort, names: list[str], batches: list[int]) ->
     for name in names:
         model = MODELS[name]
         for batch in batches:
-            served, trivial = f"{name}_{batch}", f"{name}_{batch}_trivial"
-            candidates = 4 * batch + 8
-            waits = {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
-            for written, backend in ((served, "stateful"), (trivial, "trivial")):
-                model.write(repository, written, model.config(backend, batch, candidates=candidates, **waits))
-            arguments = {"blocks": effort.blocks, "seconds": effort.seconds}
-            found = drive(repository, "step", model, model=served, trivial=trivial, batch=batch, **arguments)
-            for composition, numbers in found["compositions"].items():
-                yield {"model": name, "batch": batch, "composition": composition} | numbers
+            yield from step(repository, model, batch, effort)
+
+
+def step(repository: Path, model: BenchModel, batch: int, effort: Effort, **more: object) -> Iterator[dict]:
+    """For each way in which a batch's sequences change. `more`: of our model's configuration."""
+    served, trivial = f"{model.name}_{batch}", f"{model.name}_{batch}_trivial"
+    common = {"candidates": 4 * batch + 8} | ({"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {})
+    model.write(repository, served, model.config("stateful", batch, **common, **more))
+    model.write(repository, trivial, model.config("trivial", batch, **common))
+    arguments = {"blocks": effort.blocks, "seconds": effort.seconds}
+    found = drive(repository, "step", model, model=served, trivial=trivial, batch=batch, **arguments)
+    for composition, numbers in found["compositions"].items():
+        yield {"model": model.name, "batch": batch, "composition": composition} | numbers
 
 
 def throughput(

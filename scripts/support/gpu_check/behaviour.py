@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as xml
+from collections import defaultdict
 from pathlib import Path
 
 from support import paths
@@ -45,16 +46,20 @@ def kinds(folder: Path) -> dict[str, int]:
 
 
 def summary(junit: Path) -> dict:
-    """Counts, and of each test that failed its name and the beginning of the reason."""
-    cases = list(xml.parse(junit).getroot().iter("testcase"))
-    failures = [{"test": case.get("name"), "why": why} for case in cases if (why := _failure(case)) is not None]
-    skipped = [f"{case.get('name')}: {case.find('skipped').get('message')}" for case in cases if _has(case, "skipped")]
-    return {
-        "tests": len(cases),
-        "passed": len(cases) - len({failure["test"] for failure in failures}) - len(skipped),
-        "failures": failures,
-        "skipped": skipped,
-    }
+    """Counts, and of each test that failed its name and the beginning of the reason. A test that fails, and fails to end
+    too, is there twice."""
+    by_test = defaultdict(list)
+    for case in xml.parse(junit).getroot().iter("testcase"):
+        by_test[case.get("classname"), case.get("name")].append(case)
+    failures, skipped = [], []
+    for (_, name), cases in by_test.items():
+        why = [why for case in cases if (why := _failure(case)) is not None]
+        if why:
+            failures.append({"test": name, "why": why[0]})
+        else:
+            skipped += [f"{name}: {case.find('skipped').get('message')}" for case in cases if _has(case, "skipped")][:1]
+    passed = len(by_test) - len(failures) - len(skipped)
+    return {"tests": len(by_test), "passed": passed, "failures": failures, "skipped": skipped}
 
 
 def _failure(case: xml.Element) -> str | None:

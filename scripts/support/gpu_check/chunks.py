@@ -59,10 +59,12 @@ class Results:
     def __init__(self, file: Path) -> None:
         self.file = file
         self.about: dict = {}
+        #: Number of chunks that each stage has.
+        self.planned: dict[str, int] = {}
         self.records: dict[str, Record] = {}
         if file.exists():
             written = json.loads(file.read_text())
-            self.about = written["about"]
+            self.about, self.planned = written["about"], written["planned"]
             self.records = {key: Record(**record) for key, record in written["chunks"].items()}
 
     def put(self, chunk: Chunk, record: Record) -> None:
@@ -71,7 +73,7 @@ class Results:
 
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        written = {"about": self.about, "chunks": {key: asdict(record) for key, record in self.records.items()}}
+        written = {"about": self.about, "planned": self.planned, "chunks": {key: asdict(record) for key, record in self.records.items()}}
         new = self.file.with_name(self.file.name + ".new")
         new.write_text(json.dumps(written, indent=1) + "\n")
         new.replace(self.file)
@@ -99,15 +101,15 @@ class Runner:
         return self.deadline - time.monotonic()
 
     def is_done(self, chunk: Chunk) -> bool:
-        """Passed, or failed with these parts."""
+        """Passed or failed with these parts: what other parts did is no proof of these."""
         record = self.results.records.get(chunk.key)
-        if record is None or not record.is_done:
+        if record is None or not record.is_done or record.commit != self.commit:
             return False
-        return record.status == PASSED or (record.commit == self.commit and not self.again)
+        return record.status == PASSED or not self.again
 
-    def run(self, chunk: Chunk) -> None:
+    def run(self, chunk: Chunk, *, always: bool = False) -> None:
         """Runs it, unless it is done or the time does not suffice."""
-        if self.is_done(chunk):
+        if self.is_done(chunk) and not always:
             return
         needs_s, left_s = self.needs_s(chunk), self.left_s
         if needs_s > left_s:

@@ -39,7 +39,10 @@ class Place:
     @property
     def site(self) -> Path:
         """The virtual environment's packages."""
-        return next((self.tree / ".venv" / "lib").glob("python*/site-packages"))
+        found = next((self.tree / ".venv" / "lib").glob("python*/site-packages"), None)
+        if found is None:
+            raise PartsError(f"{self.tree} has no virtual environment: setting up has not ended")
+        return found
 
     @property
     def runtime(self) -> Path:
@@ -55,7 +58,7 @@ def main() -> int:
     folder, place = Path(sys.argv[1]).resolve(), Place(Path(sys.argv[2]).resolve())
     try:
         install(folder, place)
-    except (PartsError, subprocess.CalledProcessError, OSError) as error:
+    except (PartsError, OSError) as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return 1
     return 0
@@ -65,7 +68,7 @@ def install(folder: Path, place: Place) -> None:
     manifest = Manifest.read(folder)
     check(manifest, folder, place)
     for part in manifest.parts:
-        _once(place, part, lambda part=part: _unpack(part, folder, place))
+        _stamped(place, part.name, part.sha256, lambda part=part: _unpack(part, folder, place))
     # New wheels, or another Python, and the environment is made again.
     wheels = [part for part in manifest.parts if part.name not in ("tree.tar", "build.tar")]
     identity = " ".join([str(place.tree), *(part.sha256 for part in wheels)])
@@ -79,10 +82,6 @@ def check(manifest: Manifest, folder: Path, place: Place) -> None:
     if wrong:
         count = sum(1 for _ in manifest.pieces)
         raise PartsError("\n  ".join([f"of {count} pieces, {len(wrong)} cannot be used:", *wrong]))
-
-
-def _once(place: Place, part: Part, task: Callable[[], None]) -> None:
-    _stamped(place, part.name, part.sha256, task)
 
 
 def _stamped(place: Place, name: str, identity: str, task: Callable[[], None]) -> None:
@@ -105,11 +104,12 @@ def _unpack(part: Part, folder: Path, place: Place) -> None:
     archive = place.work / part.name
     archive.parent.mkdir(parents=True, exist_ok=True)
     part.join(folder, archive)
-    into = {"tree.tar": place.tree, "build.tar": place.tree / "build"}.get(part.name)
-    if into is None:
-        into = place.work / "parts" / archive.stem
-        shutil.rmtree(into, ignore_errors=True)
+    into = {"tree.tar": place.tree, "build.tar": place.tree / "build"}.get(part.name, place.work / "parts" / archive.stem)
     into.mkdir(parents=True, exist_ok=True)
+    # What an earlier commit had goes; what other parts have made of the tree stays.
+    for old in into.iterdir():
+        if part.name != "tree.tar" or old.name not in (".venv", "build"):
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     with tarfile.open(archive) as content:
         # our own archive; older versions of Python know no filter
         content.extractall(into, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))

@@ -66,6 +66,15 @@ def _find(name: str, system: set[str], folders: list[Path]) -> str | None:
     return "the system" if name in system else None
 
 
+def of_providers(runtime: Path, site: Path) -> dict[str, dict[str, dict[str, str | None]]]:
+    """Of each provider in a folder, by its file's name, where the libraries are that it wants: linked, and late."""
+    folders = roots(site)
+    wants = {provider.name: wanted(provider) for provider in sorted(runtime.glob("libonnxruntime_providers_*.so"))}
+    return {
+        name: {"linked": find(of.linked, folders), "late": find(of.late, folders)} for name, of in wants.items()
+    }
+
+
 def search_path(found: dict[str, str | None]) -> str:
     """For LD_LIBRARY_PATH."""
     return ":".join(dict.fromkeys(folder for folder in found.values() if folder and folder != "the system"))

@@ -33,8 +33,6 @@ def main() -> int:
 def describe(place: Place) -> dict:
     import onnxruntime
 
-    files = sorted(place.backend.glob("libonnxruntime_providers_*.so"))
-    providers = {file.name: libraries_of(file, place) for file in files}
     return {
         "gpus": gpus(),
         "cuda_of_driver": cuda_of_driver(),
@@ -45,7 +43,7 @@ def describe(place: Place) -> dict:
         "python": platform.python_version(),
         "onnxruntime": onnxruntime.__version__,
         "providers": onnxruntime.get_available_providers(),
-        "libraries": providers,
+        "libraries": libraries.of_providers(place.backend, place.site),
     }
 
 
@@ -94,12 +92,6 @@ def cuda_of_driver() -> str | None:
     if driver.cuInit(0) != 0 or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
         return None
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
-def libraries_of(provider: Path, place: Place) -> dict[str, dict[str, str | None]]:
-    """Where the libraries are that it wants."""
-    wanted, roots = libraries.wanted(provider), libraries.roots(place.site)
-    return {"linked": libraries.find(wanted.linked, roots), "late": libraries.find(wanted.late, roots)}
 
 
 def _cpu() -> str:

@@ -71,6 +71,13 @@ def counts(records: Iterable[Record]) -> str:
     return ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(sorted(statuses, key=_rank)))
 
 
+def _counted(results: Results, stage: str) -> str:
+    """As in "20 passed of 49"."""
+    records = results.of_stage(stage)
+    planned = results.planned.get(stage, 0)
+    return counts(records.values()) + (f" of {planned}" if 0 < len(records) < planned else "")
+
+
 def _rank(status: str) -> tuple[bool, str]:
     return status != PASSED, status
 
@@ -85,7 +92,7 @@ def table(results: Results) -> Table:
     for stage in TITLES:
         records = results.of_stage(stage)
         seconds = sum(record.seconds for record in records.values())
-        made.add_row(stage, counts(records.values()) or "–", f"{seconds:.0f}" if records else "", _found(stage, records))
+        made.add_row(stage, _counted(results, stage) or "–", f"{seconds:.0f}" if records else "", _found(stage, records))
     return made
 
 
@@ -153,7 +160,7 @@ def _commits(results: Results) -> str:
 
 def _stages(results: Results) -> str:
     rows = [
-        {"stage": TITLES[stage], "chunks": counts(records.values()), "s": sum(of.seconds for of in records.values())}
+        {"stage": TITLES[stage], "chunks": _counted(results, stage), "s": sum(of.seconds for of in records.values())}
         for stage in TITLES
         if (records := results.of_stage(stage))
     ]
@@ -174,17 +181,22 @@ def _problems(results: Results) -> str:
 
 def _load(_: str, records: dict[str, Record]) -> str:
     columns = {"model": "model", "kind": "instances", "ready_s": "seconds to ready", "worst": "largest difference"}
-    return "Answers against ONNX Runtime on the CPU.\n\n" + _markdown_table(columns, _rows(records))
+    rows = _rows(records)
+    warnings = [f"- {_line(line)}" for row in rows for line in row["warnings"]]
+    parts = ["Answers against ONNX Runtime on the CPU.", _markdown_table(columns, rows)]
+    return "\n\n".join(parts + (["The server's warnings:\n\n" + "\n".join(warnings)] if warnings else []))
 
 
 def _behaviour(_: str, records: dict[str, Record]) -> str:
     rows = _rows(records)
     columns = {"file": "file", "passed": "passed", "failed": "failed", "skipped": "skipped"}
     shown = [row | {what: len(row[of]) for what, of in (("failed", "failures"), ("skipped", "skipped"))} for row in rows]
+    on_cpu = [f"`{row['file']}`" for row in rows if row["models"].get("KIND_CPU") and not row["models"].get("KIND_GPU")]
     failures = [f"- `{row['file']}::{of['test']}`: {_line(of['why'])}" for row in rows for of in row["failures"]]
     models = {kind: sum(row["models"].get(kind, 0) for row in rows) for kind in ("KIND_GPU", "KIND_CPU")}
     kinds = ", ".join(f"{count} of `{kind}`" for kind, count in models.items())
     parts = [f"{tests(rows)}. Models that were configured: {kinds}.", _markdown_table(columns, shown)]
+    parts += ["Without a model on a GPU: " + ", ".join(on_cpu) + "."] if on_cpu else []
     return "\n\n".join(parts + (["Failed:\n\n" + "\n".join(failures)] if failures else []))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.gpu_check import libraries
-from support.gpu_check.chunks import FAILED, Chunk, Results, Runner
+from support.gpu_check.chunks import PASSED, Chunk, Results, Runner
 from support.gpu_check.install import Place
 
 MODELS = ("lstm", "cache", "accumulate")
@@ -31,14 +31,10 @@ class Setting:
 
     def environment(self, **more: str) -> Mapping[str, str]:
         """The tree's scripts, and the folders where CUDA's libraries were found."""
-        names = {name for file in self.providers for name in libraries.wanted(file).names}
-        found = libraries.find(names, libraries.roots(self.place.site))
+        of_providers = libraries.of_providers(self.place.runtime, self.place.site)
+        found = {name: where for provider in of_providers.values() for of in provider.values() for name, where in of.items()}
         path = ":".join(filter(None, [libraries.search_path(found), os.environ.get("LD_LIBRARY_PATH")]))
         return {"PYTHONPATH": str(self.place.tree / "scripts"), "LD_LIBRARY_PATH": path, **more}
-
-    @property
-    def providers(self) -> list[Path]:
-        return sorted(self.place.runtime.glob("libonnxruntime_providers_*.so"))
 
 
 def setup(setting: Setting) -> list[Chunk]:
@@ -64,7 +60,7 @@ def behaviour(setting: Setting) -> list[Chunk]:
     return [
         Chunk(
             "behaviour",
-            file.stem,
+            f"{file.stem} ({setting.marker})" if setting.marker else file.stem,
             setting.command("behaviour", file, "--junit", junit / f"{file.stem}.xml", *more),
             needs_s=25,
             limit_s=400,
@@ -125,8 +121,7 @@ def run(runner: Runner, setting: Setting, chosen: list[str], make: Mapping[str, 
     """
     install = make["setup"](setting)
     for chunk in install:
-        runner.results.records.pop(chunk.key, None)
-        runner.run(chunk)
+        runner.run(chunk, always=True)
     closed = _closed(runner.results, ["setup"])
     for stage in chosen or [stage for stage in make if stage != "setup"]:
         if closed:
@@ -134,7 +129,9 @@ def run(runner: Runner, setting: Setting, chosen: list[str], make: Mapping[str, 
             continue
         if stage == "setup":
             continue
-        for chunk in make[stage](setting):
+        chunks = make[stage](setting)
+        runner.results.planned[stage] = len(chunks)
+        for chunk in chunks:
             runner.run(chunk)
         if not chosen and stage in GATES:
             closed = _closed(runner.results, [stage])
@@ -144,6 +141,6 @@ def _closed(results: Results, gates: list[str]) -> str:
     """Why nothing more can be done."""
     for stage in gates:
         records = results.of_stage(stage)
-        if not records or any(record.status == FAILED for record in records.values()):
+        if not records or any(record.status != PASSED for record in records.values()):
             return f"{stage} has not passed"
     return ""

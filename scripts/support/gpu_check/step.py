@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import quantiles
 
@@ -36,12 +35,6 @@ CUDA_OPTIONS = {
 WARM_UP = 10
 
 
-@dataclass(frozen=True)
-class Effort:
-    blocks: int
-    seconds: float
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", choices=MODELS)
@@ -50,10 +43,10 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=0.05)
     options = parser.parse_args()
-    model, effort = MODELS[options.model], Effort(options.blocks, options.seconds)
+    model, effort = MODELS[options.model], bench.Effort(options.blocks, options.seconds)
     alone = {} if options.kind == "host" else raw(model, options.batch, effort, graphs=options.kind == "graphs")
     for found in served(model, options.batch, options.kind, effort):
-        print(json.dumps(compared({"model": model.name, "batch": options.batch, "kind": options.kind} | found | alone)))
+        print(json.dumps(compared({"kind": options.kind} | found | alone)))
     return 0
 
 
@@ -66,30 +59,19 @@ def compared(row: dict) -> dict:
     return row
 
 
-def served(model: BenchModel, batch: int, kind: str, effort: Effort) -> list[dict]:
+def served(model: BenchModel, batch: int, kind: str, effort: bench.Effort) -> list[dict]:
     """What the driver in process measured."""
     with tempfile.TemporaryDirectory(prefix="stateful-step-") as folder:
-        repository = Path(folder) / "repository"
-        served, trivial = f"{model.name}_{batch}", f"{model.name}_{batch}_trivial"
-        waits = {"preferred": batch, "delay_us": bench.DELAY_US} if batch > 1 else {}
-        common = {"candidates": 4 * batch + 8} | waits
         parameters = {"enable_cuda_graph": "1", "warmup_batch_sizes": str(batch)} if kind == "graphs" else {}
         ours = "KIND_CPU" if kind == "host" else "KIND_GPU"
-        model.write(repository, served, model.config("stateful", batch, kind=ours, parameters=parameters, **common))
-        model.write(repository, trivial, model.config("trivial", batch, **common))
-        arguments = {"model": served, "trivial": trivial, "batch": batch}
-        arguments |= {"blocks": effort.blocks, "seconds": effort.seconds}
-        found = bench.drive(repository, "step", model, **arguments)
+        found = list(bench.step(Path(folder) / "repository", model, batch, effort, kind=ours, parameters=parameters))
     # The driver's ONNX Runtime alone is on the CPU.
     names = [] if kind == "host" else ["raw_us", "raw_cpu_us", "trivial_and_raw_us", "own_share_of_cpu"]
     of_cpu = lambda name: name in names or (names and "_over_" in name)  # noqa: E731
-    return [
-        {"composition": composition} | {name: value for name, value in numbers.items() if not of_cpu(name)}
-        for composition, numbers in found["compositions"].items()
-    ]
+    return [{name: value for name, value in row.items() if not of_cpu(name)} for row in found]
 
 
-def raw(model: BenchModel, batch: int, effort: Effort, *, graphs: bool) -> dict:
+def raw(model: BenchModel, batch: int, effort: bench.Effort, *, graphs: bool) -> dict:
     """ONNX Runtime alone: with all tensors on the device, and with inputs brought there and outputs brought back."""
     allowed = os.sched_getaffinity(0)
     # One CPU, as the driver has.
@@ -165,7 +147,7 @@ class Raw:
         return tuple(self.batch if dim == BATCH else dim for dim in dims)
 
 
-def timed(step: Callable[[], None], effort: Effort) -> list[float]:
+def timed(step: Callable[[], None], effort: bench.Effort) -> list[float]:
     """Microseconds of a step, in each block."""
     for _ in range(WARM_UP):
         step()
