@@ -47,6 +47,8 @@ pub struct Contest {
     /// The START that began this may belong to the past: it may have waited in core behind an END. Otherwise the
     /// receiving incarnation has been started over.
     pub late: bool,
+    /// A START and END in one request has come and gone meanwhile, which may have started over what is left.
+    pub one_shot: bool,
     pub since: Instant,
     pub last_request: Instant,
     /// What the instance had seen when core last could queue a request of the id.
@@ -55,7 +57,7 @@ pub struct Contest {
 
 impl Contest {
     pub const fn new(late: bool, now: Instant, seen: Evidence) -> Self {
-        Self { in_turn: false, late, since: now, last_request: now, from: seen }
+        Self { in_turn: false, late, one_shot: false, since: now, last_request: now, from: seen }
     }
 
     /// Whether the next incarnation may have its turn: at once if its START is certainly the latest, else only when

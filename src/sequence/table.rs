@@ -220,12 +220,22 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
         let only_trace = record.failed && self.chain_length(slot) == 1;
         if end || only_trace {
+            self.note_one_shot(slot);
             self.remove(slot, released);
             self.counts.ended += 1;
             return false;
         }
         self.idle.insert(slot, now);
         !self.is_front(slot)
+    }
+
+    /// Of those that do not receive, only a START can end its incarnation.
+    fn note_one_shot(&mut self, slot: SlotId) {
+        let is_front = self.is_front(slot);
+        let chain = self.pool.record(slot).and_then(|record| self.chains.get_mut(&record.key));
+        if let Some(contest) = chain.and_then(|chain| chain.contest.as_mut()) {
+            contest.one_shot |= !is_front;
+        }
     }
 
     /// Keeps a request unreleased until its sequence is the only one of its id that core can send requests for.
@@ -485,14 +495,23 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     fn end_earlier(&mut self, key: &Key, released: &mut Vec<H>) {
         let Some(chain) = self.chains.get(key) else { return };
         let others = chain.incarnations[1..].to_vec();
-        let contest = (!others.is_empty()).then(|| self.contest(key, true));
-        self.set_contest(key, contest);
+        let one_shot = chain.contest.as_ref().is_some_and(|contest| contest.one_shot);
+        // Decided: what is removed now leaves no new doubt about the receiving one.
+        self.set_contest(key, None);
         for slot in others {
             let is_over = |record: &Record<C, H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
             if self.pool.record(slot).is_some_and(is_over) {
                 self.remove(slot, released);
                 self.counts.ended += 1;
             }
+        }
+        let Some(chain) = self.chains.get(key) else { return };
+        match chain.incarnations[..] {
+            [front] if one_shot => {
+                self.doubtful.insert(front);
+            }
+            [_] => {}
+            _ => self.set_contest(key, Some(Contest { one_shot, ..self.contest(key, true) })),
         }
     }
 
@@ -540,7 +559,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             self.chains.remove(&record.key);
             return;
         };
-        let (alone, late) = (chain.incarnations.len() == 1, chain.contest.as_ref().is_some_and(|contest| contest.late));
+        let alone = chain.incarnations.len() == 1;
+        let (late, one_shot) =
+            chain.contest.as_ref().map_or((false, false), |contest| (contest.late, contest.one_shot));
         let Some(next) = self.pool.record_mut(front) else { return };
         if was_front {
             released.extend(next.held.take());
@@ -548,14 +569,15 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         if alone && next.failed {
             self.remove(front, released);
             self.counts.ended += 1;
-        } else if was_front && alone {
+        } else if alone && !was_front && one_shot && !late {
+            // It started over what is left, which goes when core has sent what it had of it.
+        } else if alone {
             self.set_contest(&record.key, None);
-        } else if alone && late {
-            // What is left may be what a START and END in one request started over.
-            self.set_contest(&record.key, None);
-            self.doubtful.insert(front);
+            if !was_front && one_shot {
+                self.doubtful.insert(front);
+            }
         } else if was_front {
-            self.set_contest(&record.key, Some(self.contest(&record.key, true)));
+            self.set_contest(&record.key, Some(Contest { one_shot, ..self.contest(&record.key, true) }));
         }
     }
 

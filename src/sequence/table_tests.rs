@@ -1,7 +1,7 @@
 //! The table against hand-written cases, and against a simulation of Triton's `oldest` scheduler that knows which
 //! incarnation each request truly belongs to.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use proptest::prelude::*;
 
@@ -170,6 +170,7 @@ fn a_young_sequence_that_is_started_over_is_over_when_it_stays_at_rest() {
     assert_eq!((table.live(), released.len()), (2, 1), "the second START is let go");
     table.tick(now + REST + QUIET, &mut released).unwrap();
     assert_eq!(table.live(), 1, "nothing came, so the first is over");
+    assert!(!table.drop_doubtful(&mut released), "the second is not");
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
 }
 
@@ -441,6 +442,14 @@ proptest! {
         };
         let (slots, unsettled) = (BTreeMap::new(), VecDeque::new());
         let mut world = World { core, table, slots, unsettled, now: Instant::now() };
+        // An END may have been for another incarnation than the one that is left.
+        let ended: HashSet<u64> = ops
+            .iter()
+            .filter_map(|op| match op {
+                Op::Send { id, end: true, .. } => Some(*id),
+                _ => None,
+            })
+            .collect();
         for op in ops {
             match op {
                 Op::Send { id, start, end } => world.core.send(id, start, end),
@@ -454,8 +463,12 @@ proptest! {
             world.quiet();
         }
         prop_assert!(world.core.slots.iter().all(|slot| !slot.in_flight && slot.queue.is_empty()), "a request is stuck");
-        for (_, incarnation) in world.core.active.values() {
-            prop_assert!(world.table.pool.record(world.slots[incarnation]).is_some(), "a live sequence was dropped");
+        for (id, (_, incarnation)) in &world.core.active {
+            let slot = world.slots[incarnation];
+            prop_assert!(world.table.pool.record(slot).is_some(), "a live sequence was dropped");
+            if !ended.contains(id) {
+                prop_assert!(!world.table.doubtful.contains(&slot), "a live sequence would be dropped if slots ran out");
+            }
         }
         let with_contest = world.table.chains.values().filter(|chain| chain.contest.is_some()).count();
         prop_assert_eq!(world.table.contested.len(), with_contest);
