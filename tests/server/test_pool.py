@@ -228,3 +228,24 @@ def test_slabs_never_hold_more_than_the_capacity(deployment):
         talk.step()
         assert deployment.metric("stateful_slots_allocated", model) <= 19
         talk.end()
+
+
+@pytest.mark.parametrize("steps_after", [0, 1])
+def test_a_sequence_that_was_started_over_keeps_its_slot_when_slots_run_out(deployment, steps_after):
+    model = models.counter(name=f"pool_over_{steps_after}", max_candidates=10, max_batch_size=2)
+    model = deployment.serve(model.with_parameters(model.name, max_candidate_sequence_use_ratio=0.4))
+    client = deployment.connect()
+    talk = Conversation(client, model, np.random.default_rng(1))
+    talk.start()
+    talk.step()
+    talk.start()
+    for _ in range(steps_after):
+        talk.step()
+    # The incarnation before goes once core can have nothing more of it.
+    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda live: live == 1)
+    others = start_sequences(client, model, 3)
+    with pytest.raises(InferenceServerException, match="no free slot"):
+        Conversation(client, model, np.random.default_rng(2)).start()
+    talk.step()
+    for each in (talk, *others):
+        each.end()
