@@ -134,7 +134,7 @@ pub enum Error {
     },
     /// No room for the states of a sequence that vary in size.
     #[error(
-        "no room for the sequence's growing states: {0} (max_state_bytes); its state is as it was before the request, try again later"
+        "no room for the sequence's growing states: {0}; its state is as it was before the request, try again later"
     )]
     StateRoom(#[from] NoRoom),
     /// The model for initial states failed when the model was loaded.

@@ -124,10 +124,13 @@ impl Instance {
         let mut rows = self.initialise(rows, times, answered);
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
-            if !rows.is_empty() {
-                self.bring_home(&mut rows);
+            match self.bring_home(&mut rows) {
+                Ok(()) => self.run_or_split(&mut batch, times, rows.is_empty()),
+                Err(error) => {
+                    batch.append(&mut rows);
+                    self.fail(&mut batch, &error.into(), times);
+                }
             }
-            self.run_or_split(&mut batch, times, rows.is_empty());
             batch.into_iter().for_each(|row| self.residence.depart(row, answered));
         }
         self.report.payload_over(&self.sequences);
@@ -233,13 +236,15 @@ impl Instance {
         batch
     }
 
-    /// Writes the states of rows home that others may run without. What finds no memory for it stays where it is, and
-    /// fails when it is needed.
-    fn bring_home(&mut self, rows: &mut [Row]) {
+    /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would be
+    /// written over.
+    fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
         let (binding, sequences) = (&self.model.binding, &self.sequences);
-        if let Err(error) = self.residence.bring_home(rows, binding, &mut self.step, sequences) {
-            log::error!("{}: a state cannot be moved: {error}", self.model.config.model);
+        let brought = self.residence.bring_home(rows, binding, &mut self.step, sequences);
+        if brought.is_err() {
+            self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
         }
+        brought
     }
 
     /// Runs a batch. One that fails is run again in halves, so that only the requests at fault fail: a failed run has
@@ -251,10 +256,12 @@ impl Instance {
             (Ok(()), Ok(())) => return,
             (Ok(()), Err(_)) => return batch.iter_mut().for_each(Row::spoil),
             (Err(error), settled) if settled.is_ok() && error.may_be_one_rows_fault() && batch.len() > 1 => {
-                self.bring_home(batch);
-                let (first, second) = batch.split_at_mut(batch.len() / 2);
-                self.run_or_split(first, times, false);
-                return self.run_or_split(second, times, false);
+                let Err(error) = self.bring_home(batch) else {
+                    let (first, second) = batch.split_at_mut(batch.len() / 2);
+                    self.run_or_split(first, times, false);
+                    return self.run_or_split(second, times, false);
+                };
+                error
             }
             (Err(error), _) => error,
         };

@@ -12,7 +12,7 @@ use std::sync::Once;
 
 use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel, Request, Triton, onnx};
 use serde_json::{Value, json};
-use triton_stateful::memory::device::{Counts, Device};
+use triton_stateful::memory::device::{Counts, Device, DeviceBuffer};
 use triton_sys::{
     TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64,
 };
@@ -182,11 +182,7 @@ fn a_start_that_finds_no_memory_is_refused_with_the_numbers_and_the_others_go_on
     config["max_batch_size"] = json!(4);
     let model = load(&config).unwrap();
     // The second slab of the pool finds nothing left.
-    let device = Device::open(0).unwrap();
-    let mut hoard = Vec::new();
-    while let Ok(taken) = device.allocate(100 << 10) {
-        hoard.push(taken);
-    }
+    let hoard = hoard();
     model.run((1..5).map(|id| request(id, START, [1.0, 1.0])).collect());
     let refused = model.run(vec![request(9, START, [1.0, 1.0])]);
     let (code, text) = refused[0].error().unwrap();
@@ -197,6 +193,61 @@ fn a_start_that_finds_no_memory_is_refused_with_the_numbers_and_the_others_go_on
     drop(hoard);
     let answered = model.run(vec![request(9, START, [1.0, 1.0])]);
     assert_eq!(sum(&answered[0]), [1.0, 1.0], "there is memory again");
+    model.unload();
+    triton.assert_clean();
+}
+
+/// All memory of the first device that can still be had.
+fn hoard() -> Vec<DeviceBuffer> {
+    let device = Device::open(0).unwrap();
+    let mut hoard = Vec::new();
+    for bytes in [100 << 10, 4 << 10, 256] {
+        while let Ok(taken) = device.allocate(bytes) {
+            hoard.push(taken);
+        }
+    }
+    hoard
+}
+
+#[test]
+fn growing_states_of_sequences_that_part_survive_a_full_device() {
+    let Some(triton) = start() else { return };
+    let mut config = with_parameters(config(&[0], 1), &[("state_pairs", "<<<HELD_IN, HELD_OUT>>>")]);
+    config["name"] = json!("delay");
+    config["input"] = json!([{ "name": "VALUE", "data_type": "TYPE_FP32", "dims": [-1] }]);
+    config["output"] = json!([{ "name": "LAST", "data_type": "TYPE_FP32", "dims": [-1] }]);
+    let model = LoadedModel::new("delay", &config, &onnx::delay(true));
+    model.initialize().unwrap();
+    let instance = LoadedInstance::on(&model, Some(0));
+    instance.initialize().unwrap();
+    let model = Loaded { model, instance };
+    let ask = |id: u64, flags: u32, value: f32| {
+        let row = bytemuck::cast_slice(&[value; 300]).to_vec();
+        let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &[1, 300], row);
+        Request::new(Id::Number(id), flags, vec![value], &["LAST"])
+    };
+    let last = |request: &Request| match request.answer() {
+        Some(Answer::Outputs(outputs)) => {
+            outputs["LAST"].1.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect::<Vec<f32>>()
+        }
+        answer => panic!("{answer:?}"),
+    };
+    // Each alone, and all: the tensors that they are put together in are there.
+    for id in 1..=3 {
+        model.run(vec![ask(id, START, 0.0)]);
+    }
+    for value in [1.0, 10.0] {
+        model.run(vec![ask(1, 0, value), ask(2, 0, 2.0 * value), ask(3, 0, 3.0 * value)]);
+    }
+    // All are in a tensor of their batch now, and have no room of their own.
+    let hoard = hoard();
+    assert_eq!(last(&model.run(vec![ask(1, 0, 11.0)])[0]), [10.0; 300]);
+    let answered = model.run(vec![ask(2, 0, 21.0), ask(1, 0, 12.0)]);
+    assert_eq!([last(&answered[0]), last(&answered[1])], [[20.0; 300], [11.0; 300]]);
+    drop(hoard);
+    let answered = model.run((1..=3).map(|id| ask(id, END, 0.0)).collect());
+    let values: Vec<_> = answered.iter().map(|request| last(request)).collect();
+    assert_eq!(values, [[12.0; 300], [21.0; 300], [30.0; 300]]);
     model.unload();
     triton.assert_clean();
 }

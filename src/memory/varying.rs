@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::device::{Device, DeviceBuffer};
+use super::device::{Device, DeviceBuffer, DeviceError};
 use super::host::Buffer;
 use super::strings::{self, Strings};
 use super::{Bytes, BytesMut, MemoryError};
@@ -29,7 +29,7 @@ pub struct Budget {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
     /// The budget does not allow it.
-    #[error("{wanted} bytes more are needed, and {used} of {limit} bytes are in use")]
+    #[error("{wanted} bytes more are needed, and {used} of {limit} bytes are in use (max_state_bytes)")]
     Budget {
         /// What was asked for.
         wanted: usize,
@@ -94,7 +94,11 @@ pub struct Varying {
     dims: Vec<i64>,
     /// Those before the last write.
     earlier_dims: Vec<i64>,
+    /// Where the elements are to be kept, if not on the host. What found no room there when it came home is on the host.
+    device: Option<Arc<Device>>,
     bytes: Kept,
+    /// Room on the device, which takes the place of `bytes` when it is written.
+    next: Option<DeviceBuffer>,
     /// How many bytes it has in a tensor of its batch, and not here.
     elsewhere: usize,
     strings: Strings,
@@ -105,8 +109,9 @@ impl Varying {
     /// One without elements, which are to be kept on the device if there is one.
     pub fn new(budget: &Arc<Budget>, device: Option<&Arc<Device>>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
-        let (dims, earlier_dims) = (Vec::new(), Vec::new());
-        Self { dims, earlier_dims, bytes: Kept::none(device), elsewhere: 0, strings: Strings::new(), charge }
+        let (device, bytes) = (device.cloned(), Kept::none());
+        let (dims, earlier_dims, strings) = (Vec::new(), Vec::new(), Strings::new());
+        Self { dims, earlier_dims, device, bytes, next: None, elsewhere: 0, strings, charge }
     }
 
     /// Dimensions of the row, with 1 for the batch axis.
@@ -127,7 +132,7 @@ impl Varying {
     /// The dims after the next request, if it changes them as the last one did. `None` if there was no last one, and for
     /// what is so small that it may as well be copied.
     pub fn expected_dims(&self) -> Option<Vec<i64>> {
-        let is_large = matches!(self.bytes, Kept::Pages { .. });
+        let is_large = matches!(self.bytes, Kept::Pages { .. }) && self.device.is_none();
         let next = |(now, earlier): (&i64, &i64)| (2 * now - earlier).max(0);
         (is_large && self.dims.len() == self.earlier_dims.len())
             .then(|| self.dims.iter().zip(&self.earlier_dims).map(next).collect())
@@ -144,18 +149,25 @@ impl Varying {
     /// The new elements lie in a tensor of their batch, and are paid for.
     pub fn leave(&mut self, dims: &[i64], bytes: usize) {
         self.set_dims(dims);
-        self.bytes = self.bytes.emptied();
+        (self.bytes, self.next) = (Kept::none(), None);
         self.elsewhere = bytes;
         let _ = self.charge.set(bytes);
     }
 
-    /// Where the elements are to be copied to that lie elsewhere; `None` if none do.
+    /// Where the elements are to be copied to that lie elsewhere; `None` if none do. On the host, if the device has no room.
     pub fn bring_home(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
         if self.elsewhere == 0 {
             return Ok(None);
         }
-        self.bytes.reserve(self.elsewhere)?;
-        Ok(Some(self.bytes.resize(std::mem::take(&mut self.elsewhere))))
+        match self.make_room(self.elsewhere) {
+            Err(NoRoom::Memory(MemoryError::Device(DeviceError::OutOfMemory { .. }))) => {
+                self.bytes = Kept::none();
+                self.bytes.reserve(self.elsewhere)?;
+            }
+            made => made?,
+        }
+        let bytes = std::mem::take(&mut self.elsewhere);
+        Ok(Some(self.room(bytes)))
     }
 
     /// Pays for `bytes` bytes that will lie elsewhere.
@@ -165,8 +177,27 @@ impl Varying {
 
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        self.bytes.reserve(bytes)?;
+        self.make_room(bytes)?;
         self.charge.set(bytes.max(self.charge.bytes))
+    }
+
+    fn make_room(&mut self, wanted: usize) -> Result<(), NoRoom> {
+        let Some(device) = &self.device else { return self.bytes.reserve(wanted) };
+        let now = if let Kept::Device { buffer, .. } = &self.bytes { buffer.byte_len() } else { 0 };
+        if wanted > now.max(self.next.as_ref().map_or(0, DeviceBuffer::byte_len)) {
+            // Memory of a device is there when it is asked for: a half more is enough to grow by.
+            let grown = wanted.max(now + now / 2).next_multiple_of(DEVICE_GRAIN);
+            self.next = Some(device.allocate(grown).map_err(MemoryError::from)?);
+        }
+        Ok(())
+    }
+
+    /// `bytes` bytes, for which there is room, to be written.
+    fn room(&mut self, bytes: usize) -> BytesMut<'_> {
+        if let Some(buffer) = self.next.take() {
+            self.bytes = Kept::Device { buffer, len: 0 };
+        }
+        self.bytes.resize(bytes)
     }
 
     /// Makes room for strings of `bytes` bytes in all (see [`strings::written_bytes`]).
@@ -180,7 +211,7 @@ impl Varying {
         self.elsewhere = 0;
         // Less than is reserved is always granted.
         let _ = self.charge.set(bytes);
-        self.bytes.resize(bytes)
+        self.room(bytes)
     }
 
     /// Replaces the elements by strings, for which there is room.
@@ -192,9 +223,7 @@ impl Varying {
 
     /// Gives up room that was made and not used.
     pub fn release_reserve(&mut self) {
-        if let Kept::Device { next, .. } = &mut self.bytes {
-            *next = None;
-        }
+        self.next = None;
         let kept = self.bytes.bytes().byte_len() + self.elsewhere + strings::written_bytes(&self.strings);
         let _ = self.charge.set(kept);
     }
@@ -208,48 +237,25 @@ impl Varying {
 
 /// Bytes that can grow, aligned for any element.
 enum Kept {
-    Allocated {
-        words: Vec<u64>,
-        len: usize,
-    },
-    Pages {
-        pages: Buffer,
-        len: usize,
-    },
-    /// `next` is larger, and takes the place of `now` when it is written.
-    Device {
-        device: Arc<Device>,
-        now: Option<DeviceBuffer>,
-        next: Option<DeviceBuffer>,
-        len: usize,
-    },
+    Allocated { words: Vec<u64>, len: usize },
+    Pages { pages: Buffer, len: usize },
+    Device { buffer: DeviceBuffer, len: usize },
 }
 
 impl Kept {
-    fn none(device: Option<&Arc<Device>>) -> Self {
-        match device {
-            None => Self::Allocated { words: Vec::new(), len: 0 },
-            Some(device) => Self::Device { device: device.clone(), now: None, next: None, len: 0 },
-        }
-    }
-
-    fn emptied(&self) -> Self {
-        match self {
-            Self::Device { device, .. } => Self::none(Some(device)),
-            _ => Self::none(None),
-        }
+    const fn none() -> Self {
+        Self::Allocated { words: Vec::new(), len: 0 }
     }
 
     fn bytes(&self) -> Bytes<'_> {
         match self {
             Self::Allocated { words, len } => Bytes::Host(&bytemuck::cast_slice(words)[..*len]),
             Self::Pages { pages, len } => Bytes::Host(&pages.bytes()[..*len]),
-            Self::Device { now: Some(now), len, .. } => Bytes::Device(now.span(0, *len)),
-            Self::Device { now: None, .. } => Bytes::Host(&[]),
+            Self::Device { buffer, len } => Bytes::Device(buffer.span(0, *len)),
         }
     }
 
-    /// Room for `wanted` bytes; the contents stay.
+    /// Room for `wanted` bytes on the host; the contents stay.
     fn reserve(&mut self, wanted: usize) -> Result<(), NoRoom> {
         match self {
             Self::Allocated { words, .. } if wanted < PAGES_FROM => {
@@ -263,15 +269,7 @@ impl Kept {
                 *self = Self::Pages { pages, len: *len };
             }
             Self::Pages { pages, .. } if wanted > pages.len() => pages.grow(doubled(wanted, pages.len()))?,
-            Self::Pages { .. } => {}
-            Self::Device { device, now, next, .. } => {
-                let room = |buffer: &Option<DeviceBuffer>| buffer.as_ref().map_or(0, DeviceBuffer::byte_len);
-                if wanted > room(now).max(room(next)) {
-                    // Memory of a device is there when it is asked for: a half more is enough to grow by.
-                    let grown = wanted.max(room(now) + room(now) / 2).next_multiple_of(DEVICE_GRAIN);
-                    *next = Some(device.allocate(grown).map_err(MemoryError::from)?);
-                }
-            }
+            Self::Pages { .. } | Self::Device { .. } => {}
         }
         Ok(())
     }
@@ -279,7 +277,7 @@ impl Kept {
     /// `wanted` bytes, for which there is room, to be written. Much less than before goes back to the system.
     fn resize(&mut self, wanted: usize) -> BytesMut<'_> {
         let shrinks = matches!(self, Self::Pages { pages, .. } if wanted <= pages.len() / 8);
-        let mut smaller = Self::none(None);
+        let mut smaller = Self::none();
         if shrinks && smaller.reserve(wanted).is_ok() {
             *self = smaller;
         }
@@ -292,15 +290,9 @@ impl Kept {
                 *len = wanted;
                 BytesMut::Host(&mut pages.bytes_mut()[..wanted])
             }
-            Self::Device { now, next, len, .. } => {
-                if next.is_some() {
-                    *now = next.take();
-                }
+            Self::Device { buffer, len } => {
                 *len = wanted;
-                match now {
-                    Some(now) => BytesMut::Device(now.span(0, wanted)),
-                    None => BytesMut::Host(&mut []),
-                }
+                BytesMut::Device(buffer.span(0, wanted))
             }
         }
     }

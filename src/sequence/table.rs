@@ -76,7 +76,8 @@ enum Phase {
 
 struct Record<C, H> {
     key: Key,
-    contents: C,
+    /// `None` while they are checked out.
+    contents: Option<C>,
     phase: Phase,
     /// What its instance had seen when it started.
     born: Evidence,
@@ -175,7 +176,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let slot = if start { self.start(key, released)? } else { self.resume(key, end, released)? };
         let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
         let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
-        Ok(Admitted { slot, memory, contents: std::mem::take(&mut record.contents) })
+        Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -186,14 +187,16 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// Keeps what a sequence has beside its slot until its next request is admitted; before [`Sequences::settle`].
     pub fn keep(&mut self, slot: SlotId, contents: C) {
         match self.pool.record_mut(slot) {
-            Some(record) => record.contents = contents,
+            Some(record) => record.contents = Some(contents),
             None => self.leavings.push(contents),
         }
     }
 
-    /// Takes what [`Sequences::keep`] keeps, to be kept again; `None` if the sequence is over.
+    /// Takes what [`Sequences::keep`] keeps, to be kept again; `None` if the sequence is over. Panics if a request has it.
     pub fn take_contents(&mut self, slot: SlotId) -> Option<C> {
-        self.pool.record_mut(slot).map(|record| std::mem::take(&mut record.contents))
+        let record = self.pool.record_mut(slot)?;
+        assert!(record.contents.is_some(), "what a sequence keeps is with its request");
+        record.contents.take()
     }
 
     /// What sequences that are over have left; drop it without holding any lock, it may be large.
@@ -387,7 +390,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         loop {
             let phase = Phase::InFlight { start: true };
             let born = self.total(key.instance);
-            let (key, contents) = (key.clone(), C::default());
+            let (key, contents) = (key.clone(), None);
             let record = Record { key, contents, phase, born, settled: born, held: None, failed: false };
             match self.pool.acquire(record, follows) {
                 Err(AcquireError::Full) if self.drop_doubtful(released) => {}
@@ -550,7 +553,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         self.doubtful.remove(&slot);
         let Some(record) = self.pool.release(slot) else { return };
         released.extend(record.held);
-        self.leavings.push(record.contents);
+        self.leavings.extend(record.contents);
         let Some(chain) = self.chains.get_mut(&record.key) else { return };
         let was_front = chain.incarnations.first() == Some(&slot);
         chain.incarnations.retain(|other| *other != slot);

@@ -340,7 +340,7 @@ impl Step {
         self.kept.get(state).map(|kept| kept.dims.as_slice())
     }
 
-    /// Takes a row out of growing state number `state` as it was kept.
+    /// Takes a row out of growing state number `state` as it was kept; from a device to the host too, after a wait.
     pub fn take_kept(
         &self,
         state: usize,
@@ -349,7 +349,17 @@ impl Step {
         to: BytesMut,
     ) -> Result<(), SessionError> {
         let Some(Kept { value, bytes, .. }) = self.kept.get(state) else { return Ok(()) };
-        self.take_made(value, *bytes, layout, at, to, false)
+        match (to, &self.queue) {
+            (BytesMut::Host(to), Some(queue)) if !to.is_empty() => {
+                let mut queue = queue.borrow_mut();
+                let mut batch = queue.device().allocate_pinned(*bytes)?;
+                queue.download(value.address().map_err(SessionError::Run)?, &mut batch, *bytes)?;
+                queue.synchronise()?;
+                take_on_host(layout, batch.bytes(), at, to, false);
+                Ok(())
+            }
+            (to, _) => self.take_made(value, *bytes, layout, at, to, false),
+        }
     }
 
     /// Takes a row out of an output of the last run, into fp16 if it is kept so.
