@@ -247,6 +247,16 @@ impl Error {
         matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. })
     }
 
+    /// Whether there is no GPU that could run the model.
+    pub const fn is_want_of_gpu(&self) -> bool {
+        use DeviceError::{NoDevice, NoDriver, UselessDriver};
+        matches!(
+            self,
+            Self::Session(SessionError::Provider { .. })
+                | Self::Memory(MemoryError::Device(NoDriver | UselessDriver { .. } | NoDevice { .. }))
+        )
+    }
+
     /// The table. A client acts on the code, so an error says who has to act: the client (`INVALID_ARG`,
     /// `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (the rest).
     const fn code(&self) -> Code {
@@ -269,6 +279,7 @@ impl Error {
             | Self::Completion(_)
             | Self::Binding(_)
             | Self::BackendConfig { .. }
+            | Self::Session(SessionError::ProviderOptions { .. })
             | Self::CudaGraph(_) => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_)
@@ -291,7 +302,7 @@ const fn memory_code(error: &MemoryError) -> Code {
 const fn device_code(error: &DeviceError) -> Code {
     match error {
         DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. } => Code::Unavailable,
-        DeviceError::NoDriver | DeviceError::NoDevice { .. } => Code::Unsupported,
+        DeviceError::NoDriver | DeviceError::UselessDriver { .. } | DeviceError::NoDevice { .. } => Code::Unsupported,
         DeviceError::Failed { .. } => Code::Internal,
     }
 }

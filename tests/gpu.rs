@@ -290,7 +290,11 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
         assert_eq!(cuda.used(), [0, 0]);
     };
     let invalid = triton_sys::TRITONSERVER_ERROR_INVALID_ARG;
-    refused(&config(&[0], &[("gpu_mem_limit", "lots")]), TRITONSERVER_ERROR_INTERNAL, &["GPU 0", "gpu_mem_limit=lots"]);
+    let mut unknown = config(&[0], &[]);
+    unknown["optimization"] = json!({ "execution_accelerators": {
+        "gpu_execution_accelerator": [{ "name": "cuda", "parameters": { "nonsense": "7" } }],
+    } });
+    refused(&unknown, invalid, &["options for GPU 0", "nonsense=7"]);
     let tensorrt = config(&[0], &[("ort_ep", "trt"), ("compute_precision", "fp16")]);
     refused(&tensorrt, TRITONSERVER_ERROR_INTERNAL, &["GPU 0", "TensorRT"]);
     refused(&config(&[5], &[]), triton_sys::TRITONSERVER_ERROR_UNSUPPORTED, &["no GPU 5", "the driver knows 2"]);
@@ -298,10 +302,22 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let open = growing(&[("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1")]);
     let (code, text) = load_onnx(&open, &onnx::delay(true)).err().unwrap();
     assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("open"), "{text}");
-    let mut on_cpu = tensorrt;
-    on_cpu["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
-    // The provider without TensorRT is there, so what fails is the instance.
-    assert!(load(&on_cpu).is_err());
+    // An option that is wrong is no want of a GPU.
+    unknown["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
+    refused(&unknown, invalid, &["nonsense=7"]);
+    triton.assert_clean();
+}
+
+#[test]
+fn instances_run_on_the_cpu_where_allowed_if_a_provider_or_a_gpu_is_missing() {
+    let Some((triton, cuda)) = start() else { return };
+    for (gpu, parameter) in [(0, ("ort_ep", "trt")), (5, ("ort_ep", "cuda"))] {
+        let model =
+            load_on(gpu, &config(&[gpu], &[("allow_cpu_fallback", "1"), parameter]), &onnx::delay(false)).unwrap();
+        by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
+        assert_eq!(cuda.used(), [0, 0]);
+        model.unload();
+    }
     triton.assert_clean();
 }
 

@@ -6,7 +6,7 @@ use std::ops::RangeBounds;
 use std::str::FromStr;
 
 use super::error::ConfigError;
-use super::providers::{CUDA_PARAMETERS, Options, TENSORRT_PREFIX};
+use super::providers::{CUDA_PARAMETERS, Options, TENSORRT_PREFIX, cuda_value};
 use super::raw::Parameter;
 use super::resolved::StatePair;
 
@@ -84,27 +84,14 @@ impl Parameters {
         entries.map(|(name, parameter)| (name.clone(), parameter.string_value.clone())).collect()
     }
 
-    /// Options of the CUDA provider, by ONNX Runtime's names. Some have numbers in Triton's onnxruntime backend.
+    /// Options of the CUDA provider, by ONNX Runtime's names.
     pub fn cuda_options(&self) -> Result<Options, ConfigError> {
-        let mut options = Options::new();
-        for name in CUDA_PARAMETERS {
-            let Some(parameter) = self.0.get(name) else { continue };
-            let text = parameter.string_value.trim();
-            let words: &[&str] = match name {
-                "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],
-                "arena_extend_strategy" => &["kNextPowerOfTwo", "kSameAsRequested"],
-                _ => &[],
-            };
-            let by_number = text.parse().ok().and_then(|number: usize| words.get(number).copied());
-            let value = by_number.unwrap_or(text);
-            if !words.is_empty() && !words.contains(&value) {
-                let named: Vec<_> =
-                    words.iter().enumerate().map(|(number, word)| format!("'{word}' ({number})")).collect();
-                return Err(bad(name, text, format!("one of {} is expected", named.join(", "))));
-            }
-            options.insert(name.to_owned(), value.to_owned());
-        }
-        Ok(options)
+        let given = CUDA_PARAMETERS.iter().filter_map(|name| Some((*name, self.0.get(*name)?.string_value.trim())));
+        given
+            .map(|(name, text)| {
+                Ok((name.to_owned(), cuda_value(name, text).map_err(|allowed| bad(name, text, allowed))?))
+            })
+            .collect()
     }
 
     /// Options of the TensorRT provider, by ONNX Runtime's names.

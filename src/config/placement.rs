@@ -57,7 +57,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place,
                 }
             }
             kind => {
-                return Err(field("instance_group.kind", kind, "KIND_CPU, KIND_GPU or KIND_AUTO is expected"));
+                return Err(field("instance_group.kind", kind, "KIND_CPU or KIND_GPU is expected"));
             }
         }
     }

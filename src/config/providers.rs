@@ -37,11 +37,49 @@ pub(super) const CUDA_PARAMETERS: [&str; 9] = [
     "use_tf32",
 ];
 
+/// A value of a CUDA option as ONNX Runtime takes it, or what is allowed. Some have numbers in Triton's onnxruntime backend.
+/// What is not known here, ONNX Runtime judges.
+pub(super) fn cuda_value(name: &str, text: &str) -> Result<String, String> {
+    let words: &[&str] = match name {
+        "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],
+        "arena_extend_strategy" => &["kNextPowerOfTwo", "kSameAsRequested"],
+        "gpu_mem_limit" => {
+            return match text.parse::<u64>() {
+                Ok(bytes) if bytes > 0 => Ok(text.to_owned()),
+                _ => Err("a number of bytes is expected".to_owned()),
+            };
+        }
+        known if CUDA_PARAMETERS.contains(&known) => {
+            return match text {
+                "0" | "1" | "true" | "false" | "True" | "False" => Ok(text.to_owned()),
+                _ => Err("'0' or '1' is expected".to_owned()),
+            };
+        }
+        _ => return Ok(text.to_owned()),
+    };
+    let by_number = text.parse().ok().and_then(|number: usize| words.get(number).copied());
+    let value = by_number.unwrap_or(text);
+    if words.contains(&value) {
+        return Ok(value.to_owned());
+    }
+    let named: Vec<_> = words.iter().enumerate().map(|(number, word)| format!("'{word}' ({number})")).collect();
+    Err(format!("one of {} is expected", named.join(", ")))
+}
+
 /// TensorRT options, all of which begin so, may stand there too.
 pub(super) const TENSORRT_PREFIX: &str = "trt_";
 
-/// Options that are this backend's to set.
-const OURS: [&str; 4] = ["device_id", "has_user_compute_stream", "user_compute_stream", "enable_cuda_graph"];
+/// Options that are this backend's to set, from its parameter if it has one.
+const OURS: [(&str, &str); 5] = [
+    ("device_id", "from 'gpus' of 'instance_group'"),
+    ("has_user_compute_stream", "always"),
+    ("user_compute_stream", "always"),
+    ("enable_cuda_graph", "from the parameter 'enable_cuda_graph'"),
+    ("trt_cuda_graph_enable", "from the parameter 'enable_cuda_graph'"),
+];
+
+/// Where accelerators stand.
+const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_accelerator";
 
 /// Where TensorRT's engines are kept, as in NVIDIA's stateful_backend.
 const DEFAULT_CACHE_DIR: &str = "/tmp";
@@ -106,7 +144,7 @@ impl Given {
         let providers = [("cpu", Provider::Cpu), ("cuda", Provider::Cuda), ("trt", Provider::TensorRt)];
         let caching = parameters.switch("enable_trt_caching", false)?;
         let cache_dir = parameters.text("trt_cache_dir").map(str::to_owned);
-        if let Some(dir) = cache_dir.as_ref().filter(|dir| caching && !dir.starts_with('/')) {
+        if let Some(dir) = cache_dir.as_ref().filter(|dir| !dir.starts_with('/')) {
             return Err(bad("trt_cache_dir", dir, "an absolute path is expected"));
         }
         parameters.number("error_inject_rate", 0u32..=100, "a percentage from 0 to 100")?;
@@ -121,8 +159,18 @@ impl Given {
             tensorrt: parameters.tensorrt_options(),
             accelerators: Vec::new(),
         };
+        given.check_ours()?;
         for accelerator in &accelerators.gpu_execution_accelerator {
             given.add(accelerator)?;
+        }
+        let wants_tensorrt = given.accelerators.iter().any(|name| name == "tensorrt");
+        match given.provider {
+            Some(Provider::Cuda) if wants_tensorrt => {
+                return Err(field(ACCELERATORS, "'tensorrt'", "the parameter 'ort_ep' is 'cuda': 'trt' fits"));
+            }
+            None if wants_tensorrt => given.provider = Some(Provider::TensorRt),
+            None if !given.accelerators.is_empty() => given.provider = Some(Provider::Cuda),
+            _ => {}
         }
         Ok(given)
     }
@@ -130,27 +178,36 @@ impl Given {
     /// `optimization.execution_accelerators.gpu_execution_accelerator`, as Triton's onnxruntime backend reads it.
     fn add(&mut self, accelerator: &Accelerator) -> Result<(), ConfigError> {
         self.accelerators.push(accelerator.name.clone());
-        let path = "optimization.execution_accelerators.gpu_execution_accelerator";
-        match accelerator.name.as_str() {
-            "tensorrt" => {
-                self.provider.get_or_insert(Provider::TensorRt);
-                for (name, value) in &accelerator.parameters {
+        for (name, value) in &accelerator.parameters {
+            let (options, name, value) = match accelerator.name.as_str() {
+                "tensorrt" => {
                     let (name, value) = tensorrt_option(name, value)?;
-                    self.tensorrt.insert(name, value);
+                    (&mut self.tensorrt, name, value)
                 }
-            }
-            "cuda" => {
-                self.provider.get_or_insert(Provider::Cuda);
-                for (name, value) in &accelerator.parameters {
-                    self.cuda.insert(name.clone(), value.clone());
+                _ => {
+                    let refused =
+                        |allowed: String| field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed);
+                    (&mut self.cuda, name.clone(), cuda_value(name, value).map_err(refused)?)
                 }
+            };
+            if let Some(other) = options.insert(name.clone(), value.clone()).filter(|other| *other != value) {
+                let allowed = format!("it is given twice, and is '{other}' there: remove one");
+                return Err(field(format!("{ACCELERATORS} '{name}'"), format!("'{value}'"), allowed));
             }
-            other => return Err(field(path, format!("'{other}'"), "'cuda' or 'tensorrt' is expected")),
         }
-        let ours = self.cuda.keys().chain(self.tensorrt.keys()).find(|name| OURS.contains(&name.as_str()));
-        match ours {
+        if !["cuda", "tensorrt"].contains(&accelerator.name.as_str()) {
+            return Err(field(ACCELERATORS, format!("'{}'", accelerator.name), "'cuda' or 'tensorrt' is expected"));
+        }
+        self.check_ours()
+    }
+
+    fn check_ours(&self) -> Result<(), ConfigError> {
+        let given = |(name, _): &&(&str, &str)| self.cuda.contains_key(*name) || self.tensorrt.contains_key(*name);
+        match OURS.iter().find(given) {
             None => Ok(()),
-            Some(name) => Err(field(path, format!("'{name}'"), "the backend sets that itself")),
+            Some((name, from)) => {
+                Err(field(format!("option '{name}'"), "given", format!("the backend sets it, {from}: remove it")))
+            }
         }
     }
 
@@ -164,9 +221,16 @@ impl Given {
             let allowed = "only TensorRT computes in fp16: set 'ort_ep' to 'trt', or 'compute_precision' to 'fp32'";
             return Err(bad("compute_precision", "fp16", allowed));
         }
-        if self.cuda_graph && parameters.text("warmup_batch_sizes").is_none() {
+        let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
+        if self.cuda_graph && !parameters.text("warmup_batch_sizes").is_some_and(has_sizes) {
             let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";
             return Err(ConfigError::MissingParameter { name: "warmup_batch_sizes", why: why.to_owned() });
+        }
+        if provider == Provider::Cuda {
+            let names = self.caching.then_some("enable_trt_caching").into_iter();
+            for name in names.chain(self.tensorrt.keys().map(String::as_str)) {
+                log::warn!("'{name}' has no effect: it is TensorRT's, and 'ort_ep' is not 'trt'");
+            }
         }
         let mut tensorrt = self.tensorrt;
         let mut set = |name: &str, value: &str| {
@@ -282,7 +346,7 @@ mod tests {
         ];
         assert_eq!(options(&made.tensorrt.unwrap()), wanted);
         let tritons: &[(&str, &str)] = &[("precision_mode", "FP16"), ("max_workspace_size_bytes", "1073741824")];
-        let made = providers(&[], &[("tensorrt", tritons)]).unwrap();
+        let made = providers(&[], &[("cuda", &[]), ("tensorrt", tritons)]).unwrap();
         let wanted = [("trt_fp16_enable", "1"), ("trt_max_workspace_size", "1073741824")];
         assert_eq!(options(&made.tensorrt.unwrap()), wanted);
     }
@@ -296,6 +360,25 @@ mod tests {
         refused(&[("ort_ep", "cpu")], &[], &["ort_ep", "cpu", "KIND_GPU", "KIND_CPU"]);
         refused(&[("compute_precision", "fp16")], &[], &["compute_precision", "fp16", "trt"]);
         refused(&[("enable_cuda_graph", "1")], &[], &["warmup_batch_sizes", "enable_cuda_graph"]);
+        let no_sizes = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", " , ")];
+        refused(&no_sizes, &[], &["warmup_batch_sizes", "enable_cuda_graph"]);
+        for value in ["lots", "-1", "4G", "0"] {
+            refused(&[("gpu_mem_limit", value)], &[], &["gpu_mem_limit", value, "bytes"]);
+            refused(&[], &[("cuda", &[("gpu_mem_limit", value)])], &["accelerator 'gpu_mem_limit'", value, "bytes"]);
+        }
+        for name in ["use_tf32", "prefer_nhwc", "tunable_op_enable", "do_copy_in_default_stream"] {
+            refused(&[(name, "yes")], &[], &[name, "yes", "'0' or '1'"]);
+        }
+        refused(&[("use_tf32", "1")], &[("cuda", &[("use_tf32", "0")])], &["use_tf32", "'0'", "given twice", "'1'"]);
+        refused(&[("ort_ep", "cuda")], &[("tensorrt", &[])], &["tensorrt", "ort_ep", "cuda"]);
+        refused(&[("trt_cache_dir", "here")], &[], &["trt_cache_dir", "here", "absolute"]);
+        refused(&[("trt_cuda_graph_enable", "1")], &[], &["trt_cuda_graph_enable", "parameter 'enable_cuda_graph'"]);
+        refused(
+            &[],
+            &[("cuda", &[("enable_cuda_graph", "1")])],
+            &["enable_cuda_graph", "parameter 'enable_cuda_graph'"],
+        );
+        refused(&[], &[("cuda", &[("device_id", "1")])], &["device_id", "'gpus'"]);
         refused(&[], &[("openvino", &[])], &["openvino", "cuda", "tensorrt"]);
         refused(&[], &[("cuda", &[("user_compute_stream", "1")])], &["user_compute_stream", "backend sets"]);
         refused(&[], &[("tensorrt", &[("precision_mode", "FP8")])], &["precision_mode", "FP8", "FP16"]);

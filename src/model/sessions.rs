@@ -74,6 +74,10 @@ impl Sessions {
         let mut without_tensorrt = self.providers.clone();
         // TensorRT wants to know the shapes, which are read from the model.
         let is_final = without_tensorrt.tensorrt.take().is_none();
+        if !is_final && !device.is_simulated() {
+            let provider = Provider::Gpu { stream: OwnedStream::open(device)?, providers: self.providers.clone() };
+            provider.check(&self.library, &self.options)?;
+        }
         let opened = self.open_on(device, &without_tensorrt)?;
         let session = opened.session.clone();
         if is_final {

@@ -103,7 +103,7 @@ impl Devices {
     pub fn open(opening: &Opening, sessions: &Sessions) -> Result<Self, Error> {
         let opened = Self::open_strictly(opening, sessions);
         match opened {
-            Err(error) if opening.providers.allow_cpu_fallback => {
+            Err(error) if opening.providers.allow_cpu_fallback && error.is_want_of_gpu() => {
                 log::warn!("{error}: instances of KIND_GPU run on the CPU, as 'allow_cpu_fallback' says");
                 let by_place = opening.places.iter().map(|&place| (place, None)).collect();
                 Ok(Self { by_place, probe: sessions.probe(None)? })

@@ -11,7 +11,7 @@ use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 
 use super::library::Library;
-use super::providers;
+use super::providers::{self, Refused};
 use super::signature::Signature;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
@@ -37,6 +37,16 @@ pub enum SessionError {
         /// The device's number.
         device: i32,
         /// ONNX Runtime's message.
+        why: String,
+    },
+    /// The provider for a GPU does not take its options.
+    #[error(
+        "ONNX Runtime does not take the options for GPU {device}: {why}. They are parameters of the model, or of 'optimization.execution_accelerators'"
+    )]
+    ProviderOptions {
+        /// The device's number.
+        device: i32,
+        /// ONNX Runtime's message, with the options.
         why: String,
     },
     /// The model has an input or output that is no tensor, or of a type that Triton does not have.
@@ -93,6 +103,23 @@ pub enum Provider {
     },
 }
 
+impl Provider {
+    /// Whether a session could run so: the error says why not.
+    pub fn check(&self, library: &Library, options: &SessionOptions) -> Result<(), SessionError> {
+        let mut builder = builder(library, options).map_err(SessionError::Run)?;
+        self.append_to(&mut builder)
+    }
+
+    fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), SessionError> {
+        let Self::Gpu { stream, providers } = self else { return Ok(()) };
+        let device = stream.device().number();
+        providers::append(builder, stream, providers).map_err(|refused| match refused {
+            Refused::Provider(why) => SessionError::Provider { device, why },
+            Refused::Options(why) => SessionError::ProviderOptions { device, why },
+        })
+    }
+}
+
 impl Session {
     /// Loads the model for the provider.
     pub fn open(
@@ -104,10 +131,7 @@ impl Session {
         let load = |why: String| SessionError::Load { path: path.display().to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
         let _no_capture = matches!(provider, Provider::Gpu { .. }).then(while_nothing_is_captured);
-        if let Provider::Gpu { stream, providers } = &provider {
-            providers::append(&mut builder, stream, providers)
-                .map_err(|why| SessionError::Provider { device: stream.device().number(), why })?;
-        }
+        provider.append_to(&mut builder)?;
         let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(&session)?;
         let graph_description = session.metadata().ok().and_then(|metadata| metadata.graph_description());

@@ -16,11 +16,19 @@ use crate::memory::device::OwnedStream;
 const CUDA_DEFAULTS: [(&str, &str); 3] =
     [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
 
-/// Lets the session run on the stream's device. An error is ONNX Runtime's reason.
-pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Providers) -> Result<(), String> {
+/// Why a provider does not run, in ONNX Runtime's words.
+pub enum Refused {
+    /// It cannot be had at all.
+    Provider(String),
+    /// It does not take its options.
+    Options(String),
+}
+
+/// Lets the session run on the stream's device.
+pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Providers) -> Result<(), Refused> {
     let device = stream.device().number();
     if let Some(options) = &providers.tensorrt {
-        let tensorrt = ProviderOptions::of(tensorrt_functions())?;
+        let tensorrt = ProviderOptions::of(tensorrt_functions(), device)?;
         tensorrt.set(&with_device(options, device))?;
         tensorrt.append(builder, stream)?;
     }
@@ -28,7 +36,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
     if providers.cuda_graph && providers.tensorrt.is_none() {
         options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
     }
-    let cuda = ProviderOptions::of(cuda_functions())?;
+    let cuda = ProviderOptions::of(cuda_functions(), device)?;
     cuda.set(&options)?;
     for (name, value) in CUDA_DEFAULTS.iter().filter(|(name, _)| !providers.cuda.contains_key(*name)) {
         let mut more = options.clone();
@@ -36,7 +44,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
         match cuda.set(&more) {
             Ok(()) => options = more,
             // An older ONNX Runtime may not know it.
-            Err(why) => log::info!("without {name}={value}: {why}"),
+            Err(Refused::Provider(why) | Refused::Options(why)) => log::info!("without {name}={value}: {why}"),
         }
     }
     cuda.set(&options)?;
@@ -90,16 +98,31 @@ struct ProviderOptions<T> {
 }
 
 impl<T> ProviderOptions<T> {
-    fn of(functions: Functions<T>) -> Result<Self, String> {
+    /// Those of a provider that is there: that becomes known when options are first set.
+    fn of(functions: Functions<T>, device: i32) -> Result<Self, Refused> {
         let mut options = ptr::null_mut();
         // SAFETY: plain creation; owned from then on.
-        unsafe { check((functions.create)(&mut options)) }
-            .map_err(|why| format!("this ONNX Runtime has no {} provider: {why}", functions.provider))?;
-        Ok(Self { options, functions })
+        unsafe { check((functions.create)(&mut options)) }.map_err(|why| {
+            Refused::Provider(format!("this ONNX Runtime has no {} provider: {why}", functions.provider))
+        })?;
+        let made = Self { options, functions };
+        made.set_texts(&with_device(&Options::new(), device)).map_err(|why| made.cannot_be_had(&why))?;
+        Ok(made)
+    }
+
+    fn cannot_be_had(&self, why: &str) -> Refused {
+        Refused::Provider(format!("the {} provider cannot be had: {why}", self.functions.provider))
     }
 
     /// Sets options by text. All others get their defaults by that, the stream too.
-    fn set(&self, options: &Options) -> Result<(), String> {
+    fn set(&self, options: &Options) -> Result<(), Refused> {
+        let written = || options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ");
+        self.set_texts(options).map_err(|why| {
+            Refused::Options(format!("the {} provider with {}: {why}", self.functions.provider, written()))
+        })
+    }
+
+    fn set_texts(&self, options: &Options) -> Result<(), String> {
         let texts = |texts: Vec<&String>| {
             texts.into_iter().map(|text| CString::new(text.as_str())).collect::<Result<Vec<_>, _>>()
         };
@@ -107,24 +130,22 @@ impl<T> ProviderOptions<T> {
         let values = texts(options.values().collect()).map_err(|error| error.to_string())?;
         let pointers = |texts: &[CString]| texts.iter().map(|text| text.as_ptr()).collect::<Vec<_>>();
         let (name_pointers, value_pointers) = (pointers(&names), pointers(&values));
-        let written = || options.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(", ");
         // SAFETY: alive and of that kind; the texts live during the call.
         unsafe {
             let update = self.functions.update;
             check(update(self.options, name_pointers.as_ptr(), value_pointers.as_ptr(), options.len()))
         }
-        .map_err(|why| format!("the {} provider cannot be had with {}: {why}", self.functions.provider, written()))
     }
 
     /// Appends the provider, which works on the stream.
-    fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), String> {
+    fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), Refused> {
         let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
         // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the stream.
         unsafe {
             check((self.functions.update_with_value)(self.options, c"user_compute_stream".as_ptr(), handle))
                 .and_then(|()| check((self.functions.append)(builder.ptr_mut(), self.options)))
         }
-        .map_err(|why| format!("the {} provider cannot be had: {why}", self.functions.provider))
+        .map_err(|why| self.cannot_be_had(&why))
     }
 }
 

@@ -53,6 +53,9 @@ CASES = {
     "error_inject_rate_above_all": ({"error_inject_rate": "101"}, ["error_inject_rate", "101", "100"]),
     "intra_threads_too_many": ({"intra_op_thread_count": "1025"}, ["intra_op_thread_count", "1025", "1024"]),
     "provider_unknown": ({"ort_ep": "tensorrt"}, ["ort_ep", "tensorrt", "trt", "cuda", "cpu"]),
+    "memory_limit": ({"gpu_mem_limit": "4G"}, ["gpu_mem_limit", "4G", "bytes"]),
+    "tensor_floats": ({"use_tf32": "yes"}, ["use_tf32", "yes", "'0' or '1'"]),
+    "not_to_be_set": ({"trt_cuda_graph_enable": "1"}, ["trt_cuda_graph_enable", "enable_cuda_graph"]),
     "provider_case": ({"ort_ep": "CUDA"}, ["ort_ep", "CUDA", "cuda"]),
     "precision_unknown": ({"compute_precision": "int8"}, ["compute_precision", "int8", "fp32", "fp16"]),
     "precision_without_tensorrt": (

@@ -46,7 +46,7 @@ impl Cuda {
             return Err(DeviceError::NoDriver);
         }
         let failed = |call| move |error| driver_error(number, call, error);
-        result::init().map_err(failed("cuInit"))?;
+        result::init().map_err(|error| DeviceError::UselessDriver { why: in_words(error) })?;
         let count = result::device::get_count().map_err(failed("cuDeviceGetCount"))?;
         if number < 0 || number >= count {
             return Err(DeviceError::NoDevice { device: number, count });
@@ -256,9 +256,12 @@ fn is_out_of_memory(error: DriverError) -> bool {
 }
 
 fn driver_error(device: i32, call: &'static str, error: DriverError) -> DeviceError {
+    DeviceError::Failed { device, call, why: in_words(error) }
+}
+
+fn in_words(error: DriverError) -> String {
     let text = |text: Result<&CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned()).ok();
-    let why = [text(error.error_name()), text(error.error_string())].into_iter().flatten().collect::<Vec<_>>();
-    DeviceError::Failed { device, call, why: why.join(": ") }
+    [text(error.error_name()), text(error.error_string())].into_iter().flatten().collect::<Vec<_>>().join(": ")
 }
 
 fn note(done: Result<(), DeviceError>) {

@@ -23,6 +23,12 @@ pub enum DeviceError {
     /// There is no driver on this machine.
     #[error("NVIDIA's driver is needed: libcuda.so.1 cannot be loaded on this machine")]
     NoDriver,
+    /// There is one, which cannot be used.
+    #[error("NVIDIA's driver is needed, and the one on this machine cannot be used: {why}")]
+    UselessDriver {
+        /// Its error.
+        why: String,
+    },
     /// There is no such device.
     #[error("there is no GPU {device}: the driver knows {count}")]
     NoDevice {
