@@ -55,9 +55,11 @@ def test_loading_and_unloading_again_and_again_keeps_the_memory_flat(deploy):
     eventually(lambda: (own.resident_bytes() - before) / MIB, lambda grown: grown < 32)
 
 
-def test_a_model_may_go_while_its_sequences_are_being_served(deployment):
+def test_a_model_may_go_while_its_sequences_are_being_served(deploy):
+    """On a server of its own: on a machine with too much else to do, core itself may crash here (docs/sequences.md)."""
+    own = deploy()
     model = models.slow("going_while_busy", products=40)
-    client = deployment.connect()
+    client = own.connect()
 
     def talk(seed):
         talk = Conversation(client, model, np.random.default_rng(seed))
@@ -69,12 +71,12 @@ def test_a_model_may_go_while_its_sequences_are_being_served(deployment):
             return talk.count  # answers until then were right, or assert_same had raised
 
     for _ in range(3):
-        deployment.serve(model)
+        own.serve(model)
 
         def go():
             # every client has had an answer or two by then
-            eventually(lambda: deployment.statistics(model).inference_count, lambda n: n > 20)
-            deployment.unload(model)
+            eventually(lambda: own.statistics(model).inference_count, lambda n: n > 20)
+            own.unload(model)
 
         together([*(lambda seed=seed: talk(seed) for seed in range(6)), go])
 

@@ -242,7 +242,7 @@ def test_a_sequence_that_was_started_over_keeps_its_slot_when_slots_run_out(depl
     for _ in range(steps_after):
         talk.step()
     # The incarnation before goes once core can have nothing more of it.
-    eventually(lambda: deployment.metric("stateful_live_sequences", model), lambda live: live == 1)
+    eventually(lambda: deployment.metric("stateful_sequences_ended_total", model), lambda ended: ended == 1)
     others = start_sequences(client, model, 3)
     with pytest.raises(InferenceServerException, match="no free slot"):
         Conversation(client, model, np.random.default_rng(2)).start()
