@@ -328,6 +328,7 @@ impl Instance {
             answers.make_room(place, row, limit, stay).and_then(|()| answers.response(place, row))
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
+        self.step.finish_copies()?;
         let growing_stay = stay && responses.iter().all(Result::is_ok);
         for (place, (row, response)) in batch.iter_mut().zip(&mut responses).enumerate() {
             if stay && !growing_stay && response.is_ok() {

@@ -20,6 +20,8 @@ pub struct Answers<'a> {
 }
 
 struct Answer<'a> {
+    /// Which output of the step.
+    index: usize,
     bound: &'a BoundOutput,
     view: OutputView<'a>,
     layout: RowLayout,
@@ -32,7 +34,7 @@ impl<'a> Answers<'a> {
     pub fn new(binding: &'a Binding, step: &'a Step, rows: usize) -> Result<Self, Error> {
         let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| match bound.is_only_kept {
             true => Ok(None),
-            false => Answer::new(bound, step.output(index)?, rows).map(Some),
+            false => Answer::new(index, bound, step.output(index)?, rows).map(Some),
         });
         let outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
         // Where the model left a state's shape open, this is the first time to see it.
@@ -43,9 +45,20 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// The response for the row at `place`, with the outputs that its request wants.
+    /// The response for the row at `place`, with the outputs that its request wants. Whole after [`Step::finish_copies`],
+    /// before which it may not be dropped either.
     pub fn response(&self, place: usize, row: &Row) -> Result<Response, Error> {
         let mut response = row.request.response()?;
+        match self.fill_response(&mut response, place, row) {
+            Ok(()) => Ok(response),
+            Err(error) => {
+                self.step.finish_copies()?;
+                Err(error)
+            }
+        }
+    }
+
+    fn fill_response(&self, response: &mut Response, place: usize, row: &Row) -> Result<(), Error> {
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
             let mut outputs = self.outputs.iter().flatten();
@@ -54,12 +67,12 @@ impl<'a> Answers<'a> {
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, place, row)?;
-                    self.trimmed(&mut response, answer, trim.axis, length, place)?;
+                    self.trimmed(response, answer, trim.axis, length, place)?;
                 }
-                None => self.whole(&mut response, answer, place)?,
+                None => self.whole(response, answer, place)?,
             }
         }
-        Ok(response)
+        Ok(())
     }
 
     /// Makes room for the new states of the row at `place` that vary in size, `limit` bytes at most, so that
@@ -141,6 +154,11 @@ impl<'a> Answers<'a> {
         }
         let bytes = answer.layout.row_bytes();
         let buffer = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
+        if let OutputMemory::Gpu(on_gpu) = &buffer
+            && self.step.copy_output(answer.index, answer.layout, (place, self.rows), *on_gpu)?
+        {
+            return Ok(());
+        }
         fill(answer.bound, buffer, |row| rows::take(answer.layout, answer.view.bytes, place, self.rows, row))
     }
 
@@ -264,7 +282,7 @@ pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, 
 }
 
 impl<'a> Answer<'a> {
-    fn new(bound: &'a BoundOutput, view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
+    fn new(index: usize, bound: &'a BoundOutput, view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
         let uneven = || Error::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
         if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
             return Err(uneven());
@@ -274,7 +292,7 @@ impl<'a> Answer<'a> {
         if let Some(axis) = bound.batch_axis {
             dims[axis] = 1;
         }
-        Ok(Self { bound, view, layout, dims })
+        Ok(Self { index, bound, view, layout, dims })
     }
 
     /// Whether the rows are what a state can be.

@@ -380,6 +380,42 @@ impl Step {
         }
     }
 
+    /// Lets a row of an output of the last run, which succeeded, be copied to memory on the step's device; `false` if it is
+    /// not one piece there. It is there after [`Step::finish_copies`].
+    pub fn copy_output(
+        &self,
+        index: usize,
+        layout: RowLayout,
+        (place, rows): (usize, usize),
+        to: Foreign,
+    ) -> Result<bool, SessionError> {
+        let output = &self.outputs[index];
+        let Some(mut queue) = self.queue.as_ref().map(RefCell::borrow_mut) else { return Ok(false) };
+        let tensors = output.state.map_or(&output.tensors, |state| &self.batch_buffers[self.written][state]);
+        let address = match &output.made {
+            Some(value) if output.stays => value.address().map_err(SessionError::Run)?,
+            None if matches!(tensors.store, Store::Device(_)) => tensors.row(0, rows).address,
+            _ => return Ok(false),
+        };
+        let bytes = layout.row_bytes();
+        let is_one_piece = layout.outer == 1 || rows == 1;
+        if !is_one_piece || to.gpu() != queue.device().number() || to.byte_len() != bytes {
+            return Ok(false);
+        }
+        // SAFETY: a row of a tensor that is there until the next run, and Triton's memory, which lives until the response
+        // goes; both wait for `finish_copies`.
+        unsafe { queue.copy_out(address + (place * bytes) as u64, to)? };
+        Ok(true)
+    }
+
+    /// Waits until what [`Step::copy_output`] copies is there.
+    pub fn finish_copies(&self) -> Result<(), MemoryError> {
+        match &self.queue {
+            Some(queue) => Ok(queue.borrow_mut().finish_copies()?),
+            None => Ok(()),
+        }
+    }
+
     fn take_made(
         &self,
         value: &Value,

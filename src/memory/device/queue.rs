@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::driver::{DeviceError, Driver};
 use super::moves::{Change, Moves, RowIn};
-use super::{Device, DeviceBuffer, OwnedStream, Pinned};
+use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned};
 use crate::tensor::RowLayout;
 
 /// Bytes that have gone between host and device.
@@ -50,6 +50,8 @@ pub struct Queue {
     traffic: Arc<Traffic>,
     /// Something has been enqueued since the last wait.
     is_busy: bool,
+    /// Something of it goes to somebody else's memory.
+    copies_out: bool,
     /// What could not be enqueued or did not happen. Nothing else does from then on: it may build on that.
     failed: Option<DeviceError>,
 }
@@ -59,7 +61,7 @@ impl Queue {
     pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Result<Self, DeviceError> {
         let arena = Arena::new(stream.device(), FIRST_ARENA)?;
         let (moves, outgrown) = (Moves::default(), Vec::new());
-        Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, failed: None })
+        Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, copies_out: false, failed: None })
     }
 
     /// The device.
@@ -199,6 +201,23 @@ impl Queue {
         unsafe { self.driver().download(self.stream.stream, from, to.bytes_mut().as_mut_ptr(), bytes) }
     }
 
+    /// Enqueues a copy to somebody else's memory on the device.
+    ///
+    /// # Safety
+    /// `from` has the bytes; both live until [`Queue::finish_copies`].
+    pub unsafe fn copy_out(&mut self, from: u64, to: Foreign) -> Result<(), DeviceError> {
+        self.check()?;
+        self.driver().make_current()?;
+        (self.is_busy, self.copies_out) = (true, true);
+        // SAFETY: the caller's word.
+        unsafe { self.driver().copy(self.stream.stream, from, to.address(), to.byte_len()) }
+    }
+
+    /// Waits, if anything was copied out since the last wait.
+    pub fn finish_copies(&mut self) -> Result<(), DeviceError> {
+        if self.copies_out { self.synchronise() } else { Ok(()) }
+    }
+
     /// Enqueues a copy of all bytes of a buffer to another: what moves of rows are measured by.
     pub fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
         assert!(from.byte_len() <= to.byte_len(), "more than there is room for");
@@ -220,6 +239,7 @@ impl Queue {
     /// was enqueued before may still be under way.
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
         let flushed = self.flush();
+        self.copies_out = false;
         if std::mem::take(&mut self.is_busy) {
             let waited = self.driver().make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
             self.note(waited)?;
