@@ -25,6 +25,11 @@ def test_a_missing_piece_is_named_recorded_and_ends_with_1(tmp_path):
     assert record.status == "failed" and "001-tree.tar: missing" in record.output
 
 
+def test_a_folder_that_is_not_there_is_called_wrongly(tmp_path):
+    ran = subprocess.run([SCRIPT, "run", str(tmp_path / "none")], capture_output=True, text=True)
+    assert ran.returncode == command.MISCALLED and str(tmp_path / "none") in ran.stderr and "pack" in ran.stderr
+
+
 def test_a_folder_without_parts_is_refused(tmp_path):
     ran = subprocess.run([SCRIPT, "run", str(tmp_path)], capture_output=True, text=True)
     assert ran.returncode == 1 and "manifest.json" in ran.stderr

@@ -16,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 import models
 from clients import PROTOCOLS, new_id
 from model import Model
+from support.paths import TEST_DEVICE
 from support.server import TritonServer
 
 CONTROL = models.accumulate("control_model")
@@ -37,6 +38,9 @@ class Deployment:
     def __init__(self, root: Path, *, control_model: bool = True, **options):
         # a server that ends waits for open sequences, and tests leave some
         extra_args = ["--exit-timeout-secs=3", *options.pop("extra_args", ())]
+        # a model without instance_group would go to a GPU that is here, and the tested folder be without its provider
+        hidden = {} if TEST_DEVICE == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
+        env = hidden | options.pop("env", {})
         self.control_model = control_model
         self.repository = root / "repository"
         self.repository.mkdir(parents=True)
@@ -49,6 +53,7 @@ class Deployment:
             load_models=[CONTROL.name] if control_model else [],
             log_path=root / "server.log",
             extra_args=extra_args,
+            env=env,
             **options,
         )
         try:

@@ -17,8 +17,8 @@ from support.gpu_check.parts import Manifest, PartsError
 from support.gpu_check.stages import STAGES, Setting
 
 ROOT = Path(__file__).resolve().parents[3]
-#: Exit codes: all that was asked for has passed; something has not; nothing has failed, but more is to be done.
-DONE, WRONG, MORE = 0, 1, 3
+#: Exit codes: all that was asked for has passed; something has not; as argparse's; nothing has failed, but more is to be done.
+DONE, WRONG, MISCALLED, MORE = 0, 1, 2, 3
 
 _DESCRIPTION = """Proves the backend on a machine with an NVIDIA GPU that has no network.
 
@@ -27,6 +27,19 @@ _DESCRIPTION = """Proves the backend on a machine with an NVIDIA GPU that has no
     scripts/gpu-check report PARTS/results.json --out docs/gpu.md
 
 On a machine without the checkout: tar xf PARTS/001-tree.tar, and call scripts/gpu-check from there.
+scripts/gpu-check COMMAND --help has each command's options.
+"""
+
+_STAGES = """stages, in this order:
+    machine     the GPU, the driver, the libraries
+    load        a model on the real server, against ONNX Runtime on the CPU
+    behaviour   tests/server with instances of KIND_GPU
+    movement    how fast states move
+    step        the step beside ONNX Runtime alone
+    graphs      the same with CUDA graphs
+    host        the same with the states on the host
+
+exit code: 0 all has passed, 1 something has not, 2 called wrongly, 3 nothing has failed, but more is to be done: call again
 """
 
 
@@ -53,7 +66,8 @@ def arguments() -> argparse.Namespace:
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     pack.add_argument("--python", type=_version, default=here, help=f"the machine's Python (default: {here})")
     pack.add_argument("--with-cuda", action="store_true", help="also CUDA's libraries, where the machine has none")
-    run = commands.add_parser("run", help="join the pieces, set up, and run the stages (no network)")
+    about = "join the pieces, set up, and run the stages (no network)"
+    run = commands.add_parser("run", help=about, formatter_class=raw, epilog=_STAGES)
     run.set_defaults(do=_run)
     run.add_argument("parts", type=Path, help="the folder with the pieces and the manifest")
     run.add_argument("--results", type=Path, help="default: PARTS/results.json")
@@ -97,6 +111,13 @@ def _pack(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     parts = options.parts.resolve()
+    if not parts.is_dir():
+        print(
+            f"gpu-check: there is no folder {parts}: 'scripts/gpu-check pack' makes it where there is a network, as "
+            "build/gpu-check; copy it here and name it",
+            file=sys.stderr,
+        )
+        return MISCALLED
     place = Place((options.work or parts / "work").resolve())
     results = Results((options.results or parts / "results.json").resolve())
     results.about = Manifest.read(parts).about
@@ -142,7 +163,7 @@ def _show(results: Results, place: Place) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     if not options.results.exists():
-        raise ValueError(f"there is no {options.results}")
+        raise ValueError(f"there is no {options.results}: 'scripts/gpu-check run PARTS' writes PARTS/results.json")
     results = Results(options.results)
     if options.table:
         from rich.console import Console

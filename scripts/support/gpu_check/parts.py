@@ -65,7 +65,7 @@ class Manifest:
     def read(cls, folder: Path) -> Manifest:
         file = folder / MANIFEST
         if not file.exists():
-            raise PartsError(f"there is no {file}: it comes with the pieces")
+            raise PartsError(f"there is no {file}: copy all that 'scripts/gpu-check pack' wrote")
         try:
             return cls._parsed(json.loads(file.read_text()))
         except (ValueError, KeyError, TypeError) as error:
