@@ -76,6 +76,11 @@ impl FakeCuda {
         unsafe { (copied(1), copied(2)) }
     }
 
+    /// Kernels that are loaded.
+    fn modules(&self) -> usize {
+        Self::number(&self.driver, b"fake_cuda_modules")
+    }
+
     /// Graphs that were captured, and launches of such.
     fn graphs(&self) -> (usize, usize) {
         let number = |name| Self::number(&self.runtime, name);
@@ -199,6 +204,7 @@ fn sequences_have_their_own_states_in_whatever_company() {
         assert_eq!(cuda.copied_by_provider(), before, "all tensors are where the provider wants them: {parameters:?}");
         model.unload();
         assert_eq!(cuda.used(), [0, 0], "everything was given back");
+        assert!(cuda.modules() <= 2, "a GPU that a request has brought keeps its kernel, and only that");
     }
     triton.assert_clean();
 }
