@@ -243,6 +243,18 @@ pub fn wait_for_release(requests: &[Arc<Request>]) {
     }
 }
 
+/// Whether something comes true in time.
+pub fn becomes_true(is_true: impl Fn() -> bool) -> bool {
+    let end = Instant::now() + DEADLINE;
+    while Instant::now() < end {
+        if is_true() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    is_true()
+}
+
 /// libonnxruntime: `ORT_DYLIB_PATH`, else the one in the virtual environment of scripts/setup.
 fn onnxruntime() -> Option<PathBuf> {
     let named = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from);
