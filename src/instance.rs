@@ -109,8 +109,8 @@ impl Instance {
         self.responder.dispatch(answered);
     }
 
-    /// Answers every request of a payload, which is taken when it is admitted; those that hold a slot, and the slot, go to
-    /// `answered`.
+    /// Answers every request of a payload, which is taken when it is admitted; those that hold a slot, and the slot, go
+    /// to `answered`.
     fn answer(&mut self, requests: Vec<Request>, payload: &mut Option<Payload>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
@@ -236,8 +236,8 @@ impl Instance {
         batch
     }
 
-    /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would be
-    /// written over.
+    /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
+    /// be written over.
     fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
         let (binding, sequences) = (&self.model.binding, &self.sequences);
         let brought = self.residence.bring_home(rows, binding, &mut self.step, sequences);

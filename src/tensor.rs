@@ -146,8 +146,8 @@ impl RowLayout {
 
 /// Where the steps of one row along one axis lie in a batched tensor, and where in the same steps alone.
 ///
-/// A *window* is `length` steps from step `from` on. Alone, its elements lie as those of a tensor with the row's dims and
-/// `length` for the axis. Batch axis and window axis are two, in either order; there may be no batch axis.
+/// A *window* is `length` steps from step `from` on. Alone, its elements lie as those of a tensor with the row's dims
+/// and `length` for the axis. Batch axis and window axis are two, in either order; there may be no batch axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
     /// Product of the dimensions before both axes.
@@ -173,8 +173,8 @@ pub struct Chunk {
 }
 
 impl WindowLayout {
-    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if the axes are one, a dimension is
-    /// open, or a product overflows. As in [`RowLayout`], strings count elements instead of bytes.
+    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if the axes are one, a dimension
+    /// is open, or a product overflows. As in [`RowLayout`], strings count elements instead of bytes.
     pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>, axis: usize) -> Option<Self> {
         let steps = usize::try_from(*dims.get(axis)?).ok()?;
         let element = data_type.byte_size().unwrap_or(1);

@@ -19,9 +19,9 @@ use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::Input;
 
 /// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
-/// [`super::grouping`]); but for the states of fixed size, which are [`super::residence`]'s. Places beyond the batch repeat
-/// its first row, so that padding cannot fail where the rows do not. Returns the states that need not be copied, for the
-/// run, and the bytes of those that were.
+/// [`super::grouping`]); but for the states of fixed size, which are [`super::residence`]'s. Places beyond the batch
+/// repeat its first row, so that padding cannot fail where the rows do not. Returns the states that need not be copied,
+/// for the run, and the bytes of those that were.
 pub fn gather<'a>(
     binding: &'a Binding,
     batch: &'a [Row],
@@ -52,8 +52,8 @@ pub fn gather<'a>(
 /// A state smaller than this is copied: making a tensor over it takes as long.
 const LEND_FROM: usize = 4096;
 
-/// The state of the only row of a batch, which is a tensor where it lies. Where its size varies, the run is told what to
-/// expect, so that it can write to a buffer that becomes the next state's.
+/// The state of the only row of a batch, which is a tensor where it lies. Where its size varies, the run is told what
+/// to expect, so that it can write to a buffer that becomes the next state's.
 fn lend<'a>(
     step: &mut Step,
     input: usize,

@@ -2,8 +2,8 @@
 //!
 //! States of fixed size lie in batch buffers. Which lies where is [`Residency`]'s to know; here the rows of a batch are
 //! put in its order, and the bytes of those that join or leave are copied. Of growing states, the tensors of the last
-//! batch stay as ONNX Runtime made them, for a next batch of the same sequences; for any other they go home to what each
-//! sequence has beside its slot.
+//! batch stay as ONNX Runtime made them, for a next batch of the same sequences; for any other they go home to what
+//! each sequence has beside its slot.
 
 use super::Row;
 use super::state_row::StateRow;

@@ -45,8 +45,8 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// The response for the row at `place`, with the outputs that its request wants. Whole after [`Step::finish_copies`],
-    /// before which it may not be dropped either.
+    /// The response for the row at `place`, with the outputs that its request wants. Whole after
+    /// [`Step::finish_copies`], before which it may not be dropped either.
     pub fn response(&self, place: usize, row: &Row) -> Result<Response, Error> {
         let mut response = row.request.response()?;
         match self.fill_response(&mut response, place, row) {
@@ -88,8 +88,8 @@ impl<'a> Answers<'a> {
     }
 
     /// Writes what of the new state of the row at `place`, for which room has been made, does not stay where the run
-    /// wrote it; [`complete_state`] does the rest. `stay`: what varies in size stays in the tensors of the run. Returns the
-    /// bytes of growing states that were copied.
+    /// wrote it; [`complete_state`] does the rest. `stay`: what varies in size stays in the tensors of the run. Returns
+    /// the bytes of growing states that were copied.
     pub fn keep_state(&self, place: usize, row: &mut Row, stay: bool) -> Result<usize, Error> {
         let mut copied = 0;
         if !self.binding.is_copied_back() {

@@ -358,8 +358,8 @@ impl Binding {
         self.slot.part_bytes(self.states.len())
     }
 
-    /// The smallest, the usual and the largest shapes of the inputs, as TensorRT takes them, for runs of up to `most_rows`
-    /// rows; and the inputs with dimensions that may be any.
+    /// The smallest, the usual and the largest shapes of the inputs, as TensorRT takes them, for runs of up to
+    /// `most_rows` rows; and the inputs with dimensions that may be any.
     pub fn profile_shapes(&self, most_rows: usize) -> ([String; 3], Vec<String>) {
         let fed = || self.inputs.iter().filter(|input| input.data_type != DataType::Bytes);
         let shapes = |rows: usize| {

@@ -199,8 +199,8 @@ fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option
     }
 }
 
-/// The batch axis of an output for whose dims the exporter has made names up: its only open dimension, or the first where
-/// all inputs of requests have the batch there.
+/// The batch axis of an output for whose dims the exporter has made names up: its only open dimension, or the first
+/// where all inputs of requests have the batch there.
 fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
     let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
     match *open.as_slice() {

@@ -1,8 +1,8 @@
-//! What a configuration leaves unsaid, found in the model's signature: state pairs, inputs, outputs, the largest batch and
-//! how sequences are scheduled.
+//! What a configuration leaves unsaid, found in the model's signature: state pairs, inputs, outputs, the largest batch
+//! and how sequences are scheduled.
 //!
-//! Rules: what is written is kept; what can be read in two ways is an error that lists them. `docs/models.md` says what is
-//! filled in when. Not for: whether the result fits the model (that is [`crate::binding`]'s).
+//! Rules: what is written is kept; what can be read in two ways is an error that lists them. `docs/models.md` says what
+//! is filled in when. Not for: whether the result fits the model (that is [`crate::binding`]'s).
 
 #![forbid(unsafe_code)]
 

@@ -23,7 +23,8 @@ impl Logging {
         const WORDS: [(&str, u8); 3] = [("NONE", 0), ("INFO", 1), ("VERBOSE", 2)];
         let word = |name, default| parameters.choice(name, &WORDS).map(|given| given.unwrap_or(default));
         let own = word("logging_level", 1)?;
-        // VERBOSE here opens the verbose stream as INFO does the other, as Triton's own verbose switch is for all models.
+        // VERBOSE here opens the verbose stream as INFO does the other, as Triton's own verbose switch is for all
+        // models.
         let level = |wanted: u8| match (wanted, own) {
             (0, _) | (_, 0) => None,
             (wanted, own) if wanted <= own => Some(log::Level::Info),

@@ -37,8 +37,8 @@ pub(super) const CUDA_PARAMETERS: [&str; 9] = [
     "use_tf32",
 ];
 
-/// A value of a CUDA option as ONNX Runtime takes it, or what is allowed. Some have numbers in Triton's onnxruntime backend.
-/// What is not known here, ONNX Runtime judges.
+/// A value of a CUDA option as ONNX Runtime takes it, or what is allowed. Some have numbers in Triton's onnxruntime
+/// backend. What is not known here, ONNX Runtime judges.
 pub(super) fn cuda_value(name: &str, text: &str) -> Result<String, String> {
     let words: &[&str] = match name {
         "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],

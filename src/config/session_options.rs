@@ -1,5 +1,5 @@
-//! How ONNX Runtime is to run a model: the names are those of Triton's onnxruntime backend, so that configurations carry
-//! over.
+//! How ONNX Runtime is to run a model: the names are those of Triton's onnxruntime backend, so that configurations
+//! carry over.
 
 use std::fmt;
 

@@ -102,8 +102,8 @@ impl States {
         Ok(Self { pairs, patterns, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
     }
 
-    /// The states: those written, else those that the model's graph description names, as NVIDIA's stateful_backend reads
-    /// it, else what `by_name` finds; and those declared.
+    /// The states: those written, else those that the model's graph description names, as NVIDIA's stateful_backend
+    /// reads it, else what `by_name` finds; and those declared.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,

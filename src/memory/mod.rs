@@ -1,7 +1,7 @@
 //! Memory that holds tensors: batch buffers, slabs of state slots, and the copies between rows of them.
 //!
-//! Rules: a [`Buffer`] has one owner; a [`SlotMemory`] is the only way to a slot's bytes and exists once while the
-//! slot is checked out. What is on the host is worked on as slices, what is on a device ([`device`]) by what is enqueued
+//! Rules: a [`Buffer`] has one owner; a [`SlotMemory`] is the only way to a slot's bytes and exists once while the slot
+//! is checked out. What is on the host is worked on as slices, what is on a device ([`device`]) by what is enqueued
 //! there; [`Bytes`] may be either. Not for: deciding what is copied where.
 
 mod bytes;

@@ -24,8 +24,8 @@ pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mu
     }
 }
 
-/// Copies a row from its place in one batch to its place in another; each is the index and the number of rows. Panics if
-/// the batches are too small.
+/// Copies a row from its place in one batch to its place in another; each is the index and the number of rows. Panics
+/// if the batches are too small.
 pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), to: &mut [u8], at: (usize, usize)) {
     let bytes = layout.inner_bytes;
     for outer in 0..layout.outer {

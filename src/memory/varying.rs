@@ -1,7 +1,7 @@
 //! States whose size varies: growing tensors and strings. They belong to their sequence, beside its slot.
 //!
-//! Rules: what is kept is paid for: a [`Charge`] holds its bytes in a [`Budget`] until it is dropped. Room is made before
-//! anything is written, so that writing cannot fail half-way.
+//! Rules: what is kept is paid for: a [`Charge`] holds its bytes in a [`Budget`] until it is dropped. Room is made
+//! before anything is written, so that writing cannot fail half-way.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,8 +11,8 @@ use super::host::Buffer;
 use super::strings::{self, Strings};
 use super::{Bytes, BytesMut, MemoryError};
 
-/// From here on a state has pages of its own: it grows without being copied and goes back to the system at once. Smaller
-/// ones come from the allocator, as a process can have some ten thousand mappings only.
+/// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
+/// Smaller ones come from the allocator, as a process can have some ten thousand mappings only.
 const PAGES_FROM: usize = 256 * 1024;
 
 /// Memory of a device comes in multiples of so many bytes.
@@ -94,7 +94,8 @@ pub struct Varying {
     dims: Vec<i64>,
     /// Those before the last write.
     earlier_dims: Vec<i64>,
-    /// Where the elements are to be kept, if not on the host. What found no room there when it came home is on the host.
+    /// Where the elements are to be kept, if not on the host. What found no room there when it came home is on the
+    /// host.
     device: Option<Arc<Device>>,
     bytes: Kept,
     /// Room on the device, which takes the place of `bytes` when it is written.
@@ -129,8 +130,8 @@ impl Varying {
         &self.strings
     }
 
-    /// The dims after the next request, if it changes them as the last one did. `None` if there was no last one, and for
-    /// what is so small that it may as well be copied.
+    /// The dims after the next request, if it changes them as the last one did. `None` if there was no last one, and
+    /// for what is so small that it may as well be copied.
     pub fn expected_dims(&self) -> Option<Vec<i64>> {
         let is_large = matches!(self.bytes, Kept::Pages { .. }) && self.device.is_none();
         let next = |(now, earlier): (&i64, &i64)| (2 * now - earlier).max(0);
@@ -154,7 +155,8 @@ impl Varying {
         let _ = self.charge.set(bytes);
     }
 
-    /// Where the elements are to be copied to that lie elsewhere; `None` if none do. On the host, if the device has no room.
+    /// Where the elements are to be copied to that lie elsewhere; `None` if none do. On the host, if the device has no
+    /// room.
     pub fn bring_home(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
         if self.elsewhere == 0 {
             return Ok(None);

@@ -280,8 +280,8 @@ impl LiveSequences {
     }
 }
 
-/// The memory of a slot that has been checked out. The state of a sequence that had the slot before may still be written
-/// to it for the time of a copy.
+/// The memory of a slot that has been checked out. The state of a sequence that had the slot before may still be
+/// written to it for the time of a copy.
 fn wait_for(slab: &Arc<Slab>, slot: SlotId) -> Option<SlotMemory> {
     const PATIENCE: Duration = Duration::from_secs(10);
     let since = Instant::now();
@@ -324,8 +324,8 @@ impl Lease {
         self.slot
     }
 
-    /// Some of the slot's bytes (see [`SlotMemory::part`]): the states of fixed size before the request, unless they lie
-    /// elsewhere (see [`crate::state::residency`]). None once it has been given back.
+    /// Some of the slot's bytes (see [`SlotMemory::part`]): the states of fixed size before the request, unless they
+    /// lie elsewhere (see [`crate::state::residency`]). None once it has been given back.
     pub fn part(&self, range: Range<usize>) -> Bytes<'_> {
         self.memory.as_ref().map_or(Bytes::Host(&[]), |memory| memory.part(range))
     }
@@ -360,8 +360,8 @@ impl Lease {
         self.end
     }
 
-    /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them; if they are
-    /// to stay elsewhere, only pays for them.
+    /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them; if they
+    /// are to stay elsewhere, only pays for them.
     pub fn reserve<I>(&mut self, sizes: impl Fn() -> I, elsewhere: bool) -> Result<(), NoRoom>
     where
         I: Iterator<Item = VaryingSize>,

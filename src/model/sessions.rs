@@ -1,5 +1,5 @@
-//! The sessions of a model: one for all instances on the CPU, as its runs may overlap; one for each instance on a GPU, as
-//! a session has one stream.
+//! The sessions of a model: one for all instances on the CPU, as its runs may overlap; one for each instance on a GPU,
+//! as a session has one stream.
 
 use std::path::PathBuf;
 use std::sync::Arc;

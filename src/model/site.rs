@@ -16,8 +16,8 @@ use crate::memory::{Budget, SlotSpec};
 use crate::sequence::Policy;
 use crate::session::Session;
 
-/// The host, or a GPU, with the sequences of the instances there. Core gives a sequence to one instance for its life, so
-/// its state never has to go from one place to another.
+/// The host, or a GPU, with the sequences of the instances there. Core gives a sequence to one instance for its life,
+/// so its state never has to go from one place to another.
 pub struct Site {
     /// Which.
     pub place: Place,
@@ -59,8 +59,8 @@ impl Site {
         Ok(Self { place, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
 
-    /// Bytes of the GPU's memory that are in use before an instance is made; 0 without one. The first instance answers for
-    /// what the model has there already.
+    /// Bytes of the GPU's memory that are in use before an instance is made; 0 without one. The first instance answers
+    /// for what the model has there already.
     pub fn used_before_instance(&self) -> Result<usize, DeviceError> {
         match self.used_before.lock().take() {
             Some(bytes) => Ok(bytes),

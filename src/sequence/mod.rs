@@ -7,9 +7,9 @@
 //! and their requests interleave. Mixing them would give one stream the other's state.
 //!
 //! With the `direct` strategy, the place of a request in its payload is core's slot, and so the name: a *lane*. With
-//! `oldest` there is none, and the incarnations of an id are a queue (a *chain*). Only the front one receives. The START
-//! of a later one is served at once, but *held*: it is not released, so core cannot send what follows it, until the
-//! front one has ended.
+//! `oldest` there is none, and the incarnations of an id are a queue (a *chain*). Only the front one receives. The
+//! START of a later one is served at once, but *held*: it is not released, so core cannot send what follows it, until
+//! the front one has ended.
 //!
 //! A client may also start a live sequence over, without END, and core may deliver STARTs in another order than it got
 //! them: one waits behind an END that is in the works while the next overtakes it in a free slot. So when the front

@@ -192,7 +192,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
-    /// Takes what [`Sequences::keep`] keeps, to be kept again; `None` if the sequence is over. Panics if a request has it.
+    /// Takes what [`Sequences::keep`] keeps, to be kept again; `None` if the sequence is over. Panics if a request has
+    /// it.
     pub fn take_contents(&mut self, slot: SlotId) -> Option<C> {
         let record = self.pool.record_mut(slot)?;
         assert!(record.contents.is_some(), "what a sequence keeps is with its request");
@@ -207,8 +208,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// Takes back the slot of an admitted request. Returns whether the request must be kept with [`Sequences::hold`]
     /// instead of being released.
     ///
-    /// A sequence is over when its request carried END, whatever became of it, and when its START failed. The request is
-    /// to be released next: what core sends from then on is the sequence's next.
+    /// A sequence is over when its request carried END, whatever became of it, and when its START failed. The request
+    /// is to be released next: what core sends from then on is the sequence's next.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
         let Some(instance) = self.pool.record(slot).map(|record| record.key.instance) else { return false };
         let (seen, payloads) = (self.total(instance), self.payloads(instance));

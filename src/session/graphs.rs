@@ -1,8 +1,8 @@
 //! Runs as CUDA graphs: captured once for each number of rows and pair of batch buffers, and replayed from then on.
 //!
-//! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced, and to the thread that
-//! captured it, as ONNX Runtime keeps it there. While one is captured nothing else of this process may allocate or run on
-//! a GPU ([`CAPTURE`]): who cannot have that at once runs without, and tries again the next time.
+//! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced, and to the thread
+//! that captured it, as ONNX Runtime keeps it there. While one is captured nothing else of this process may allocate or
+//! run on a GPU ([`CAPTURE`]): who cannot have that at once runs without, and tries again the next time.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};

@@ -25,8 +25,8 @@ pub struct SearchPath {
 pub struct EnvironmentOptions {
     /// `ort-logging-level`: what ONNX Runtime logs.
     pub log_level: LogLevel,
-    /// `enable-global-threadpool`: one pool of threads for all models, of this many intra-op and inter-op threads (0 for
-    /// one per core), instead of one for each.
+    /// `enable-global-threadpool`: one pool of threads for all models, of this many intra-op and inter-op threads (0
+    /// for one per core), instead of one for each.
     pub global_threads: Option<(usize, usize)>,
 }
 

@@ -11,8 +11,8 @@ use super::value::check;
 use crate::config::{Options, Providers};
 use crate::memory::device::OwnedStream;
 
-/// Options of CUDA that suit a stream of small steps, unless told otherwise: convolutions are chosen by rule, as a search
-/// at each new batch size would hold up requests; memory is taken as it is needed; fp32 is fp32.
+/// Options of CUDA that suit a stream of small steps, unless told otherwise: convolutions are chosen by rule, as a
+/// search at each new batch size would hold up requests; memory is taken as it is needed; fp32 is fp32.
 const CUDA_DEFAULTS: [(&str, &str); 3] =
     [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
 
@@ -140,7 +140,8 @@ impl<T> ProviderOptions<T> {
     /// Appends the provider, which works on the stream.
     fn append(&self, builder: &mut SessionBuilder, stream: &OwnedStream) -> Result<(), Refused> {
         let handle: *mut c_void = ptr::with_exposed_provenance_mut(stream.handle());
-        // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the stream.
+        // SAFETY: alive and of that kind, and the builder borrowed; the call copies the options. The session keeps the
+        // stream.
         unsafe {
             check((self.functions.update_with_value)(self.options, c"user_compute_stream".as_ptr(), handle))
                 .and_then(|()| check((self.functions.append)(builder.ptr_mut(), self.options)))

@@ -97,7 +97,8 @@ pub struct OutputView<'a> {
     pub strings: &'a [Vec<u8>],
 }
 
-/// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such itself.
+/// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such
+/// itself.
 const HOST_INPUT: usize = 64;
 
 impl InputSpec {

@@ -6,9 +6,9 @@
 //!
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-//! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends of
-//! a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share memory, so a failed run leaves its inputs (and
-//! with them every state) as they were.
+//! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends
+//! of a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share
+//! memory, so a failed run leaves its inputs (and with them every state) as they were.
 
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -77,8 +77,8 @@ impl Lent<'_> {
             (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
             _ => MemoryKind::Host,
         };
-        // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for. ONNX
-        // Runtime does not write to inputs.
+        // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for.
+        // ONNX Runtime does not write to inputs.
         let value = unsafe {
             let data = self.bytes.address().cast_mut();
             Value::over(memory, data, self.bytes.byte_len(), self.dims, input.tensors.data_type)
@@ -104,8 +104,8 @@ struct Input {
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
 pub struct Step {
-    /// What is enqueued on the device, if the model runs on one. Rows are taken while outputs are borrowed. First: when it
-    /// goes, it waits for what uses the rest.
+    /// What is enqueued on the device, if the model runs on one. Rows are taken while outputs are borrowed. First: when
+    /// it goes, it waits for what uses the rest.
     queue: Option<RefCell<Queue>>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
@@ -208,8 +208,8 @@ impl Step {
         assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
         if let Some(queue) = &mut self.queue {
             let to = self.inputs[input].tensors.row(index, rows);
-            // SAFETY: a request's memory, which lives until it has been answered; the input's buffer is not replaced before
-            // the run.
+            // SAFETY: a request's memory, which lives until it has been answered; the input's buffer is not replaced
+            // before the run.
             unsafe { queue.get_mut().move_row(layout, RowIn::alone(from.address()), to, Change::None) };
         }
     }
@@ -267,7 +267,8 @@ impl Step {
         match (to, &mut self.queue) {
             (BytesMut::Device(to), Some(queue)) => {
                 let from = tensors.row(from.position, from.rows);
-                // SAFETY: a row of a batch buffer, and the caller's memory, which is a slot that is held until the wait.
+                // SAFETY: a row of a batch buffer, and the caller's memory, which is a slot that is held until the
+                // wait.
                 unsafe { queue.get_mut().move_row(layout, from, RowIn::alone(to.address()), narrowing(as_fp16)) };
             }
             (to, _) => take_on_host(layout, host_bytes(tensors), (from.position, from.rows), to.host(), as_fp16),
@@ -287,8 +288,8 @@ impl Step {
         }
     }
 
-    /// What is moved on a device from now on is moved after what has been so far: rows may be read that were written, and
-    /// written that were read.
+    /// What is moved on a device from now on is moved after what has been so far: rows may be read that were written,
+    /// and written that were read.
     pub fn end_phase(&mut self) {
         if let Some(queue) = &mut self.queue {
             queue.get_mut().end_phase();
@@ -380,8 +381,8 @@ impl Step {
         }
     }
 
-    /// Lets a row of an output of the last run, which succeeded, be copied to memory on the step's device; `false` if it is
-    /// not one piece there. It is there after [`Step::finish_copies`].
+    /// Lets a row of an output of the last run, which succeeded, be copied to memory on the step's device; `false` if
+    /// it is not one piece there. It is there after [`Step::finish_copies`].
     pub fn copy_output(
         &self,
         index: usize,
@@ -402,8 +403,8 @@ impl Step {
         if !is_one_piece || to.gpu() != queue.device().number() || to.byte_len() != bytes {
             return Ok(false);
         }
-        // SAFETY: a row of a tensor that is there until the next run, and Triton's memory, which lives until the response
-        // goes; both wait for `finish_copies`.
+        // SAFETY: a row of a tensor that is there until the next run, and Triton's memory, which lives until the
+        // response goes; both wait for `finish_copies`.
         unsafe { queue.copy_out(address + (place * bytes) as u64, to)? };
         Ok(true)
     }
@@ -429,8 +430,8 @@ impl Step {
             (BytesMut::Device(to), Some(queue)) => {
                 let address = value.address().map_err(SessionError::Run)?;
                 let (from, to) = (RowIn { address, index, rows }, RowIn::alone(to.address()));
-                // SAFETY: a row of a tensor that is kept until the wait (`drop_growing` waits), and the caller's memory, which
-                // is its sequence's until then.
+                // SAFETY: a row of a tensor that is kept until the wait (`drop_growing` waits), and the caller's
+                // memory, which is its sequence's until then.
                 unsafe { queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16)) };
             }
             (to, _) => {
@@ -491,8 +492,8 @@ impl Step {
         self.outputs[index].expected = Some(dims);
     }
 
-    /// Lets a state take the buffer that the last run wrote an output to, and have the state's for it, if ONNX Runtime did
-    /// not make the output itself.
+    /// Lets a state take the buffer that the last run wrote an output to, and have the state's for it, if ONNX Runtime
+    /// did not make the output itself.
     pub fn exchange_output(&mut self, index: usize, state: &mut Varying) {
         let Output { tensors, expected, .. } = &mut self.outputs[index];
         let is_ours = expected.take().is_some();

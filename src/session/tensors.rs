@@ -143,8 +143,8 @@ impl Tensors {
         if self.bytes > self.store.byte_len() {
             return Err(format!("{} bytes do not make {:?}", self.store.byte_len(), self.dims));
         }
-        // SAFETY: the buffer is large enough for these dimensions; the values are dropped before the buffer is replaced,
-        // and with it.
+        // SAFETY: the buffer is large enough for these dimensions; the values are dropped before the buffer is
+        // replaced, and with it.
         let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
         Ok(slot.insert(value).as_ptr())
     }

@@ -1,7 +1,7 @@
 //! Where each state lies within a slot.
 //!
-//! A slot holds all states of one sequence, each as its row alone would be (see [`crate::tensor::RowLayout`]), one after another at
-//! multiples of [`SLOT_ALIGNMENT`], so that any of them can be bound to ONNX Runtime in place.
+//! A slot holds all states of one sequence, each as its row alone would be (see [`crate::tensor::RowLayout`]), one
+//! after another at multiples of [`SLOT_ALIGNMENT`], so that any of them can be bound to ONNX Runtime in place.
 
 /// Alignment of a slot and of every state in it, in bytes: a cache line, and enough for any vector load.
 pub const SLOT_ALIGNMENT: usize = 64;

@@ -1,10 +1,10 @@
 //! Which sequences' states lie in which batch buffers.
 //!
-//! A run reads the states of its rows from one batch buffer and writes them to another, where they stay: the next run of
-//! the same sequences reads them there, in any order of the requests, and nothing is copied. Where the sequences of a
-//! run differ from those of the buffer that suits it best, only the rows that joined are copied in, and only the rows in
-//! whose place they come, or which the run would overwrite, are written back to their slots. There are two buffers until
-//! a batch comes back that had to leave: then there may be one more.
+//! A run reads the states of its rows from one batch buffer and writes them to another, where they stay: the next run
+//! of the same sequences reads them there, in any order of the requests, and nothing is copied. Where the sequences of
+//! a run differ from those of the buffer that suits it best, only the rows that joined are copied in, and only the rows
+//! in whose place they come, or which the run would overwrite, are written back to their slots. There are two buffers
+//! until a batch comes back that had to leave: then there may be one more.
 //!
 //! Rules: a state is newest in one place, here or, if it has no place here, in its slot; it moves only when it has been
 //! copied, so what is said here is true at any moment, also when a run fails. A sequence that is over may still have a
@@ -100,8 +100,8 @@ impl Residency {
     }
 
     /// How to run a batch of these sequences, each at most once (`None`: one without a state so far), filled up to
-    /// `places` rows. What is `leaving` must be written back and [forgotten](Self::forget) next; a sequence of the batch
-    /// may be among it.
+    /// `places` rows. What is `leaving` must be written back and [forgotten](Self::forget) next; a sequence of the
+    /// batch may be among it.
     pub fn plan(&mut self, rows: &[Option<SlotId>], places: usize, plan: &mut Plan) {
         self.plans += 1;
         self.mark(rows, places);
@@ -163,8 +163,8 @@ impl Residency {
         }
     }
 
-    /// Allows one more buffer if the whole batch had to leave not long ago: where batches take turns it pays, where each
-    /// has other sequences it would only take memory and caches.
+    /// Allows one more buffer if the whole batch had to leave not long ago: where batches take turns it pays, where
+    /// each has other sequences it would only take memory and caches.
     fn allow_for(&mut self, rows: &[Option<SlotId>]) {
         let is_home = |row: usize| rows[row].is_some() && self.found[row].is_none();
         if self.allowed == self.most || rows.is_empty() || !(0..rows.len()).all(is_home) {

@@ -118,8 +118,8 @@ impl Model {
         Ok(wants)
     }
 
-    /// Replaces the configuration, while the model is being loaded. Triton takes `max_batch_size`, `input`, `output` and,
-    /// where there was none, the scheduling.
+    /// Replaces the configuration, while the model is being loaded. Triton takes `max_batch_size`, `input`, `output`
+    /// and, where there was none, the scheduling.
     pub fn set_config_json(self, json: &[u8]) -> Result<(), Error> {
         message::with_json(json, |config| {
             // SAFETY: alive by `new`; the message lives during the call, which copies it.

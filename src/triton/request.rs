@@ -285,8 +285,8 @@ impl<'a> Input<'a> {
         if rank == 0 { &[] } else { unsafe { std::slice::from_raw_parts(dims, rank) } }
     }
 
-    /// The elements' bytes, in as many pieces as Triton has them. Panics on one that is on a GPU and has not been brought
-    /// to the host.
+    /// The elements' bytes, in as many pieces as Triton has them. Panics on one that is on a GPU and has not been
+    /// brought to the host.
     pub fn pieces(self) -> impl Iterator<Item = &'a [u8]> {
         self.0.buffers.iter().map(|piece| match (&piece.fetched, piece.bytes) {
             (Some(fetched), _) => fetched,

@@ -1,7 +1,7 @@
 //! Small ONNX models, written as the bytes of their protobuf messages.
 //!
-//! [`running_sum`]: `SUM = SUM_IN + VALUE + TABLE[INDEX]`, a row a request; TABLE has four zeros, so that an INDEX beyond them makes
-//! the run fail and no other changes the sum. SUM_OUT, the next SUM_IN, is the same.
+//! [`running_sum`]: `SUM = SUM_IN + VALUE + TABLE[INDEX]`, a row a request; TABLE has four zeros, so that an INDEX
+//! beyond them makes the run fail and no other changes the sum. SUM_OUT, the next SUM_IN, is the same.
 //!
 //! [`delay`]: `LAST = HELD_IN`, `HELD_OUT = VALUE`: copies alone, each answer is the request before.
 

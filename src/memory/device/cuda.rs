@@ -232,8 +232,8 @@ impl Driver for Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         note(self.make_current());
-        // SAFETY: made in `open`, and given back once. All memory has been given back: buffers hold the device, and so do
-        // streams, on which the kernel is launched.
+        // SAFETY: made in `open`, and given back once. All memory has been given back: buffers hold the device, and so
+        // do streams, on which the kernel is launched.
         unsafe {
             if !self.module.is_null() {
                 note(result::module::unload(self.module).map_err(|error| self.error("cuModuleUnload", error)));

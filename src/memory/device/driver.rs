@@ -69,8 +69,8 @@ pub enum DeviceError {
     },
 }
 
-/// A device. Addresses are the device's own; the safety of what is enqueued is the caller's: memory has to live until it
-/// has happened.
+/// A device. Addresses are the device's own; the safety of what is enqueued is the caller's: memory has to live until
+/// it has happened.
 pub trait Driver: Send + Sync {
     /// The device's name.
     fn name(&self) -> String;
@@ -123,7 +123,8 @@ pub trait Driver: Send + Sync {
     /// Enqueues the moves of a table that lies on the device (see [`super::moves`]).
     ///
     /// # Safety
-    /// The table has `count` moves, of `tiles` tiles together, and each lies in memory that lives until it has happened.
+    /// The table has `count` moves, of `tiles` tiles together, and each lies in memory that lives until it has
+    /// happened.
     unsafe fn move_rows(&self, stream: Stream, table: u64, count: u32, tiles: u32) -> Result<(), DeviceError>;
 
     /// Waits until all that was enqueued on the stream has happened.

@@ -1,8 +1,8 @@
 //! Memory of a GPU, and the copies between it and the host.
 //!
 //! A [`Device`] is shared by all that use it. Each instance of a model has a [`Queue`] on it, with a stream of its own,
-//! which is also ONNX Runtime's: what is enqueued there happens in order, between the runs. A [`DeviceBuffer`] belongs to
-//! one owner.
+//! which is also ONNX Runtime's: what is enqueued there happens in order, between the runs. A [`DeviceBuffer`] belongs
+//! to one owner.
 //!
 //! Rules: what a queue has enqueued has happened before the leases of its payload are settled (the owner of the queue
 //! calls [`Queue::synchronise`]), so memory that changes hands is never in use. Nothing waits for the whole device.
@@ -41,8 +41,8 @@ pub struct Device {
 /// [`while_nothing_is_captured`].
 pub static CAPTURE: RwLock<()> = RwLock::new(());
 
-/// To be held by all that CUDA forbids while a graph is captured: memory, streams and modules that come and go, runs, and
-/// sessions that are opened or dropped. May be held more than once.
+/// To be held by all that CUDA forbids while a graph is captured: memory, streams and modules that come and go, runs,
+/// and sessions that are opened or dropped. May be held more than once.
 pub fn while_nothing_is_captured() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read_recursive()
 }

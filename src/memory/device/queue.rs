@@ -137,8 +137,8 @@ impl Queue {
         self.moves.end_phase();
     }
 
-    /// Enqueues the moves that have been collected. When that fails, or a wait does, everything fails from then on: what was
-    /// to be moved is not where it should be.
+    /// Enqueues the moves that have been collected. When that fails, or a wait does, everything fails from then on:
+    /// what was to be moved is not where it should be.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         self.check()?;
         if self.moves.is_empty() {
@@ -160,8 +160,8 @@ impl Queue {
         self.is_busy = true;
         let phases = self.moves.take_phases();
         let (driver, stream) = (self.stream.device.driver.as_ref(), self.stream.stream);
-        // SAFETY: the arena has the bytes on both sides, and this part of it is used again only behind a wait. Moves are
-        // pushed for memory that lives until then.
+        // SAFETY: the arena has the bytes on both sides, and this part of it is used again only behind a wait. Moves
+        // are pushed for memory that lives until then.
         unsafe {
             driver.upload(stream, arena.host.bytes()[at..].as_ptr(), table, bytes)?;
             for phase in phases {
@@ -235,8 +235,8 @@ impl Queue {
         self.driver().before_run(self.stream.stream)
     }
 
-    /// Waits until everything that was enqueued has happened; what was collected, too. Also where something has failed: what
-    /// was enqueued before may still be under way.
+    /// Waits until everything that was enqueued has happened; what was collected, too. Also where something has failed:
+    /// what was enqueued before may still be under way.
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
         let flushed = self.flush();
         self.copies_out = false;

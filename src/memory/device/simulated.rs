@@ -2,9 +2,9 @@
 //! device can be.
 //!
 //! What is enqueued happens only when somebody waits, or when ONNX Runtime is about to read: a copy whose source has
-//! been changed meanwhile, or whose target is read too early, gives wrong values. New memory and freed memory are filled
-//! with patterns. Freed memory that something still to happen would use, moves of one phase that meet, and memory that is
-//! left at the end stop the process.
+//! been changed meanwhile, or whose target is read too early, gives wrong values. New memory and freed memory are
+//! filled with patterns. Freed memory that something still to happen would use, moves of one phase that meet, and
+//! memory that is left at the end stop the process.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -130,7 +130,8 @@ impl State {
         expect(is_live, || format!("{bytes} bytes at {address:#x} are used, which are not allocated"));
     }
 
-    /// What is read, and what is copied to, may be somebody else's too, such as ONNX Runtime's: that is not in the books.
+    /// What is read, and what is copied to, may be somebody else's too, such as ONNX Runtime's: that is not in the
+    /// books.
     fn expect_not_freed(&self, address: u64, bytes: usize) {
         let meets = |memory: &MmapMut| {
             let start = memory.as_ptr() as u64;
