@@ -145,9 +145,11 @@ fn dims(dims: &[i64], symbols: &[String]) -> String {
 
 fn requests(request: &RequestInput) -> String {
     let mut text = "requests".to_owned();
-    if request.form == ShapeForm::Unbatched {
-        text += ", one value for a batch";
-    }
+    text += match request.form {
+        ShapeForm::Plain => "",
+        ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
+        ShapeForm::Unbatched => ", one value for a batch",
+    };
     if request.optional {
         text += ", may be left out";
     }

@@ -14,12 +14,12 @@ from pathlib import Path
 from support import paths
 from support.server import ServerError, TritonServer
 
-LOG = paths.BUILD / "serve.log"
-
 
 def main() -> int:
     """The process's exit code: 0 if it ended on request."""
     arguments, extra = _parse(sys.argv[1:])
+    # Several may run at once, on ports of their own.
+    log = paths.BUILD / f"serve-{arguments.http_port}.log"
     # Either leaves the with block, which ends the server. SIGINT too: a shell's background job ignores it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _interrupt)
@@ -32,12 +32,12 @@ def main() -> int:
             address=arguments.address,
             extra_args=extra,
             strict_readiness=False,
-            log_path=LOG,
+            log_path=log,
         ) as server:
-            _announce(server)
+            _announce(server, log)
             while server.is_alive():
                 time.sleep(0.2)
-            print(f"serve: tritonserver ended by itself, with {server.exit_code}: see {LOG}", file=sys.stderr)
+            print(f"serve: tritonserver ended by itself, with {server.exit_code}: see {log}", file=sys.stderr)
             return 1
     except KeyboardInterrupt:
         print("serve: ended", file=sys.stderr)
@@ -71,14 +71,14 @@ def _folder(text: str) -> Path:
     return path
 
 
-def _announce(server: TritonServer) -> None:
+def _announce(server: TritonServer, log: Path) -> None:
     for state in server.models():
         reason = f": {state['reason']}" if state.get("reason") else ""
         print(f"serve: model {state['name']} {state.get('state', 'not loaded')}{reason}")
     print(f"serve: HTTP     http://{server.http_url}")
     print(f"serve: gRPC     {server.grpc_url}")
     print(f"serve: metrics  http://{server.metrics_url}/metrics")
-    print(f"serve: log      {LOG}")
+    print(f"serve: log      {log}")
     print("serve: Ctrl-C ends it", flush=True)
 
 

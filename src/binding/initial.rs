@@ -175,7 +175,7 @@ impl fmt::Display for Initial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.content {
             InitialContent::Zeros => write!(f, "zeros {}", Dims(&self.dims)),
-            InitialContent::Bytes(_) | InitialContent::Strings(_) => write!(f, "given {}", Dims(&self.dims)),
+            InitialContent::Bytes(_) | InitialContent::Strings(_) => write!(f, "given values, {}", Dims(&self.dims)),
             InitialContent::Model => write!(f, "from the initial_state_model"),
         }
     }

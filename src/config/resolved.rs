@@ -102,7 +102,8 @@ impl Config {
             field(
                 "sequence_batching",
                 "missing",
-                "a stateful model needs it: add 'sequence_batching { oldest { max_candidate_sequences: 1024 } }'",
+                "a stateful model needs it: add 'sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { \
+                 max_candidate_sequences: 1024 } }'",
             )
         })?;
         let max_batch_size = unsigned("max_batch_size", raw.max_batch_size)?;
@@ -220,9 +221,8 @@ impl fmt::Display for Config {
         for Placement { place, instances, slots, capacity_reason } in &self.placements {
             writeln!(
                 f,
-                "pool of the instances on the {place} ({instances}): capacity {} sequences ({capacity_reason}), first \
-                 slab {}, next slabs {}, grows below {} free, shrinks above {} free",
-                slots.capacity, slots.first_slab, slots.next_slab, slots.grow_below, slots.shrink_above
+                "pool of the instances on the {place} ({instances}): capacity {} sequences ({capacity_reason}), {slots}",
+                slots.capacity
             )?;
         }
         Ok(())

@@ -85,6 +85,8 @@ pub struct StateLimits {
     pub per_sequence: usize,
     /// `max_state_bytes`.
     pub total: usize,
+    /// One of them is in the configuration.
+    pub are_written: bool,
 }
 
 impl States {
@@ -226,13 +228,14 @@ fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError
 impl StateLimits {
     fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
         let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
-        let total = bytes("max_state_bytes")?.unwrap_or_else(|| machine_memory() / 2);
-        let per_sequence = bytes("max_state_bytes_per_sequence")?.unwrap_or(total);
+        let written = (bytes("max_state_bytes")?, bytes("max_state_bytes_per_sequence")?);
+        let total = written.0.unwrap_or_else(|| machine_memory() / 2);
+        let per_sequence = written.1.unwrap_or(total);
         if per_sequence > total {
             let rule = format!("it must not be larger than max_state_bytes, {total}");
             return Err(bad("max_state_bytes_per_sequence", per_sequence, rule));
         }
-        Ok(Self { per_sequence, total })
+        Ok(Self { per_sequence, total, are_written: written != (None, None) })
     }
 }
 
@@ -322,7 +325,7 @@ mod tests {
         let half = limits(&[]).unwrap();
         assert!(half.total > 0 && half.total == half.per_sequence);
         let given = limits(&[("max_state_bytes", "1000"), ("max_state_bytes_per_sequence", "10")]).unwrap();
-        assert_eq!(given, StateLimits { per_sequence: 10, total: 1000 });
+        assert_eq!(given, StateLimits { per_sequence: 10, total: 1000, are_written: true });
         for (name, value) in [("max_state_bytes", "0"), ("max_state_bytes_per_sequence", "-1")] {
             let error = limits(&[(name, value)]).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

@@ -163,6 +163,12 @@ impl Model {
         if self.config.is_on_gpu() {
             log::info!("model {name}: {}", self.sessions.providers());
         }
+        if self.config.states.limits.are_written && !self.binding.has_varying_states() {
+            log::warn!(
+                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' have no effect, as no state varies \
+                 in size; the pool is bounded by max_candidate_sequences"
+            );
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! Not for: memory (a slab carries whatever `S` the caller makes for it) or sequences (a slot carries an `R`).
 
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// How large the pool may get and when it grows and shrinks. Counts are in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,24 @@ impl SlotLimits {
     /// All slots in one slab made at load: what a model without lazy-buffer parameters gets.
     pub const fn all_at_once(capacity: usize) -> Self {
         Self { capacity, reserve: 0, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
+    }
+
+    /// Whether slots up to the capacity come and go after the load.
+    const fn is_lazy(&self) -> bool {
+        self.first_slab < self.capacity
+    }
+}
+
+impl fmt::Display for SlotLimits {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.is_lazy() {
+            return write!(f, "all slots made at load");
+        }
+        write!(
+            f,
+            "first slab {}, next slabs {}, grows below {} free, shrinks above {} free",
+            self.first_slab, self.next_slab, self.grow_below, self.shrink_above
+        )
     }
 }
 

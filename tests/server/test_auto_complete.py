@@ -40,6 +40,7 @@ def test_what_stateful_inspect_prints_is_a_configuration(deployment, tmp_path, n
     printed = subprocess.run([INSPECT, file], capture_output=True, text=True, check=True)
     for source, target in export.states:
         assert re.search(rf"^ {re.escape(target)} -> {re.escape(source)} .* their names$", printed.stderr, re.M)
+    assert "instance_group { kind: KIND_CPU }" in printed.stdout, "a GPU would be taken where there is one"
     talk(deployment, export.variant(f"inspected_{name}", file_name="model.onnx", written=printed.stdout))
 
 

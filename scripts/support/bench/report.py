@@ -81,11 +81,13 @@ COLUMNS = {
         "priority": "priority",
         "requests_per_s": "requests/s",
         "filled": "batch filled",
-        "trivial_cpu_us": "trivial CPU µs",
+        "trivial_cpu_us": "trivial CPU µs alone",
+        "trivial_cpu_us_busy": "beside ORT",
         "ort_cpu_us_alone": "ORT CPU µs/row alone",
         "ort_cpu_us_busy": "beside clients",
         "of_bound_alone": "of bound",
-        "of_bound_busy": "of bound beside clients",
+        "of_bound_busy": "of bound, ORT beside clients",
+        "of_bound_both_busy": "of bound, both beside the other",
     },
 }
 

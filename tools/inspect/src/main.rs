@@ -94,6 +94,8 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let files = read_initial_files(repository, config.states.initial_files()).map_err(Error::from)?;
     let binding = Binding::new(&config, &plan.pairs, session.signature(), &files).map_err(Error::from)?;
     let pairs: Vec<String> = plan.pairs.iter().map(|pair| format!("<<<{}, {}>>>", pair.input, pair.output)).collect();
+    // Without it Triton takes a GPU where it sees one.
+    completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
     // Last, as one writes them.
     let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
     parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
