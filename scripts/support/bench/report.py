@@ -81,13 +81,11 @@ COLUMNS = {
         "priority": "priority",
         "requests_per_s": "requests/s",
         "filled": "batch filled",
-        "trivial_cpu_us": "trivial CPU µs alone",
-        "trivial_cpu_us_busy": "beside ORT",
+        "trivial_cpu_us": "trivial CPU µs",
         "ort_cpu_us_alone": "ORT CPU µs/row alone",
         "ort_cpu_us_busy": "beside clients",
         "of_bound_alone": "of bound",
-        "of_bound_busy": "of bound, ORT beside clients",
-        "of_bound_both_busy": "of bound, both beside the other",
+        "of_bound_busy": "of bound beside clients",
     },
 }
 
