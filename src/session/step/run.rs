@@ -1,0 +1,222 @@
+//! The call of ONNX Runtime, and what is copied to a device before it and from there after it.
+
+use std::ffi::CString;
+
+use smallvec::SmallVec;
+
+use super::{Input, Step};
+use crate::memory::Bytes;
+use crate::memory::device::while_nothing_is_captured;
+use crate::session::bound_run::Fetch;
+use crate::session::graphs::GraphKey;
+use crate::session::open::{Session, SessionError};
+use crate::session::output::{Output, tensor_error};
+use crate::session::tensors::Tensors;
+use crate::session::value::{self, MemoryKind, Value};
+use crate::tensor::element_count;
+
+/// What a run is over.
+#[derive(Clone, Copy, Default)]
+pub struct Run<'a> {
+    /// Number of rows.
+    pub rows: usize,
+    /// The batch buffer that states are read from.
+    pub from: usize,
+    /// The batch buffer that states are written to.
+    pub into: usize,
+    /// Growing states are read from the tensors that were kept.
+    pub kept: bool,
+    /// Tensors in the place of some inputs.
+    pub lent: &'a [Lent<'a>],
+    /// It may be captured as a CUDA graph, or be a replay of one.
+    pub as_graph: bool,
+}
+
+/// A tensor that stays where it is for a run.
+pub struct Lent<'a> {
+    /// Index of the input.
+    pub input: usize,
+    /// Which state it is, to those who lend it.
+    pub state: usize,
+    /// Dimensions.
+    pub dims: &'a [i64],
+    /// Row-major elements, where the model runs.
+    pub bytes: Bytes<'a>,
+}
+
+impl Lent<'_> {
+    fn value(&self, inputs: &[Input]) -> Result<(usize, Value), SessionError> {
+        let input = &inputs[self.input];
+        let wanted = element_count(self.dims).and_then(|count| count.checked_mul(input.tensors.data_type.byte_size()?));
+        if wanted != Some(self.bytes.byte_len()) {
+            return Err(tensor_error(
+                &input.name,
+                format!("{} bytes do not make {:?}", self.bytes.byte_len(), self.dims),
+            ));
+        }
+        let memory = match (self.bytes, &input.tensors.device) {
+            (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
+            _ => MemoryKind::Host,
+        };
+        // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for.
+        // ONNX Runtime does not write to inputs.
+        let value = unsafe {
+            let data = self.bytes.address().cast_mut();
+            Value::over(memory, data, self.bytes.byte_len(), self.dims, input.tensors.data_type)
+        };
+        value.map(|value| (self.input, value)).map_err(|why| tensor_error(&input.name, why))
+    }
+}
+
+impl Step {
+    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold.
+    pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
+        assert!(run.from != run.into || self.states.is_empty(), "a run reads what it writes");
+        self.make_batch_buffer(run.from.max(run.into))?;
+        if let Some(queue) = &mut self.queue {
+            let queue = queue.get_mut();
+            for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
+                if std::mem::take(&mut input.must_upload) {
+                    input.tensors.upload(queue)?;
+                }
+            }
+            queue.before_run()?;
+        }
+        let expects = self.outputs.iter().any(|output| output.expected.is_some());
+        let ran = self.run_once(run);
+        if ran.is_ok() || !expects {
+            return ran;
+        }
+        self.outputs.iter_mut().for_each(|output| output.expected = None);
+        self.run_once(run)
+    }
+
+    fn run_once(&mut self, run: Run) -> Result<(), SessionError> {
+        let Run { rows, from, into, lent, as_graph, .. } = run;
+        let graph = (as_graph && lent.is_empty()).then_some(GraphKey { rows, from, into });
+        let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
+        self.list_inputs(run, &lent)?;
+        self.list_outputs(run)?;
+        self.call(graph)?;
+        for (output, value) in self.outputs.iter_mut().zip(&self.output_values) {
+            output.take(*value);
+        }
+        // Of tensors that may be gone with what they were lent from.
+        self.input_values.clear();
+        self.outputs.iter_mut().try_for_each(Output::settle)?;
+        self.written = into;
+        self.fetch_read(rows)
+    }
+
+    fn list_inputs(&mut self, run: Run, lent: &[(usize, Value)]) -> Result<(), SessionError> {
+        self.input_names.clear();
+        self.input_values.clear();
+        for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
+            let lent = lent.iter().find(|(of, _)| *of == index);
+            let kept = input.growing.filter(|_| run.kept).and_then(|state| self.kept.get(state));
+            let value = match (lent, kept, &input.strings, input.state) {
+                (Some((_, lent)), ..) => lent.as_ptr(),
+                (_, Some(kept), ..) => kept.value.as_ptr(),
+                (.., Some(strings), _) => strings.as_ptr(),
+                (.., Some(state)) => state_value(&mut self.batch_buffers[run.from][state], run.rows, &input.name)?,
+                _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
+            };
+            self.input_names.push(input.name.as_ptr());
+            self.input_values.push(value);
+        }
+        Ok(())
+    }
+
+    /// Null is what ONNX Runtime is to allocate.
+    fn list_outputs(&mut self, run: Run) -> Result<(), SessionError> {
+        self.output_values.clear();
+        for output in &mut self.outputs {
+            output.made = None;
+            self.output_values.push(match output.state {
+                Some(state) => state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?,
+                None => output.prepare(run.rows)?,
+            });
+        }
+        Ok(())
+    }
+
+    /// Through a binding where outputs of open shape are to be made on the device.
+    fn call(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
+        let Some(bound) = &mut self.bound_run else { return self.call_unbound(graph) };
+        let inputs = self.input_names.iter().copied().zip(self.input_values.iter().copied());
+        let fetches = self.outputs.iter().zip(&self.output_values).map(|(output, &value)| match output.stays {
+            true => Fetch::OnDevice(&output.name),
+            false if value.is_null() => Fetch::OnHost(&output.name),
+            false => Fetch::Into(&output.name, value),
+        });
+        let _no_capture = self.session.is_on_gpu().then(while_nothing_is_captured);
+        // SAFETY: every value is over a buffer of its own and lives during the run.
+        let made = unsafe { bound.run(inputs, fetches) }.map_err(SessionError::Run)?;
+        self.output_values.clear();
+        self.output_values.extend(made);
+        Ok(())
+    }
+
+    fn call_unbound(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
+        let Self { session, graphs, input_names, input_values, output_names, output_values, .. } = self;
+        // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its own,
+        // so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
+        let run = |options| unsafe {
+            let status = (ort::api().Run)(
+                session.as_ptr(),
+                options,
+                input_names.as_ptr(),
+                input_values.as_ptr(),
+                input_values.len(),
+                output_names.as_ptr(),
+                output_values.len(),
+                output_values.as_mut_ptr(),
+            );
+            value::check(status).map_err(SessionError::Run)
+        };
+        match graphs {
+            Some(graphs) => graphs.run(session, graph, run),
+            None => plain_run(session, run),
+        }
+    }
+
+    /// Brings the outputs that are read to the host, and waits until the run is over.
+    fn fetch_read(&mut self, rows: usize) -> Result<(), SessionError> {
+        let Some(queue) = &mut self.queue else { return Ok(()) };
+        let queue = queue.get_mut();
+        for output in self.outputs.iter_mut().filter(|output| output.is_read) {
+            let Output { tensors, made, state, stays, .. } = output;
+            let address = match (state, made) {
+                (Some(state), _) => {
+                    let resident = &self.batch_buffers[self.written][*state];
+                    tensors.dims.clone_from(&resident.dims);
+                    tensors.bytes = resident.bytes;
+                    resident.row(0, rows).address
+                }
+                (_, Some(value)) if *stays => value.address().map_err(SessionError::Run)?,
+                // On the host already.
+                (_, Some(_)) => continue,
+                (_, None) => tensors.row(0, rows).address,
+            };
+            tensors.reserve_staging(tensors.bytes)?;
+            if let Some(staging) = &mut tensors.staging {
+                queue.download(address, staging, tensors.bytes)?;
+            }
+        }
+        Ok(queue.synchronise()?)
+    }
+}
+
+/// A run while no CUDA graph is captured, if it is on a GPU.
+fn plain_run(
+    session: &Session,
+    mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
+) -> Result<(), SessionError> {
+    let _no_capture = session.is_on_gpu().then(while_nothing_is_captured);
+    run(session.run_options())
+}
+
+fn state_value(tensors: &mut Tensors, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {
+    tensors.set_rows(rows)?;
+    tensors.value().map_err(|why| tensor_error(name, why))
+}
