@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{Config, ConfigError};
+use crate::tensor::RowLayout;
 
 pub(super) type Spec<'a> = (&'a str, DataType, &'a [i64]);
 

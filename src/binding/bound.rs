@@ -1,0 +1,210 @@
+//! What the tensors of a model are for.
+
+use std::ffi::CString;
+
+use super::{Initial, Trim};
+use crate::tensor::{DataType, RowLayout};
+
+/// An input of the model.
+#[derive(Clone, Debug)]
+pub struct BoundInput {
+    /// Name in the model and in requests.
+    pub name: String,
+    /// Element type.
+    pub data_type: DataType,
+    /// Dimensions in the model; -1 is open.
+    pub dims: Vec<i64>,
+    /// Which dimension is the number of rows.
+    pub batch_axis: Option<usize>,
+    /// What fills it.
+    pub source: Source,
+}
+
+/// What fills an input.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// The requests.
+    Request(RequestInput),
+    /// The length of each row of this input.
+    Lengths {
+        /// Index in [`Binding::inputs`](super::Binding::inputs).
+        of: usize,
+    },
+    /// The state of this number.
+    State(usize),
+    /// A control.
+    Control(BoundControl),
+    /// Always these bytes (of one row, where there is a batch axis).
+    Constant(Vec<u8>),
+}
+
+/// How requests carry an input.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequestInput {
+    /// Place among the inputs that requests carry.
+    pub position: usize,
+    /// How their shape relates to the model's.
+    pub form: ShapeForm,
+    /// Whether a request may leave it out; the model then has a value of its own.
+    pub optional: bool,
+    /// What is put in front of each request's elements.
+    pub context: Option<BoundContext>,
+    /// The axis along which rows may have different lengths.
+    pub ragged_axis: Option<usize>,
+    /// Whether rows of different lengths share a batch, the shorter ones filled up.
+    pub is_padded: bool,
+}
+
+impl RequestInput {
+    /// Steps that the model sees along `axis` of a request with these dims: the context's and the request's own.
+    pub fn row_length(&self, request: &[i64], axis: usize) -> usize {
+        let context = self.context.filter(|context| context.axis == axis).map_or(0, |context| context.length);
+        let own = self.form.model_dims(request).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
+        context + own
+    }
+
+    /// The axis along which a row is not simply the request's elements, if there is one.
+    pub fn window_axis(&self) -> Option<usize> {
+        self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
+    }
+}
+
+/// The end of a sequence's last request, kept for the next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundContext {
+    /// The axis, in the model.
+    pub axis: usize,
+    /// Steps along it.
+    pub length: usize,
+    /// Bytes of a row.
+    pub bytes: usize,
+    /// Place in the slot, to be asked of [`Binding::slot`](super::Binding::slot).
+    pub slot_entry: usize,
+}
+
+/// A control, in the type that the model takes.
+#[derive(Clone, Debug)]
+pub enum BoundControl {
+    /// One of these two elements, by a flag of the request.
+    Flag {
+        /// Which flag.
+        flag: Flag,
+        /// The element that says no.
+        no: Vec<u8>,
+        /// The element that says yes.
+        yes: Vec<u8>,
+    },
+    /// The sequence id.
+    CorrelationId(DataType),
+}
+
+/// What a request can say of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flag {
+    /// It starts a sequence.
+    Start,
+    /// It ends its sequence.
+    End,
+    /// It is one.
+    Ready,
+}
+
+/// How a request's shape relates to the shape in the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShapeForm {
+    /// As in the model, with 1 for the batch axis, which is the first: what Triton does.
+    Plain,
+    /// The configuration's dims are the model's, with -1 for the batch axis wherever it stands; requests have Triton's
+    /// batch dimension in front of them, responses have not: what NVIDIA's stateful_backend does.
+    BatchInside,
+    /// The model's tensor has no batch axis, though others have; requests have Triton's batch dimension in front of it.
+    Unbatched,
+}
+
+impl ShapeForm {
+    /// The part of a request's dims that are the model's.
+    pub fn model_dims(self, request: &[i64]) -> &[i64] {
+        match self {
+            Self::Plain => request,
+            Self::BatchInside | Self::Unbatched => request.get(1..).unwrap_or_default(),
+        }
+    }
+}
+
+/// An output that is fetched.
+#[derive(Clone, Debug)]
+pub struct BoundOutput {
+    /// Name in the model and in responses.
+    pub name: String,
+    /// Element type.
+    pub data_type: DataType,
+    /// Which dimension is the number of rows.
+    pub batch_axis: Option<usize>,
+    /// Dimensions, where all but the batch axis are known.
+    pub dims: Option<Vec<i64>>,
+    /// Whether responses may carry it.
+    pub is_response: bool,
+    /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
+    pub empty_dims: Vec<i64>,
+    /// What of it belongs to a row, where rows of different lengths share a batch; `None` if all does.
+    pub trim: Option<Trim>,
+    /// Its name as Triton takes it.
+    pub c_name: CString,
+    /// It is a state that stays where the run wrote it, and nothing else: nobody reads it after the run.
+    pub is_only_kept: bool,
+}
+
+/// A state: which input and output of the binding are its ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BoundState {
+    /// Index in [`Binding::inputs`](super::Binding::inputs).
+    pub input: usize,
+    /// Index in [`Binding::outputs`](super::Binding::outputs).
+    pub output: usize,
+    /// Element type.
+    pub data_type: DataType,
+    /// Which dimension is the number of rows.
+    pub batch_axis: Option<usize>,
+    /// Dimensions of a row: 1 for the batch axis, -1 where the size varies.
+    pub dims: Vec<i64>,
+    /// Where a sequence keeps it.
+    pub place: StatePlace,
+    /// TYPE_FP32 is kept as TYPE_FP16, rounded to nearest even.
+    pub as_fp16: bool,
+    /// What it is when a sequence starts.
+    pub initial: Initial,
+}
+
+/// Where a sequence keeps a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatePlace {
+    /// In its slot: every row has this layout.
+    Slot(RowLayout),
+    /// Beside its slot, as it varies in size: under this number.
+    Beside(usize),
+}
+
+impl BoundState {
+    /// Whether it is kept in the sequence's slot.
+    pub const fn is_in_slot(&self) -> bool {
+        matches!(self.place, StatePlace::Slot(_))
+    }
+
+    /// Bytes of a row of `layout` when it is kept.
+    pub const fn kept_bytes(&self, layout: RowLayout) -> usize {
+        layout.row_bytes() / if self.as_fp16 { 2 } else { 1 }
+    }
+
+    /// Bytes of the state in its slot.
+    pub const fn slot_bytes(&self) -> usize {
+        match self.place {
+            StatePlace::Slot(layout) => self.kept_bytes(layout),
+            StatePlace::Beside(_) => 0,
+        }
+    }
+
+    /// The layout of a batch whose rows have these dims; `None` if a product overflows.
+    pub fn layout(&self, dims: &[i64]) -> Option<RowLayout> {
+        RowLayout::new(self.data_type, dims, self.batch_axis)
+    }
+}

@@ -1,0 +1,126 @@
+//! What feeds each input of the model, while it is being found out.
+
+use super::fixed::{constant_input, control_input};
+use super::ragged::lengths_input;
+use super::{BindingError, BoundInput, BoundState, Source};
+use crate::config::Config;
+use crate::session::{Signature, TensorInfo};
+use crate::tensor::Dims;
+
+/// The model's inputs, required ones first and then those with a default, and what feeds them so far.
+pub(super) struct Feeds<'a> {
+    infos: Vec<&'a TensorInfo>,
+    required: usize,
+    fed: Vec<Option<BoundInput>>,
+}
+
+impl<'a> Feeds<'a> {
+    pub(super) fn new(signature: &'a Signature) -> Self {
+        let infos: Vec<_> = signature.inputs.iter().chain(&signature.defaults).collect();
+        Self { required: signature.inputs.len(), fed: infos.iter().map(|_| None).collect(), infos }
+    }
+
+    pub(super) fn find(&self, name: &str, named_by: &'static str) -> Result<(usize, &'a TensorInfo), BindingError> {
+        let found = self.infos.iter().position(|info| info.name == name);
+        found.map(|index| (index, self.infos[index])).ok_or_else(|| BindingError::Missing {
+            named_by,
+            name: name.to_owned(),
+            side: "input",
+            has: self.infos.iter().map(|info| info.name.clone()).collect(),
+        })
+    }
+
+    /// The name that the model gives its batch dimension, where an input that is fed has it. Without Triton's batch it
+    /// is taken to be the first.
+    pub(super) fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
+        let of_input = |(fed, info): (&Option<BoundInput>, &&'a TensorInfo)| {
+            let axis = fed.as_ref()?.batch_axis.or((!config.is_batched()).then_some(0))?;
+            Some(info.symbols.get(axis)?.as_str()).filter(|symbol| !symbol.is_empty())
+        };
+        self.fed.iter().zip(&self.infos).find_map(of_input)
+    }
+
+    pub(super) const fn has_default(&self, index: usize) -> bool {
+        index >= self.required
+    }
+
+    pub(super) fn place(&mut self, index: usize, input: BoundInput) -> Result<(), BindingError> {
+        match &self.fed[index] {
+            Some(known) => Err(BindingError::FedTwice {
+                name: input.name,
+                first: known.source.noun(),
+                second: input.source.noun(),
+            }),
+            None => {
+                self.fed[index] = Some(input);
+                Ok(())
+            }
+        }
+    }
+
+    /// The inputs that are fed, all that have no default among them. The indices of those with a default move up.
+    pub(super) fn into_inputs(self, states: &mut [BoundState]) -> Result<Vec<BoundInput>, BindingError> {
+        let unfed = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
+        if let Some((index, _)) = self.fed.iter().enumerate().find(unfed) {
+            return Err(self::unfed(self.infos[index]));
+        }
+        let moved = |index: usize| self.fed[..index].iter().flatten().count();
+        states.iter_mut().for_each(|state| state.input = moved(state.input));
+        let place = |input: &BoundInput| match input.source {
+            Source::Lengths { of } => BoundInput { source: Source::Lengths { of: moved(of) }, ..input.clone() },
+            _ => input.clone(),
+        };
+        Ok(self.fed.iter().flatten().map(place).collect())
+    }
+}
+
+/// Feeds what no request carries and is no state: controls, constants, lengths.
+pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Result<(), BindingError> {
+    for control in &config.controls {
+        // A control that the model does not take is Triton's business only.
+        if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
+            feeds.place(index, control_input(config, control, info)?)?;
+        }
+    }
+    for (name, values) in &config.constants {
+        let (index, info) = feeds.find(name, "'constant_inputs'")?;
+        feeds.place(index, constant_input(config, info, values)?)?;
+    }
+    for padded in &config.ragged.inputs {
+        let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
+        let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
+        feeds.place(index, lengths_input(config, padded, info, of)?)?;
+    }
+    Ok(())
+}
+
+/// A tensor of the model, with its index.
+pub(super) fn find<'a>(
+    infos: &'a [TensorInfo],
+    name: &str,
+    named_by: &'static str,
+    side: &'static str,
+) -> Result<(usize, &'a TensorInfo), BindingError> {
+    infos.iter().enumerate().find(|(_, info)| info.name == name).ok_or_else(|| BindingError::Missing {
+        named_by,
+        name: name.to_owned(),
+        side,
+        has: infos.iter().map(|info| info.name.clone()).collect(),
+    })
+}
+
+fn unfed(info: &TensorInfo) -> BindingError {
+    BindingError::Unfed { name: info.name.clone(), data_type: info.data_type, dims: Dims(&info.dims).to_string() }
+}
+
+impl Source {
+    const fn noun(&self) -> &'static str {
+        match self {
+            Self::Request(_) => "'input'",
+            Self::Lengths { .. } => "'padded_inputs'",
+            Self::State(_) => "'state_pairs' or 'sequence_batching.state'",
+            Self::Control(_) => "'control_input'",
+            Self::Constant(_) => "'constant_inputs'",
+        }
+    }
+}
