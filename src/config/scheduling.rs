@@ -160,6 +160,21 @@ pub(super) fn slot_limits(
         }
     };
     let first_slab = first_slab.min(capacity);
+    let limits = SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above };
+    check_slabs(limits, max_batch_size, &reason)?;
+    if shrink_above <= grow_below {
+        log::warn!(
+            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, {grow_below}, \
+             or buffers come and go with every few sequences"
+        );
+    }
+    Ok((limits, reason))
+}
+
+/// Holds `initial_buffer_size` (cut to the capacity), `subsequent_buffer_size` and `buffer_alloc_threshold` against each
+/// other.
+fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<(), ConfigError> {
+    let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
     let at_least_a_batch = |name, value: usize| match value >= max_batch_size {
         true => Ok(()),
         false => Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}"))),
@@ -168,7 +183,9 @@ pub(super) fn slot_limits(
         return Err(bad(
             "initial_buffer_size",
             first_slab,
-            format!("capped by the pool's capacity ({reason}) it is smaller than max_batch_size, {max_batch_size}"),
+            format!(
+                "capped by the pool's capacity ({capacity_reason}) it is smaller than max_batch_size, {max_batch_size}"
+            ),
         ));
     }
     at_least_a_batch("initial_buffer_size", first_slab)?;
@@ -181,13 +198,7 @@ pub(super) fn slot_limits(
             format!("it must not be larger than initial_buffer_size, {first_slab}"),
         ));
     }
-    if shrink_above <= grow_below {
-        log::warn!(
-            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, {grow_below}, \
-             or buffers come and go with every few sequences"
-        );
-    }
-    Ok((SlotLimits { capacity, reserve, first_slab, next_slab, grow_below, shrink_above }, reason))
+    Ok(())
 }
 
 fn capacity(

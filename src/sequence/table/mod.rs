@@ -1,5 +1,7 @@
 //! The table of live sequences.
 
+mod turns;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -361,21 +363,6 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         Ok(slot)
     }
 
-    /// Whether a START may have been sent before that of the live sequence of its id. It then waited in core behind an
-    /// END that was in the queue when the other START came, so it comes at most one emptying of the queue after that
-    /// END, which came at most one after the other START.
-    fn may_be_late(&self, key: &Key) -> bool {
-        let front = self.chains.get(key).and_then(|chain| chain.incarnations.first());
-        let Some(front) = front.and_then(|slot| self.pool.record(*slot)) else { return false };
-        let seen = self.total(key.instance).since(front.born);
-        !Evidence { requests: seen.requests / 2, short_payloads: seen.short_payloads / 2 }
-            .is_enough(self.policy.queue_requests)
-    }
-
-    fn contest(&self, key: &Key, late: bool) -> Contest {
-        Contest::new(late, self.now, self.payloads(key.instance))
-    }
-
     fn payloads(&self, instance: u32) -> Evidence {
         self.instances.get(&instance).map_or(Evidence::default(), |seen| seen.payloads)
     }
@@ -456,80 +443,6 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Idle))
     }
 
-    /// Where the receiving incarnation has nothing in core's queue, it is over if it has certainly been started over.
-    /// Else the next one gets its turn: its START is released. If core had more of it, that comes now, up to its END,
-    /// and then the turn goes back. If nothing comes, then the id has been started over, and the incarnations that had
-    /// their turn are over.
-    fn take_turns(&mut self, released: &mut Vec<H>, mut has_nothing_queued: impl FnMut(&mut Contest, &Key) -> bool) {
-        let keys: Vec<Key> = self.contested.iter().cloned().collect();
-        for key in keys {
-            let Some(chain) = self.chains.get_mut(&key) else { continue };
-            let Some(contest) = &mut chain.contest else { continue };
-            let front = chain.incarnations[0];
-            let (nothing_queued, in_turn, late) = (has_nothing_queued(contest, &key), contest.in_turn, contest.late);
-            if nothing_queued && self.is_idle(front) {
-                match (in_turn, late) {
-                    (true, _) => self.end_earlier(&key, released),
-                    (false, true) => self.give_turn(&key, released),
-                    (false, false) => {
-                        self.end_if_idle(front, released);
-                    }
-                }
-            }
-        }
-    }
-
-    fn give_turn(&mut self, key: &Key, released: &mut Vec<H>) {
-        let seen = self.payloads(key.instance);
-        let Some(chain) = self.chains.get_mut(key) else { return };
-        let is_held = |slot: &SlotId| self.pool.record(*slot).is_some_and(|record| record.held.is_some());
-        let Some(next) = chain.incarnations.iter().position(is_held) else {
-            self.set_contest(key, None);
-            return;
-        };
-        self.doubtful.insert(chain.incarnations[0]);
-        chain.incarnations[..=next].rotate_right(1);
-        if let Some(contest) = &mut chain.contest {
-            (contest.in_turn, contest.from) = (true, seen);
-        }
-        released.extend(self.pool.record_mut(chain.incarnations[0]).and_then(|record| record.held.take()));
-    }
-
-    /// Ends the incarnations behind the receiving one that are neither held nor in the works.
-    fn end_earlier(&mut self, key: &Key, released: &mut Vec<H>) {
-        let Some(chain) = self.chains.get(key) else { return };
-        let others = chain.incarnations[1..].to_vec();
-        let one_shot = chain.contest.as_ref().is_some_and(|contest| contest.one_shot);
-        // Decided: what is removed now leaves no new doubt about the receiving one.
-        self.set_contest(key, None);
-        for slot in others {
-            let is_over = |record: &Record<C, H>| matches!(record.phase, Phase::Idle) && record.held.is_none();
-            if self.pool.record(slot).is_some_and(is_over) {
-                self.remove(slot, released);
-                self.counts.ended += 1;
-            }
-        }
-        let Some(chain) = self.chains.get(key) else { return };
-        match chain.incarnations[..] {
-            [front] if one_shot => {
-                self.doubtful.insert(front);
-            }
-            [_] => {}
-            _ => self.set_contest(key, Some(Contest { one_shot, ..self.contest(key, true) })),
-        }
-    }
-
-    /// The only place where contests begin and end, so that `contested` has exactly the chains with one.
-    fn set_contest(&mut self, key: &Key, contest: Option<Contest>) {
-        match contest {
-            Some(_) => self.contested.insert(key.clone()),
-            None => self.contested.remove(key),
-        };
-        if let Some(chain) = self.chains.get_mut(key) {
-            chain.contest = contest;
-        }
-    }
-
     /// Whether core has sent what it had of a sequence when its last request was settled. Under load a request may wait
     /// in core for longer than a sequence may lie idle.
     fn has_nothing_queued(&self, slot: SlotId, now: Instant) -> bool {
@@ -599,5 +512,4 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
 }
 
 #[cfg(test)]
-#[path = "table_tests.rs"]
 mod tests;
