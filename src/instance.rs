@@ -102,6 +102,9 @@ impl Instance {
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
         if let Err(error) = panic::catch(|| self.answer(requests, &mut payload, &mut answered)) {
             log::error!("{error}");
+            if let Err(error) = panic::catch(|| self.settle()).flatten() {
+                log::error!("{error}");
+            }
         }
         if let Some(payload) = payload {
             self.sequences.admit(self.number, payload, &[]);
@@ -240,7 +243,8 @@ impl Instance {
     /// be written over.
     fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
         let (binding, sequences) = (&self.model.binding, &self.sequences);
-        let brought = self.residence.bring_home(rows, binding, &mut self.step, sequences);
+        let bring = || self.residence.bring_home(rows, binding, &mut self.step, sequences);
+        let brought = panic::catch(bring).flatten();
         if brought.is_err() {
             self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
         }
@@ -250,7 +254,7 @@ impl Instance {
     /// Runs a batch. One that fails is run again in halves, so that only the requests at fault fail: a failed run has
     /// changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
-        let ran = panic::catch(|| self.run(batch, times, is_last)).and_then(|ran| ran);
+        let ran = panic::catch(|| self.run(batch, times, is_last)).flatten();
         let settled = self.settle();
         let error = match (ran, settled) {
             (Ok(()), Ok(())) => return,
@@ -271,7 +275,7 @@ impl Instance {
     /// What was moved on a device is in its place when its slots are given back.
     fn settle(&mut self) -> Result<(), Error> {
         let synchronised = self.step.synchronise();
-        self.residence.settle();
+        self.residence.settle(&self.sequences);
         Ok(synchronised?)
     }
 
@@ -347,7 +351,7 @@ impl Instance {
         Ok(Responded { responses, growing_stay })
     }
 
-    /// Answers the rows of a batch that could not run. Their states stay as they were.
+    /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
     fn fail(&self, batch: &mut [Row], error: &triton::Error, times: Times) {
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
             row.answer = row.request.make_answer(Err(error.clone()));

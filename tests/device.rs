@@ -210,6 +210,33 @@ fn hoard() -> Vec<DeviceBuffer> {
 }
 
 #[test]
+fn inputs_on_the_device_stand_although_the_table_of_moves_goes_in_parts() {
+    const ROWS: u64 = 2000;
+    let Some(triton) = start() else { return };
+    let mut config = with_parameters(config(&[0], 1), &[("max_candidate_sequence_use_ratio", "1")]);
+    config["max_batch_size"] = json!(ROWS);
+    config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(ROWS);
+    let model = load(&config).unwrap();
+    // Enough for the inputs, and not for a larger table.
+    let mut hoard = hoard();
+    hoard.remove(0);
+    for step in 1..=2 {
+        let payload = (1..=ROWS).map(|id| {
+            let mut request = request(id, if step == 1 { START } else { 0 }, [id as f32, 1.0]);
+            request.inputs[0].gpu = (id > 1).then_some(0);
+            request
+        });
+        let answered = model.run(payload.collect());
+        for (id, request) in (1..).zip(&answered) {
+            assert_eq!(sum(request), [step as f32 * id as f32, step as f32], "step {step}, sequence {id}");
+        }
+    }
+    drop(hoard);
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
 fn growing_states_of_sequences_that_part_survive_a_full_device() {
     let Some(triton) = start() else { return };
     let mut config = with_parameters(config(&[0], 1), &[("state_pairs", "<<<HELD_IN, HELD_OUT>>>")]);

@@ -652,6 +652,24 @@ mod panics {
         triton.assert_clean();
     }
 
+    /// Its START is not held as it should be, so core may send what follows it.
+    #[test]
+    fn what_follows_the_lost_start_of_a_live_sequence_does_not_get_its_state() {
+        let Some(triton) = Triton::start() else { return };
+        silence();
+        let model = load(&triton, &oldest(4));
+        model.run(vec![request(1, START, [5.0, 5.0]), request(2, START, [7.0, 7.0])]);
+        model.run(vec![request(1, START, [1.0, 1.0]).with_parameter("inject_panic", "admit")]);
+        let payload = model.run(vec![request(1, 0, [1.0, 1.0]), request(2, 0, [1.0, 1.0])]);
+        assert_error(&payload[0], TRITONSERVER_ERROR_NOT_FOUND, "sequence 1");
+        assert_eq!(sum(&payload[1]), Some([8.0, 8.0]));
+        model.run(vec![request(1, END, [1.0, 1.0])]);
+        let payload = model.run(vec![request(1, START | END, [2.0, 2.0])]);
+        assert_eq!(sum(&payload[0]), Some([2.0, 2.0]));
+        model.unload();
+        triton.assert_clean();
+    }
+
     #[test]
     fn a_panic_outside_of_a_batch_costs_the_payload_and_no_state() {
         let Some(triton) = Triton::start() else { return };

@@ -143,7 +143,7 @@ fn requests(
         writer.finish();
     }
     for (place, on_gpu) in on_device {
-        step.overlay_row(index, layout, (place, rows), on_gpu);
+        step.overlay_row(index, layout, (place, rows), on_gpu)?;
     }
     Ok(())
 }

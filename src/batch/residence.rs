@@ -32,6 +32,8 @@ pub struct Residence {
     reads_grown: bool,
     /// Slots of sequences that wait, which states are on their way to.
     written: Vec<SlotMemory>,
+    /// What such sequences have beside their slots, where growing states are on their way to.
+    taken: Vec<(SlotId, Vec<Varying>)>,
 }
 
 /// A growing state whose tensor may stay.
@@ -82,6 +84,7 @@ impl Residence {
             grown: Vec::new(),
             reads_grown: false,
             written: Vec::new(),
+            taken: Vec::new(),
         }
     }
 
@@ -223,14 +226,16 @@ impl Residence {
         for row in rows {
             let position = self.grown.iter().position(|slot| slot.is_some() && *slot == row.slot_with_state());
             if let (Some(position), Some(lease)) = (position, &mut row.lease) {
-                self.bring_row_home(position, binding, step, lease.contents_mut(), sequences)?;
+                let at = (position, self.grown.len());
+                bring_row_home(&self.growing, at, binding, step, lease.contents_mut(), sequences)?;
                 self.grown[position] = None;
             }
         }
         Ok(())
     }
 
-    /// Writes all growing states home that are in the tensors of the last batch: those of `rows` through their leases.
+    /// Writes all growing states home that are in the tensors of the last batch: those of `rows` through their leases,
+    /// the others through what is held until [`Residence::settle`], as it may not go before it has been written.
     fn bring_grown_home(
         &mut self,
         rows: &mut [Row],
@@ -241,39 +246,20 @@ impl Residence {
         for position in 0..self.grown.len() {
             let Some(slot) = self.grown[position] else { continue };
             let lease = rows.iter_mut().filter_map(|row| row.lease.as_mut()).find(|lease| lease.slot() == slot);
+            let at = (position, self.grown.len());
             if let Some(lease) = lease {
-                self.bring_row_home(position, binding, step, lease.contents_mut(), sequences)?;
-            } else if let Some(mut contents) = sequences.take_contents(slot) {
-                let brought = self.bring_row_home(position, binding, step, &mut contents, sequences);
-                sequences.give_contents(slot, contents);
-                brought?;
+                bring_row_home(&self.growing, at, binding, step, lease.contents_mut(), sequences)?;
+            } else if let Some(contents) = sequences.take_contents(slot) {
+                self.taken.push((slot, contents));
+                if let Some((_, contents)) = self.taken.last_mut() {
+                    bring_row_home(&self.growing, at, binding, step, contents, sequences)?;
+                }
             }
             self.grown[position] = None;
         }
         if !self.grown.is_empty() {
             self.grown.clear();
             step.drop_growing()?;
-        }
-        Ok(())
-    }
-
-    fn bring_row_home(
-        &self,
-        position: usize,
-        binding: &Binding,
-        step: &Step,
-        contents: &mut [Varying],
-        sequences: &LiveSequences,
-    ) -> Result<(), Error> {
-        for (index, state) in self.growing.iter().enumerate() {
-            let (Some(dims), Some(varying)) = (step.kept_dims(index), contents.get_mut(state.beside)) else {
-                continue;
-            };
-            let Some(layout) = binding.states[state.number].layout(dims) else { continue };
-            if let Some(row) = varying.bring_home()? {
-                step.take_kept(index, layout, (position, self.grown.len()), row)?;
-            }
-            sequences.count_copied(layout.row_bytes());
         }
         Ok(())
     }
@@ -341,9 +327,12 @@ impl Residence {
         step.end_phase();
     }
 
-    /// What has been moved is in its place: gives back the slots that were written.
-    pub fn settle(&mut self) {
+    /// What has been moved is in its place: gives back what of sequences that wait was written.
+    pub fn settle(&mut self, sequences: &LiveSequences) {
         self.written.clear();
+        for (slot, contents) in self.taken.drain(..) {
+            sequences.give_contents(slot, contents);
+        }
     }
 
     fn write_slot(&self, place: Place, slot: &mut SlotMemory, step: &mut Step, sequences: &LiveSequences) {
@@ -358,6 +347,28 @@ impl Residence {
     fn row_at(&self, Place { buffer, position }: Place) -> RowAt {
         RowAt { buffer, position, rows: self.residency.run_rows(buffer) }
     }
+}
+
+/// Copies the row at `at` (its place, and how many there are) of the kept tensors to what its sequence has.
+fn bring_row_home(
+    growing: &[GrowingState],
+    at: (usize, usize),
+    binding: &Binding,
+    step: &Step,
+    contents: &mut [Varying],
+    sequences: &LiveSequences,
+) -> Result<(), Error> {
+    for (index, state) in growing.iter().enumerate() {
+        let (Some(dims), Some(varying)) = (step.kept_dims(index), contents.get_mut(state.beside)) else {
+            continue;
+        };
+        let Some(layout) = binding.states[state.number].layout(dims) else { continue };
+        if let Some(row) = varying.bring_home()? {
+            step.take_kept(index, layout, at, row)?;
+        }
+        sequences.count_copied(layout.row_bytes());
+    }
+    Ok(())
 }
 
 /// Puts the rows in an order: at each position the row that stood at `order[position]`.

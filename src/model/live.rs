@@ -444,6 +444,11 @@ impl Drop for Lease {
             return;
         }
         let of = self.close();
-        self.sequences.work(|table, released| of.settle(table, Instant::now(), released));
+        // Nobody hands the request over, so it cannot be held.
+        self.sequences.work(|table, released| {
+            if let Some(slot) = of.settle(table, Instant::now(), released) {
+                table.release_unheld(slot);
+            }
+        });
     }
 }

@@ -252,6 +252,14 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
+    /// What was to be held has been released: what core sends from now on may be of any incarnation of the id, so none
+    /// is served.
+    pub fn release_unheld(&mut self, slot: SlotId) {
+        if let Some(key) = self.pool.record(slot).map(|record| record.key.clone()) {
+            self.bar(&key);
+        }
+    }
+
     /// The instance has settled all requests of the payload that began first of those in the works.
     pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
         if let Some(activity) = self.instances.get_mut(&instance) {

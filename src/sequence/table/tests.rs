@@ -123,6 +123,42 @@ fn the_start_of_a_second_incarnation_is_held_until_the_first_has_ended() {
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
 }
 
+#[test]
+fn a_second_incarnation_whose_answer_takes_long_has_its_turn_when_it_is_held() {
+    let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    table.begin_payload(0, 1, true, now);
+    let second = table.admit(&key(1), true, false, &mut released).unwrap().slot;
+    // Others run meanwhile, and the first incarnation is at rest.
+    let later = now + REST;
+    let others = |table: &mut Table, released: &mut Vec<u32>| {
+        for _ in 0..=SHORT_PAYLOADS {
+            table.begin_payload(0, 1, true, later);
+            table.finish_payload(0, later, released).unwrap();
+        }
+    };
+    others(&mut table, &mut released);
+    assert!(table.settle(second, Outcome::Advanced, false, later, &mut released));
+    table.hold(second, 7, &mut released);
+    assert!(released.is_empty());
+    others(&mut table, &mut released);
+    assert_eq!(released, [7]);
+}
+
+#[test]
+fn where_a_start_that_was_to_be_held_has_been_released_nobody_gets_the_wrong_state() {
+    let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    let second = table.admit(&key(1), true, false, &mut released).unwrap().slot;
+    assert!(table.settle(second, Outcome::Failed, false, now, &mut released));
+    table.release_unheld(second);
+    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
+    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
+    assert_eq!(table.live(), 0, "nothing is left of them");
+    step(&mut table, 1, true, false, now).unwrap();
+    step(&mut table, 1, false, true, now).unwrap();
+}
+
 /// Lets the table see payloads of other sequences.
 fn others(table: &mut Table, payloads: usize, now: Instant) {
     for id in (100..).take(payloads) {

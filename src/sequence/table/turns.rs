@@ -53,7 +53,11 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let Some(chain) = self.chains.get_mut(key) else { return };
         let is_held = |slot: &SlotId| self.pool.record(*slot).is_some_and(|record| record.held.is_some());
         let Some(next) = chain.incarnations.iter().position(is_held) else {
-            self.set_contest(key, None);
+            // A START in the works will be held, and then it is to have its turn.
+            let incarnations = chain.incarnations.clone();
+            if incarnations.iter().all(|slot| self.is_idle(*slot)) {
+                self.set_contest(key, None);
+            }
             return;
         };
         self.doubtful.insert(chain.incarnations[0]);

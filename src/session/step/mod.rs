@@ -148,15 +148,28 @@ impl Step {
         tensors.host_mut()
     }
 
-    /// Lets a row that lies on the step's device take a place of an input that is filled on the host.
-    pub fn overlay_row(&mut self, input: usize, layout: RowLayout, (index, rows): (usize, usize), from: Foreign) {
+    /// Lets a row that lies on the step's device take a place of an input, whose other rows have been filled on the
+    /// host.
+    pub fn overlay_row(
+        &mut self,
+        input: usize,
+        layout: RowLayout,
+        (index, rows): (usize, usize),
+        from: Foreign,
+    ) -> Result<(), MemoryError> {
         assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
         if let Some(queue) = &mut self.queue {
-            let to = self.inputs[input].tensors.row(index, rows);
+            let Input { tensors, must_upload, .. } = &mut self.inputs[input];
+            // Moves may go at any time, so the other rows go first.
+            if std::mem::take(must_upload) {
+                tensors.upload(queue.get_mut())?;
+            }
+            let to = tensors.row(index, rows);
             // SAFETY: a request's memory, which lives until it has been answered; the input's buffer is not replaced
             // before the run.
             unsafe { queue.get_mut().move_row(layout, RowIn::alone(from.address()), to, Change::None) };
         }
+        Ok(())
     }
 
     /// Puts a row of a state into place `index` of an input for `rows` rows of `dims`.
