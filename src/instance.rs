@@ -58,8 +58,6 @@ impl Instance {
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
         let mut step = Step::new(session, &spec, queue)?;
-        // The model for initial states reads the inputs, too.
-        let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
@@ -73,6 +71,8 @@ impl Instance {
         }
         let initial = model.initial_model.as_ref().map(|of| InitialStep::new(of.session.clone(), &of.binding));
         let initial = initial.transpose()?;
+        // The model for initial states reads the inputs, too.
+        let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
         let (expected, grouping) = (Expected::new(&model.binding, gpu), Grouping::new(&model.binding));
         let report = Report::new(&model.config);
         let residence = Residence::new(&model.binding, model.config.resident_batches);

@@ -70,10 +70,8 @@ impl Residence {
         let states: Vec<_> = states.collect();
         let by_rows = states.iter().any(|state| state.layout.outer > 1);
         let residency = Residency::new(resident, by_rows);
-        let growing = binding.states.iter().enumerate().filter_map(|(number, state)| match state.place {
-            StatePlace::Beside(beside) if !binding.growing().is_empty() => Some(GrowingState { number, beside }),
-            _ => None,
-        });
+        let growing = binding.growing_that_may_stay().into_iter();
+        let growing = growing.map(|(number, beside)| GrowingState { number, beside });
         Self {
             residency,
             states,

@@ -2,7 +2,7 @@
 
 use super::Row;
 use super::residence::Residence;
-use crate::binding::{Binding, BoundOutput, BoundState, Source, StatePlace, TrimBy};
+use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
 use crate::error::Error;
 use crate::memory::{SlotMemory, Varying, rows, strings};
 use crate::model::VaryingSize;
@@ -204,7 +204,10 @@ impl<'a> Answers<'a> {
     }
 
     fn contexts(&self, row: &Row) -> Vec<EndOfRow> {
-        let of_row = |(input, ..): (usize, _, _)| EndOfRow::of(self, input, row);
+        let of_row = |(input, request, context): (usize, &RequestInput, BoundContext)| {
+            let sent = row.request.input(request.position)?;
+            Some(EndOfRow { input, context, length: request.row_length(sent.dims(), context.axis) })
+        };
         self.binding.contexts().filter_map(of_row).collect()
     }
 }
@@ -247,24 +250,19 @@ pub fn complete_state(
 /// The end of a row of an input, which is the context of the next.
 struct EndOfRow {
     input: usize,
+    context: BoundContext,
+    /// Steps that the model saw.
     length: usize,
 }
 
 impl EndOfRow {
-    fn of(answers: &Answers, input: usize, row: &Row) -> Option<Self> {
-        let Source::Request(request) = &answers.binding.inputs[input].source else { return None };
-        let sent = row.request.input(request.position)?;
-        Some(Self { input, length: request.row_length(sent.dims(), request.context?.axis) })
-    }
-
     fn keep(&self, answers: &Answers, place: usize, slot: &mut SlotMemory) {
-        let bound = &answers.binding.inputs[self.input];
-        let Source::Request(request) = &bound.source else { return };
-        let Some(context) = request.context else { return };
-        let (dims, bytes) = answers.step.filled(self.input);
+        let Self { input, context, length } = *self;
+        let bound = &answers.binding.inputs[input];
+        let (dims, bytes) = answers.step.filled(input);
         let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
         let from = answers.binding.slot.offset(context.slot_entry);
-        let chunks = layout.chunks(place, answers.rows, self.length - context.length, context.length);
+        let chunks = layout.chunks(place, answers.rows, length - context.length, context.length);
         rows::take_window(chunks, bytes, slot.part_mut(from..from + context.bytes).host());
     }
 }

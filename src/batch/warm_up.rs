@@ -14,10 +14,11 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Er
         match &input.source {
             Source::State(number) => states(binding, *number, index, rows, step)?,
             Source::Constant(bytes) => constant(step, index, input, bytes, rows)?,
-            Source::Control(BoundControl::Flag { flag: Flag::Start | Flag::Ready, yes, .. }) => {
+            Source::Control(BoundControl::Flag { flag, no, yes }) => {
+                let element = if *flag == Flag::End { no } else { yes };
                 step.input(index, &input.dims, rows)?
-                    .chunks_exact_mut(yes.len())
-                    .for_each(|row| row.copy_from_slice(yes));
+                    .chunks_exact_mut(element.len())
+                    .for_each(|row| row.copy_from_slice(element));
             }
             Source::Request(request) if request.optional => step.omit(index),
             Source::Request(request) => {
@@ -28,7 +29,9 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Er
                 zeros(step, index, input.data_type, &dims, input.batch_axis, rows)?;
             }
             Source::Lengths { of } => lengths(binding, *of, index, rows, step)?,
-            Source::Control(_) => zeros(step, index, input.data_type, &input.dims, input.batch_axis, rows)?,
+            Source::Control(BoundControl::CorrelationId(_)) => {
+                zeros(step, index, input.data_type, &input.dims, input.batch_axis, rows)?
+            }
         }
     }
     Ok(step.run(Run { rows, from: 0, into: 1, ..Run::default() })?)

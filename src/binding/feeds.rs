@@ -21,13 +21,7 @@ impl<'a> Feeds<'a> {
     }
 
     pub(super) fn find(&self, name: &str, named_by: &'static str) -> Result<(usize, &'a TensorInfo), BindingError> {
-        let found = self.infos.iter().position(|info| info.name == name);
-        found.map(|index| (index, self.infos[index])).ok_or_else(|| BindingError::Missing {
-            named_by,
-            name: name.to_owned(),
-            side: "input",
-            has: self.infos.iter().map(|info| info.name.clone()).collect(),
-        })
+        find(self.infos.iter().copied(), name, named_by, "input")
     }
 
     /// The name that the model gives its batch dimension, where an input that is fed has it. Without Triton's batch it
@@ -60,17 +54,19 @@ impl<'a> Feeds<'a> {
 
     /// The inputs that are fed, all that have no default among them. The indices of those with a default move up.
     pub(super) fn into_inputs(self, states: &mut [BoundState]) -> Result<Vec<BoundInput>, BindingError> {
-        let unfed = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
-        if let Some((index, _)) = self.fed.iter().enumerate().find(unfed) {
-            return Err(self::unfed(self.infos[index]));
+        let is_missing = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
+        if let Some((index, _)) = self.fed.iter().enumerate().find(is_missing) {
+            return Err(unfed(self.infos[index]));
         }
-        let moved = |index: usize| self.fed[..index].iter().flatten().count();
-        states.iter_mut().for_each(|state| state.input = moved(state.input));
-        let place = |input: &BoundInput| match input.source {
-            Source::Lengths { of } => BoundInput { source: Source::Lengths { of: moved(of) }, ..input.clone() },
-            _ => input.clone(),
+        let moved: Vec<_> = (0..self.fed.len()).map(|index| self.fed[..index].iter().flatten().count()).collect();
+        states.iter_mut().for_each(|state| state.input = moved[state.input]);
+        let place = |mut input: BoundInput| {
+            if let Source::Lengths { of } = &mut input.source {
+                *of = moved[*of];
+            }
+            input
         };
-        Ok(self.fed.iter().flatten().map(place).collect())
+        Ok(self.fed.into_iter().flatten().map(place).collect())
     }
 }
 
@@ -96,16 +92,16 @@ pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Resul
 
 /// A tensor of the model, with its index.
 pub(super) fn find<'a>(
-    infos: &'a [TensorInfo],
+    infos: impl IntoIterator<Item = &'a TensorInfo> + Clone,
     name: &str,
     named_by: &'static str,
     side: &'static str,
 ) -> Result<(usize, &'a TensorInfo), BindingError> {
-    infos.iter().enumerate().find(|(_, info)| info.name == name).ok_or_else(|| BindingError::Missing {
+    infos.clone().into_iter().enumerate().find(|(_, info)| info.name == name).ok_or_else(|| BindingError::Missing {
         named_by,
         name: name.to_owned(),
         side,
-        has: infos.iter().map(|info| info.name.clone()).collect(),
+        has: infos.into_iter().map(|info| info.name.clone()).collect(),
     })
 }
 

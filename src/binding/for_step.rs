@@ -1,4 +1,4 @@
-//! What a step needs to know of a binding, and what its provider does.
+//! What a step, and the provider that it runs on, need to know of a binding.
 
 use super::{Binding, BoundInput, BoundState, Source, trim_lengths};
 use crate::session::{InputSpec, OutputSpec, StateSpec, StepSpec};
@@ -67,7 +67,8 @@ impl Binding {
         let states = self.states.iter().filter(|state| state.is_in_slot());
         let states =
             states.map(|&BoundState { input, output, ref dims, .. }| StateSpec { input, output, dims: dims.clone() });
-        let growing = self.growing().iter().map(|(_, state)| (state.input, state.output)).collect();
+        let ends = |(number, _): (usize, usize)| (self.states[number].input, self.states[number].output);
+        let growing = self.growing_that_may_stay().into_iter().map(ends).collect();
         StepSpec {
             inputs: inputs.collect(),
             outputs: outputs.collect(),

@@ -142,16 +142,16 @@ impl Binding {
         layouts.sum()
     }
 
-    /// The states of varying size, with their place beside the slot, if their tensors may stay as ONNX Runtime makes
-    /// them: none of them has strings, or is rounded when it is kept.
-    pub fn growing(&self) -> Vec<(usize, &BoundState)> {
-        let beside = self.states.iter().filter_map(|state| match state.place {
+    /// The number of each state of varying size, and its place beside the slot, if their tensors may stay as ONNX
+    /// Runtime makes them: none of them has strings, or is rounded when it is kept.
+    pub fn growing_that_may_stay(&self) -> Vec<(usize, usize)> {
+        let beside = self.states.iter().enumerate().filter_map(|(number, state)| match state.place {
             StatePlace::Slot(_) => None,
-            StatePlace::Beside(number) => Some((number, state)),
+            StatePlace::Beside(place) => Some((number, place)),
         });
         let beside: Vec<_> = beside.collect();
         let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && !state.as_fp16;
-        if beside.iter().all(|(_, state)| can_stay(state)) { beside } else { Vec::new() }
+        if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
     }
 
     /// Bytes of a slot that go where the model runs: the states. What is behind them is for inputs that are gathered on

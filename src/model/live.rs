@@ -101,7 +101,7 @@ pub struct Payload {
     pub is_short: bool,
 }
 
-/// What a payload's requests ask of the table, row by row.
+/// What a request asks of the table.
 pub struct Admission {
     /// Whose request it is.
     pub key: Key,

@@ -165,8 +165,8 @@ impl Model {
         }
         if self.config.states.limits.are_written && !self.binding.has_varying_states() {
             log::warn!(
-                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' have no effect, as no state varies \
-                 in size; the pool is bounded by max_candidate_sequences"
+                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' bound states that vary in size, and \
+                 have no effect here; others are bounded by the pool's capacity"
             );
         }
     }

@@ -268,8 +268,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
         let payloads = self.payloads(instance);
         let limit = self.policy.queue_requests;
-        self.take_turns(released, |contest, key| {
-            key.instance == instance && payloads.since(contest.from).is_enough(limit) && contest.is_ripe(now)
+        self.take_turns(Some(instance), released, |contest, _| {
+            payloads.since(contest.from).is_enough(limit) && contest.is_ripe(now)
         });
         self.pool.adjust()
     }
@@ -279,7 +279,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         self.now = now;
         let quiet = self.policy.quiet;
         let instances = std::mem::take(&mut self.instances);
-        self.take_turns(released, |contest, key| {
+        self.take_turns(None, released, |contest, key| {
             instances.get(&key.instance).is_none_or(|seen| seen.is_quiet(now, quiet)) && contest.is_ripe(now)
         });
         self.instances = instances;

@@ -27,10 +27,12 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// their turn are over.
     pub(super) fn take_turns(
         &mut self,
+        of_instance: Option<u32>,
         released: &mut Vec<H>,
         mut has_nothing_queued: impl FnMut(&mut Contest, &Key) -> bool,
     ) {
-        let keys: Vec<Key> = self.contested.iter().cloned().collect();
+        let is_asked_for = |key: &&Key| of_instance.is_none_or(|instance| key.instance == instance);
+        let keys: Vec<Key> = self.contested.iter().filter(is_asked_for).cloned().collect();
         for key in keys {
             let Some(chain) = self.chains.get_mut(&key) else { continue };
             let Some(contest) = &mut chain.contest else { continue };

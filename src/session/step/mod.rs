@@ -6,7 +6,7 @@
 //!
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-//! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends
+//! shape are allocated by ONNX Runtime, unless one of a certain shape is expected. States of fixed size lie in batch buffers, any two of which can be the two ends
 //! of a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share
 //! memory, so a failed run leaves its inputs (and with them every state) as they were.
 
@@ -237,7 +237,7 @@ impl Step {
     ) -> Result<bool, SessionError> {
         let output = &self.outputs[index];
         let Some(mut queue) = self.queue.as_ref().map(RefCell::borrow_mut) else { return Ok(false) };
-        let tensors = output.state.map_or(&output.tensors, |state| &self.batch_buffers[self.written][state]);
+        let tensors = self.written_tensors(output);
         let address = match &output.made {
             Some(value) if output.stays => value.address().map_err(SessionError::Run)?,
             None if matches!(tensors.store, Store::Device(_)) => tensors.row(0, rows).address,
@@ -299,10 +299,7 @@ impl Step {
     /// An output of the last run, which must have succeeded.
     pub fn output(&self, index: usize) -> Result<OutputView<'_>, SessionError> {
         let output = &self.outputs[index];
-        let tensors = match output.state {
-            Some(state) => &self.batch_buffers[self.written][state],
-            None => &output.tensors,
-        };
+        let tensors = self.written_tensors(output);
         let bytes = match (&output.made, output.tensors.device.is_some()) {
             (_, true) if !output.is_read => &[],
             (_, true) => output.tensors.staging.as_ref().map_or(&[][..], |staging| &staging.bytes()[..tensors.bytes]),
@@ -313,6 +310,11 @@ impl Step {
             }
         };
         Ok(OutputView { dims: &tensors.dims, bytes, strings: &output.strings })
+    }
+
+    /// The tensors that the last run wrote an output to.
+    fn written_tensors<'a>(&'a self, output: &'a Output) -> &'a Tensors {
+        output.state.map_or(&output.tensors, |state| &self.batch_buffers[self.written][state])
     }
 
     fn take_made(
@@ -328,12 +330,13 @@ impl Step {
             (BytesMut::Device(to), Some(queue)) => {
                 let address = value.address().map_err(SessionError::Run)?;
                 let (from, to) = (RowIn { address, index, rows }, RowIn::alone(to.address()));
-                // SAFETY: a row of a tensor that is kept until the wait (`drop_growing` waits), and the caller's
-                // memory, which is its sequence's until then.
+                // SAFETY: a row of a tensor of the last run, which is there until the next one, or of one that is kept:
+                // either is waited for before it goes. The caller's memory is its sequence's until then.
                 unsafe { queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16)) };
             }
             (to, _) => {
-                // SAFETY: the size is that of the dimensions; what a run makes for the host is there.
+                // SAFETY: the size is that of the dimensions; what a run makes for the host is there, and of what it leaves
+                // on a device no bytes are taken: `to` is empty then.
                 let batch = unsafe { value.bytes(bytes) }.map_err(SessionError::Run)?;
                 take_on_host(layout, batch, (index, rows), to.host(), as_fp16);
             }
