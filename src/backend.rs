@@ -16,6 +16,9 @@ use crate::triton;
 const TRITONS_OWN: [&str; 4] =
     ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
+/// Its `--model-load-gpu-limit`, for each GPU.
+const TRITONS_GPU_LIMIT: &str = "model-load-gpu-limit-";
+
 /// Settings of ours: where ONNX Runtime is, what it logs, and whether all models share its threads.
 const KNOWN: [&str; 5] = [
     "ort-library-path",
@@ -63,7 +66,8 @@ pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Mode
 type CommandLine = BTreeMap<String, String>;
 
 fn check_names(cmdline: &CommandLine) -> Result<(), Error> {
-    let unknown = |name: &&String| !KNOWN.contains(&name.as_str()) && !TRITONS_OWN.contains(&name.as_str());
+    let is_tritons = |name: &str| TRITONS_OWN.contains(&name) || name.starts_with(TRITONS_GPU_LIMIT);
+    let unknown = |name: &&String| !KNOWN.contains(&name.as_str()) && !is_tritons(name);
     match cmdline.keys().find(unknown) {
         None => Ok(()),
         Some(name) => {
@@ -115,6 +119,14 @@ mod tests {
         assert_eq!(search.configured, Some("/a/b.so".into()));
         assert_eq!(search.backends_dir, Some("/x".into()));
         assert_eq!(search_path(&line(&[]), "/y/stateful".into()).backends_dir, Some("/y".into()));
+    }
+
+    #[test]
+    fn what_core_adds_to_every_backend_s_settings_is_no_error() {
+        let names = ["auto-complete-config", "default-max-batch-size", "model-load-gpu-limit-device-0"];
+        check_names(&line(&names.map(|name| (name, "1")))).unwrap();
+        let error = check_names(&line(&[("ort-libary-path", "/x")])).unwrap_err().to_string();
+        assert!(error.contains("ort-libary-path=/x") && error.contains("ort-library-path"), "{error}");
     }
 
     #[test]

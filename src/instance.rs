@@ -61,6 +61,8 @@ impl Instance {
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
+                // The next one may have other buffers.
+                step.synchronise()?;
             }
         }
         if let Some(device) = site.device.as_ref().filter(|device| !device.is_simulated()) {
@@ -325,7 +327,7 @@ impl Instance {
 
     /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
     fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
-        let answers = Answers::new(&self.model.binding, &self.step, rows)?;
+        let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
         let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
@@ -376,12 +378,13 @@ impl Instance {
 
     /// Whether a payload of this size leaves nothing in core's queue (see [`crate::sequence`]).
     fn empties_the_queue(&self, requests: usize) -> bool {
-        match self.model.config.strategy {
-            // Each payload takes the next request of every slot.
-            Strategy::Direct => true,
-            // A request of another shape may have cut the payload short.
-            Strategy::Oldest { full_batch } => requests < full_batch && self.expected.is_uniform(),
-        }
+        // A request of another shape may have cut the payload short, or may wait for its turn.
+        self.model.binding.has_uniform_requests()
+            && match self.model.config.strategy {
+                // Each payload takes the next request of every slot.
+                Strategy::Direct => true,
+                Strategy::Oldest { full_batch } => requests < full_batch,
+            }
     }
 }
 

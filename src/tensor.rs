@@ -206,6 +206,7 @@ impl WindowLayout {
         // What lies between the two axes is outside of the steps if the batch axis comes first, else inside.
         let runs = if batch_is_first { 1 } else { length };
         let bytes = if batch_is_first { length * inner_bytes } else { inner_bytes };
+        let outer = if bytes == 0 { 0 } else { outer };
         (0..outer).flat_map(move |o| {
             (0..runs).flat_map(move |step| {
                 (0..middle).map(move |m| match batch_is_first {

@@ -70,11 +70,6 @@ impl Expected {
         Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id, gpu }
     }
 
-    /// Whether core, too, can put all requests into one batch: they have the same inputs, in the same shapes.
-    pub fn is_uniform(&self) -> bool {
-        self.inputs.iter().all(|input| !input.optional && input.dims.iter().all(|&dim| dim >= 0))
-    }
-
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
     /// it alone.
     pub fn decode(&self, mut request: Request, instance: u32, lane: Option<u32>) -> Decoded {

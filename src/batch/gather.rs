@@ -113,7 +113,7 @@ fn requests(
         return Ok(());
     };
     let dims = request.form.model_dims(first.dims());
-    let rows = batch.places;
+    let rows = if input.batch_axis.is_some() { batch.places } else { 1 };
     if let (DataType::Bytes, Some(axis)) = (input.data_type, request.window_axis()) {
         return string_windows(step, index, input, request, axis, batch);
     }
@@ -131,7 +131,6 @@ fn requests(
     }
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
-    let rows = if input.batch_axis.is_some() { rows } else { 1 };
     let mut on_device: SmallVec<[(usize, Foreign); 0]> = SmallVec::new();
     for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
         if let Some(on_gpu) = sent.on_gpu() {

@@ -50,6 +50,12 @@ impl Row {
         self.start || self.lease.is_none()
     }
 
+    /// Whether its request asks for an output.
+    pub fn wants(&self, output: &str) -> bool {
+        let count = self.request.output_count().unwrap_or(0);
+        (0..count).any(|index| self.request.output_name(index).is_ok_and(|name| name == output))
+    }
+
     /// Its state may be moved from now on: it has its answer.
     pub fn leave_state(&mut self) {
         if let Some(lease) = &mut self.lease {

@@ -30,11 +30,16 @@ struct Answer<'a> {
 }
 
 impl<'a> Answers<'a> {
-    /// Reads the outputs of a run over `rows` rows.
-    pub fn new(binding: &'a Binding, step: &'a Step, rows: usize) -> Result<Self, Error> {
-        let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| match bound.is_only_kept {
-            true => Ok(None),
-            false => Answer::new(index, bound, step.output(index)?, rows).map(Some),
+    /// Reads the outputs of a run of a batch over `rows` rows.
+    pub fn new(binding: &'a Binding, step: &'a Step, batch: &[Row], rows: usize) -> Result<Self, Error> {
+        let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| {
+            if bound.is_only_kept {
+                return Ok(None);
+            }
+            match Answer::new(index, bound, step.output(index)?, rows) {
+                Err(_) if !binding.is_needed(index) && !batch.iter().any(|row| row.wants(&bound.name)) => Ok(None),
+                answer => answer.map(Some),
+            }
         });
         let outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
         // Where the model left a state's shape open, this is the first time to see it.
@@ -196,6 +201,9 @@ impl<'a> Answers<'a> {
                 let Some(lengths) = &self.outputs[output] else { return Err(answer.uneven(self.rows)) };
                 let mut element = [0; 8];
                 let size = lengths.layout.row_bytes();
+                if size > element.len() {
+                    return Err(lengths.uneven(self.rows));
+                }
                 rows::take(lengths.layout, lengths.view.bytes, place, self.rows, &mut element[..size]);
                 // A negative length is larger than any tensor, too.
                 usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven(self.rows))
@@ -280,7 +288,11 @@ pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, 
 }
 
 impl<'a> Answer<'a> {
-    fn new(index: usize, bound: &'a BoundOutput, view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
+    fn new(index: usize, bound: &'a BoundOutput, mut view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
+        // What the model says of a batch as a whole is the row's if there is but one.
+        if view.dims.is_empty() && bound.batch_axis.is_some() && rows == 1 {
+            view.dims = &[1];
+        }
         let uneven = || Error::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
         if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
             return Err(uneven());

@@ -107,6 +107,50 @@ fn a_file_has_as_many_bytes_as_the_dims_need() {
     }
 }
 
+#[test]
+fn a_state_whose_ends_have_the_batch_in_two_places_is_refused() {
+    let ends = |dims: &[i64], names: [&str; 2]| {
+        let output = ("s_out", DataType::Fp32, dims);
+        let mut signature = signature(&[X, ("s_in", DataType::Fp32, &[-1, 2])], &[Y, output]);
+        let named = |names: [&str; 2]| names.map(str::to_owned).to_vec();
+        signature.inputs[0].symbols = vec!["N".to_owned(), String::new(), String::new()];
+        (signature.inputs[1].symbols, signature.outputs[1].symbols) = (named(["N", ""]), named(names));
+        bind(&with(&[]), &signature)
+    };
+    for (dims, names) in [(&[2, -1], ["", "N"]), (&[2, -1], ["", ""]), (&[-1, -1], ["", "N"])] {
+        let error = ends(dims, names).unwrap_err().to_string();
+        assert!(error.contains("'s_in'") && error.contains("'s_out'") && error.contains("batch"), "{error}");
+    }
+    // Exporters say little of outputs: the batch of the example, or another name for it.
+    for (dims, names) in [(&[-1, 2], ["M", ""]), (&[1, 2], ["", ""]), (&[3, 2], ["", ""]), (&[-1, -1], ["", ""])] {
+        assert_eq!(ends(dims, names).unwrap().states[0].batch_axis, Some(0));
+    }
+}
+
+#[test]
+fn a_context_of_an_input_without_batch_is_for_one_sequence_at_a_time() {
+    let error = context(&[80, 16], &[80, 12], "x=4").unwrap_err().to_string();
+    assert!(error.contains("input_context") && error.contains("max_batch_size"), "{error}");
+}
+
+#[test]
+fn an_initial_state_is_one_sequence_s() {
+    let large = json!([{ "data_type": "TYPE_FP32", "dims": [1i64 << 40, 8], "zero_data": true }]);
+    let error = bind(&declared(&[-1, 8], large), &with_state(&[-1, -1, 8])).unwrap_err().to_string();
+    assert!(error.contains("[1099511627776, 8]") && error.contains("max_state_bytes_per_sequence"), "{error}");
+    for (given, fits) in [(&[2, 1, 8], true), (&[2, 3, 8], false)] {
+        let initial = json!([{ "data_type": "TYPE_FP32", "dims": given, "zero_data": true }]);
+        let bound = bind(&declared(&[2, -1, 8], initial), &with_state(&[2, -1, 8]));
+        match fits {
+            true => assert_eq!(bound.unwrap().states[0].initial.dims, [2, 1, 8]),
+            false => {
+                let (error, text) = (bound.unwrap_err().to_string(), Dims(given).to_string());
+                assert!(error.contains("'s_in'") && error.contains(&text) && error.contains("[2, 1, 8]"), "{error}");
+            }
+        }
+    }
+}
+
 /// Binds an input x of these dims, with config.pbtxt's dims, and this context.
 fn context(model: &[i64], configured: &[i64], written: &str) -> Result<BoundContext, BindingError> {
     let (pointer, value) = parameter("input_context", written);

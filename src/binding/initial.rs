@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::all_agree;
 use super::error::BindingError;
 use super::fixed::element_bytes;
 use crate::config::{Config, DeclaredState, InitialFiles, InitialValue};
@@ -45,7 +46,22 @@ impl Initial {
         if let Some(declaration) = declared
             && let Some(initial) = &declaration.initial
         {
-            let dims = declared_dims(dims, &initial.dims);
+            let row = dims;
+            let dims = declared_dims(row, &initial.dims);
+            if !all_agree(row, &dims) {
+                let why = format!("its dims {} are not those of one sequence, {}", Dims(&initial.dims), Dims(row));
+                return Err(BindingError::Initial { name: name.to_owned(), from: "its initial_state".to_owned(), why });
+            }
+            let bytes = element_count(&dims).and_then(|count| count.checked_mul(data_type.byte_size().unwrap_or(4)));
+            let limit = if row.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
+            if bytes.is_none_or(|bytes| bytes > limit) {
+                let why = format!(
+                    "with dims {} it is larger than a state may be (max_state_bytes_per_sequence, {})",
+                    Dims(&initial.dims),
+                    config.states.limits.per_sequence
+                );
+                return Err(BindingError::Initial { name: name.to_owned(), from: "its initial_state".to_owned(), why });
+            }
             let Some(name_of_file) = &initial.file else { return Ok(Self { dims, content: InitialContent::Zeros }) };
             let source = Value { name, from: format!("file '{name_of_file}'"), data_type };
             return source.read_bytes(&dims, file(name_of_file));

@@ -110,6 +110,14 @@ impl Binding {
         })
     }
 
+    /// Whether all requests have the same inputs in the same shapes, so that core can put any into one batch.
+    pub fn has_uniform_requests(&self) -> bool {
+        let is_known = |input: &BoundInput| {
+            input.dims.iter().enumerate().all(|(axis, &dim)| dim >= 0 || Some(axis) == input.batch_axis)
+        };
+        self.request_inputs().all(|(input, request)| !request.optional && is_known(input))
+    }
+
     /// The contexts, with the index of their input.
     pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> {
         self.inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
@@ -152,6 +160,11 @@ impl Binding {
         let beside: Vec<_> = beside.collect();
         let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && !state.as_fp16;
         if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
+    }
+
+    /// Whether an output is read whatever requests ask for: as a state, or as the lengths of another.
+    pub fn is_needed(&self, output: usize) -> bool {
+        self.states.iter().any(|state| state.output == output) || trim_lengths(&self.outputs).contains(&output)
     }
 
     /// Bytes of a slot that go where the model runs: the states. What is behind them is for inputs that are gathered on

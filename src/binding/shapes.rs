@@ -91,6 +91,15 @@ pub(super) fn request_input(
         context.take_off(&mut dims);
     }
     let (batch_axis, form) = match_dims(config, INPUT, tensor, &dims, &info.symbols, batch_symbol)?;
+    if context.is_some() && form == ShapeForm::Unbatched && config.max_batch_size > 1 {
+        return Err(BindingError::Parameter {
+            parameter: "input_context",
+            value: tensor.name.clone(),
+            why: "the input has no batch dimension, so sequences that share a batch cannot each have a context: set \
+                  max_batch_size to 1"
+                .to_owned(),
+        });
+    }
     // Where only the configuration fixes a dimension, Triton holds requests to it.
     let behind = dims.len() - tensor.dims.len();
     for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {

@@ -74,6 +74,15 @@ impl StateBinder<'_> {
             narrow(&mut input, declared)?;
         }
         check_ends(&input, ends)?;
+        if let Some(axis) = batch_axis.filter(|&axis| has_batch_elsewhere(ends, axis)) {
+            let output = describe(ends.output.data_type, &ends.output.dims);
+            let why = format!(
+                "its batch is dimension {axis}, and that of its output '{}', {output}, another: both must have it in \
+                 the same place",
+                ends.pair.output
+            );
+            return Err(state_error(ends.input, why));
+        }
         Ok(input)
     }
 }
@@ -199,6 +208,19 @@ fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
             output_is: describe(ends.output.data_type, &ends.output.dims),
         }),
     }
+}
+
+/// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's batch,
+/// or by the only dimension that is open there and fixed in the input.
+fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
+    let (input, output) = (ends.input, ends.output);
+    let others = || (0..output.dims.len()).filter(|&other| other != axis);
+    let (Some(&dim), Some(name)) = (output.dims.get(axis), input.symbols.get(axis)) else { return false };
+    let is_named_elsewhere = !name.is_empty()
+        && output.symbols.get(axis) != Some(name)
+        && others().any(|other| output.symbols.get(other) == Some(name));
+    let is_open_elsewhere = dim > 1 && others().any(|other| output.dims[other] < 0 && input.dims[other] >= 0);
+    is_named_elsewhere || is_open_elsewhere
 }
 
 /// The output end of a state; one that responses carry too is fetched once.

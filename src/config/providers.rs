@@ -222,7 +222,7 @@ impl Given {
             return Err(bad("compute_precision", "fp16", allowed));
         }
         let has_sizes = |text: &str| text.contains(|letter: char| letter.is_ascii_digit());
-        if self.cuda_graph && !parameters.text("warmup_batch_sizes").is_some_and(has_sizes) {
+        if self.cuda_graph && !parameters.text("warmup_batch_sizes").is_none_or(has_sizes) {
             let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";
             return Err(ConfigError::MissingParameter { name: "warmup_batch_sizes", why: why.to_owned() });
         }
@@ -345,6 +345,7 @@ mod tests {
             ("trt_timing_cache_path", "/cache"),
         ];
         assert_eq!(options(&made.tensorrt.unwrap()), wanted);
+        assert!(providers(&[("enable_cuda_graph", "1")], &[]).unwrap().cuda_graph, "for full batches");
         let tritons: &[(&str, &str)] = &[("precision_mode", "FP16"), ("max_workspace_size_bytes", "1073741824")];
         let made = providers(&[], &[("cuda", &[]), ("tensorrt", tritons)]).unwrap();
         let wanted = [("trt_fp16_enable", "1"), ("trt_max_workspace_size", "1073741824")];
@@ -359,7 +360,6 @@ mod tests {
         };
         refused(&[("ort_ep", "cpu")], &[], &["ort_ep", "cpu", "KIND_GPU", "KIND_CPU"]);
         refused(&[("compute_precision", "fp16")], &[], &["compute_precision", "fp16", "trt"]);
-        refused(&[("enable_cuda_graph", "1")], &[], &["warmup_batch_sizes", "enable_cuda_graph"]);
         let no_sizes = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", " , ")];
         refused(&no_sizes, &[], &["warmup_batch_sizes", "enable_cuda_graph"]);
         for value in ["lots", "-1", "4G", "0"] {

@@ -108,6 +108,7 @@ impl Config {
         })?;
         let max_batch_size = unsigned("max_batch_size", raw.max_batch_size)?;
         let scheduling = Scheduling::new(&batching, max_batch_size)?;
+        let quiet = scheduling.queue_delay + QUIET_MARGIN;
         let placement = |(place, instances): (Place, usize)| {
             let (slots, capacity_reason) = slot_limits(&parameters, &scheduling, max_batch_size, instances)?;
             Ok(Placement { place, instances, slots, capacity_reason })
@@ -138,8 +139,8 @@ impl Config {
                 .unwrap_or_default(),
             strategy: scheduling.strategy,
             placements,
-            idle_limit: idle_limit(&parameters, &batching)?,
-            quiet: scheduling.queue_delay + QUIET_MARGIN,
+            idle_limit: idle_limit(&parameters, &batching, quiet)?,
+            quiet,
             queue_requests: scheduling.candidates,
         })
     }

@@ -55,6 +55,15 @@ fn a_plain_configuration_is_read_with_its_defaults() {
 }
 
 #[test]
+fn a_sequence_does_not_expire_while_core_may_hold_its_request_back() {
+    let mut config = minimal();
+    config["sequence_batching"]["oldest"]["max_queue_delay_microseconds"] = json!(7_000_000);
+    let config = parse(&config).unwrap();
+    assert_eq!(config.idle_limit, Duration::from_secs(5) + config.quiet);
+    assert!(config.quiet > Duration::from_secs(7));
+}
+
+#[test]
 fn the_ratio_never_loses_a_slot_to_rounding_and_leaves_at_least_one() {
     for (ratio, capacity) in [("0.9", 18), ("0.7", 14), ("0.29", 5), ("1", 20), ("0.001", 1)] {
         assert_eq!(

@@ -34,9 +34,10 @@ impl fmt::Display for Strategy {
 const SMALLEST_RESERVE_SLAB: usize = 16;
 const DEFAULT_USE_RATIO: f64 = 0.9;
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
-/// How long core may take to hand on what it has queued, beyond the queue delay. Generous: it only delays the second
-/// request of a sequence that was started over.
-pub(super) const QUIET_MARGIN: Duration = Duration::from_millis(20);
+/// How long core may take to hand on what it has queued, beyond the queue delay: on a machine that is far too busy its
+/// threads wait for a CPU, and 20 ms mixed two sequences there. It only delays the second request of a sequence that was
+/// started over without END.
+pub(super) const QUIET_MARGIN: Duration = Duration::from_millis(250);
 
 /// What `sequence_batching` says about slots and queues of one instance.
 pub(super) struct Scheduling {
@@ -113,13 +114,17 @@ impl Padding {
     }
 }
 
-/// How long a sequence may lie idle: what core allows, and a margin for what waits in its queue.
-pub(super) fn idle_limit(parameters: &Parameters, batching: &raw::SequenceBatching) -> Result<Duration, ConfigError> {
+/// How long a sequence may lie idle: what core allows, and a margin for what waits in its queue, for `quiet` at most.
+pub(super) fn idle_limit(
+    parameters: &Parameters,
+    batching: &raw::SequenceBatching,
+    quiet: Duration,
+) -> Result<Duration, ConfigError> {
     let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
     let margin = margin.map_or(DEFAULT_IDLE_MARGIN, Duration::from_micros);
-    Ok(limit(Duration::from_micros(idle as u64)) + limit(margin))
+    Ok(limit(Duration::from_micros(idle as u64)) + limit(margin.max(quiet)))
 }
 
 /// The bounds of the pool: what NVIDIA's stateful_backend calls lazy buffers, with its rules between the sizes. Its

@@ -17,7 +17,7 @@ pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: 
 /// Reads place `index` of a batch of `rows` into `row`. The sizes are the layout's; panics if they are not.
 pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
     assert_eq!(row.len(), layout.row_bytes(), "row of another size");
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let from = (outer * rows + index) * layout.inner_bytes;
         let to = outer * layout.inner_bytes;
         row[to..to + layout.inner_bytes].copy_from_slice(&batch[from..from + layout.inner_bytes]);
@@ -28,7 +28,7 @@ pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mu
 /// if the batches are too small.
 pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), to: &mut [u8], at: (usize, usize)) {
     let bytes = layout.inner_bytes;
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let (source, target) = ((outer * rows + index) * bytes, (outer * at.1 + at.0) * bytes);
         to[target..target + bytes].copy_from_slice(&from[source..source + bytes]);
     }
@@ -37,7 +37,7 @@ pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), t
 /// As [`transfer`], within one batch; the places must not overlap.
 pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize), to: (usize, usize)) {
     let bytes = layout.inner_bytes;
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let source = (outer * rows + index) * bytes;
         batch.copy_within(source..source + bytes, (outer * to.1 + to.0) * bytes);
     }
@@ -45,7 +45,7 @@ pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize),
 
 /// Rounds a row of fp32 to what fp16 can hold.
 pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let place = (outer * rows + index) * layout.inner_bytes;
         let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[place..place + layout.inner_bytes]);
         let mut narrow = [f16::ZERO; 512];
@@ -60,7 +60,7 @@ pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: us
 /// As [`put`], for a row of fp16 and a batch of fp32.
 pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let place = (outer * rows + index) * wide;
         let from: &[f16] = bytemuck::cast_slice(&row[outer * narrow..(outer + 1) * narrow]);
         from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[place..place + wide]));
@@ -70,16 +70,21 @@ pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize
 /// As [`take`], for a batch of fp32 and a row of fp16: rounds to nearest even, keeps infinities and NaN.
 pub fn take_narrowed(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let place = (outer * rows + index) * wide;
         let to: &mut [f16] = bytemuck::cast_slice_mut(&mut row[outer * narrow..(outer + 1) * narrow]);
         to.convert_from_f32_slice(bytemuck::cast_slice(&batch[place..place + wide]));
     }
 }
 
+/// How many pieces a row has in a batch; none without bytes, for then nobody says where they are, or how few.
+const fn pieces(layout: RowLayout) -> usize {
+    if layout.inner_bytes == 0 { 0 } else { layout.outer }
+}
+
 /// Fills place `index` of a batch of `rows` with zeros.
 pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
-    for outer in 0..layout.outer {
+    for outer in 0..pieces(layout) {
         let from = (outer * rows + index) * layout.inner_bytes;
         batch[from..from + layout.inner_bytes].fill(0);
     }
@@ -146,6 +151,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// ONNX Runtime gives a tensor without elements an address that is aligned to nothing.
+    #[test]
+    fn a_row_without_bytes_is_copied_wherever_it_lies_and_however_many_there_would_be() {
+        let layout = RowLayout { outer: usize::MAX, inner_bytes: 0 };
+        let bytes = &mut [0u8; 5];
+        let (empty, other) = bytes.split_at_mut(3);
+        let (empty, other) = (&mut empty[1..1], &mut other[1..1]);
+        put(layout, empty, other, 0, 2);
+        take(layout, other, 1, 2, empty);
+        put_widened(layout, empty, other, 0, 2);
+        take_narrowed(layout, other, 1, 2, empty);
+        round_to_fp16(layout, other, 1, 2);
+        zero(layout, other, 0, 1);
+    }
 
     /// Byte `i` of a row alone lies here in the batch; written from the definition of a row-major tensor
     /// `[outer, rows, inner]`.

@@ -187,9 +187,12 @@ impl LiveSequences {
         let mut released = Vec::new();
         let mut table = self.table.lock();
         let done = work(&mut table, &mut released);
-        let leavings = table.take_leavings();
+        let (leavings, let_go) = (table.take_leavings(), table.take_let_go());
         drop(table);
         drop((leavings, released));
+        if !let_go.is_empty() {
+            self.table.lock().have_been_released(let_go, Instant::now());
+        }
         done
     }
 

@@ -85,6 +85,19 @@ struct Metrics {
     counters: Vec<Counter>,
 }
 
+impl Metrics {
+    /// Lets the gauges go from one snapshot to another. While a model is loaded anew, the old one and the new one have
+    /// the same gauges, which then show the sum.
+    fn show(&self, before: &Snapshot, now: &Snapshot) {
+        for (gauge, (_, _, reading)) in self.gauges.iter().zip(GAUGES) {
+            let more = reading(now) - reading(before);
+            if more != 0.0 {
+                gauge.add(more);
+            }
+        }
+    }
+}
+
 /// The metrics of one model version. Writes only what has changed, so a steady step pays for a comparison.
 pub struct SequenceMetrics {
     metrics: Option<Metrics>,
@@ -117,9 +130,7 @@ impl SequenceMetrics {
         if *shown == now {
             return;
         }
-        for (gauge, (_, _, reading)) in metrics.gauges.iter().zip(GAUGES) {
-            gauge.set(reading(&now));
-        }
+        metrics.show(&shown, &now);
         for (counter, (_, _, reading)) in metrics.counters.iter().zip(COUNTERS) {
             let more = reading(&now) - reading(&shown);
             if more > 0.0 {
@@ -127,5 +138,13 @@ impl SequenceMetrics {
             }
         }
         *shown = now;
+    }
+}
+
+impl Drop for SequenceMetrics {
+    fn drop(&mut self) {
+        if let Some(metrics) = &self.metrics {
+            metrics.show(&self.shown.lock(), &Snapshot::default());
+        }
     }
 }

@@ -82,7 +82,7 @@ impl Model {
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
         let plan = Plan::new(&json, &opening, session.signature(), session.graph_description(), settings)?;
-        let config = match &plan.completed {
+        let mut config = match &plan.completed {
             Some(completed) => {
                 triton.set_config_json(completed)?;
                 Config::from_json(&triton.config_json()?)?
@@ -92,6 +92,10 @@ impl Model {
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
+        if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
+            // Full batches, as stateful_backend has it.
+            config.warmup_batch_sizes.push(config.max_batch_size.max(1));
+        }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
             return Err(Error::CudaGraph(why));
         }

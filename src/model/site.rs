@@ -9,7 +9,7 @@ use super::metrics::SequenceMetrics;
 use super::reaper::Reaper;
 use super::sessions::Sessions;
 use crate::binding::Binding;
-use crate::config::{Config, Opening, Place, Placement};
+use crate::config::{Config, Opening, Place, Placement, Strategy};
 use crate::error::Error;
 use crate::memory::device::{Device, DeviceError, Traffic};
 use crate::memory::{Budget, SlotSpec};
@@ -44,8 +44,12 @@ impl Site {
         version: u64,
     ) -> Result<Self, Error> {
         let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
-        let policy =
-            Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests: config.queue_requests };
+        // With `direct`, a request of another shape than the first slot's may wait while others overtake it.
+        let queue_requests = match config.strategy {
+            Strategy::Direct if !binding.has_uniform_requests() => usize::MAX,
+            _ => config.queue_requests,
+        };
+        let policy = Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests };
         let traffic = Arc::<Traffic>::default();
         let metrics = SequenceMetrics::new(&config.model, version, device.as_ref().map(|device| device.number()));
         let spec = SlotSpec {

@@ -51,13 +51,23 @@ pub struct Contest {
     pub one_shot: bool,
     pub since: Instant,
     pub last_request: Instant,
-    /// What the instance had seen when core last could queue a request of the id.
+    /// What the instance had seen when core last could queue a request of the id: when one had been released.
     pub from: Evidence,
+    /// When that was.
+    pub released: Instant,
+    /// A request of the id may have been released since, or will be before the payload in the works is finished.
+    pub is_open: bool,
 }
 
 impl Contest {
     pub const fn new(late: bool, now: Instant, seen: Evidence) -> Self {
-        Self { in_turn: false, late, one_shot: false, since: now, last_request: now, from: seen }
+        let (since, last_request, released) = (now, now, now);
+        Self { in_turn: false, late, one_shot: false, since, last_request, from: seen, released, is_open: true }
+    }
+
+    /// A request of the id has been released.
+    pub const fn note_release(&mut self, now: Instant, seen: Evidence) {
+        (self.from, self.released) = (seen, now);
     }
 
     /// Whether the next incarnation may have its turn: at once if its START is certainly the latest, else only when

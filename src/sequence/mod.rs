@@ -17,7 +17,8 @@
 //! that can have waited when it started, then it has been started over, and is over. If not, the next one gets its turn
 //! and its START is released. If that one belongs to the past, the rest of it, up to its END, is in core's queue and
 //! comes now; then the turn goes back. If nothing comes, the earlier one is over. That core's queue is empty is seen by
-//! waiting until it must have sent what it had (see [`Policy`]): a few batches, or milliseconds on a quiet server.
+//! waiting until it must have sent what it had (see [`Policy`]): a few batches, or a quarter of a second on a quiet server: its threads may
+//! have to wait for a CPU. What runs before a request has been released proves nothing of what follows it.
 //!
 //! A START and END in one request may leave the young incarnation that it started over behind as *doubtful*: it goes
 //! when slots run out, or by expiry.

@@ -96,7 +96,14 @@ impl Drop for Metric {
     }
 }
 
-/// A metric that goes up and down.
+impl Metric {
+    fn add(&self, more: f64) {
+        // SAFETY: alive until dropped.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.raw.as_ptr(), more))) };
+    }
+}
+
+/// A metric that goes up and down. Several of the same labels are one to Triton, so each adds its share.
 pub struct Gauge(Metric);
 
 impl Gauge {
@@ -105,10 +112,9 @@ impl Gauge {
         Metric::new(family, labels).map(Self)
     }
 
-    /// Shows `value`.
-    pub fn set(&self, value: f64) {
-        // SAFETY: alive until dropped.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricSet(self.0.raw.as_ptr(), value))) };
+    /// Goes up, or down where it is negative.
+    pub fn add(&self, more: f64) {
+        self.0.add(more);
     }
 }
 
@@ -123,7 +129,6 @@ impl Counter {
 
     /// Counts `more`.
     pub fn add(&self, more: f64) {
-        // SAFETY: alive until dropped.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.0.raw.as_ptr(), more))) };
+        self.0.add(more);
     }
 }

@@ -457,6 +457,31 @@ def two_inputs(name: str = "two_inputs", **changes) -> Model:
     return dataclasses.replace(model, **changes)
 
 
+def with_a_loss(name: str = "with_a_loss", **changes) -> Model:
+    """A counter that also gives the mean of its whole batch, a scalar."""
+
+    def build():
+        shape = [BATCH, 2]
+        return graph(
+            [
+                node("Add", "STATE_IN INPUT", "STATE_OUT"),
+                node("Identity", "STATE_OUT", "OUTPUT"),
+                node("ReduceMean", "STATE_OUT", "LOSS", keepdims=0),
+            ],
+            [("STATE_IN", "fp32", shape), ("INPUT", "fp32", shape)],
+            [("STATE_OUT", "fp32", shape), ("OUTPUT", "fp32", shape), ("LOSS", "fp32", [])],
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (2,), between=(-9, 9)),),
+        outputs=(Tensor("OUTPUT", "fp32", (2,)), Tensor("LOSS", "fp32", (1,))),
+        states=(("STATE_IN", "STATE_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
 def summed(
     name: str,
     parts: dict[str, tuple[str, str]],

@@ -92,6 +92,19 @@ def test_a_reload_with_another_configuration_takes_effect(deployment):
     deployment.unload(model)
 
 
+def test_a_model_that_is_replaced_while_it_is_loaded_leaves_its_metrics_to_the_new_one(deployment):
+    model = models.counter(name="replaced", max_candidates=10)
+    deployment.serve(model)
+    with_one_more = Conversation(deployment.connect(), model, np.random.default_rng(3))
+    with_one_more.start()
+    model = deployment.serve(models.counter(name="replaced", max_candidates=30))
+    deployment.settles("stateful_slot_capacity", model, 27)
+    deployment.settles("stateful_live_sequences", model, 0)
+    Conversation(deployment.connect(), model, np.random.default_rng(3)).whole(3)
+    assert deployment.metric("stateful_slot_capacity", model) == 27
+    deployment.unload(model)
+
+
 @pytest.mark.parametrize(
     ("name", "file_name", "changes"),
     [

@@ -6,7 +6,7 @@ from tritonclient.utils import InferenceServerException
 
 import models
 from clients import PROTOCOLS, new_id
-from conversations import Conversation
+from conversations import Conversation, together
 from oracle import Oracle
 
 
@@ -45,6 +45,28 @@ def test_an_output_that_the_configuration_does_not_list_is_refused(deployment, m
     with pytest.raises(InferenceServerException, match=name):
         talk.client.step(model.name, talk.sequence_id, model.draw(talk.rng), outputs=[name])
     talk.end()
+
+
+@pytest.mark.parametrize("wanted", [["OUTPUT"], ["OUTPUT", "LOSS"]], ids=str)
+def test_what_the_model_says_of_a_whole_batch_is_for_batches_of_one(deployment, wanted):
+    """Who does not ask for it shares batches; for who does, the run is made again alone."""
+    model = deployment.serve(models.with_a_loss(f"with_a_loss_{len(wanted)}", preferred=(4,), delay_us=200_000))
+
+    def talk(seed: int) -> None:
+        rng, client, sequence_id = np.random.default_rng(seed), deployment.connect(), new_id()
+        total = np.zeros((1, 2), np.float32)
+        for step in range(4):
+            fed = model.draw(rng)
+            total += fed["INPUT"]
+            how = {"start": step == 0, "end": step == 3}
+            answer = client.step(model.name, sequence_id, fed, outputs=wanted, **how)
+            np.testing.assert_array_equal(answer["OUTPUT"], total)
+            if "LOSS" in wanted:
+                np.testing.assert_array_equal(answer["LOSS"], [total.mean()])
+
+    together([lambda seed=seed: talk(seed) for seed in range(4)])
+    statistics = deployment.statistics(model)
+    assert statistics.execution_count < statistics.inference_count or "LOSS" in wanted
 
 
 def test_open_output_dims_of_the_model_are_filled_from_what_it_computes(deployment):

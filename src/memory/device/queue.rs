@@ -121,7 +121,9 @@ impl Queue {
             return Ok(());
         }
         match self.grow(wanted) {
-            Err(DeviceError::OutOfMemory { .. }) if more <= self.arena.capacity() => self.flush(),
+            Err(DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. }) if more <= self.arena.capacity() => {
+                self.flush()
+            }
             grown => grown,
         }
     }
@@ -269,7 +271,9 @@ impl Queue {
             return Ok(());
         }
         match self.grow(wanted) {
-            Err(DeviceError::OutOfMemory { .. }) if bytes <= self.arena.capacity() => {
+            Err(DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. })
+                if bytes <= self.arena.capacity() =>
+            {
                 self.driver().synchronise(self.stream.stream)?;
                 self.arena.used = 0;
                 Ok(())

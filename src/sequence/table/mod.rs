@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use hashlink::{LinkedHashMap, LinkedHashSet};
+use smallvec::SmallVec;
 
 use super::contest::{Chain, Contest, Evidence, SHORT_PAYLOADS};
 use super::id::Key;
@@ -122,13 +123,19 @@ pub struct Sequences<S, C, H, E> {
     lanes: HashMap<(u32, u32), SlotId>,
     /// Incarnations that are over unless a request comes for them: the first to go when slots run out.
     doubtful: LinkedHashSet<SlotId>,
-    idle: LinkedHashMap<SlotId, Instant>,
+    /// Those of each instance that wait for a request, and since when.
+    idle: HashMap<u32, LinkedHashMap<SlotId, Instant>>,
     instances: HashMap<u32, Activity>,
     /// Time of the payload in the works.
     now: Instant,
     counts: Counts,
     /// What sequences that are over kept beside their slots.
     leavings: Vec<C>,
+    /// Ids of held requests that have been let go and may not be released yet, with their number: until then core cannot
+    /// send what follows them.
+    letting_go: HashMap<Key, usize>,
+    /// Those since [`Sequences::take_let_go`].
+    let_go: Vec<Key>,
 }
 
 impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
@@ -141,12 +148,44 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             contested: LinkedHashSet::new(),
             lanes: HashMap::new(),
             doubtful: LinkedHashSet::new(),
-            idle: LinkedHashMap::new(),
+            idle: HashMap::new(),
             instances: HashMap::new(),
             now: Instant::now(),
             counts: Counts::default(),
             leavings: Vec::new(),
+            letting_go: HashMap::new(),
+            let_go: Vec::new(),
         })
+    }
+
+    /// The ids of the held requests that have been let go; to be followed by [`Sequences::have_been_released`].
+    pub fn take_let_go(&mut self) -> Vec<Key> {
+        std::mem::take(&mut self.let_go)
+    }
+
+    /// Held requests of these ids have been released: from now on core can send what follows them.
+    pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
+        for key in keys {
+            let left = self.letting_go.get_mut(&key).map_or(0, |left| {
+                *left -= 1;
+                *left
+            });
+            if left == 0 {
+                self.letting_go.remove(&key);
+            }
+            let seen = self.payloads(key.instance);
+            if let Some(contest) = self.chains.get_mut(&key).and_then(|chain| chain.contest.as_mut()) {
+                contest.note_release(now, seen);
+            }
+        }
+    }
+
+    fn let_go(&mut self, key: &Key, held: Option<H>, released: &mut Vec<H>) {
+        if let Some(held) = held {
+            *self.letting_go.entry(key.clone()).or_default() += 1;
+            self.let_go.push(key.clone());
+            released.push(held);
+        }
     }
 
     /// The instance begins to work on a payload of so many requests, while others may wait for their requests to be
@@ -214,7 +253,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// is to be released next: what core sends from then on is the sequence's next.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
         let Some(instance) = self.pool.record(slot).map(|record| record.key.instance) else { return false };
-        let (seen, payloads) = (self.total(instance), self.payloads(instance));
+        let seen = self.total(instance);
         let Some(record) = self.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Idle;
@@ -222,7 +261,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         record.failed |= started && outcome == Outcome::Failed;
         let contest = self.chains.get_mut(&record.key).and_then(|chain| chain.contest.as_mut());
         if let Some(contest) = contest {
-            contest.from = payloads;
+            contest.is_open = true;
         }
         let only_trace = record.failed && self.chain_length(slot) == 1;
         if end || only_trace {
@@ -231,7 +270,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             self.counts.ended += 1;
             return false;
         }
-        self.idle.insert(slot, now);
+        self.idle.entry(instance).or_default().insert(slot, now);
         !self.is_front(slot)
     }
 
@@ -269,6 +308,10 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let payloads = self.payloads(instance);
         let limit = self.policy.queue_requests;
         self.take_turns(Some(instance), released, |contest, _| {
+            if std::mem::take(&mut contest.is_open) {
+                // The payload's requests have been released by now, not when they were settled.
+                contest.note_release(now, payloads);
+            }
             payloads.since(contest.from).is_enough(limit) && contest.is_ripe(now)
         });
         self.pool.adjust()
@@ -280,7 +323,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let quiet = self.policy.quiet;
         let instances = std::mem::take(&mut self.instances);
         self.take_turns(None, released, |contest, key| {
-            instances.get(&key.instance).is_none_or(|seen| seen.is_quiet(now, quiet)) && contest.is_ripe(now)
+            let is_quiet = instances.get(&key.instance).is_none_or(|seen| seen.is_quiet(now, quiet));
+            is_quiet && now >= contest.released + quiet && contest.is_ripe(now)
         });
         self.instances = instances;
         self.expire(now, released);
@@ -289,7 +333,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
 
     /// When [`Sequences::tick`] may have something to do again.
     pub fn next_tick(&self, now: Instant) -> Instant {
-        let idle = self.idle.front().map_or(now, |(_, &since)| since) + self.policy.idle_limit;
+        let longest = self.idle.values().filter_map(|idle| idle.front()).map(|(_, &since)| since).min();
+        let idle = longest.unwrap_or(now) + self.policy.idle_limit;
         // What is due already waits for core's queue.
         let idle = idle.max(now + self.policy.quiet);
         if self.is_contested() { idle.min(now + self.policy.quiet) } else { idle }
@@ -311,9 +356,13 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             .flat_map(|(_, chain)| chain.incarnations.iter().copied())
             .collect();
         for slot in gone {
-            self.remove(slot, released);
-            self.counts.ended += 1;
+            // One may go with another.
+            if self.pool.record(slot).is_some() {
+                self.remove(slot, released);
+                self.counts.ended += 1;
+            }
         }
+        self.idle.remove(&instance);
     }
 
     /// What happened so far.
@@ -406,10 +455,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn resume(&mut self, key: &Key, end: bool, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        let seen = self.payloads(key.instance);
         let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
         if let Some(contest) = &mut chain.contest {
-            (contest.last_request, contest.from) = (self.now, seen);
+            (contest.last_request, contest.is_open) = (self.now, true);
         }
         let is_ready = |slot: &&SlotId| {
             self.pool.record(**slot).is_some_and(|record| matches!(record.phase, Phase::Idle) && record.held.is_none())
@@ -424,7 +472,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
         record.phase = Phase::InFlight { start: false };
         self.doubtful.remove(&slot);
-        self.idle.remove(&slot);
+        self.leave_idle(key.instance, slot);
         Ok(slot)
     }
 
@@ -460,49 +508,62 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     fn expire(&mut self, now: Instant, released: &mut Vec<H>) {
-        while let Some((&slot, &since)) = self.idle.front() {
-            if now < since + self.policy.idle_limit || !self.has_nothing_queued(slot, now) {
-                break;
+        let limit = self.policy.idle_limit;
+        let due = |(&slot, &since): (&SlotId, &Instant)| (now >= since + limit).then_some(slot);
+        let instances: SmallVec<[u32; 4]> = self.idle.keys().copied().collect();
+        for instance in instances {
+            while let Some(slot) = self.idle.get(&instance).and_then(|idle| idle.front()).and_then(due)
+                && self.has_nothing_queued(slot, now)
+            {
+                self.remove(slot, released);
+                self.counts.expired += 1;
             }
-            self.remove(slot, released);
-            self.counts.expired += 1;
+        }
+    }
+
+    fn leave_idle(&mut self, instance: u32, slot: SlotId) {
+        if let Some(idle) = self.idle.get_mut(&instance) {
+            idle.remove(&slot);
         }
     }
 
     /// Frees the slot. If its incarnation was receiving, the next one is.
     fn remove(&mut self, slot: SlotId, released: &mut Vec<H>) {
-        self.idle.remove(&slot);
         self.doubtful.remove(&slot);
         let Some(record) = self.pool.release(slot) else { return };
-        released.extend(record.held);
+        let key = record.key;
+        self.leave_idle(key.instance, slot);
+        self.let_go(&key, record.held, released);
         self.leavings.extend(record.contents);
-        let Some(chain) = self.chains.get_mut(&record.key) else { return };
+        let Some(chain) = self.chains.get_mut(&key) else { return };
         let was_front = chain.incarnations.first() == Some(&slot);
         chain.incarnations.retain(|other| *other != slot);
         let Some(&front) = chain.incarnations.first() else {
-            self.set_contest(&record.key, None);
-            self.chains.remove(&record.key);
+            self.set_contest(&key, None);
+            self.chains.remove(&key);
             return;
         };
         let alone = chain.incarnations.len() == 1;
         let (late, one_shot) =
             chain.contest.as_ref().map_or((false, false), |contest| (contest.late, contest.one_shot));
         let Some(next) = self.pool.record_mut(front) else { return };
+        let next_failed = next.failed;
         if was_front {
-            released.extend(next.held.take());
+            let held = next.held.take();
+            self.let_go(&key, held, released);
         }
-        if alone && next.failed {
+        if alone && next_failed {
             self.remove(front, released);
             self.counts.ended += 1;
         } else if alone && !was_front && one_shot && !late {
             // It started over what is left, which goes when core has sent what it had of it.
         } else if alone {
-            self.set_contest(&record.key, None);
+            self.set_contest(&key, None);
             if !was_front && one_shot {
                 self.doubtful.insert(front);
             }
         } else if was_front {
-            self.set_contest(&record.key, Some(Contest { one_shot, ..self.contest(&record.key, true) }));
+            self.set_contest(&key, Some(Contest { one_shot, ..self.contest(&key, true) }));
         }
     }
 

@@ -33,7 +33,14 @@ fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Res
         table.hold(slot, 0, &mut released);
     }
     table.finish_payload(0, now, &mut released).unwrap();
+    confirm(table, now);
     Ok(slot)
+}
+
+/// Everything that was let go has been released.
+fn confirm<H>(table: &mut Sequences<(), (), H, ()>, now: Instant) {
+    let keys = table.take_let_go();
+    table.have_been_released(keys, now);
 }
 
 #[test]
@@ -93,6 +100,31 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     assert_eq!((table.live(), table.counts().expired), (2, 1));
     table.tick(now + Duration::from_secs(100), &mut released).unwrap();
     assert_eq!(table.live(), 1, "the one with a request in the works stays");
+}
+
+#[test]
+fn what_is_due_on_one_instance_expires_while_another_is_in_a_long_run() {
+    let (mut table, now, mut released) = (table(3), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    table.begin_payload(0, 1, true, now);
+    let other = Key { instance: 1, ..key(2) };
+    table.begin_payload(1, 1, true, now);
+    let slot = table.admit(&other, true, false, &mut released).unwrap().slot;
+    table.settle(slot, Outcome::Advanced, false, now + QUIET, &mut released);
+    table.finish_payload(1, now + QUIET, &mut released).unwrap();
+    table.tick(now + IDLE * 2, &mut released).unwrap();
+    assert_eq!((table.live(), table.counts().expired), (1, 1));
+}
+
+#[test]
+fn an_instance_that_goes_ends_each_of_its_sequences_once() {
+    let (mut table, now, mut released) = (table(3), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    let second = table.admit(&key(1), true, false, &mut released).unwrap().slot;
+    table.settle(second, Outcome::Failed, false, now, &mut released);
+    step(&mut table, 2, true, false, now).unwrap();
+    table.retire_instance(0, &mut released);
+    assert_eq!((table.live(), table.counts().started, table.counts().ended), (0, 3, 3));
 }
 
 #[test]
@@ -196,6 +228,24 @@ fn a_sequence_of_age_that_is_started_over_is_over_when_its_instance_has_seen_eno
 }
 
 #[test]
+fn what_runs_before_a_request_has_been_released_proves_nothing_of_what_core_sends_then() {
+    let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    others(&mut table, OF_AGE, now);
+    // A request of the first incarnation, and the START of the second, which are settled after others have begun.
+    table.begin_payload(0, 1, true, now);
+    let first = table.admit(&key(1), false, false, &mut released).unwrap().slot;
+    table.begin_payload(0, 1, true, now);
+    let second = table.admit(&key(1), true, false, &mut released).unwrap().slot;
+    table.settle(first, Outcome::Advanced, false, now, &mut released);
+    (0..SHORT_PAYLOADS).for_each(|_| table.begin_payload(0, 1, true, now));
+    table.finish_payload(0, now, &mut released).unwrap();
+    assert_eq!(table.admit(&key(1), false, true, &mut released).unwrap().slot, first, "core had it");
+    table.settle(first, Outcome::Advanced, true, now, &mut released);
+    assert!(!table.settle(second, Outcome::Advanced, false, now, &mut released));
+}
+
+#[test]
 fn a_young_sequence_that_is_started_over_is_over_when_it_stays_at_rest() {
     let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
     step(&mut table, 1, true, false, now).unwrap();
@@ -205,6 +255,11 @@ fn a_young_sequence_that_is_started_over_is_over_when_it_stays_at_rest() {
     table.tick(now + REST, &mut released).unwrap();
     assert_eq!((table.live(), released.len()), (2, 1), "the second START is let go");
     table.tick(now + REST + QUIET, &mut released).unwrap();
+    assert_eq!(table.live(), 2, "but it has not been released: nothing can have come");
+    confirm(&mut table, now + REST + QUIET);
+    table.tick(now + REST + QUIET, &mut released).unwrap();
+    assert_eq!(table.live(), 2, "now it has, a moment ago");
+    table.tick(now + REST + QUIET * 2, &mut released).unwrap();
     assert_eq!(table.live(), 1, "nothing came, so the first is over");
     assert!(!table.drop_doubtful(&mut released), "the second is not");
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
@@ -420,7 +475,12 @@ impl World {
             rows.push((*sent, admitted.slot));
         }
         self.unsettled.push_back(rows);
+        self.release(released);
+    }
+
+    fn release(&mut self, released: Vec<Sent>) {
         released.into_iter().for_each(|sent| self.core.release(sent));
+        confirm(&mut self.table, self.now);
     }
 
     fn settle(&mut self) {
@@ -432,10 +492,10 @@ impl World {
                 true => self.table.hold(slot, sent, &mut released),
                 false => released.push(sent),
             }
-            released.drain(..).for_each(|sent| self.core.release(sent));
+            self.release(std::mem::take(&mut released));
         }
         self.table.finish_payload(0, self.now, &mut released).unwrap();
-        released.into_iter().for_each(|sent| self.core.release(sent));
+        self.release(released);
     }
 
     fn drain(&mut self) {
@@ -451,7 +511,7 @@ impl World {
         self.now += REST;
         let mut released = Vec::new();
         self.table.tick(self.now, &mut released).unwrap();
-        released.into_iter().for_each(|sent| self.core.release(sent));
+        self.release(released);
         self.drain();
     }
 }

@@ -31,8 +31,10 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         released: &mut Vec<H>,
         mut has_nothing_queued: impl FnMut(&mut Contest, &Key) -> bool,
     ) {
-        let is_asked_for = |key: &&Key| of_instance.is_none_or(|instance| key.instance == instance);
-        let keys: Vec<Key> = self.contested.iter().filter(is_asked_for).cloned().collect();
+        let is_decidable = |key: &&Key| {
+            of_instance.is_none_or(|instance| key.instance == instance) && !self.letting_go.contains_key(key)
+        };
+        let keys: Vec<Key> = self.contested.iter().filter(is_decidable).cloned().collect();
         for key in keys {
             let Some(chain) = self.chains.get_mut(&key) else { continue };
             let Some(contest) = &mut chain.contest else { continue };
@@ -67,7 +69,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         if let Some(contest) = &mut chain.contest {
             (contest.in_turn, contest.from) = (true, seen);
         }
-        released.extend(self.pool.record_mut(chain.incarnations[0]).and_then(|record| record.held.take()));
+        let front = chain.incarnations[0];
+        let held = self.pool.record_mut(front).and_then(|record| record.held.take());
+        self.let_go(key, held, released);
     }
 
     /// Ends the incarnations behind the receiving one that are neither held nor in the works.
