@@ -49,6 +49,19 @@ pub enum Error {
     /// No memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// No memory for what the pool has from the start.
+    #[error(
+        "{slots} state slots of {slot_bytes} bytes: {source}; lower max_candidate_sequences, or let memory come as it is \
+         needed (initial_buffer_size and the three with it)"
+    )]
+    PoolAtLoad {
+        /// Slots of the first slab.
+        slots: usize,
+        /// Bytes of each.
+        slot_bytes: usize,
+        /// Why there is none.
+        source: MemoryError,
+    },
     /// The model's runs cannot be CUDA graphs.
     #[error(
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
@@ -266,6 +279,7 @@ impl Error {
             Self::Cancelled => Code::Cancelled,
             Self::PoolFull { .. } => Code::Unavailable,
             Self::PoolMemory { source: error, .. }
+            | Self::PoolAtLoad { source: error, .. }
             | Self::Memory(error)
             | Self::Session(SessionError::Memory(error)) => memory_code(error),
             Self::InputOnGpu { source, .. } | Self::OutputOnGpu { source, .. } => device_code(source),

@@ -57,7 +57,9 @@ impl Site {
             device: device.clone().map(|device| (device, binding.device_bytes())),
         };
         let budget = Budget::new(config.states.limits.total);
-        let sequences = Arc::new(LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics)?);
+        let (slots, slot_bytes) = (placement.slots.first_slab, spec.slot_bytes);
+        let sequences = LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics);
+        let sequences = Arc::new(sequences.map_err(|source| Error::PoolAtLoad { slots, slot_bytes, source })?);
         let reaper = Reaper::start(sequences.clone());
         let (place, placement, used_before) = (placement.place, placement.clone(), Mutex::new(used_before));
         Ok(Self { place, placement, device, sequences, traffic, used_before, _reaper: reaper })

@@ -115,6 +115,37 @@ def script(model: Model, rng: np.random.Generator, sequence_id, lives: int, ends
     return said
 
 
+def windowed(stream: Stream, model: Model, rng: np.random.Generator, scripts: list[list[Said]], window: int) -> None:
+    """As `pipeline`, with at most `window` answers awaited of each script, and the START of a life sent when that of the
+    one before it has been answered."""
+    oracles = [Oracle(model) for _ in scripts]
+    left, awaited, unanswered_starts = [list(reversed(said)) for said in scripts], {}, set()
+
+    def may_send(of: int) -> bool:
+        due = sum(1 for script, *_ in awaited.values() if script == of)
+        return bool(left[of]) and due < window and not (left[of][-1].start and of in unanswered_starts)
+
+    number = 0
+    while awaited or any(left):
+        ready = [of for of in range(len(scripts)) if may_send(of)]
+        if ready:
+            of = int(rng.choice(ready))
+            now, number = left[of].pop(), number + 1
+            want = oracles[of].step(now.inputs, start=now.start, end=now.end)
+            awaited[str(number)] = (of, now, want)
+            unanswered_starts |= {of} if now.start else set()
+            how = {"start": now.start, "end": now.end, "request_id": str(number)}
+            stream.send(model.name, now.sequence_id, now.inputs, **how)
+        must_wait = not ready
+        while awaited and (must_wait or not stream.arrived.empty()):
+            (reply,) = stream.replies(1)
+            assert reply.error is None, reply.error
+            of, now, want = awaited.pop(reply.request_id)
+            unanswered_starts -= {of} if now.start else set()
+            assert_same(model, reply.outputs, want, f"sequence {now.sequence_id}, request {reply.request_id}")
+            must_wait = False
+
+
 def pipeline(stream: Stream, model: Model, rng: np.random.Generator, scripts: list[list[Said]]) -> None:
     """Sends all requests on one stream without waiting, the scripts shuffled into each other
     but each in its own order; then compares every answer."""

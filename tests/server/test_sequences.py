@@ -1,13 +1,16 @@
 """What a sequence is to a client: its own state, from START to END, whoever else talks."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import models
 from clients import PROTOCOLS, new_id
-from conversations import Conversation, Said, interleave, pipeline, script, together
+from conversations import Conversation, Said, interleave, pipeline, script, together, windowed
 from oracle import Oracle, assert_same
 
 EVERY_MODEL = [
@@ -167,6 +170,28 @@ def test_many_streams_at_once_each_with_many_sequences(deployment):
         pipeline(deployment.connect("stream"), model, rng, scripts)
 
     together(lambda seed=seed: talk(seed) for seed in range(4))
+
+
+@pytest.fixture
+def far_too_much_to_do():
+    """More threads than the machine has CPUs for, so that each waits for its turn again and again."""
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * os.cpu_count())]
+    yield
+    for hog in hogs:
+        hog.kill()
+        hog.wait()
+
+
+def test_ids_used_again_on_a_machine_with_far_too_much_to_do(deployment, far_too_much_to_do):
+    """Core's threads stand still for long while it has requests of a sequence whose id is used again."""
+    model = deployment.serve(models.counter("fp32", name="counter_of_the_starved", max_candidates=300))
+
+    def talk(seed):
+        rng = np.random.default_rng(seed)
+        scripts = [script(model, rng, new_id(), lives=120) for _ in range(5)]
+        windowed(deployment.connect("stream"), model, rng, scripts, window=4)
+
+    together(lambda seed=seed: talk(seed) for seed in range(6))
 
 
 def test_one_id_on_two_models_is_two_sequences(deployment):
