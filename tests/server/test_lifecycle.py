@@ -95,8 +95,9 @@ def test_a_reload_with_another_configuration_takes_effect(deployment):
 def test_a_model_that_is_replaced_while_it_is_loaded_leaves_its_metrics_to_the_new_one(deployment):
     model = models.counter(name="replaced", max_candidates=10)
     deployment.serve(model)
-    with_one_more = Conversation(deployment.connect(), model, np.random.default_rng(3))
-    with_one_more.start()
+    Conversation(deployment.connect(), model, np.random.default_rng(3)).whole(3)
+    # core loads the new one before it lets the old one go
+    del deployment.loaded[model.name]
     model = deployment.serve(models.counter(name="replaced", max_candidates=30))
     deployment.settles("stateful_slot_capacity", model, 27)
     deployment.settles("stateful_live_sequences", model, 0)

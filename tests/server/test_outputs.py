@@ -50,7 +50,8 @@ def test_an_output_that_the_configuration_does_not_list_is_refused(deployment, m
 @pytest.mark.parametrize("wanted", [["OUTPUT"], ["OUTPUT", "LOSS"]], ids=str)
 def test_what_the_model_says_of_a_whole_batch_is_for_batches_of_one(deployment, wanted):
     """Who does not ask for it shares batches; for who does, the run is made again alone."""
-    model = deployment.serve(models.with_a_loss(f"with_a_loss_{len(wanted)}", preferred=(4,), delay_us=200_000))
+    wait = "max_queue_delay_microseconds: 200000 preferred_batch_size: [ 4 ]"
+    model = deployment.serve(models.with_a_loss(f"with_a_loss_{len(wanted)}", oldest=wait))
 
     def talk(seed: int) -> None:
         rng, client, sequence_id = np.random.default_rng(seed), deployment.connect(), new_id()
