@@ -271,6 +271,13 @@ fn growing_states_stay_on_the_device() {
 fn runs_are_captured_once_for_each_size_and_replayed() {
     let Some((triton, cuda)) = start() else { return };
     let graphs = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1,2,4"), ("resident_batches", "2")];
+    // Without the sizes, full batches.
+    let full = load(&config(&[0], &[graphs[0]])).unwrap();
+    let before = cuda.graphs();
+    by_chance(&|payload| full.run(payload), &|_| 2, &[0.0, 0.0]);
+    assert!((1..=4 * 5).contains(&(cuda.graphs().0 - before.0)), "of 4 rows, between pairs of batch buffers");
+    full.unload();
+
     let model = load(&config(&[0], &graphs)).unwrap();
     let before = cuda.graphs();
     let run = || {
@@ -304,7 +311,11 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let tensorrt = config(&[0], &[("ort_ep", "trt"), ("compute_precision", "fp16")]);
     refused(&tensorrt, TRITONSERVER_ERROR_INTERNAL, &["GPU 0", "TensorRT"]);
     refused(&config(&[5], &[]), triton_sys::TRITONSERVER_ERROR_UNSUPPORTED, &["no GPU 5", "the driver knows 2"]);
-    refused(&config(&[0], &[("enable_cuda_graph", "1")]), invalid, &["warmup_batch_sizes"]);
+    refused(
+        &config(&[0], &[("enable_cuda_graph", "1"), ("warmup_batch_sizes", ",")]),
+        invalid,
+        &["warmup_batch_sizes"],
+    );
     let open = growing(&[("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1")]);
     let (code, text) = load_onnx(&open, &onnx::delay(true)).err().unwrap();
     assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("open"), "{text}");
