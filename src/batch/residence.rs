@@ -233,7 +233,7 @@ impl Residence {
     }
 
     /// Writes all growing states home that are in the tensors of the last batch: those of `rows` through their leases,
-    /// the others through what is held until [`Residence::settle`], as it may not go before it has been written.
+    /// the others through what is held until that is done, as it may not go before it has been written.
     fn bring_grown_home(
         &mut self,
         rows: &mut [Row],
@@ -258,6 +258,7 @@ impl Residence {
         if !self.grown.is_empty() {
             self.grown.clear();
             step.drop_growing()?;
+            self.give_back_taken(sequences);
         }
         Ok(())
     }
@@ -328,6 +329,10 @@ impl Residence {
     /// What has been moved is in its place: gives back what of sequences that wait was written.
     pub fn settle(&mut self, sequences: &LiveSequences) {
         self.written.clear();
+        self.give_back_taken(sequences);
+    }
+
+    fn give_back_taken(&mut self, sequences: &LiveSequences) {
         for (slot, contents) in self.taken.drain(..) {
             sequences.give_contents(slot, contents);
         }
@@ -363,6 +368,7 @@ fn bring_row_home(
         let Some(layout) = binding.states[state.number].layout(dims) else { continue };
         if let Some(row) = varying.bring_home()? {
             step.take_kept(index, layout, at, row)?;
+            varying.mark_home();
         }
         sequences.count_copied(layout.row_bytes());
     }

@@ -10,7 +10,7 @@ use super::logging::Logging;
 use super::parameters::{self, Parameters};
 use super::placement::{Place, Placement, instances};
 use super::raw::{self, Int};
-use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit, slot_limits};
+use super::scheduling::{PAUSE_MARGIN, Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit, slot_limits};
 use super::session_options::SessionOptions;
 use super::states::States;
 use crate::tensor::DataType;
@@ -60,6 +60,8 @@ pub struct Config {
     pub idle_limit: Duration,
     /// Core sends what it has queued for an idle instance within this time.
     pub quiet: Duration,
+    /// See [`crate::sequence::Policy::pause`].
+    pub pause: Duration,
     /// Most requests that core queues for one instance.
     pub queue_requests: usize,
 }
@@ -141,6 +143,7 @@ impl Config {
             placements,
             idle_limit: idle_limit(&parameters, &batching, quiet)?,
             quiet,
+            pause: scheduling.queue_delay + PAUSE_MARGIN,
             queue_requests: scheduling.candidates,
         })
     }

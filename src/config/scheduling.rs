@@ -38,6 +38,8 @@ const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 /// threads wait for a CPU, and 20 ms mixed two sequences there. It only delays the second request of a sequence that was
 /// started over without END.
 pub(super) const QUIET_MARGIN: Duration = Duration::from_millis(250);
+/// How long it usually takes at most.
+pub(super) const PAUSE_MARGIN: Duration = Duration::from_millis(20);
 
 /// What `sequence_batching` says about slots and queues of one instance.
 pub(super) struct Scheduling {

@@ -156,7 +156,7 @@ impl Varying {
     }
 
     /// Where the elements are to be copied to that lie elsewhere; `None` if none do. On the host, if the device has no
-    /// room.
+    /// room. To be followed by [`Varying::mark_home`].
     pub fn bring_home(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
         if self.elsewhere == 0 {
             return Ok(None);
@@ -168,8 +168,12 @@ impl Varying {
             }
             made => made?,
         }
-        let bytes = std::mem::take(&mut self.elsewhere);
-        Ok(Some(self.room(bytes)))
+        Ok(Some(self.room(self.elsewhere)))
+    }
+
+    /// The elements that were elsewhere have been copied, or will have been before they are read.
+    pub const fn mark_home(&mut self) {
+        self.elsewhere = 0;
     }
 
     /// Pays for `bytes` bytes that will lie elsewhere.

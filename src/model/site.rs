@@ -49,7 +49,7 @@ impl Site {
             Strategy::Direct if !binding.has_uniform_requests() => usize::MAX,
             _ => config.queue_requests,
         };
-        let policy = Policy { idle_limit: config.idle_limit, quiet: config.quiet, queue_requests };
+        let policy = Policy { idle_limit: config.idle_limit, quiet: config.quiet, pause: config.pause, queue_requests };
         let traffic = Arc::<Traffic>::default();
         let metrics = SequenceMetrics::new(&config.model, version, device.as_ref().map(|device| device.number()));
         let spec = SlotSpec {

@@ -19,6 +19,8 @@ pub struct Policy {
     pub idle_limit: Duration,
     /// An instance that has run nothing for this long has nothing in core's queue (the queue delay and a margin).
     pub quiet: Duration,
+    /// One that has run nothing for this long most likely has nothing there: several such pauses prove it.
+    pub pause: Duration,
     /// Core queues at most this many requests for one instance: one of each of its slots.
     pub queue_requests: usize,
 }
@@ -174,9 +176,24 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
                 self.letting_go.remove(&key);
             }
             let seen = self.payloads(key.instance);
-            if let Some(contest) = self.chains.get_mut(&key).and_then(|chain| chain.contest.as_mut()) {
+            let Some(chain) = self.chains.get_mut(&key) else { continue };
+            if let Some(contest) = &mut chain.contest {
                 contest.note_release(now, seen);
             }
+            let front = chain.incarnations[0];
+            self.begin_to_wait(&key, front, now);
+        }
+    }
+
+    /// An incarnation that was held waits for its next request from now on.
+    fn begin_to_wait(&mut self, key: &Key, slot: SlotId, now: Instant) {
+        let seen = self.total(key.instance);
+        if let Some(record) = self.pool.record_mut(slot)
+            && matches!(record.phase, Phase::Idle)
+            && record.held.is_none()
+        {
+            record.settled = seen;
+            self.idle.entry(key.instance).or_default().insert(slot, now);
         }
     }
 
@@ -192,13 +209,14 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// settled. `short`: core had fewer requests than a batch takes.
     pub fn begin_payload(&mut self, instance: u32, requests: usize, short: bool, now: Instant) {
         self.now = now;
-        let quiet = self.policy.quiet;
+        let Policy { quiet, pause, .. } = self.policy;
         let none = Evidence::default();
         let fresh = Activity { in_works: 0, idle_since: now, payloads: none, total: none };
         let activity = self.instances.entry(instance).or_insert(fresh);
         if activity.is_quiet(now, quiet) {
             activity.total.short_payloads = activity.total.short_payloads.wrapping_add(SHORT_PAYLOADS);
         }
+        let short = short || activity.is_quiet(now, pause);
         activity.in_works += 1;
         activity.payloads.add(requests, short);
         activity.total.add(requests, short);
@@ -285,10 +303,11 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
 
     /// Keeps a request unreleased until its sequence is the only one of its id that core can send requests for.
     pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
-        match self.pool.record_mut(slot) {
-            Some(record) => record.held = Some(request),
-            None => released.push(request),
-        }
+        let Some(record) = self.pool.record_mut(slot) else { return released.push(request) };
+        record.held = Some(request);
+        // It cannot get a request, so it does not expire for want of one.
+        let instance = record.key.instance;
+        self.leave_idle(instance, slot);
     }
 
     /// What was to be held has been released: what core sends from now on may be of any incarnation of the id, so none

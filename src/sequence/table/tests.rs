@@ -15,7 +15,7 @@ const IDLE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(20);
 
 fn table(capacity: usize) -> Table {
-    let policy = Policy { idle_limit: IDLE, quiet: QUIET, queue_requests: 64 };
+    let policy = Policy { idle_limit: IDLE, quiet: QUIET, pause: QUIET / 4, queue_requests: 64 };
     let limits = SlotLimits { reserve: 64, ..SlotLimits::all_at_once(capacity) };
     Sequences::new(policy, limits, Box::new(|_| Ok(()))).unwrap()
 }
@@ -243,6 +243,46 @@ fn what_runs_before_a_request_has_been_released_proves_nothing_of_what_core_send
     assert_eq!(table.admit(&key(1), false, true, &mut released).unwrap().slot, first, "core had it");
     table.settle(first, Outcome::Advanced, true, now, &mut released);
     assert!(!table.settle(second, Outcome::Advanced, false, now, &mut released));
+}
+
+#[test]
+fn a_held_start_does_not_expire_and_has_its_whole_time_when_it_is_let_go() {
+    let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    let second = step(&mut table, 1, true, false, now).unwrap();
+    // The first one has a long backlog.
+    for seconds in 1..15 {
+        let later = now + Duration::from_secs(seconds);
+        table.begin_payload(0, 64, false, later);
+        assert_eq!(table.admit(&key(1), false, seconds == 14, &mut released).unwrap().slot, first);
+        table.settle(first, Outcome::Advanced, seconds == 14, later, &mut released);
+        table.finish_payload(0, later, &mut released).unwrap();
+        table.tick(later, &mut released).unwrap();
+    }
+    assert_eq!(released.len(), 1, "the END of the first lets the second go");
+    let later = now + Duration::from_secs(15);
+    confirm(&mut table, later);
+    table.tick(later + IDLE - QUIET, &mut released).unwrap();
+    assert_eq!(step(&mut table, 1, false, false, later + IDLE - QUIET), Ok(second));
+    table.tick(later + IDLE * 3, &mut released).unwrap();
+    assert_eq!((table.live(), table.counts().expired), (0, 1));
+}
+
+#[test]
+fn several_pauses_prove_what_one_does_not() {
+    let (mut table, now, mut released) = (table(4), Instant::now(), Vec::new());
+    step(&mut table, 1, true, false, now).unwrap();
+    others(&mut table, OF_AGE, now);
+    let second = step(&mut table, 1, true, false, now).unwrap();
+    // Requests of all shapes, so that no payload is short, and never quiet.
+    for number in 1..=SHORT_PAYLOADS as u32 {
+        assert_eq!(table.live(), 2, "{number}");
+        let later = now + QUIET / 2 * number;
+        table.begin_payload(0, 1, false, later);
+        table.finish_payload(0, later, &mut released).unwrap();
+    }
+    assert_eq!(table.live(), 1);
+    assert_eq!(step(&mut table, 1, false, false, now + QUIET * 3), Ok(second));
 }
 
 #[test]
@@ -525,7 +565,7 @@ proptest! {
         let core_slots = 6;
         // Turns are given to a quiet instance only: on a busy one they rest on counts of payloads, and a request that
         // the client sends in the very moment of a turn would be taken for one that core had queued.
-        let policy = Policy { idle_limit: IDLE * 1000, quiet: QUIET, queue_requests: usize::MAX };
+        let policy = Policy { idle_limit: IDLE * 1000, quiet: QUIET, pause: QUIET / 4, queue_requests: usize::MAX };
         let table = Sequences::new(policy, SlotLimits::all_at_once(64), Box::new(|_| Ok(()))).unwrap();
         let core = Core {
             batch,
