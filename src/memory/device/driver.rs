@@ -69,6 +69,13 @@ pub enum DeviceError {
     },
 }
 
+impl DeviceError {
+    /// Whether it may be another time when others need less.
+    pub const fn is_want_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::OutOfPinned { .. })
+    }
+}
+
 /// A device. Addresses are the device's own; the safety of what is enqueued is the caller's: memory has to live until
 /// it has happened.
 pub trait Driver: Send + Sync {

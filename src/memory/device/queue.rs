@@ -121,9 +121,7 @@ impl Queue {
             return Ok(());
         }
         match self.grow(wanted) {
-            Err(DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. }) if more <= self.arena.capacity() => {
-                self.flush()
-            }
+            Err(error) if error.is_want_of_memory() && more <= self.arena.capacity() => self.flush(),
             grown => grown,
         }
     }
@@ -271,9 +269,7 @@ impl Queue {
             return Ok(());
         }
         match self.grow(wanted) {
-            Err(DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. })
-                if bytes <= self.arena.capacity() =>
-            {
+            Err(error) if error.is_want_of_memory() && bytes <= self.arena.capacity() => {
                 self.driver().synchronise(self.stream.stream)?;
                 self.arena.used = 0;
                 Ok(())

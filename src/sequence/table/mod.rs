@@ -168,12 +168,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// Held requests of these ids have been released: from now on core can send what follows them.
     pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
         for key in keys {
-            let left = self.letting_go.get_mut(&key).map_or(0, |left| {
-                *left -= 1;
-                *left
-            });
-            if left == 0 {
-                self.letting_go.remove(&key);
+            match self.letting_go.get_mut(&key) {
+                Some(left) if *left > 1 => *left -= 1,
+                _ => drop(self.letting_go.remove(&key)),
             }
             let seen = self.payloads(key.instance);
             let Some(chain) = self.chains.get_mut(&key) else { continue };
@@ -197,7 +194,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
-    fn let_go(&mut self, key: &Key, held: Option<H>, released: &mut Vec<H>) {
+    fn release_held(&mut self, key: &Key, held: Option<H>, released: &mut Vec<H>) {
         if let Some(held) = held {
             *self.letting_go.entry(key.clone()).or_default() += 1;
             self.let_go.push(key.clone());
@@ -552,7 +549,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let Some(record) = self.pool.release(slot) else { return };
         let key = record.key;
         self.leave_idle(key.instance, slot);
-        self.let_go(&key, record.held, released);
+        self.release_held(&key, record.held, released);
         self.leavings.extend(record.contents);
         let Some(chain) = self.chains.get_mut(&key) else { return };
         let was_front = chain.incarnations.first() == Some(&slot);
@@ -569,7 +566,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let next_failed = next.failed;
         if was_front {
             let held = next.held.take();
-            self.let_go(&key, held, released);
+            self.release_held(&key, held, released);
         }
         if alone && next_failed {
             self.remove(front, released);

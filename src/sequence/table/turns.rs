@@ -71,7 +71,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
         let front = chain.incarnations[0];
         let held = self.pool.record_mut(front).and_then(|record| record.held.take());
-        self.let_go(key, held, released);
+        self.release_held(key, held, released);
     }
 
     /// Ends the incarnations behind the receiving one that are neither held nor in the works.
