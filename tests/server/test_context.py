@@ -101,7 +101,7 @@ def test_a_start_begins_with_zeros(deployment, open_length):
 
 
 def test_an_id_used_again_without_waiting_never_sees_the_old_context(deployment):
-    model = deployment.serve(of("open", "context_reused", max_candidates=8))
+    model = deployment.serve(of("open", "context_reused", max_candidates=200))
     rng = np.random.default_rng(6)
     scripts = [script(model, rng, new_id(), lives=6) for _ in range(5)]
     pipeline(deployment.connect("stream"), model, rng, scripts)
