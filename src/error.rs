@@ -62,6 +62,9 @@ pub enum Error {
         /// Why there is none.
         source: MemoryError,
     },
+    /// No thread to expire idle sequences.
+    #[error("no thread could be started to expire idle sequences: {0}; raise the limit of threads or processes")]
+    Reaper(std::io::Error),
     /// The model's runs cannot be CUDA graphs.
     #[error(
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
@@ -277,7 +280,7 @@ impl Error {
             Self::Triton(error) => error.code,
             Self::UnknownSequence { .. } => Code::NotFound,
             Self::Cancelled => Code::Cancelled,
-            Self::PoolFull { .. } => Code::Unavailable,
+            Self::PoolFull { .. } | Self::Reaper(_) => Code::Unavailable,
             Self::PoolMemory { source: error, .. }
             | Self::PoolAtLoad { source: error, .. }
             | Self::Memory(error)

@@ -15,11 +15,11 @@ use crate::config::{Place, Strategy};
 use crate::error::Error;
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
-use crate::model::{Admission, Answered, InitialStep, LiveSequences, Model, Opened, Payload};
+use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
 use crate::panic;
 use crate::report::Report;
 use crate::responder::Responder;
-use crate::sequence::{Refusal, SequenceId};
+use crate::sequence::{Admission, Refusal, SequenceId};
 use crate::session::{Run, Step};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
 
@@ -79,7 +79,7 @@ impl Instance {
         let report = Report::new(&model.config);
         let residence = Residence::new(&model.binding, model.config.resident_batches);
         // With `direct`, core may send a sequence's next request before the last one is released.
-        let overlaps = matches!(model.config.strategy, Strategy::Oldest { .. });
+        let overlaps = matches!(model.config.strategy, Strategy::Oldest);
         let responder = Responder::new(sequences.clone(), number, overlaps);
         Ok(Self {
             triton,
@@ -100,28 +100,28 @@ impl Instance {
     /// Answers and releases every request of a payload.
     pub fn execute(&mut self, requests: Vec<Request>) {
         let mut answered = Vec::with_capacity(requests.len());
-        let mut payload = Some(Payload { requests: requests.len(), is_short: self.empties_the_queue(requests.len()) });
+        let mut unadmitted = Some(requests.len());
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
-        if let Err(error) = panic::catch(|| self.answer(requests, &mut payload, &mut answered)) {
+        if let Err(error) = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered)) {
             log::error!("{error}");
             if let Err(error) = panic::catch(|| self.settle()).flatten() {
                 log::error!("{error}");
             }
         }
-        if let Some(payload) = payload {
-            self.sequences.admit(self.number, payload, &[]);
+        if let Some(requests) = unadmitted {
+            self.sequences.admit(self.number, requests, &[]);
         }
         self.responder.dispatch(answered);
     }
 
-    /// Answers every request of a payload, which is taken when it is admitted; those that hold a slot, and the slot, go
-    /// to `answered`.
-    fn answer(&mut self, requests: Vec<Request>, payload: &mut Option<Payload>, answered: &mut Vec<Answered>) {
+    /// Answers every request of a payload; those that hold a slot, and the slot, go to `answered`. `unadmitted` is taken
+    /// when the payload is admitted.
+    fn answer(&mut self, requests: Vec<Request>, unadmitted: &mut Option<usize>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
         fault::point("decode", &rows);
-        let rows = match payload.take() {
-            Some(payload) => self.admit(rows, payload),
+        let rows = match unadmitted.take() {
+            Some(requests) => self.admit(rows, requests),
             None => rows,
         };
         fault::point("admit", &rows);
@@ -159,10 +159,10 @@ impl Instance {
     }
 
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
-    fn admit(&self, mut rows: Vec<Row>, payload: Payload) -> Vec<Row> {
+    fn admit(&self, mut rows: Vec<Row>, requests: usize) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let leases = self.sequences.admit(self.number, payload, &admissions);
+        let leases = self.sequences.admit(self.number, requests, &admissions);
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.lease = Some(lease),
@@ -374,17 +374,6 @@ impl Instance {
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer);
         self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
-    }
-
-    /// Whether a payload of this size leaves nothing in core's queue (see [`crate::sequence`]).
-    fn empties_the_queue(&self, requests: usize) -> bool {
-        // A request of another shape may have cut the payload short, or may wait for its turn.
-        self.model.binding.has_uniform_requests()
-            && match self.model.config.strategy {
-                // Each payload takes the next request of every slot.
-                Strategy::Direct => true,
-                Strategy::Oldest { full_batch } => requests < full_batch,
-            }
     }
 }
 

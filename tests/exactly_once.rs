@@ -165,16 +165,22 @@ fn a_wrong_request_fails_alone_and_leaves_its_state_as_it_was() {
 fn a_wrong_start_starts_nothing_and_a_wrong_end_ends() {
     let Some(triton) = Triton::start() else { return };
     let model = load(&triton, &oldest(2));
-    for (bad, code, part) in wrong(1, START) {
+    // Each has an id of its own: what follows a START without state has to come before the next START is released.
+    let each_wrong = |first: u64, flags| {
+        (first..)
+            .zip(wrong(first, flags))
+            .map(move |(id, (bad, code, part))| (id, Request { id: Id::Number(id), ..bad }, code, part))
+    };
+    for (id, bad, code, part) in each_wrong(100, START) {
         assert_error(&model.run(vec![bad])[0], code, part);
-        assert_error(&model.run(vec![request(1, 0, [0.0, 0.0])])[0], TRITONSERVER_ERROR_NOT_FOUND, "not live");
+        assert_error(&model.run(vec![request(id, 0, [0.0, 0.0])])[0], TRITONSERVER_ERROR_NOT_FOUND, "not live");
     }
-    for (bad, code, part) in wrong(1, END) {
-        model.run(vec![request(1, START, [1.0, 1.0])]);
+    for (id, bad, code, part) in each_wrong(200, END) {
+        model.run(vec![request(id, START, [1.0, 1.0])]);
         assert_error(&model.run(vec![bad])[0], code, part);
-        assert_error(&model.run(vec![request(1, 0, [0.0, 0.0])])[0], TRITONSERVER_ERROR_NOT_FOUND, "not live");
+        assert_error(&model.run(vec![request(id, 0, [0.0, 0.0])])[0], TRITONSERVER_ERROR_NOT_FOUND, "not live");
     }
-    for (bad, code, part) in wrong(1, START | END) {
+    for (_, bad, code, part) in each_wrong(300, START | END) {
         assert_error(&model.run(vec![bad])[0], code, part);
     }
     let payload = model.run(vec![request(1, START, [1.0, 1.0]), request(2, START, [2.0, 2.0])]);
@@ -186,7 +192,9 @@ fn a_wrong_start_starts_nothing_and_a_wrong_end_ends() {
 #[test]
 fn a_full_pool_refuses_a_start_and_takes_it_after_an_end() {
     let Some(triton) = Triton::start() else { return };
-    let model = load(&triton, &oldest(3));
+    let mut half = oldest(6);
+    half["parameters"]["max_candidate_sequence_use_ratio"] = json!({ "string_value": "0.5" });
+    let model = load(&triton, &half);
     let payload = model.run((1..=5).map(|id| request(id, START, [1.0, 1.0])).collect());
     for refused in &payload[3..] {
         assert_error(refused, TRITONSERVER_ERROR_UNAVAILABLE, "all 3 that the model may have");

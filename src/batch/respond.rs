@@ -89,7 +89,7 @@ impl<'a> Answers<'a> {
         if bytes > limit {
             return Err(Error::StateTooLarge { bytes, limit });
         }
-        Ok(lease.reserve(sizes, stay)?)
+        Ok(lease.reserve(sizes(), stay)?)
     }
 
     /// Writes what of the new state of the row at `place`, for which room has been made, does not stay where the run

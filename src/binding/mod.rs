@@ -110,14 +110,6 @@ impl Binding {
         })
     }
 
-    /// Whether all requests have the same inputs in the same shapes, so that core can put any into one batch.
-    pub fn has_uniform_requests(&self) -> bool {
-        let is_known = |input: &BoundInput| {
-            input.dims.iter().enumerate().all(|(axis, &dim)| dim >= 0 || Some(axis) == input.batch_axis)
-        };
-        self.request_inputs().all(|(input, request)| !request.optional && is_known(input))
-    }
-
     /// The contexts, with the index of their input.
     pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> {
         self.inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {

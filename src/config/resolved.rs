@@ -10,7 +10,7 @@ use super::logging::Logging;
 use super::parameters::{self, Parameters};
 use super::placement::{Place, Placement, instances};
 use super::raw::{self, Int};
-use super::scheduling::{PAUSE_MARGIN, Padding, QUIET_MARGIN, Scheduling, Strategy, idle_limit, slot_limits};
+use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, core_idle_limit, idle_margin, slot_limits};
 use super::session_options::SessionOptions;
 use super::states::States;
 use crate::tensor::DataType;
@@ -58,12 +58,12 @@ pub struct Config {
     pub placements: Vec<Placement>,
     /// Sequences are dropped after lying idle this long.
     pub idle_limit: Duration,
+    /// Core has dropped a sequence that has lain idle this long.
+    pub dropped_after: Duration,
     /// Core sends what it has queued for an idle instance within this time.
     pub quiet: Duration,
-    /// See [`crate::sequence::Policy::pause`].
-    pub pause: Duration,
-    /// Most requests that core queues for one instance.
-    pub queue_requests: usize,
+    /// Sequences that core sends to one instance at a time.
+    pub candidates: usize,
 }
 
 /// An entry of `input` or `output`.
@@ -141,10 +141,10 @@ impl Config {
                 .unwrap_or_default(),
             strategy: scheduling.strategy,
             placements,
-            idle_limit: idle_limit(&parameters, &batching, quiet)?,
+            idle_limit: core_idle_limit(&batching)? + idle_margin(&parameters, quiet)?,
+            dropped_after: core_idle_limit(&batching)? + quiet,
             quiet,
-            pause: scheduling.queue_delay + PAUSE_MARGIN,
-            queue_requests: scheduling.candidates,
+            candidates: scheduling.candidates,
         })
     }
 

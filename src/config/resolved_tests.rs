@@ -46,12 +46,12 @@ fn lazy_but(name: &str, value: &str) -> Vec<(&'static str, String)> {
 #[test]
 fn a_plain_configuration_is_read_with_its_defaults() {
     let config = parse(&minimal()).unwrap();
-    assert_eq!(config.placements[0].slots, SlotLimits { reserve: 20, next_slab: 16, ..SlotLimits::all_at_once(18) });
+    assert_eq!(config.placements[0].slots, SlotLimits { reserve: 20, next_slab: 16, ..SlotLimits::all_at_once(20) });
     assert_eq!(config.idle_limit, Duration::from_secs(6));
     assert_eq!(config.inputs[0].dims, [4, -1]);
     assert_eq!(config.outputs[0].dims, [0i64; 0]);
-    assert_eq!(config.strategy, Strategy::Oldest { full_batch: 4 });
-    assert_eq!(config.queue_requests, 20);
+    assert_eq!(config.strategy, Strategy::Oldest);
+    assert_eq!(config.candidates, 20);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn the_ratio_never_loses_a_slot_to_rounding_and_leaves_at_least_one() {
 fn instances_share_one_pool_of_their_capacities() {
     let mut config = minimal();
     config["instance_group"] = json!([{ "count": 2, "kind": "KIND_CPU" }, { "count": 1, "kind": "KIND_CPU" }]);
-    assert_eq!(parse(&config).unwrap().placements[0].slots.capacity, 54);
+    assert_eq!(parse(&config).unwrap().placements[0].slots.capacity, 60);
 }
 
 #[test]

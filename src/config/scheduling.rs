@@ -14,32 +14,30 @@ use crate::state::pool::SlotLimits;
 pub enum Strategy {
     /// `direct { }`
     Direct,
-    /// `oldest { }`; a payload of fewer rows than this leaves nothing queued.
-    Oldest {
-        /// The smallest preferred batch size.
-        full_batch: usize,
-    },
+    /// `oldest { }`
+    Oldest,
 }
 
 impl fmt::Display for Strategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Direct => f.write_str("direct"),
-            Self::Oldest { full_batch } => write!(f, "oldest with full batches from {full_batch}"),
+            Self::Oldest => f.write_str("oldest"),
         }
     }
 }
 
 /// Slots of a slab of the reserve at least, where no parameter says how large slabs are.
 const SMALLEST_RESERVE_SLAB: usize = 16;
-const DEFAULT_USE_RATIO: f64 = 0.9;
+/// The parameters of lazy buffers, which only configurations for NVIDIA's stateful_backend have.
+const LAZY_SIZES: [&str; 4] =
+    ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
+const LAZY_USE_RATIO: f64 = 0.9;
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
 /// How long core may take to hand on what it has queued, beyond the queue delay: on a machine that is far too busy its
 /// threads wait for a CPU, and 20 ms mixed two sequences there. It only delays the second request of a sequence that was
 /// started over without END.
 pub(super) const QUIET_MARGIN: Duration = Duration::from_millis(250);
-/// How long it usually takes at most.
-pub(super) const PAUSE_MARGIN: Duration = Duration::from_millis(20);
 
 /// What `sequence_batching` says about slots and queues of one instance.
 pub(super) struct Scheduling {
@@ -67,11 +65,9 @@ impl Scheduling {
                 0 => rows,
                 candidates => candidates,
             };
-        let preferred = oldest.preferred_batch_size.iter().map(|size| size.0.max(1) as usize);
-        let full_batch = preferred.min().unwrap_or(rows).min(rows);
         let queue_delay =
             delay("sequence_batching.oldest.max_queue_delay_microseconds", oldest.max_queue_delay_microseconds)?;
-        Ok(Self { strategy: Strategy::Oldest { full_batch }, candidates, queue_delay })
+        Ok(Self { strategy: Strategy::Oldest, candidates, queue_delay })
     }
 }
 
@@ -116,17 +112,19 @@ impl Padding {
     }
 }
 
-/// How long a sequence may lie idle: what core allows, and a margin for what waits in its queue, for `quiet` at most.
-pub(super) fn idle_limit(
-    parameters: &Parameters,
-    batching: &raw::SequenceBatching,
-    quiet: Duration,
-) -> Result<Duration, ConfigError> {
+/// How long a sequence may lie idle in core.
+pub(super) fn core_idle_limit(batching: &raw::SequenceBatching) -> Result<Duration, ConfigError> {
     let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
+    Ok(limit(Duration::from_micros(idle as u64)))
+}
+
+/// For how much longer than in core a sequence may lie idle here, because a last request may wait in core's queue. At
+/// least `quiet`.
+pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration, ConfigError> {
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
     let margin = margin.map_or(DEFAULT_IDLE_MARGIN, Duration::from_micros);
-    Ok(limit(Duration::from_micros(idle as u64)) + limit(margin.max(quiet)))
+    Ok(limit(margin.max(quiet)))
 }
 
 /// The bounds of the pool: what NVIDIA's stateful_backend calls lazy buffers, with its rules between the sizes. Its
@@ -137,7 +135,8 @@ pub(super) fn slot_limits(
     max_batch_size: usize,
     instances: usize,
 ) -> Result<(SlotLimits, String), ConfigError> {
-    let (capacity, reason) = capacity(parameters, scheduling, instances)?;
+    let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
+    let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
     // Core has a place for each sequence that can follow a live one of its id.
     let reserve = scheduling.candidates.saturating_mul(instances);
     let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
@@ -212,17 +211,23 @@ fn capacity(
     parameters: &Parameters,
     scheduling: &Scheduling,
     instances: usize,
+    is_lazy: bool,
 ) -> Result<(usize, String), ConfigError> {
     const NAME: &str = "max_candidate_sequence_use_ratio";
     let candidates = scheduling.candidates;
     let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;
     let (ratio, of) = match scheduling.strategy {
-        Strategy::Oldest { .. } => (written.unwrap_or(DEFAULT_USE_RATIO), "max_candidate_sequences"),
+        // stateful_backend's default, for its configurations.
+        Strategy::Oldest if is_lazy => (written.unwrap_or(LAZY_USE_RATIO), "max_candidate_sequences"),
+        Strategy::Oldest => (written.unwrap_or(1.0), "max_candidate_sequences"),
         Strategy::Direct => (1.0, "sequences per batch"),
     };
     // The rounding error of `candidates * ratio` must not cost a slot.
     let per_instance = ((candidates as f64 * ratio + 1e-6).floor() as usize).max(1);
-    let mut reason = format!("{of} {candidates} × {NAME} {ratio}");
+    let mut reason = format!("{of} {candidates}");
+    if ratio != 1.0 || written.is_some() {
+        reason = format!("{reason} × {NAME} {ratio}");
+    }
     if instances > 1 {
         reason = format!("{reason} × {instances} instances");
     }

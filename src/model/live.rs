@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -15,7 +15,7 @@ use super::metrics::{SequenceMetrics, Snapshot};
 use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, Bytes, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec, Varying};
 use crate::panic;
-use crate::sequence::{Admitted, Key, Outcome, Policy, Refusal, Sequences};
+use crate::sequence::{Admission, Admitted, Outcome, Policy, Refusal, Sequences};
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::{Answer, Request};
 
@@ -32,6 +32,8 @@ pub struct LiveSequences {
     traffic: Arc<Traffic>,
     /// Bytes of states that were copied so far.
     copied_bytes: AtomicU64,
+    /// The last slab that was due could not be made.
+    slab_is_missing: AtomicBool,
     reaper_wanted: Condvar,
     metrics: SequenceMetrics,
 }
@@ -92,25 +94,6 @@ impl VaryingSize {
     }
 }
 
-/// What core has handed over at once.
-#[derive(Clone, Copy)]
-pub struct Payload {
-    /// Number of requests.
-    pub requests: usize,
-    /// Core had no more; see [`crate::sequence`].
-    pub is_short: bool,
-}
-
-/// What a request asks of the table.
-pub struct Admission {
-    /// Whose request it is.
-    pub key: Key,
-    /// It starts the sequence.
-    pub start: bool,
-    /// It ends the sequence.
-    pub end: bool,
-}
-
 impl LiveSequences {
     /// No sequences yet; the first slab is allocated now.
     pub fn new(
@@ -124,24 +107,22 @@ impl LiveSequences {
         let device = slot.device.as_ref().map(|(device, _)| device.clone());
         let make_slab = Box::new(move |slots| Slab::new(slots, &slot).map(Arc::new));
         let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
-        let (copied_bytes, reaper_wanted) = (AtomicU64::new(0), Condvar::new());
-        let sequences = Self { table, device, budget, traffic, copied_bytes, reaper_wanted, metrics };
+        let (copied_bytes, slab_is_missing) = (AtomicU64::new(0), AtomicBool::new(false));
+        let reaper_wanted = Condvar::new();
+        let sequences = Self { table, device, budget, traffic, copied_bytes, slab_is_missing, reaper_wanted, metrics };
         sequences.publish();
         Ok(sequences)
     }
 
-    /// Admits the requests of a payload, in their order. To be followed by [`LiveSequences::settle`].
+    /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
-        payload: Payload,
-        requests: &[Admission],
+        requests: usize,
+        admissions: &[Admission],
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
-        let admitted: Vec<_> = self.work(|table, released| {
-            table.begin_payload(instance, payload.requests, payload.is_short, Instant::now());
-            let admit = |request: &Admission| table.admit(&request.key, request.start, request.end, released);
-            requests.iter().map(admit).collect()
-        });
+        let admitted =
+            self.work(|table, released| table.admit(instance, requests, admissions, Instant::now(), released));
         let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, _>, &Admission)| {
             let admitted = admitted?;
             let (sequences, slot, varying) = (self.clone(), admitted.slot, admitted.contents);
@@ -151,7 +132,7 @@ impl LiveSequences {
             let lease = Lease { sequences, slot, memory, varying, end, written, left: false, settled: false };
             if is_busy { Err(Refusal::Busy) } else { Ok(lease) }
         };
-        admitted.into_iter().zip(requests).map(lease).collect()
+        admitted.into_iter().zip(admissions).map(lease).collect()
     }
 
     /// Sends the answers of a payload, settles its sequences and releases its requests (or keeps one, see
@@ -162,12 +143,12 @@ impl LiveSequences {
                 log::error!("{error}");
             }
         }
-        let (adjusted, contested) = self
-            .work(|table, released| (table.finish_payload(instance, Instant::now(), released), table.is_contested()));
-        if contested {
+        let (adjusted, is_holding) =
+            self.work(|table, released| (table.finish_payload(instance, Instant::now(), released), table.is_holding()));
+        if is_holding {
             self.reaper_wanted.notify_one();
         }
-        note_missing_slab(adjusted);
+        self.note_missing_slab(adjusted);
         self.publish();
     }
 
@@ -187,11 +168,11 @@ impl LiveSequences {
         let mut released = Vec::new();
         let mut table = self.table.lock();
         let done = work(&mut table, &mut released);
-        let (leavings, let_go) = (table.take_leavings(), table.take_let_go());
+        let (leavings, releasing) = (table.take_leavings(), table.take_releasing());
         drop(table);
         drop((leavings, released));
-        if !let_go.is_empty() {
-            self.table.lock().have_been_released(let_go, Instant::now());
+        if !releasing.is_empty() {
+            self.table.lock().have_been_released(releasing, Instant::now());
         }
         done
     }
@@ -233,11 +214,6 @@ impl LiveSequences {
         }
     }
 
-    /// Ends a sequence that is most likely over, if there is one.
-    fn drop_doubtful(&self) -> bool {
-        self.work(Table::drop_doubtful)
-    }
-
     /// Ends the sequences of an instance that goes away.
     pub fn retire_instance(&self, instance: u32) {
         self.work(|table, released| table.retire_instance(instance, released));
@@ -247,7 +223,7 @@ impl LiveSequences {
     /// Expires what is due, then waits until something may be due again or until [`LiveSequences::wake`].
     pub(super) fn tick_and_wait(&self, stop: impl Fn() -> bool) {
         let adjusted = self.work(|table, released| table.tick(Instant::now(), released));
-        note_missing_slab(adjusted);
+        self.note_missing_slab(adjusted);
         self.publish();
         let mut table = self.table.lock();
         if !stop() {
@@ -260,6 +236,16 @@ impl LiveSequences {
     pub(super) fn wake(&self) {
         let _table = self.table.lock();
         self.reaper_wanted.notify_all();
+    }
+
+    /// Logs once that a slab could not be made, until one can.
+    fn note_missing_slab(&self, adjusted: Result<(), MemoryError>) {
+        let was_missing = self.slab_is_missing.swap(adjusted.is_err(), Ordering::Relaxed);
+        if let Err(error) = adjusted
+            && !was_missing
+        {
+            log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
+        }
     }
 
     fn publish(&self) {
@@ -293,12 +279,6 @@ fn wait_for(slab: &Arc<Slab>, slot: SlotId) -> Option<SlotMemory> {
             None if since.elapsed() < PATIENCE => std::thread::yield_now(),
             memory => return memory,
         }
-    }
-}
-
-fn note_missing_slab(adjusted: Result<(), MemoryError>) {
-    if let Err(error) = adjusted {
-        log::warn!("another buffer of state slots was due, but {error}; sequences start as long as slots are free");
     }
 }
 
@@ -365,19 +345,7 @@ impl Lease {
 
     /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them; if they
     /// are to stay elsewhere, only pays for them.
-    pub fn reserve<I>(&mut self, sizes: impl Fn() -> I, elsewhere: bool) -> Result<(), NoRoom>
-    where
-        I: Iterator<Item = VaryingSize>,
-    {
-        loop {
-            match self.try_reserve(sizes(), elsewhere) {
-                Err(NoRoom::Budget { .. }) if self.sequences.drop_doubtful() => {}
-                done => return done,
-            }
-        }
-    }
-
-    fn try_reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {
+    pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
             if self.varying.len() <= number {
                 self.varying.push(Varying::new(&self.sequences.budget, self.sequences.device.as_ref()));
@@ -450,7 +418,7 @@ impl Drop for Lease {
         // Nobody hands the request over, so it cannot be held.
         self.sequences.work(|table, released| {
             if let Some(slot) = of.settle(table, Instant::now(), released) {
-                table.release_unheld(slot);
+                table.release_unheld(slot, released);
             }
         });
     }

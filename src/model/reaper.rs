@@ -1,5 +1,6 @@
-//! The thread that lets idle sequences go: core never says that a client has gone away.
+//! The thread that drops idle sequences: core never says that a client has gone away.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
@@ -19,8 +20,8 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Starts the thread. Without one (the system refuses) idle sequences would stay, so that is worth an error line.
-    pub fn start(sequences: Arc<LiveSequences>) -> Self {
+    /// Starts the thread. Without one, idle sequences would stay and held requests would wait for traffic.
+    pub fn start(sequences: Arc<LiveSequences>) -> io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (stop, live) = (stopping.clone(), sequences.clone());
         let run = move || {
@@ -32,9 +33,8 @@ impl Reaper {
                 }
             }
         };
-        let thread = Builder::new().name("stateful-reaper".to_owned()).spawn(run);
-        let thread = thread.inspect_err(|error| log::error!("idle sequences will not expire: {error}")).ok();
-        Self { sequences, stopping, thread }
+        let thread = Some(Builder::new().name("stateful-reaper".to_owned()).spawn(run)?);
+        Ok(Self { sequences, stopping, thread })
     }
 }
 

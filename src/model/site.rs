@@ -44,12 +44,17 @@ impl Site {
         version: u64,
     ) -> Result<Self, Error> {
         let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
-        // With `direct`, a request of another shape than the first slot's may wait while others overtake it.
         let queue_requests = match config.strategy {
-            Strategy::Direct if !binding.has_uniform_requests() => usize::MAX,
-            _ => config.queue_requests,
+            Strategy::Direct => 1,
+            Strategy::Oldest => config.candidates,
         };
-        let policy = Policy { idle_limit: config.idle_limit, quiet: config.quiet, pause: config.pause, queue_requests };
+        let policy = Policy {
+            idle_limit: config.idle_limit,
+            dropped_after: config.dropped_after,
+            quiet: config.quiet,
+            queue_requests,
+            has_place_for_all: placement.slots.capacity >= config.candidates * placement.instances,
+        };
         let traffic = Arc::<Traffic>::default();
         let metrics = SequenceMetrics::new(&config.model, version, device.as_ref().map(|device| device.number()));
         let spec = SlotSpec {
@@ -60,7 +65,7 @@ impl Site {
         let (slots, slot_bytes) = (placement.slots.first_slab, spec.slot_bytes);
         let sequences = LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics);
         let sequences = Arc::new(sequences.map_err(|source| Error::PoolAtLoad { slots, slot_bytes, source })?);
-        let reaper = Reaper::start(sequences.clone());
+        let reaper = Reaper::start(sequences.clone()).map_err(Error::Reaper)?;
         let (place, placement, used_before) = (placement.place, placement.clone(), Mutex::new(used_before));
         Ok(Self { place, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }

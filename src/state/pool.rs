@@ -15,9 +15,9 @@ use std::fmt;
 /// How large the pool may get and when it grows and shrinks. Counts are in slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLimits {
-    /// Most slots that may be occupied, but for those of the reserve.
+    /// Slots for sequences of different ids.
     pub capacity: usize,
-    /// Further slots, made when [`SlotPool::acquire`] is told to use them and given back when they are empty.
+    /// Further slots, made when all others are occupied and given back when they are empty.
     pub reserve: usize,
     /// Slots of the first slab (`initial_buffer_size`), capped by the capacity.
     pub first_slab: usize,
@@ -128,12 +128,9 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         Ok(pool)
     }
 
-    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free. Beyond the capacity only
-    /// with `reserve`.
-    pub fn acquire(&mut self, record: R, reserve: bool) -> Result<SlotId, AcquireError<E>> {
-        if !reserve && self.live >= self.limits.capacity {
-            return Err(AcquireError::Full);
-        }
+    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free. Slots beyond the capacity are
+    /// the reserve: the caller says who may have them by whom it asks for.
+    pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError<E>> {
         if self.slabs_with_free.is_empty() {
             self.grow()?;
         }
@@ -229,7 +226,7 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         self.slabs.len()
     }
 
-    /// Most slots that may be occupied, but for those of the reserve.
+    /// Most slots without those of the reserve.
     pub const fn capacity(&self) -> usize {
         self.limits.capacity
     }
@@ -303,19 +300,19 @@ mod tests {
     #[test]
     fn a_full_pool_refuses_and_serves_again_after_a_release() {
         let mut pool = pool(SlotLimits::all_at_once(2));
-        let first = pool.acquire(1, false).unwrap();
-        pool.acquire(2, false).unwrap();
-        assert_eq!(pool.acquire(3, false), Err(AcquireError::Full));
+        let first = pool.acquire(1).unwrap();
+        pool.acquire(2).unwrap();
+        assert_eq!(pool.acquire(3), Err(AcquireError::Full));
         assert_eq!(pool.release(first), Some(1));
-        assert!(pool.acquire(3, false).is_ok());
+        assert!(pool.acquire(3).is_ok());
     }
 
     #[test]
     fn a_stale_id_finds_nothing() {
         let mut pool = pool(SlotLimits::all_at_once(1));
-        let old = pool.acquire(1, false).unwrap();
+        let old = pool.acquire(1).unwrap();
         pool.release(old);
-        let new = pool.acquire(2, false).unwrap();
+        let new = pool.acquire(2).unwrap();
         assert_eq!((old.slab, old.index), (new.slab, new.index));
         assert_eq!(pool.record(old), None);
         assert_eq!(pool.memory(old), None);
@@ -328,18 +325,18 @@ mod tests {
         let mut pool = pool(LAZY);
         let mut sizes = Vec::new();
         for i in 0..11 {
-            pool.acquire(i, false).unwrap();
+            pool.acquire(i).unwrap();
             pool.adjust().unwrap();
             sizes.push(pool.slots());
         }
         assert_eq!(sizes, [4, 4, 7, 7, 7, 10, 10, 10, 11, 11, 11]);
-        assert_eq!(pool.acquire(99, false), Err(AcquireError::Full));
+        assert_eq!(pool.acquire(99), Err(AcquireError::Full));
     }
 
     #[test]
     fn only_a_last_slab_without_sequences_goes_and_the_first_never_does() {
         let mut pool = pool(LAZY);
-        let ids: Vec<_> = (0..11).map(|i| pool.acquire(i, false).unwrap()).collect();
+        let ids: Vec<_> = (0..11).map(|i| pool.acquire(i).unwrap()).collect();
         pool.adjust().unwrap();
         for id in &ids[..10] {
             pool.release(*id);
@@ -352,12 +349,11 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_is_for_those_who_may_and_goes_when_it_is_empty() {
+    fn the_reserve_comes_after_the_capacity_and_goes_when_it_is_empty() {
         let mut pool = pool(SlotLimits { reserve: 2, ..SlotLimits::all_at_once(1) });
-        pool.acquire(1, false).unwrap();
-        assert_eq!(pool.acquire(2, false), Err(AcquireError::Full));
-        let beyond = [pool.acquire(2, true).unwrap(), pool.acquire(3, true).unwrap()];
-        assert_eq!(pool.acquire(4, true), Err(AcquireError::Full));
+        pool.acquire(1).unwrap();
+        let beyond = [pool.acquire(2).unwrap(), pool.acquire(3).unwrap()];
+        assert_eq!(pool.acquire(4), Err(AcquireError::Full));
         for id in beyond {
             pool.release(id);
         }
@@ -373,8 +369,8 @@ mod tests {
             if left >= 0 { Ok(slots) } else { Err("out of memory") }
         });
         let mut pool: SlotPool<usize, u32, &str> = SlotPool::new(LAZY, make).unwrap();
-        let ids: Vec<_> = (0..4).map(|i| pool.acquire(i, false).unwrap()).collect();
-        assert_eq!(pool.acquire(4, false), Err(AcquireError::Memory("out of memory")));
+        let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
+        assert_eq!(pool.acquire(4), Err(AcquireError::Memory("out of memory")));
         assert_eq!(pool.record(ids[3]), Some(&3));
     }
 
@@ -406,7 +402,7 @@ mod tests {
             let mut ever: Vec<SlotId> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Acquire(record) => match pool.acquire(record, false) {
+                    Op::Acquire(record) => match pool.acquire(record) {
                         Ok(id) => {
                             prop_assert!(live.len() < capacity);
                             prop_assert!(live.keys().all(|o| (o.slab, o.index) != (id.slab, id.index)));

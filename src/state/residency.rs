@@ -263,7 +263,7 @@ mod tests {
     fn slots(count: usize) -> Vec<SlotId> {
         let mut pool: SlotPool<(), (), ()> =
             SlotPool::new(SlotLimits::all_at_once(count), Box::new(|_| Ok(()))).unwrap();
-        (0..count).map(|_| pool.acquire((), false).unwrap()).collect()
+        (0..count).map(|_| pool.acquire(()).unwrap()).collect()
     }
 
     /// Memory as batch buffers and slots have it: for each place the sequence and the step whose state it is.

@@ -115,7 +115,11 @@ impl LoadedModel {
 }
 
 /// An instance between ModelInstanceInitialize and ModelInstanceFinalize.
-pub struct LoadedInstance(Arc<Instance>);
+pub struct LoadedInstance {
+    instance: Arc<Instance>,
+    /// All requests so far: the backend may hold one for as long as it likes.
+    requests: Mutex<Vec<Arc<Request>>>,
+}
 
 impl LoadedInstance {
     pub fn new(model: &LoadedModel) -> Self {
@@ -124,11 +128,12 @@ impl LoadedInstance {
 
     /// For a GPU, if one is named.
     pub fn on(model: &LoadedModel, gpu: Option<i32>) -> Self {
-        Self(Arc::new(Instance { model: model.0.clone(), gpu, kept: Default::default() }))
+        let instance = Arc::new(Instance { model: model.0.clone(), gpu, kept: Default::default() });
+        Self { instance, requests: Mutex::default() }
     }
 
     fn raw(&self) -> *mut TRITONBACKEND_ModelInstance {
-        Arc::as_ptr(&self.0).cast_mut().cast()
+        Arc::as_ptr(&self.instance).cast_mut().cast()
     }
 
     pub fn initialize(&self) -> Result<(), Failure> {
@@ -143,10 +148,11 @@ impl LoadedInstance {
 
     /// Hands a payload over.
     pub fn execute(&self, payload: &[Arc<Request>]) -> Result<(), Failure> {
+        self.requests.lock().extend(payload.iter().cloned());
         payload.iter().for_each(|request| ledger::made(Kind::Request, Arc::as_ptr(request).addr()));
         let mut raw: Vec<_> = payload.iter().map(|request| Arc::as_ptr(request).cast_mut().cast()).collect();
         let count = raw.len() as u32;
-        // SAFETY: a live instance, and as many requests as said, kept alive by the test.
+        // SAFETY: a live instance, and as many requests as said, kept alive with the instance.
         took(unsafe { exports::TRITONBACKEND_ModelInstanceExecute(self.raw(), raw.as_mut_ptr(), count) })
     }
 

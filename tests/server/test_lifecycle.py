@@ -84,10 +84,10 @@ def test_a_model_may_go_while_its_sequences_are_being_served(deploy):
 def test_a_reload_with_another_configuration_takes_effect(deployment):
     model = models.counter(name="changing", max_candidates=10)
     deployment.serve(model)
-    assert deployment.metric("stateful_slot_capacity", model) == 9
+    assert deployment.metric("stateful_slot_capacity", model) == 10
     deployment.unload(model)
     model = deployment.serve(models.counter(name="changing", max_candidates=30))
-    assert deployment.metric("stateful_slot_capacity", model) == 27
+    assert deployment.metric("stateful_slot_capacity", model) == 30
     Conversation(deployment.connect(), model, np.random.default_rng(3)).whole(3)
     deployment.unload(model)
 
@@ -99,10 +99,10 @@ def test_a_model_that_is_replaced_while_it_is_loaded_leaves_its_metrics_to_the_n
     # core loads the new one before it lets the old one go
     del deployment.loaded[model.name]
     model = deployment.serve(models.counter(name="replaced", max_candidates=30))
-    deployment.settles("stateful_slot_capacity", model, 27)
+    deployment.settles("stateful_slot_capacity", model, 30)
     deployment.settles("stateful_live_sequences", model, 0)
     Conversation(deployment.connect(), model, np.random.default_rng(3)).whole(3)
-    assert deployment.metric("stateful_slot_capacity", model) == 27
+    assert deployment.metric("stateful_slot_capacity", model) == 30
     deployment.unload(model)
 
 

@@ -20,7 +20,7 @@ def start_sequences(client, model, count):
 @pytest.mark.parametrize(
     ("name", "candidates", "ratio", "capacity"),
     [
-        ("default_ratio", 10, None, 9),
+        ("default_ratio", 10, None, 10),
         ("rounded_down", 7, "0.5", 3),
         ("all", 6, "1.0", 6),
         ("at_least_one", 1, "0.1", 1),
@@ -38,7 +38,7 @@ def test_capacity_is_the_ratios_share_of_the_candidates(deployment, name, candid
 
 def test_capacity_counts_for_each_instance(deployment):
     model = deployment.serve(models.counter(name="pool_of_two", max_candidates=10, instances=2))
-    assert deployment.metric("stateful_slot_capacity", model) == 18
+    assert deployment.metric("stateful_slot_capacity", model) == 20
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def lazy(name: str, dealloc: int, **more):
 
 def test_without_lazy_parameters_all_slots_are_there_from_the_start(deployment):
     model = deployment.serve(models.counter(name="pool_eager", max_candidates=20))
-    deployment.settles("stateful_slots_allocated", model, 18)
+    deployment.settles("stateful_slots_allocated", model, 20)
     deployment.settles("stateful_slabs", model, 1)
 
 

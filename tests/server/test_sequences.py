@@ -112,6 +112,7 @@ def test_no_sequence_sees_the_state_of_a_slots_earlier_owner(deployment):
 @pytest.mark.parametrize("max_batch_size", [1, 2, 16])
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "ended_or_cut_short"])
 def test_an_id_reused_without_waiting_never_mixes_its_lives(deployment, ends, max_batch_size, instances):
+    """Several STARTs of an id at once break a rule. If each life is ended, nothing is lost; else lives may be over."""
     model = models.counter(
         name=f"counter_reused_{max_batch_size}_{instances}",
         max_batch_size=max_batch_size,
@@ -123,7 +124,7 @@ def test_an_id_reused_without_waiting_never_mixes_its_lives(deployment, ends, ma
     stream = deployment.connect("stream")
     for _ in range(3):
         scripts = [script(model, rng, new_id(), lives=8, ends=ends) for _ in range(12)]
-        pipeline(stream, model, rng, scripts)
+        pipeline(stream, model, rng, scripts, may_end=not ends)
 
 
 def test_an_id_reused_without_waiting_while_each_run_takes_its_time(deployment):
@@ -135,7 +136,8 @@ def test_an_id_reused_without_waiting_while_each_run_takes_its_time(deployment):
 
 def test_a_life_that_core_delays_does_not_displace_the_next_of_its_id(deployment):
     # Core gives the first life a slot whose last request is still running, and the second life
-    # a free one: the second START overtakes the first. Then the client takes its time.
+    # a free one: the second START overtakes the first. Then the client takes its time, so that the second life counts
+    # as started over. Its next request must not get the state of the first.
     model = deployment.serve(models.slow("slow_overtaking", max_batch_size=1, products=1000))
     rng = np.random.default_rng(11)
     stream = deployment.connect("stream")
@@ -153,12 +155,16 @@ def test_a_life_that_core_delays_does_not_displace_the_next_of_its_id(deployment
             flags = {"start": now.start, "end": now.end}
             stream.send(model.name, now.sequence_id, now.inputs, **flags, request_id=str(i))
         for reply in stream.replies(len(batch)):
+            if batch[0] == 5 and reply.error is not None:
+                assert "is not live" in str(reply.error)
+                continue
             assert reply.error is None, reply.error
             answers[int(reply.request_id)] = reply.outputs
         # the second life is silent while others have the server busy
         Conversation(deployment.connect(), model, rng).whole(20)
-    for i, want in enumerate(expected):
-        assert_same(model, answers[i], want, f"request {i}")
+    assert len(answers) >= 5
+    for i, answer in answers.items():
+        assert_same(model, answer, expected[i], f"request {i}")
 
 
 def test_many_streams_at_once_each_with_many_sequences(deployment):

@@ -1,28 +1,45 @@
 //! The table of live sequences.
 
-mod turns;
+mod chains;
+mod expiry;
+mod lanes;
 
-use std::collections::HashMap;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use hashlink::{LinkedHashMap, LinkedHashSet};
-use smallvec::SmallVec;
 
-use super::contest::{Chain, Contest, Evidence, SHORT_PAYLOADS};
 use super::id::Key;
+use super::watermark::Watermark;
 use crate::state::pool::{AcquireError, MakeSlab, SlotId, SlotLimits, SlotPool};
+use chains::{Chain, Look};
 
-/// When a sequence is over without its END. All counts and times are bounds on what core can still have in its queue.
+/// When a sequence is over without its END, and how many may live.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// Idle sequences are dropped after this time.
+    /// A sequence expires when it has had no request for this long.
     pub idle_limit: Duration,
-    /// An instance that has run nothing for this long has nothing in core's queue (the queue delay and a margin).
+    /// Core has certainly dropped a sequence that has had no request for this long.
+    pub dropped_after: Duration,
+    /// Core hands on what it has queued when an instance has had nothing to do for this long (the queue delay and a
+    /// margin).
     pub quiet: Duration,
-    /// One that has run nothing for this long most likely has nothing there: several such pauses prove it.
-    pub pause: Duration,
-    /// Core queues at most this many requests for one instance: one of each of its slots.
+    /// Most requests that core queues for one instance: one for each of its slots. With `direct`, each payload takes the
+    /// next request of every slot, so 1.
     pub queue_requests: usize,
+    /// The capacity is the number of sequences that core admits, so a START proves that there is room for it.
+    pub has_place_for_all: bool,
+}
+
+/// What a request asks of the table.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// Whose request it is.
+    pub key: Key,
+    /// It starts the sequence.
+    pub start: bool,
+    /// It ends the sequence.
+    pub end: bool,
 }
 
 /// A request's sequence, found or made; its slot is the caller's until [`Sequences::settle`].
@@ -48,7 +65,7 @@ pub enum Refusal<E> {
     },
     /// A START, and the memory for another slab cannot be had.
     Memory(E),
-    /// The sequence has a request in the works already; core promises that this does not happen.
+    /// Another request of the sequence is being worked on; core promises that this does not happen.
     Busy,
 }
 
@@ -74,41 +91,56 @@ pub struct Counts {
     pub rejected: u64,
 }
 
-enum Phase {
+enum Phase<H> {
+    /// A request of it is being worked on.
     InFlight { start: bool },
-    Idle,
+    /// It waits for its next request.
+    Waiting,
+    /// Its START has been answered and is not released.
+    Held(H),
+    /// Its START is being released.
+    Releasing,
+}
+
+/// Whether another START of its id has come since an incarnation's own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Superseded {
+    No,
+    /// One that came so soon that it may have been sent before its own.
+    BySoon,
+    /// One that came so soon while core could have held it back behind an earlier incarnation of the id.
+    ByLate,
+    /// One that was sent after its own.
+    ByLater,
 }
 
 struct Record<C, H> {
     key: Key,
     /// `None` while they are checked out.
     contents: Option<C>,
-    phase: Phase,
-    /// What its instance had seen when it started.
-    born: Evidence,
-    /// What its instance had seen when its last request was settled.
-    settled: Evidence,
-    held: Option<H>,
-    /// Its START failed, but core may have more of it, which must not reach an earlier incarnation.
+    phase: Phase<H>,
+    /// Its last request is released when the requests of this payload are, at the latest.
+    released_by: u64,
+    /// When its last request was released, those of all payloads before this one had been.
+    released_after: u64,
+    superseded: Superseded,
+    /// Its START was released when the requests of this payload were, at the earliest.
+    born: u64,
+    /// It has no state: its START failed, or its requests cannot be told from those of another incarnation.
     failed: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Activity {
-    /// Payloads that have begun and not finished.
-    in_works: usize,
-    idle_since: Instant,
-    /// Of all payloads that have begun.
-    payloads: Evidence,
-    /// Of these, and of having been quiet.
-    total: Evidence,
-}
-
-impl Activity {
-    /// Whether it has run nothing for so long that core has sent what it had.
-    fn is_quiet(&self, now: Instant, quiet: Duration) -> bool {
-        self.in_works == 0 && now >= self.idle_since + quiet
-    }
+/// What the table knows of one instance.
+struct Instance {
+    watermark: Watermark,
+    /// Chains to look at when the watermark passes a payload.
+    looks: BinaryHeap<Look>,
+    /// Chains to look at at a time, because two STARTs may have overtaken each other.
+    late_looks: VecDeque<(Instant, Key)>,
+    /// Sequences that wait for a request, and since when.
+    idle: LinkedHashMap<SlotId, Instant>,
+    /// Those whose time is over, until it is certain that core has no request of them.
+    overdue: LinkedHashSet<SlotId>,
 }
 
 /// All live sequences of a model, with their slots.
@@ -118,26 +150,20 @@ impl Activity {
 pub struct Sequences<S, C, H, E> {
     policy: Policy,
     pool: SlotPool<S, Record<C, H>, E>,
+    /// The incarnations of each id, with `oldest`.
     chains: HashMap<Key, Chain>,
-    /// Ids whose chains have a contest.
-    contested: LinkedHashSet<Key>,
-    /// Who was started last in each lane of each instance.
+    /// Chains with an incarnation that has a slot.
+    chains_with_slots: usize,
+    /// The sequence in each lane of each instance, with `direct`.
     lanes: HashMap<(u32, u32), SlotId>,
-    /// Incarnations that are over unless a request comes for them: the first to go when slots run out.
-    doubtful: LinkedHashSet<SlotId>,
-    /// Those of each instance that wait for a request, and since when.
-    idle: HashMap<u32, LinkedHashMap<SlotId, Instant>>,
-    instances: HashMap<u32, Activity>,
-    /// Time of the payload in the works.
-    now: Instant,
+    instances: HashMap<u32, Instance>,
     counts: Counts,
     /// What sequences that are over kept beside their slots.
     leavings: Vec<C>,
-    /// Ids of held requests that have been let go and may not be released yet, with their number: until then core cannot
-    /// send what follows them.
-    letting_go: HashMap<Key, usize>,
-    /// Those since [`Sequences::take_let_go`].
-    let_go: Vec<Key>,
+    /// Number of held requests.
+    held: usize,
+    /// Ids of held requests that are being released.
+    releasing: Vec<Key>,
 }
 
 impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
@@ -147,92 +173,44 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             policy,
             pool: SlotPool::new(limits, make_slab)?,
             chains: HashMap::new(),
-            contested: LinkedHashSet::new(),
+            chains_with_slots: 0,
             lanes: HashMap::new(),
-            doubtful: LinkedHashSet::new(),
-            idle: HashMap::new(),
             instances: HashMap::new(),
-            now: Instant::now(),
             counts: Counts::default(),
             leavings: Vec::new(),
-            letting_go: HashMap::new(),
-            let_go: Vec::new(),
+            held: 0,
+            releasing: Vec::new(),
         })
     }
 
-    /// The ids of the held requests that have been let go; to be followed by [`Sequences::have_been_released`].
-    pub fn take_let_go(&mut self) -> Vec<Key> {
-        std::mem::take(&mut self.let_go)
-    }
-
-    /// Held requests of these ids have been released: from now on core can send what follows them.
-    pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
-        for key in keys {
-            match self.letting_go.get_mut(&key) {
-                Some(left) if *left > 1 => *left -= 1,
-                _ => drop(self.letting_go.remove(&key)),
-            }
-            let seen = self.payloads(key.instance);
-            let Some(chain) = self.chains.get_mut(&key) else { continue };
-            if let Some(contest) = &mut chain.contest {
-                contest.note_release(now, seen);
-            }
-            let front = chain.incarnations[0];
-            self.begin_to_wait(&key, front, now);
-        }
-    }
-
-    /// An incarnation that was held waits for its next request from now on.
-    fn begin_to_wait(&mut self, key: &Key, slot: SlotId, now: Instant) {
-        let seen = self.total(key.instance);
-        if let Some(record) = self.pool.record_mut(slot)
-            && matches!(record.phase, Phase::Idle)
-            && record.held.is_none()
-        {
-            record.settled = seen;
-            self.idle.entry(key.instance).or_default().insert(slot, now);
-        }
-    }
-
-    fn release_held(&mut self, key: &Key, held: Option<H>, released: &mut Vec<H>) {
-        if let Some(held) = held {
-            *self.letting_go.entry(key.clone()).or_default() += 1;
-            self.let_go.push(key.clone());
-            released.push(held);
-        }
-    }
-
-    /// The instance begins to work on a payload of so many requests, while others may wait for their requests to be
-    /// settled. `short`: core had fewer requests than a batch takes.
-    pub fn begin_payload(&mut self, instance: u32, requests: usize, short: bool, now: Instant) {
-        self.now = now;
-        let Policy { quiet, pause, .. } = self.policy;
-        let none = Evidence::default();
-        let fresh = Activity { in_works: 0, idle_since: now, payloads: none, total: none };
-        let activity = self.instances.entry(instance).or_insert(fresh);
-        if activity.is_quiet(now, quiet) {
-            activity.total.short_payloads = activity.total.short_payloads.wrapping_add(SHORT_PAYLOADS);
-        }
-        let short = short || activity.is_quiet(now, pause);
-        activity.in_works += 1;
-        activity.payloads.add(requests, short);
-        activity.total.add(requests, short);
-    }
-
-    /// Finds the sequence that a request belongs to, or makes it for a START, and checks its slot out.
+    /// Admits the requests of a payload: finds the sequence of each, or makes it for a START, and checks its slot out.
+    /// `requests` counts all requests of the payload, also those that ask nothing of the table.
     ///
-    /// `released` takes the held requests that this lets go of; drop them without holding any lock.
+    /// `released` takes the held requests that are no longer to be held. Drop them without holding any lock, then call
+    /// [`Sequences::have_been_released`] with what [`Sequences::take_releasing`] gives.
     pub fn admit(
         &mut self,
-        key: &Key,
-        start: bool,
-        end: bool,
+        instance: u32,
+        requests: usize,
+        admissions: &[Admission],
+        now: Instant,
         released: &mut Vec<H>,
-    ) -> Result<Admitted<S, C>, Refusal<E>> {
-        let slot = if start { self.start(key, released)? } else { self.resume(key, end, released)? };
-        let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
-        let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
-        Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })
+    ) -> Vec<Result<Admitted<S, C>, Refusal<E>>> {
+        self.instance(instance, now).watermark.begin(requests, now);
+        let mut slots: Vec<_> = admissions.iter().map(|_| Err(Refusal::Unknown)).collect();
+        // A payload has no order, and a request that is not a START belongs to an incarnation whose START came before.
+        for start in [false, true] {
+            for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(admission, _)| admission.start == start)
+            {
+                *slot = match (start, admission.key.lane) {
+                    (true, _) => self.start(admission, now, released),
+                    (false, Some(_)) => self.find_in_lane(&admission.key),
+                    (false, None) => self.find_in_chain(admission, released),
+                };
+            }
+        }
+        self.conclude(instance, now, released);
+        slots.into_iter().map(|slot| slot.and_then(|slot| self.check_out(slot))).collect()
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -267,118 +245,80 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// A sequence is over when its request carried END, whatever became of it, and when its START failed. The request
     /// is to be released next: what core sends from then on is the sequence's next.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
-        let Some(instance) = self.pool.record(slot).map(|record| record.key.instance) else { return false };
-        let seen = self.total(instance);
         let Some(record) = self.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
-        record.phase = Phase::Idle;
-        record.settled = seen;
+        record.phase = Phase::Waiting;
         record.failed |= started && outcome == Outcome::Failed;
-        let contest = self.chains.get_mut(&record.key).and_then(|chain| chain.contest.as_mut());
-        if let Some(contest) = contest {
-            contest.is_open = true;
-        }
-        let only_trace = record.failed && self.chain_length(slot) == 1;
-        if end || only_trace {
-            self.note_one_shot(slot);
-            self.remove(slot, released);
-            self.counts.ended += 1;
+        let (key, failed) = (record.key.clone(), record.failed);
+        let instance = self.instance(key.instance, now);
+        let releasing = instance.watermark.releasing();
+        let Some(record) = self.pool.record_mut(slot) else { return false };
+        record.released_after = releasing;
+        if key.lane.is_some() {
+            if end || failed {
+                self.counts.ended += 1;
+                self.remove_from_lane(slot);
+            } else {
+                self.wait(slot, now);
+            }
             return false;
         }
-        self.idle.entry(instance).or_default().insert(slot, now);
-        !self.is_front(slot)
-    }
-
-    /// Of those that do not receive, only a START can end its incarnation.
-    fn note_one_shot(&mut self, slot: SlotId) {
-        let is_front = self.is_front(slot);
-        let chain = self.pool.record(slot).and_then(|record| self.chains.get_mut(&record.key));
-        if let Some(contest) = chain.and_then(|chain| chain.contest.as_mut()) {
-            contest.one_shot |= !is_front;
-        }
+        self.settle_in_chain(slot, &key, end, now, released)
     }
 
     /// Keeps a request unreleased until its sequence is the only one of its id that core can send requests for.
     pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
-        let Some(record) = self.pool.record_mut(slot) else { return released.push(request) };
-        record.held = Some(request);
-        // It cannot get a request, so it does not expire for want of one.
-        let instance = record.key.instance;
-        self.leave_idle(instance, slot);
-    }
-
-    /// What was to be held has been released: what core sends from now on may be of any incarnation of the id, so none
-    /// is served.
-    pub fn release_unheld(&mut self, slot: SlotId) {
-        if let Some(key) = self.pool.record(slot).map(|record| record.key.clone()) {
-            self.bar(&key);
-        }
-    }
-
-    /// The instance has settled all requests of the payload that began first of those in the works.
-    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
-        if let Some(activity) = self.instances.get_mut(&instance) {
-            activity.in_works = activity.in_works.saturating_sub(1);
-            activity.idle_since = now;
-        }
-        let payloads = self.payloads(instance);
-        let limit = self.policy.queue_requests;
-        self.take_turns(Some(instance), released, |contest, _| {
-            if std::mem::take(&mut contest.is_open) {
-                // The payload's requests have been released by now, not when they were settled.
-                contest.note_release(now, payloads);
+        match self.pool.record_mut(slot) {
+            Some(record) => {
+                record.phase = Phase::Held(request);
+                self.held += 1;
             }
-            payloads.since(contest.from).is_enough(limit) && contest.is_ripe(now)
-        });
+            None => released.push(request),
+        }
+    }
+
+    /// The instance has released all requests of the payload that began first of those in the works.
+    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
+        self.instance(instance, now).watermark.finish(now);
+        self.conclude(instance, now, released);
         self.pool.adjust()
     }
 
-    /// Drops what lay idle for too long and settles what a quiet instance proves.
+    /// Drops what lay idle for too long, and concludes what a quiet instance proves.
     pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
-        self.now = now;
-        let quiet = self.policy.quiet;
-        let instances = std::mem::take(&mut self.instances);
-        self.take_turns(None, released, |contest, key| {
-            let is_quiet = instances.get(&key.instance).is_none_or(|seen| seen.is_quiet(now, quiet));
-            is_quiet && now >= contest.released + quiet && contest.is_ripe(now)
-        });
-        self.instances = instances;
-        self.expire(now, released);
+        let instances: Vec<u32> = self.instances.keys().copied().collect();
+        for instance in instances {
+            self.instance(instance, now).watermark.rest(now);
+            self.conclude(instance, now, released);
+            self.expire(instance, now, released);
+        }
         self.pool.adjust()
     }
 
-    /// When [`Sequences::tick`] may have something to do again.
-    pub fn next_tick(&self, now: Instant) -> Instant {
-        let longest = self.idle.values().filter_map(|idle| idle.front()).map(|(_, &since)| since).min();
-        let idle = longest.unwrap_or(now) + self.policy.idle_limit;
-        // What is due already waits for core's queue.
-        let idle = idle.max(now + self.policy.quiet);
-        if self.is_contested() { idle.min(now + self.policy.quiet) } else { idle }
-    }
-
-    /// Whether [`Sequences::next_tick`] has come nearer.
-    pub fn is_contested(&self) -> bool {
-        !self.contested.is_empty()
+    /// Whether a request is held: [`Sequences::next_tick`] may have come nearer.
+    pub const fn is_holding(&self) -> bool {
+        self.held > 0
     }
 
     /// Ends every sequence of an instance that goes away.
     pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
-        self.instances.remove(&instance);
-        self.lanes.retain(|(of, _), _| *of != instance);
-        let gone: Vec<SlotId> = self
-            .chains
-            .iter()
-            .filter(|(key, _)| key.instance == instance)
-            .flat_map(|(_, chain)| chain.incarnations.iter().copied())
-            .collect();
+        let in_lanes = self.lanes.iter().filter(|((of, _), _)| *of == instance).map(|(_, slot)| *slot);
+        let in_chains = self.chains.iter().filter(|(key, _)| key.instance == instance);
+        let in_chains = in_chains.flat_map(|(_, chain)| chain.incarnations.iter().copied());
+        let gone: Vec<SlotId> = in_lanes.chain(in_chains).collect();
         for slot in gone {
-            // One may go with another.
-            if self.pool.record(slot).is_some() {
-                self.remove(slot, released);
-                self.counts.ended += 1;
+            self.counts.ended += 1;
+            if let Some(held) = self.free(slot) {
+                released.push(held);
             }
         }
-        self.idle.remove(&instance);
+        self.lanes.retain(|(of, _), _| *of != instance);
+        self.chains.retain(|key, chain| {
+            let stays = key.instance != instance;
+            self.chains_with_slots -= usize::from(!stays && !chain.incarnations.is_empty());
+            stays
+        });
+        self.instances.remove(&instance);
     }
 
     /// What happened so far.
@@ -401,200 +341,137 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         self.pool.slabs()
     }
 
-    /// Most slots that may exist.
+    /// Most slots that may hold sequences of different ids.
     pub const fn capacity(&self) -> usize {
         self.pool.capacity()
     }
 
-    fn start(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        let lane = key.lane.map(|lane| (key.instance, lane));
-        if let Some(&occupant) = lane.and_then(|lane| self.lanes.get(&lane)) {
-            // A START in a lane proves that whoever had it is over, by END or because core let it go.
-            self.end_if_idle(occupant, released);
-        }
-        let slot = match self.acquire(key, released) {
+    fn instance(&mut self, instance: u32, now: Instant) -> &mut Instance {
+        let Policy { queue_requests, quiet, .. } = self.policy;
+        self.instances.entry(instance).or_insert_with(|| Instance {
+            watermark: Watermark::new(queue_requests, quiet, now),
+            looks: BinaryHeap::new(),
+            late_looks: VecDeque::new(),
+            idle: LinkedHashMap::new(),
+            overdue: LinkedHashSet::new(),
+        })
+    }
+
+    /// The payload that has begun last on an instance.
+    fn payload(&self, instance: u32) -> u64 {
+        self.instances.get(&instance).map_or(0, |instance| instance.watermark.begun())
+    }
+
+    /// What has been passed on an instance; see [`Watermark::passed`].
+    fn passed(&self, instance: u32) -> u64 {
+        self.instances.get(&instance).map_or(0, |instance| instance.watermark.passed())
+    }
+
+    fn check_out(&mut self, slot: SlotId) -> Result<Admitted<S, C>, Refusal<E>> {
+        let memory = self.pool.memory(slot).ok_or(Refusal::Unknown)?;
+        let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
+        Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })
+    }
+
+    fn start(&mut self, admission: &Admission, now: Instant, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
+        let key = &admission.key;
+        let supersedes = match key.lane {
+            Some(lane) => {
+                self.clear_lane(key.instance, lane);
+                None
+            }
+            None => self.prepare_chain(key, now, released),
+        };
+        let slot = match self.acquire(key, supersedes.is_some(), now, released) {
             Ok(slot) => slot,
-            Err(error) => {
+            Err(refusal) => {
                 self.counts.rejected += 1;
-                self.bar(key);
-                return Err(match error {
-                    AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
-                    AcquireError::Memory(error) => Refusal::Memory(error),
-                });
+                if key.lane.is_none() {
+                    self.refuse_start_in_chain(admission, released);
+                }
+                return Err(refusal);
             }
         };
-        if let Some(lane) = lane {
-            self.lanes.insert(lane, slot);
-        }
-        let late = self.may_be_late(key);
-        let chain = self.chains.entry(key.clone()).or_default();
-        chain.incarnations.push(slot);
-        if chain.incarnations.len() > 1 && chain.contest.is_none() {
-            self.set_contest(key, Some(self.contest(key, late)));
+        match key.lane {
+            Some(lane) => {
+                self.lanes.insert((key.instance, lane), slot);
+            }
+            None => self.append_to_chain(admission, slot, supersedes),
         }
         self.counts.started += 1;
         Ok(slot)
     }
 
-    fn payloads(&self, instance: u32) -> Evidence {
-        self.instances.get(&instance).map_or(Evidence::default(), |seen| seen.payloads)
-    }
-
-    fn total(&self, instance: u32) -> Evidence {
-        self.instances.get(&instance).map_or(Evidence::default(), |seen| seen.total)
-    }
-
-    /// A free slot, if need be that of an incarnation that is most likely over. The START of a live id may take one of
-    /// the reserve, as core still has to send what belongs to the sequence that it replaces or follows.
-    fn acquire(&mut self, key: &Key, released: &mut Vec<H>) -> Result<SlotId, AcquireError<E>> {
-        let follows = self.chains.contains_key(key);
-        loop {
-            let phase = Phase::InFlight { start: true };
-            let born = self.total(key.instance);
-            let (key, contents) = (key.clone(), None);
-            let record = Record { key, contents, phase, born, settled: born, held: None, failed: false };
-            match self.pool.acquire(record, follows) {
-                Err(AcquireError::Full) if self.drop_doubtful(released) => {}
-                acquired => return acquired,
+    /// A slot for a START. One that `follows` a live incarnation of its id takes a slot of the reserve. So does one that
+    /// finds the capacity used up although core has a place for it.
+    fn acquire(&mut self, key: &Key, follows: bool, now: Instant, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
+        let capacity = self.pool.capacity();
+        if !follows && self.chains_with_slots + self.lanes.len() >= capacity {
+            if !self.policy.has_place_for_all {
+                return Err(Refusal::Full { capacity });
             }
+            self.drop_longest_idle(key.instance, now, released);
         }
-    }
-
-    /// A START of a live id was refused. What follows it cannot be told from what core still has of the sequence before
-    /// it, so neither is served.
-    fn bar(&mut self, key: &Key) {
-        for slot in self.chains.get(key).map(|chain| chain.incarnations.clone()).unwrap_or_default() {
-            if let Some(record) = self.pool.record_mut(slot) {
-                record.failed = true;
-            }
-        }
-    }
-
-    fn resume(&mut self, key: &Key, end: bool, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        let chain = self.chains.get_mut(key).ok_or(Refusal::Unknown)?;
-        if let Some(contest) = &mut chain.contest {
-            (contest.last_request, contest.is_open) = (self.now, true);
-        }
-        let is_ready = |slot: &&SlotId| {
-            self.pool.record(**slot).is_some_and(|record| matches!(record.phase, Phase::Idle) && record.held.is_none())
+        let payload = self.payload(key.instance);
+        let record = Record {
+            key: key.clone(),
+            contents: None,
+            phase: Phase::InFlight { start: true },
+            released_by: payload,
+            released_after: 0,
+            superseded: Superseded::No,
+            born: payload,
+            failed: false,
         };
-        let slot = *chain.incarnations.iter().find(is_ready).ok_or(Refusal::Busy)?;
+        self.pool.acquire(record).map_err(|error| match error {
+            AcquireError::Full => Refusal::Full { capacity },
+            AcquireError::Memory(error) => Refusal::Memory(error),
+        })
+    }
+
+    /// A request comes for the sequence in this slot.
+    fn receive(&mut self, slot: SlotId) -> Result<SlotId, Refusal<E>> {
         let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
-        if record.failed {
-            if end {
-                self.end_if_idle(slot, released);
-            }
-            return Err(Refusal::Unknown);
+        let Some(instance) = self.instances.get_mut(&record.key.instance) else { return Err(Refusal::Unknown) };
+        if !matches!(record.phase, Phase::Waiting | Phase::Releasing) {
+            return Err(Refusal::Busy);
         }
+        instance.watermark.follow(record.released_after);
         record.phase = Phase::InFlight { start: false };
-        self.doubtful.remove(&slot);
-        self.leave_idle(key.instance, slot);
+        record.released_by = instance.watermark.begun();
+        instance.idle.remove(&slot);
+        instance.overdue.remove(&slot);
         Ok(slot)
     }
 
-    /// Ends an incarnation that is over unless a request comes for it, if there is one: something has run out.
-    pub fn drop_doubtful(&mut self, released: &mut Vec<H>) -> bool {
-        while let Some(slot) = self.doubtful.pop_front() {
-            if self.end_if_idle(slot, released) {
-                return true;
-            }
-        }
-        false
-    }
-
-    fn end_if_idle(&mut self, slot: SlotId, released: &mut Vec<H>) -> bool {
-        let idle = self.is_idle(slot);
-        if idle {
-            self.remove(slot, released);
-            self.counts.ended += 1;
-        }
-        idle
-    }
-
-    fn is_idle(&self, slot: SlotId) -> bool {
-        self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Idle))
-    }
-
-    /// Whether core has sent what it had of a sequence when its last request was settled. Under load a request may wait
-    /// in core for longer than a sequence may lie idle.
-    fn has_nothing_queued(&self, slot: SlotId, now: Instant) -> bool {
-        let Some(record) = self.pool.record(slot) else { return true };
-        let Some(seen) = self.instances.get(&record.key.instance) else { return true };
-        seen.is_quiet(now, self.policy.quiet) || seen.total.since(record.settled).is_enough(self.policy.queue_requests)
-    }
-
-    fn expire(&mut self, now: Instant, released: &mut Vec<H>) {
-        let limit = self.policy.idle_limit;
-        let due = |(&slot, &since): (&SlotId, &Instant)| (now >= since + limit).then_some(slot);
-        let instances: SmallVec<[u32; 4]> = self.idle.keys().copied().collect();
-        for instance in instances {
-            while let Some(slot) = self.idle.get(&instance).and_then(|idle| idle.front()).and_then(due)
-                && self.has_nothing_queued(slot, now)
-            {
-                self.remove(slot, released);
-                self.counts.expired += 1;
-            }
+    /// The sequence in this slot waits for its next request.
+    fn wait(&mut self, slot: SlotId, now: Instant) {
+        let Some(record) = self.pool.record_mut(slot) else { return };
+        record.phase = Phase::Waiting;
+        if let Some(instance) = self.instances.get_mut(&record.key.instance) {
+            instance.idle.insert(slot, now);
         }
     }
 
-    fn leave_idle(&mut self, instance: u32, slot: SlotId) {
-        if let Some(idle) = self.idle.get_mut(&instance) {
-            idle.remove(&slot);
+    /// Frees a slot, and returns the request that was held with it. The caller takes it out of its lane or chain.
+    fn free(&mut self, slot: SlotId) -> Option<H> {
+        let record = self.pool.release(slot)?;
+        if let Some(instance) = self.instances.get_mut(&record.key.instance) {
+            instance.idle.remove(&slot);
+            instance.overdue.remove(&slot);
         }
-    }
-
-    /// Frees the slot. If its incarnation was receiving, the next one is.
-    fn remove(&mut self, slot: SlotId, released: &mut Vec<H>) {
-        self.doubtful.remove(&slot);
-        let Some(record) = self.pool.release(slot) else { return };
-        let key = record.key;
-        self.leave_idle(key.instance, slot);
-        self.release_held(&key, record.held, released);
         self.leavings.extend(record.contents);
-        let Some(chain) = self.chains.get_mut(&key) else { return };
-        let was_front = chain.incarnations.first() == Some(&slot);
-        chain.incarnations.retain(|other| *other != slot);
-        let Some(&front) = chain.incarnations.first() else {
-            self.set_contest(&key, None);
-            self.chains.remove(&key);
-            return;
-        };
-        let alone = chain.incarnations.len() == 1;
-        let (late, one_shot) =
-            chain.contest.as_ref().map_or((false, false), |contest| (contest.late, contest.one_shot));
-        let Some(next) = self.pool.record_mut(front) else { return };
-        let next_failed = next.failed;
-        if was_front {
-            let held = next.held.take();
-            self.release_held(&key, held, released);
-        }
-        if alone && next_failed {
-            self.remove(front, released);
-            self.counts.ended += 1;
-        } else if alone && !was_front && one_shot && !late {
-            // It started over what is left, which goes when core has sent what it had of it.
-        } else if alone {
-            self.set_contest(&key, None);
-            if !was_front && one_shot {
-                self.doubtful.insert(front);
-            }
-        } else if was_front {
-            self.set_contest(&key, Some(Contest { one_shot, ..self.contest(&key, true) }));
-        }
+        let Phase::Held(held) = record.phase else { return None };
+        self.held -= 1;
+        Some(held)
     }
 
-    fn is_front(&self, slot: SlotId) -> bool {
-        self.chain_of(slot).is_some_and(|chain| chain.incarnations.first() == Some(&slot))
-    }
-
-    fn chain_length(&self, slot: SlotId) -> usize {
-        self.chain_of(slot).map_or(0, |chain| chain.incarnations.len())
-    }
-
-    fn chain_of(&self, slot: SlotId) -> Option<&Chain> {
-        self.pool.record(slot).and_then(|record| self.chains.get(&record.key))
+    fn is_waiting(&self, slot: SlotId) -> bool {
+        self.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Waiting))
     }
 }
 
+#[cfg(test)]
+mod model_tests;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,351 @@
+//! The whole policy against a simulation of Triton's `oldest` scheduler, which knows the incarnation that each request
+//! truly belongs to. Instances are busy, quiet and silent for long; clients keep the rules of reused ids, or not.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::sequence::SequenceId;
+
+const CORE_SLOTS: usize = 6;
+const QUIET: Duration = Duration::from_millis(20);
+const DROPPED: Duration = Duration::from_secs(10);
+
+/// A request in the simulated core.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    id: u64,
+    incarnation: u64,
+    start: bool,
+    end: bool,
+    core_slot: usize,
+}
+
+#[derive(Default)]
+struct CoreSlot {
+    queue: VecDeque<Sent>,
+    in_flight: Option<Sent>,
+    id: Option<u64>,
+}
+
+/// Triton's `oldest` scheduler for one instance: a sequence has a slot, each slot has one request in flight, the next
+/// one joins the common queue the moment that one is released, and up to two payloads are formed ahead.
+struct Core {
+    batch: usize,
+    slots: Vec<CoreSlot>,
+    /// Slot and incarnation of each id.
+    active: HashMap<u64, (usize, u64)>,
+    queue: VecDeque<Sent>,
+    payloads: VecDeque<Vec<Sent>>,
+    incarnations: u64,
+}
+
+impl Core {
+    fn new(batch: usize) -> Self {
+        Self {
+            batch,
+            slots: (0..CORE_SLOTS).map(|_| CoreSlot::default()).collect(),
+            active: HashMap::new(),
+            queue: VecDeque::new(),
+            payloads: VecDeque::new(),
+            incarnations: 0,
+        }
+    }
+
+    /// Returns the request that core has accepted.
+    fn send(&mut self, id: u64, start: bool, end: bool) -> Option<Sent> {
+        let core_slot = match self.active.get(&id) {
+            Some(&(slot, _)) => slot,
+            None if start => self.slots.iter().position(|slot| slot.id.is_none())?,
+            None => return None,
+        };
+        if start {
+            self.incarnations += 1;
+            self.active.insert(id, (core_slot, self.incarnations));
+            self.slots[core_slot].id = Some(id);
+        }
+        let sent = Sent { id, incarnation: self.active[&id].1, start, end, core_slot };
+        if end {
+            self.active.remove(&id);
+        }
+        self.slots[core_slot].queue.push_back(sent);
+        self.pump(core_slot);
+        Some(sent)
+    }
+
+    fn pump(&mut self, slot: usize) {
+        let slot = &mut self.slots[slot];
+        if slot.in_flight.is_none()
+            && let Some(next) = slot.queue.pop_front()
+        {
+            slot.in_flight = Some(next);
+            if next.end {
+                // Free for the next sequence, which waits behind this request: another START may overtake it.
+                slot.id = None;
+            }
+            self.queue.push_back(next);
+        }
+    }
+
+    fn form(&mut self) {
+        if self.payloads.len() < 2 && !self.queue.is_empty() {
+            let take = self.batch.min(self.queue.len());
+            self.payloads.push_back(self.queue.drain(..take).collect());
+        }
+    }
+
+    fn release(&mut self, sent: Sent) {
+        self.slots[sent.core_slot].in_flight = None;
+        self.pump(sent.core_slot);
+    }
+
+    /// Everybody has been silent for too long.
+    fn drop_all(&mut self) {
+        self.active.clear();
+        self.slots.iter_mut().for_each(|slot| slot.id = None);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    Send {
+        id: u64,
+        start: bool,
+        end: bool,
+    },
+    Form,
+    Execute,
+    Settle,
+    /// Nothing is queued for a part of the quiet time.
+    Pause,
+    Quiet,
+    /// No client sends anything for so long that core drops all sequences.
+    Silence,
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        12 => (1u64..5, prop::bool::weighted(0.35), prop::bool::weighted(0.3))
+            .prop_map(|(id, start, end)| Op::Send { id, start, end }),
+        6 => Just(Op::Form),
+        6 => Just(Op::Execute),
+        6 => Just(Op::Settle),
+        1 => Just(Op::Pause),
+        1 => Just(Op::Quiet),
+        1 => Just(Op::Silence),
+    ]
+}
+
+/// What a client knows of an id.
+#[derive(Default)]
+struct Known {
+    unanswered: usize,
+    unanswered_starts: usize,
+    /// An END of the id may still be followed, in core, by a START that waited behind it.
+    ended: bool,
+}
+
+struct World {
+    core: Core,
+    table: Sequences<(), (), Sent, ()>,
+    known: BTreeMap<u64, Known>,
+    slots: BTreeMap<u64, SlotId>,
+    /// Payloads that have run, and are settled while the next ones run.
+    unsettled: VecDeque<Vec<(Sent, Option<SlotId>)>>,
+    now: Instant,
+    keeps_rules: bool,
+    /// Ids whose clients have broken a rule: their requests may be refused.
+    excused: HashSet<u64>,
+    /// Ids with a START that waited behind the END of another id, which nothing shows.
+    unseen: HashSet<u64>,
+}
+
+impl World {
+    /// Rules: a START is answered before the next one of its id is sent, and a sequence is started over without END only
+    /// when everything is answered and no END of the id came shortly before.
+    fn send(&mut self, id: u64, start: bool, end: bool) {
+        let known = self.known.entry(id).or_default();
+        let starts_over = start && self.core.active.contains_key(&id);
+        let breaks = start && known.unanswered_starts > 0 || starts_over && (known.unanswered > 0 || known.ended);
+        // Two STARTs at once are what the table recognises. It does not sort out what a client adds to that.
+        if breaks && self.keeps_rules || start && self.excused.contains(&id) {
+            return;
+        }
+        let Some(sent) = self.core.send(id, start, end) else { return };
+        known.unanswered += 1;
+        known.unanswered_starts += usize::from(start);
+        known.ended |= end;
+        if breaks {
+            self.excused.insert(id);
+        }
+        let waits_for = self.core.slots[sent.core_slot].in_flight;
+        if start && waits_for.is_some_and(|other| other.id != id) {
+            self.unseen.insert(id);
+        }
+    }
+
+    fn execute(&mut self) {
+        self.core.form();
+        let Some(payload) = self.core.payloads.pop_front() else { return };
+        let key = |id| Key { instance: 0, lane: None, id: SequenceId::Number(id) };
+        let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
+        let admissions: Vec<_> = payload.iter().map(admission).collect();
+        let mut released = Vec::new();
+        let admitted = self.table.admit(0, payload.len(), &admissions, self.now, &mut released);
+        let mut rows = Vec::new();
+        for (sent, admitted) in payload.into_iter().zip(admitted) {
+            let slot = admitted.map(|admitted| admitted.slot);
+            if let (true, Ok(slot)) = (sent.start, &slot) {
+                self.slots.insert(sent.incarnation, *slot);
+            }
+            match slot {
+                Ok(_) if self.excused.contains(&sent.id) && self.unseen.contains(&sent.id) => {}
+                Ok(slot) => assert_eq!(slot, self.slots[&sent.incarnation], "{sent:?} met another incarnation"),
+                Err(ref refusal) => {
+                    assert_eq!(*refusal, Refusal::Unknown, "{sent:?}");
+                    assert!(self.excused.contains(&sent.id), "{sent:?} was refused");
+                }
+            }
+            rows.push((sent, slot.ok()));
+        }
+        self.unsettled.push_back(rows);
+        self.release(released);
+    }
+
+    fn release(&mut self, released: Vec<Sent>) {
+        released.into_iter().for_each(|sent| self.core.release(sent));
+        let keys = self.table.take_releasing();
+        self.table.have_been_released(keys, self.now);
+    }
+
+    fn settle(&mut self) {
+        let Some(rows) = self.unsettled.pop_front() else { return };
+        let mut released = Vec::new();
+        for (sent, slot) in rows {
+            let known = self.known.get_mut(&sent.id).unwrap();
+            known.unanswered -= 1;
+            known.unanswered_starts -= usize::from(sent.start);
+            let hold =
+                slot.filter(|slot| self.table.settle(*slot, Outcome::Advanced, sent.end, self.now, &mut released));
+            match hold {
+                Some(slot) => self.table.hold(slot, sent, &mut released),
+                None => released.push(sent),
+            }
+            self.release(std::mem::take(&mut released));
+        }
+        self.table.finish_payload(0, self.now, &mut released).unwrap();
+        self.release(released);
+    }
+
+    fn drain(&mut self) {
+        while !(self.core.queue.is_empty() && self.core.payloads.is_empty() && self.unsettled.is_empty()) {
+            self.execute();
+            self.settle();
+        }
+    }
+
+    /// Time passes with nothing in core's queue.
+    fn rest(&mut self, time: Duration) {
+        self.drain();
+        self.now += time;
+        let mut released = Vec::new();
+        self.table.tick(self.now, &mut released).unwrap();
+        self.release(released);
+        self.drain();
+    }
+
+    fn quiet(&mut self) {
+        let answered = |(_, known): &(&u64, &Known)| known.unanswered == 0;
+        let answered: Vec<u64> = self.known.iter().filter(answered).map(|(id, _)| *id).collect();
+        self.rest(QUIET);
+        for id in answered {
+            self.known.entry(id).or_default().ended = false;
+        }
+    }
+
+    fn silence(&mut self) {
+        while self.core.slots.iter().any(|slot| slot.in_flight.is_some()) {
+            self.quiet();
+        }
+        self.now += DROPPED;
+        self.core.drop_all();
+    }
+
+    fn play(&mut self, op: Op) {
+        match op {
+            Op::Send { id, start, end } => self.send(id, start, end),
+            Op::Form => self.core.form(),
+            Op::Execute => self.execute(),
+            Op::Settle => self.settle(),
+            Op::Pause => self.rest(QUIET / 3),
+            Op::Quiet => self.quiet(),
+            Op::Silence => self.silence(),
+        }
+    }
+}
+
+fn cases(normal: u32) -> ProptestConfig {
+    ProptestConfig { cases: if cfg!(miri) { 4 } else { normal }, failure_persistence: None, ..Default::default() }
+}
+
+fn play(ops: Vec<Op>, batch: usize, keeps_rules: bool) -> Result<(), TestCaseError> {
+    let policy = Policy {
+        idle_limit: DROPPED * 1000,
+        dropped_after: DROPPED,
+        quiet: QUIET,
+        queue_requests: CORE_SLOTS,
+        has_place_for_all: true,
+    };
+    let limits = SlotLimits { reserve: CORE_SLOTS, ..SlotLimits::all_at_once(CORE_SLOTS) };
+    let mut world = World {
+        core: Core::new(batch),
+        table: Sequences::new(policy, limits, Box::new(|_| Ok(()))).unwrap(),
+        known: BTreeMap::new(),
+        slots: BTreeMap::new(),
+        unsettled: VecDeque::new(),
+        now: Instant::now(),
+        keeps_rules,
+        excused: HashSet::new(),
+        unseen: HashSet::new(),
+    };
+    for op in ops {
+        world.play(op);
+    }
+    for _ in 0..100 {
+        world.quiet();
+    }
+    let World { core, table, slots, excused, now, .. } = &mut world;
+    prop_assert!(core.slots.iter().all(|slot| slot.in_flight.is_none() && slot.queue.is_empty()), "a request is stuck");
+    for (id, (_, incarnation)) in &core.active {
+        let is_live = slots.get(incarnation).is_some_and(|slot| table.pool.record(*slot).is_some());
+        prop_assert!(is_live || excused.contains(id), "a live sequence was dropped");
+    }
+    prop_assert_eq!((table.held, table.releasing.len()), (0, 0));
+    let with_slots = table.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
+    prop_assert_eq!(table.chains_with_slots, with_slots);
+    prop_assert_eq!(table.live(), with_slots, "an incarnation that is over has a slot");
+    prop_assert_eq!(table.chains.len(), with_slots, "a chain was not forgotten");
+    let mut released = Vec::new();
+    table.tick(*now + DROPPED * 2000, &mut released).unwrap();
+    prop_assert_eq!((table.live(), table.chains.len(), released.len()), (0, 0, 0));
+    prop_assert!(table.instances.values().all(|instance| instance.looks.is_empty() && instance.late_looks.is_empty()));
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(cases(3000))]
+    #[test]
+    fn every_request_meets_its_own_incarnation(
+        ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
+    ) {
+        play(ops, batch, true)?;
+    }
+
+    #[test]
+    fn clients_that_break_the_rules_get_their_own_state_or_none(
+        ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
+    ) {
+        play(ops, batch, false)?;
+    }
+}
