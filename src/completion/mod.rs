@@ -9,6 +9,7 @@
 mod fill;
 mod pairing;
 mod plan;
+mod unpaired;
 
 use pairing::state_pairs;
 pub use plan::{Origins, Plan, Settings};
@@ -32,6 +33,16 @@ pub enum CompletionError {
         /// The outputs.
         outputs: Vec<String>,
     },
+    /// A pattern of the user's that fits no names.
+    #[error("parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model are named so (inputs {}; outputs {})", inputs.join(", "), outputs.join(", "))]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The inputs, with type and dims.
+        inputs: Vec<String>,
+        /// The outputs.
+        outputs: Vec<String>,
+    },
     /// Every input would be a state.
     #[error("by their names all inputs of the model would be states ({}), and nothing would be left for requests; write those that are states in parameter 'state_pairs'", pairs.join(", "))]
     NothingLeft {
@@ -39,10 +50,12 @@ pub enum CompletionError {
         pairs: Vec<String>,
     },
     /// Names that say only which is the input and which the output.
-    #[error("{} may be states, or what requests carry and responses give: their names do not say, and little else is left for those; write the states in parameter 'state_pairs', or list what requests carry under 'input'", pairs.join(", "))]
+    #[error("{} may be states, or what requests carry and responses give: their names do not say, and little else is left for those; write those that are states, as in {line}, or list what requests carry under 'input'", pairs.join(", "))]
     Unsure {
         /// The pairs in question.
         pairs: Vec<String>,
+        /// The line of config.pbtxt that takes them for states, with the other pairs.
+        line: String,
     },
     /// A scalar without a batch, which Triton cannot carry.
     #[error("'{name}' is a scalar in the model, and with max_batch_size 0 Triton has no scalars: {remedy}")]

@@ -29,7 +29,7 @@ pub use inputs::{Context, PaddedInput, PaddedOutput, Ragged};
 pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
 pub use opening::Opening;
-pub use parameters::PairPattern;
+pub use parameters::{PairPattern, parameter_line};
 pub use placement::{Place, Placement};
 pub use providers::{Options, Providers};
 pub use resolved::{Config, StatePair, TensorConfig};
