@@ -65,6 +65,26 @@ pub enum CompletionError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A context that may be kept along several axes, or along none.
+    #[error("parameter 'input_context' has '{context}', but {why}")]
+    ContextAxis {
+        /// The input and the length, as written.
+        context: String,
+        /// What is wrong, and the line to write.
+        why: String,
+    },
+    /// Batches of a model that has no batch dimension.
+    #[error(
+        "max_batch_size is {max_batch_size}, but the model has no batch dimension that can be told: its output '{output}' is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
+    )]
+    NoBatch {
+        /// As written.
+        max_batch_size: i64,
+        /// An output whose dims are all fixed.
+        output: String,
+        /// Its type and dims.
+        described: String,
+    },
     /// What is written is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),

@@ -25,7 +25,7 @@ mod states;
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
 pub use initial_files::{InitialFiles, read as read_initial_files};
-pub use inputs::{Context, PaddedInput, PaddedOutput, Ragged};
+pub use inputs::{Context, PaddedInput, PaddedOutput, Ragged, context_line};
 pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
 pub use opening::Opening;
