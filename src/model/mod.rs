@@ -167,6 +167,14 @@ impl Model {
         if self.config.is_on_gpu() {
             log::info!("model {name}: {}", self.sessions.providers());
         }
+        if self.config.holds_one_sequence() {
+            log::warn!(
+                "model {name}: with 'direct' and max_batch_size {}, each instance holds one sequence, and the START of \
+                 another waits in core until that one has ended; for more, write 'sequence_batching {{ oldest {{ \
+                 max_candidate_sequences: 1024 }} }}'",
+                self.config.max_batch_size
+            );
+        }
         for warning in &plan.warnings {
             log::warn!("model {name}: {warning}");
         }
