@@ -97,6 +97,13 @@ def test_a_scalar_without_a_batch_has_to_be_a_constant(deployment):
     talk(deployment, without(export, "sr", constants={"sr": 16000}))
 
 
+@pytest.mark.parametrize("folder", ["edge_of_triton_s", "edge_of_triton_s.stateful"])
+def test_a_model_onnx_without_a_configuration_is_not_ours(deployment, folder):
+    """As docs/errors.md has it: the file's name alone makes it one of Triton's onnxruntime backend."""
+    model = LENGTHS.served("model", folder, file_name="model.onnx")
+    refused(deployment, model, "unable to find backend library for backend 'onnxruntime'")
+
+
 # ---- states that are found by half
 
 
