@@ -51,7 +51,9 @@ impl Explained<'_> {
         let axis = bound.and_then(|input| input.batch_axis);
         let (taken_for, why) = match bound.map(|input| &input.source) {
             None => ("its default".to_owned(), "nothing feeds it".to_owned()),
-            Some(Source::Request(request)) => (requests(request), listed("'input'", self.origins.inputs_completed)),
+            Some(Source::Request(request)) => {
+                (requests(request, info), listed("'input'", self.origins.inputs_completed))
+            }
             Some(Source::Lengths { of }) => {
                 (format!("lengths of {}", self.binding.inputs[*of].name), "'padded_inputs'".to_owned())
             }
@@ -143,11 +145,13 @@ fn dims(dims: &[i64], symbols: &[String]) -> String {
     format!("[{}]", dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
 }
 
-fn requests(request: &RequestInput) -> String {
+fn requests(request: &RequestInput, info: &TensorInfo) -> String {
     let mut text = "requests".to_owned();
     text += match request.form {
         ShapeForm::Plain => "",
         ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
+        // Triton has no scalars, and wants a batch dimension in front.
+        ShapeForm::Unbatched if info.dims.is_empty() => ", one value for a batch, sent as [1, 1]",
         ShapeForm::Unbatched => ", one value for a batch",
     };
     if request.optional {

@@ -3,7 +3,7 @@
 use super::error::BindingError;
 use super::shapes::{INPUT, is_batch, match_dims};
 use super::{BoundContext, describe};
-use crate::config::{Config, Context, TensorConfig};
+use crate::config::{Config, Context, TensorConfig, context_line};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, WindowLayout};
 
@@ -109,11 +109,13 @@ impl Search<'_> {
         let model = Dims(&self.info.dims);
         match (fixed.as_slice(), open.as_slice()) {
             (&[axis], _) | (&[], &[axis]) => Ok(axis),
-            (&[], &[]) => Err(self.error(format!("{} along no axis", self.does_not_make()))),
-            _ => Err(self.error(format!(
-                "it fits more than one axis of the model's {model}: write the axis, '{}={}@AXIS'",
-                self.written.input, self.written.length
-            ))),
+            (&[], &[]) => Err(self.error(self.does_not_make(&(0..self.info.dims.len()).collect::<Vec<_>>()))),
+            (fixed, open) => {
+                let line = |&axis: &usize| context_line(&self.config.contexts, &self.written.input, axis);
+                let lines: Vec<_> = fixed.iter().chain(open).map(line).collect();
+                Err(self
+                    .error(format!("it fits more than one axis of the model's {model}: write {}", lines.join(" or "))))
+            }
         }
     }
 
@@ -127,7 +129,7 @@ impl Search<'_> {
             true if is_batch(axis) => {
                 Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
             }
-            true if !self.fits(axis) => Err(self.error(format!("{} along axis {axis}", self.does_not_make()))),
+            true if !self.fits(axis) => Err(self.error(self.does_not_make(&[axis]))),
             true => Ok(axis),
         }
     }
@@ -145,10 +147,36 @@ impl Search<'_> {
         self.batch_axis(axis).is_some_and(|batch| batch != Some(axis))
     }
 
-    fn does_not_make(&self) -> String {
-        let (sent, model) = (Dims(&self.tensor.dims), Dims(&self.info.dims));
-        let length = self.written.length;
-        format!("with a context of {length} in front, dims {sent} of the configuration do not make the model's {model}")
+    /// That the configuration's dims are not what the context leaves along one of these axes, and which would be.
+    fn does_not_make(&self, axes: &[usize]) -> String {
+        let TensorConfig { name, data_type, dims, .. } = self.tensor;
+        let (written, model, length) = (Dims(dims), Dims(&self.info.dims), self.written.length);
+        let wrong = format!(
+            "with {length} elements in front, dims {written} of the configuration do not make the model's {model}"
+        );
+        let entries: Vec<String> = axes
+            .iter()
+            .filter_map(|&axis| self.dims_to_write(axis))
+            .map(|dims| format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&dims)))
+            .collect();
+        match entries.is_empty() {
+            true => format!("{wrong}: the dimension that the context stands along must be longer than {length}"),
+            false => format!("{wrong}: write input {}", entries.join(" or ")),
+        }
+    }
+
+    /// The dims with which the context stands along `axis`; `None` if none do.
+    fn dims_to_write(&self, axis: usize) -> Option<Vec<i64>> {
+        let mut whole = self.info.dims.clone();
+        whole[axis] = without(whole[axis], self.written.length);
+        let mut behind = whole.clone();
+        behind.remove(0);
+        let written = |dims: Vec<i64>| {
+            let tensor = TensorConfig { dims, ..self.tensor.clone() };
+            let search = Search { tensor: &tensor, ..*self };
+            search.fits(axis).then_some(tensor.dims)
+        };
+        written(behind).or_else(|| written(whole))
     }
 
     fn error(&self, why: String) -> BindingError {

@@ -176,9 +176,12 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
         assert_eq!(found.slot_entry, 1, "behind the state");
     }
     for (model, configured, written, word) in [
-        (&[-1, 576][..], &[500][..], "x=64", "along no axis"),
-        (&[-1, 10], &[5], "x=64", "along no axis"),
-        (&[-1, -1, -1], &[-1, -1], "x=2", "write the axis"),
+        (&[-1, 576][..], &[500][..], "x=64", "input { name: 'x' data_type: TYPE_FP32 dims: [512] }"),
+        (&[-1, 576], &[576], "x=64@1", "input { name: 'x' data_type: TYPE_FP32 dims: [512] }"),
+        (&[4, -1, 9], &[4, -1, 9], "x=2", "dims: [2, -1, 9] } or { name: 'x' data_type: TYPE_FP32 dims: [4, -1, 7] }"),
+        (&[-1, 10], &[5], "x=64", "must be longer than 64"),
+        (&[-1, -1, -1], &[-1, -1], "x=2", "'x=2@1'"),
+        (&[-1, -1, -1], &[-1, -1], "x=2", "'x=2@2'"),
         (&[-1, -1], &[-1], "x=2@0", "is the batch"),
         (&[-1, -1], &[-1], "x=2@2", "no axis 2"),
         (&[-1, -1, -1], &[-1, -1], "x=2@1", "one open dimension"),

@@ -3,8 +3,9 @@
 use serde_json::{Map, Value, json};
 
 use super::CompletionError;
-use crate::config::{Context, StatePair};
+use crate::config::{Context, StatePair, context_line};
 use crate::session::{Signature, TensorInfo};
+use crate::tensor::Dims;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
@@ -34,11 +35,15 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
     if max_batch_size(&config) == 0 && has_batch {
         config.insert("max_batch_size".to_owned(), json!(written.default_max_batch_size.max(MAX_BATCH_SIZE)));
     }
-    let axes = axes.filter(|_| max_batch_size(&config) > 0);
+    let max_batch_size = max_batch_size(&config);
+    let axes = axes.filter(|_| max_batch_size > 0);
     if is_empty(&config, "input") {
         config.insert("input".to_owned(), inputs(signature, written, axes.as_ref())?);
     }
     if is_empty(&config, "output") {
+        if max_batch_size > 0 && axes.is_none() {
+            check_batch(signature, written, max_batch_size)?;
+        }
         config.insert("output".to_owned(), outputs(signature, written, axes.as_ref())?);
     }
     let scheduling = ["sequence_batching", "dynamic_batching", "ensemble_scheduling"];
@@ -65,17 +70,14 @@ fn inputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) ->
             return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
         }
         let axis = axes.map(|axes| axes.inputs[index]);
-        Ok(tensor(info, &written.dims_of_requests(info, axis.flatten()), axis))
+        Ok(tensor(info, &written.dims_of_requests(info, axis.flatten())?, axis))
     };
     infos.map(tensor).collect()
 }
 
 /// The list `output`: all but the states.
 fn outputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -> Result<Value, CompletionError> {
-    let is_answer = |info: &TensorInfo| !written.pairs.iter().any(|pair| pair.output == info.name);
-    // A model that gives nothing but its states answers with them.
-    let all = !signature.outputs.iter().any(is_answer);
-    let infos = signature.outputs.iter().enumerate().filter(|(_, info)| all || is_answer(info));
+    let infos = signature.outputs.iter().enumerate().filter(|(_, info)| written.is_of_responses(info, signature));
     let (scalars, infos): (Vec<_>, Vec<_>) = infos.partition(|(_, info)| is_scalar(info, axes));
     // Triton cannot carry them; the others it can.
     if let (Some((_, info)), []) = (scalars.first(), infos.as_slice()) {
@@ -89,27 +91,73 @@ fn outputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -
     Ok(infos.into_iter().map(tensor).collect())
 }
 
+/// Refuses batches of a model whose outputs cannot have them.
+fn check_batch(signature: &Signature, written: &Written, max_batch_size: i64) -> Result<(), CompletionError> {
+    let is_fixed = |info: &&TensorInfo| !info.dims.is_empty() && info.dims.iter().all(|&dim| dim >= 0);
+    let mut answers = signature.outputs.iter().filter(|info| written.is_of_responses(info, signature));
+    match answers.find(is_fixed) {
+        None => Ok(()),
+        Some(TensorInfo { name, data_type, dims, .. }) => {
+            let (output, described) = (name.clone(), format!("{data_type} {}", Dims(dims)));
+            Err(CompletionError::NoBatch { max_batch_size, output, described })
+        }
+    }
+}
+
 /// Whether Triton cannot carry a tensor: it has no dims, and no batch in front of them.
 fn is_scalar(info: &TensorInfo, axes: Option<&BatchAxes>) -> bool {
     info.dims.is_empty() && axes.is_none()
 }
 
 impl Written<'_> {
-    /// The model's dims, without what a context takes of them. Along which of several axes it is kept must be written.
-    fn dims_of_requests(&self, info: &TensorInfo, batch_axis: Option<usize>) -> Vec<i64> {
+    /// The model's dims, without what a context takes of them.
+    fn dims_of_requests(&self, info: &TensorInfo, batch_axis: Option<usize>) -> Result<Vec<i64>, CompletionError> {
         let mut dims = info.dims.clone();
-        let others: Vec<usize> = (0..dims.len()).filter(|&axis| batch_axis != Some(axis)).collect();
-        if let Some(context) = self.contexts.iter().find(|context| context.input == info.name)
-            && let Some(axis) = context.axis.or(if let [only] = others[..] { Some(only) } else { None })
-            && let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64)
-        {
-            *dim -= context.length as i64;
+        if let Some(context) = self.contexts.iter().find(|context| context.input == info.name) {
+            // An axis that cannot be is refused when the model is bound.
+            let axis = context.axis.map_or_else(|| self.context_axis(context, info, batch_axis), Ok)?;
+            if let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64) {
+                *dim -= context.length as i64;
+            }
         }
-        dims
+        Ok(dims)
+    }
+
+    /// The only axis that a context can stand along: an open one, or one that is longer.
+    fn context_axis(
+        &self,
+        context: &Context,
+        info: &TensorInfo,
+        batch_axis: Option<usize>,
+    ) -> Result<usize, CompletionError> {
+        let can_be = |&axis: &usize| {
+            batch_axis != Some(axis) && (info.dims[axis] < 0 || info.dims[axis] > context.length as i64)
+        };
+        let axes: Vec<usize> = (0..info.dims.len()).filter(can_be).collect();
+        let (length, dims) = (context.length, Dims(&info.dims));
+        let why = match axes.as_slice() {
+            &[axis] => return Ok(axis),
+            [] => format!("no dimension of the model's {dims} is longer than {length}"),
+            axes => {
+                let line = |&axis: &usize| context_line(self.contexts, &info.name, axis);
+                let lines: Vec<_> = axes.iter().map(line).collect();
+                format!(
+                    "{length} elements can stand along more than one axis of the model's {dims}: write {}",
+                    lines.join(", or ")
+                )
+            }
+        };
+        Err(CompletionError::ContextAxis { context: format!("{}={length}", info.name), why })
     }
 
     fn is_state(&self, info: &TensorInfo) -> bool {
         self.pairs.iter().any(|pair| pair.input == info.name)
+    }
+
+    /// Whether responses carry an output: all but the states, or those if there is no other.
+    fn is_of_responses(&self, info: &TensorInfo, signature: &Signature) -> bool {
+        let is_state = |info: &TensorInfo| self.pairs.iter().any(|pair| pair.output == info.name);
+        !is_state(info) || signature.outputs.iter().all(is_state)
     }
 
     fn is_of_requests(&self, info: &TensorInfo) -> bool {
@@ -340,13 +388,21 @@ mod tests {
             let model = signature(&[("x", model), ("s", &["N", "4"])], &[("y", &["N", "3"]), ("s2", &["N", "4"])]);
             let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
             let written = Written { pairs: &pairs, taken: &[], contexts: &contexts, default_max_batch_size: 4 };
-            let config = complete(b"{}", &model, &written).unwrap().unwrap();
-            super::tests::dims(&serde_json::from_slice(&config).unwrap(), "input").remove(0).1
+            let config = complete(b"{}", &model, &written)?.unwrap();
+            Ok::<_, CompletionError>(super::tests::dims(&serde_json::from_slice(&config).unwrap(), "input").remove(0).1)
         };
-        assert_eq!(dims(&["N", "576"], None), json!([512]));
-        assert_eq!(dims(&["N", "T"], None), json!([-1]));
-        assert_eq!(dims(&["N", "80", "70"], Some(2)), json!([80, 6]));
-        assert_eq!(dims(&["N", "80", "70"], None), json!([80, 70]), "which is then refused");
+        assert_eq!(dims(&["N", "576"], None).unwrap(), json!([512]));
+        assert_eq!(dims(&["N", "T"], None).unwrap(), json!([-1]));
+        assert_eq!(dims(&["N", "80", "70"], Some(2)).unwrap(), json!([80, 6]));
+        assert_eq!(dims(&["N", "60", "70"], None).unwrap(), json!([60, 6]));
+        for (model, words) in [
+            (["N", "80", "70"], ["'x=64'", "[-1, 80, 70]", "'x=64@1'", "'x=64@2'"]),
+            (["N", "T", "80"], ["'x=64'", "[-1, -1, 80]", "'x=64@1'", "'x=64@2'"]),
+            (["N", "60", "64"], ["'x=64'", "[-1, 60, 64]", "no dimension", "longer than 64"]),
+        ] {
+            let error = dims(&model, None).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        }
     }
 
     #[test]
@@ -357,6 +413,17 @@ mod tests {
         assert_eq!(dims(&config, "input")[0].1, json!([1, 80]));
         let half = signature(&[("x", &["N", "80"]), ("s", &["1", "4"])], &[("y", &["N", "3"]), ("s2", &["1", "4"])]);
         assert_eq!(completed(json!({}), &half, &S, &[]).unwrap().get("max_batch_size"), None, "its state has none");
+    }
+
+    #[test]
+    fn batches_that_the_model_does_not_have_are_refused_before_an_output_is_listed() {
+        let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
+        let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
+        let written = Written { pairs: &pairs, taken: &[], contexts: &[], default_max_batch_size: 4 };
+        let error = complete(br#"{ "max_batch_size": 8 }"#, &model, &written).unwrap_err().to_string();
+        for words in ["max_batch_size is 8", "'y'", "[1, 3]", "'max_batch_size: 0'"] {
+            assert!(error.contains(words), "{error}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 mod fill;
 mod pairing;
 mod plan;
+mod unpaired;
 
 use pairing::state_pairs;
 pub use plan::{Origins, Plan, Settings};
@@ -32,6 +33,16 @@ pub enum CompletionError {
         /// The outputs.
         outputs: Vec<String>,
     },
+    /// A pattern of the user's that fits no names.
+    #[error("parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model are named so (inputs {}; outputs {})", inputs.join(", "), outputs.join(", "))]
+    Pattern {
+        /// The pattern.
+        pattern: String,
+        /// The inputs, with type and dims.
+        inputs: Vec<String>,
+        /// The outputs.
+        outputs: Vec<String>,
+    },
     /// Every input would be a state.
     #[error("by their names all inputs of the model would be states ({}), and nothing would be left for requests; write those that are states in parameter 'state_pairs'", pairs.join(", "))]
     NothingLeft {
@@ -39,10 +50,12 @@ pub enum CompletionError {
         pairs: Vec<String>,
     },
     /// Names that say only which is the input and which the output.
-    #[error("{} may be states, or what requests carry and responses give: their names do not say, and little else is left for those; write the states in parameter 'state_pairs', or list what requests carry under 'input'", pairs.join(", "))]
+    #[error("{} may be states, or what requests carry and responses give: their names do not say, and little else is left for those; write those that are states, as in {line}, or list what requests carry under 'input'", pairs.join(", "))]
     Unsure {
         /// The pairs in question.
         pairs: Vec<String>,
+        /// The line of config.pbtxt that takes them for states, with the other pairs.
+        line: String,
     },
     /// A scalar without a batch, which Triton cannot carry.
     #[error("'{name}' is a scalar in the model, and with max_batch_size 0 Triton has no scalars: {remedy}")]
@@ -51,6 +64,26 @@ pub enum CompletionError {
         name: String,
         /// What to do.
         remedy: &'static str,
+    },
+    /// A context that may be kept along several axes, or along none.
+    #[error("parameter 'input_context' has '{context}', but {why}")]
+    ContextAxis {
+        /// The input and the length, as written.
+        context: String,
+        /// What is wrong, and the line to write.
+        why: String,
+    },
+    /// Batches of a model that has no batch dimension.
+    #[error(
+        "max_batch_size is {max_batch_size}, but the model has no batch dimension that can be told: its output '{output}' is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
+    )]
+    NoBatch {
+        /// As written.
+        max_batch_size: i64,
+        /// An output whose dims are all fixed.
+        output: String,
+        /// Its type and dims.
+        described: String,
     },
     /// What is written is wrong.
     #[error(transparent)]

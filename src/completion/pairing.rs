@@ -4,7 +4,7 @@
 //! those that exporters give; `docs/models.md` lists them.
 
 use super::CompletionError;
-use crate::config::{PairPattern, StatePair};
+use crate::config::{PairPattern, StatePair, parameter_line};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims, element_count};
 
@@ -66,13 +66,29 @@ const STATES_PARTS: [&str; 14] =
 /// Strength of a reading that a pattern of the user's gives.
 const OF_USER: u8 = 3;
 
-/// The state pairs of a model, in the order of its inputs. `taken` are inputs that something else feeds.
+/// Inputs that are no states to be found.
+#[derive(Clone, Copy, Default)]
+pub struct Taken<'a> {
+    /// Those that the configuration lists for requests.
+    pub by_requests: &'a [&'a str],
+    /// Those that something else feeds.
+    pub otherwise: &'a [&'a str],
+}
+
+impl Taken<'_> {
+    pub fn contains(self, name: &str) -> bool {
+        self.by_requests.contains(&name) || self.otherwise.contains(&name)
+    }
+}
+
+/// The state pairs of a model, in the order of its inputs.
 pub fn state_pairs(
     signature: &Signature,
     patterns: &[PairPattern],
-    taken: &[&str],
+    taken: Taken,
 ) -> Result<Vec<StatePair>, CompletionError> {
-    let free: Vec<&TensorInfo> = signature.inputs.iter().filter(|info| !taken.contains(&info.name.as_str())).collect();
+    let free: Vec<&TensorInfo> = signature.inputs.iter().filter(|info| !taken.contains(&info.name)).collect();
+    check_patterns(signature, patterns)?;
     let mut readings: Vec<Reading> = Vec::new();
     for &input in &free {
         for output in signature.outputs.iter().filter(|output| can_follow(input, output)) {
@@ -95,10 +111,17 @@ pub fn state_pairs(
     if !ambiguous.is_empty() {
         return Err(CompletionError::Ambiguous { readings: ambiguous.iter().map(written).collect() });
     }
-    let pairs: Vec<StatePair> = likely.iter().map(|reading| reading.pair()).collect();
+    let mut pairs: Vec<StatePair> = likely.iter().map(|reading| reading.pair()).collect();
     let unsure: Vec<StatePair> = likely.iter().filter(|reading| reading.is_unsure()).map(|r| r.pair()).collect();
-    if !unsure.is_empty() && !leaves_enough(signature, &pairs) {
-        return Err(CompletionError::Unsure { pairs: unsure.iter().map(written).collect() });
+    let leaves_input = leaves_input(signature, &pairs, taken);
+    match unsure.as_slice() {
+        // Requests must carry something, so it is this one.
+        [only] if !leaves_input => pairs.retain(|pair| pair != only),
+        [_, ..] if !leaves_input || !leaves_output(signature, &pairs) => {
+            let unsure = unsure.iter().map(written).collect();
+            return Err(CompletionError::Unsure { pairs: unsure, line: state_pairs_line(&pairs) });
+        }
+        _ => {}
     }
     match pairs.len() {
         0 => Err(CompletionError::NoPairs {
@@ -106,19 +129,49 @@ pub fn state_pairs(
             outputs: described(&signature.outputs),
         }),
         // A model that takes nothing but states is one whose input has been taken for a state.
-        count if count == free.len() && taken.is_empty() => {
+        count if count == free.len() && taken.by_requests.is_empty() && taken.otherwise.is_empty() => {
             Err(CompletionError::NothingLeft { pairs: pairs.iter().map(written).collect() })
         }
         _ => Ok(pairs),
     }
 }
 
-/// Whether requests have something to carry besides a number such as a sample rate, and responses anything at all.
-fn leaves_enough(signature: &Signature, pairs: &[StatePair]) -> bool {
-    let is_more_than_a_number = |info: &TensorInfo| element_count(&info.dims).is_none_or(|count| count > 1);
-    let mut inputs = signature.inputs.iter().filter(|info| pairs.iter().all(|pair| pair.input != info.name));
-    let mut outputs = signature.outputs.iter().filter(|info| pairs.iter().all(|pair| pair.output != info.name));
-    inputs.any(is_more_than_a_number) && outputs.next().is_some()
+/// Whether requests have something to carry beside these states, more than a number such as a sample rate.
+pub fn leaves_input(signature: &Signature, pairs: &[StatePair], taken: Taken) -> bool {
+    let is_left = |info: &&TensorInfo| {
+        !taken.otherwise.contains(&info.name.as_str()) && pairs.iter().all(|pair| pair.input != info.name)
+    };
+    signature.inputs.iter().filter(is_left).any(|info| !is_number(info))
+}
+
+/// Whether a tensor has no more than one element.
+pub fn is_number(info: &TensorInfo) -> bool {
+    element_count(&info.dims).is_some_and(|count| count <= 1)
+}
+
+/// Whether a name is one of those that clients' data has, whatever side it is on.
+pub fn is_of_requests(name: &str) -> bool {
+    !is_states(&without_sides(name))
+}
+
+fn leaves_output(signature: &Signature, pairs: &[StatePair]) -> bool {
+    signature.outputs.iter().any(|info| pairs.iter().all(|pair| pair.output != info.name))
+}
+
+/// A pattern that no input and output have is misspelt.
+fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(), CompletionError> {
+    let is_of_model = |pattern: &&PairPattern| {
+        let outputs = || signature.outputs.iter().map(|output| output.name.as_str());
+        signature.inputs.iter().any(|input| outputs().any(|output| pattern.matches(&input.name, output)))
+    };
+    match patterns.iter().find(|pattern| !is_of_model(pattern)) {
+        None => Ok(()),
+        Some(pattern) => Err(CompletionError::Pattern {
+            pattern: pattern.to_string(),
+            inputs: described(&signature.inputs),
+            outputs: described(&signature.outputs),
+        }),
+    }
 }
 
 /// An input and an output that may be the two ends of a state.
@@ -142,8 +195,13 @@ impl Reading<'_> {
     }
 }
 
-fn written(pair: &StatePair) -> String {
+pub fn written(pair: &StatePair) -> String {
     format!("<<<{}, {}>>>", pair.input, pair.output)
+}
+
+/// The line of config.pbtxt that makes these the states.
+pub fn state_pairs_line(pairs: &[StatePair]) -> String {
+    parameter_line("state_pairs", &pairs.iter().map(written).collect::<Vec<_>>().join(" "))
 }
 
 fn described(infos: &[TensorInfo]) -> Vec<String> {
@@ -185,12 +243,13 @@ fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -
 
 /// What two names share, if words of [`SIDES`] are all that they differ in.
 fn side_stem(input: &str, output: &str) -> Option<String> {
-    let stem = |name: &str| {
-        let name = normal(name);
-        name.split('_').filter(|part| !SIDES.contains(part)).collect::<Vec<_>>().join("_")
-    };
-    let (of_input, of_output) = (stem(input), stem(output));
+    let (of_input, of_output) = (without_sides(input), without_sides(output));
     (of_input == of_output).then_some(of_input)
+}
+
+fn without_sides(name: &str) -> String {
+    let name = normal(name);
+    name.split('_').filter(|part| !SIDES.contains(part)).collect::<Vec<_>>().join("_")
 }
 
 fn is_states(stem: &str) -> bool {
@@ -235,7 +294,7 @@ mod tests {
     }
 
     fn paired(inputs: &[&'static str], outputs: &[&'static str]) -> Result<Vec<(String, String)>, CompletionError> {
-        let pairs = state_pairs(&signature(&named(inputs), &named(outputs)), &[], &[])?;
+        let pairs = state_pairs(&signature(&named(inputs), &named(outputs)), &[], Taken::default())?;
         Ok(pairs.into_iter().map(|pair| (pair.input, pair.output)).collect())
     }
 
@@ -345,11 +404,11 @@ mod tests {
             let x = ("x", DataType::Fp32, &[-1, 7][..]);
             signature(&[x, ("s", DataType::Fp32, &[2, -1, 4])], &[("y", DataType::Fp32, &[-1, 7]), s_out])
         };
-        assert!(state_pairs(&model(("new_s", DataType::Fp16, &[2, -1, 4])), &[], &[]).is_err());
-        assert!(state_pairs(&model(("new_s", DataType::Fp32, &[3, -1, 4])), &[], &[]).is_err());
-        assert!(state_pairs(&model(("new_s", DataType::Fp32, &[2, -1])), &[], &[]).is_err());
+        assert!(state_pairs(&model(("new_s", DataType::Fp16, &[2, -1, 4])), &[], Taken::default()).is_err());
+        assert!(state_pairs(&model(("new_s", DataType::Fp32, &[3, -1, 4])), &[], Taken::default()).is_err());
+        assert!(state_pairs(&model(("new_s", DataType::Fp32, &[2, -1])), &[], Taken::default()).is_err());
         for open in [&[-1, -1, -1][..], &[]] {
-            assert_eq!(state_pairs(&model(("new_s", DataType::Fp32, open)), &[], &[]).unwrap().len(), 1);
+            assert_eq!(state_pairs(&model(("new_s", DataType::Fp32, open)), &[], Taken::default()).unwrap().len(), 1);
         }
     }
 
@@ -358,7 +417,7 @@ mod tests {
         let model =
             signature(&named(&["x!", "mem_a", "mem_b", "h"]), &named(&["y!", "upd_a", "upd_b", "mem_a_out", "hn"]));
         let patterns = [PairPattern::new("mem_*", "upd_*").unwrap()];
-        let pairs = state_pairs(&model, &patterns, &["h"]).unwrap();
+        let pairs = state_pairs(&model, &patterns, Taken { otherwise: &["h"], ..Taken::default() }).unwrap();
         let names: Vec<_> = pairs.iter().map(|pair| (pair.input.as_str(), pair.output.as_str())).collect();
         assert_eq!(names, [("mem_a", "upd_a"), ("mem_b", "upd_b")]);
     }
@@ -379,28 +438,55 @@ mod tests {
     const VAD: (&str, DataType, &[i64]) = ("vad", DataType::Fp32, &[-1, 1]);
 
     #[test]
-    fn a_signal_that_is_named_like_a_state_is_not_taken_for_one() {
-        let models: [(Model, &[&str]); 3] = [
-            ((&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]), &[]),
-            ((&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]), &["sr"]),
-            ((&[SPEC, STATE, ("ids", DataType::Int64, &[-1, -1])], &[SPEC_OUT, STATE_OUT]), &[]),
-        ];
-        for ((inputs, outputs), taken) in models {
-            let error = state_pairs(&signature(inputs, outputs), &[], taken).unwrap_err().to_string();
-            assert!(error.contains("<<<band_in, band_out>>>") && error.contains("state_pairs"), "{error}");
-            assert!(!error.contains("state_in"), "that one is clear: {error}");
+    fn a_signal_that_is_named_like_a_state_and_is_all_that_requests_can_carry_is_no_state() {
+        let model = signature(&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]);
+        let window = ("window", DataType::Fp32, &[512][..]);
+        let of_window = signature(&[SPEC, STATE, window], &[SPEC_OUT, STATE_OUT]);
+        for (model, constants) in [(&model, &[][..]), (&model, &["sr"]), (&of_window, &["window"])] {
+            let taken = Taken { otherwise: constants, ..Taken::default() };
+            let pairs = state_pairs(model, &[], taken).unwrap();
+            assert_eq!(pairs, [StatePair { input: "state_in".to_owned(), output: "state_out".to_owned() }]);
         }
+    }
+
+    #[test]
+    fn a_signal_that_is_named_like_a_state_is_asked_for_where_it_may_be_one() {
+        let ids = ("ids", DataType::Int64, &[-1, -1][..]);
+        let (tone, tone_out) = (("tone_in", DataType::Fp32, &[-1, 9][..]), ("tone_out", DataType::Fp32, &[-1, 9][..]));
+        let models: [(Model, &[&str]); 2] = [
+            ((&[SPEC, STATE, ids], &[SPEC_OUT, STATE_OUT]), &["<<<band_in, band_out>>>"]),
+            (
+                (&[SPEC, tone, STATE], &[SPEC_OUT, tone_out, STATE_OUT]),
+                &["<<<band_in, band_out>>>", "<<<tone_in, tone_out>>>"],
+            ),
+        ];
+        for ((inputs, outputs), words) in models {
+            let error = state_pairs(&signature(inputs, outputs), &[], Taken::default()).unwrap_err().to_string();
+            assert!(words.iter().all(|word| error.contains(word)) && error.contains("state_pairs"), "{error}");
+            let asked = error.split(" may be states").next().unwrap_or_default();
+            assert!(!asked.contains("state_in"), "that one is clear: {error}");
+        }
+    }
+
+    #[test]
+    fn a_pattern_that_no_names_have_is_refused() {
+        let model = signature(&named(&["x!", "mem_a", "h"]), &named(&["y!", "upd_a", "hn"]));
+        let pattern = PairPattern::new("mem_a", "updated_a").unwrap();
+        let error = state_pairs(&model, &[pattern], Taken::default()).unwrap_err().to_string();
+        assert!(error.contains("<<<mem_a, updated_a>>>") && error.contains("upd_a"), "{error}");
+        let pattern = PairPattern::new("mem_a", "upd_a").unwrap();
+        assert_eq!(state_pairs(&model, &[pattern], Taken::default()).unwrap().len(), 2);
     }
 
     #[test]
     fn a_signal_that_the_configuration_lists_leaves_the_rest_clear() {
         let model = signature(&[SPEC, STATE, RATE], &[SPEC_OUT, STATE_OUT, VAD]);
-        let pairs = state_pairs(&model, &[], &["band_in", "sr"]).unwrap();
+        let pairs = state_pairs(&model, &[], Taken { by_requests: &["band_in"], otherwise: &["sr"] }).unwrap();
         assert_eq!(pairs, [StatePair { input: "state_in".to_owned(), output: "state_out".to_owned() }]);
         let patterns = [PairPattern::new("band_*", "band_*").unwrap(), PairPattern::new("state_*", "state_*").unwrap()];
-        assert!(state_pairs(&model, &patterns, &[]).is_err(), "the parts for * differ");
+        assert!(state_pairs(&model, &patterns, Taken::default()).is_err(), "the parts for * differ");
         let patterns = [PairPattern::new("*_in", "*_out").unwrap()];
-        assert_eq!(state_pairs(&model, &patterns, &[]).unwrap().len(), 2, "the user says so");
+        assert_eq!(state_pairs(&model, &patterns, Taken::default()).unwrap().len(), 2, "the user says so");
     }
 
     #[test]
@@ -418,7 +504,7 @@ mod tests {
             (ids("input_ids"), ids("output_ids")),
             (ids("decoder_input"), ids("decoder_output")),
         ] {
-            let pairs = state_pairs(&signature(&[x, sent, h], &[got, hn]), &[], &[]).unwrap();
+            let pairs = state_pairs(&signature(&[x, sent, h], &[got, hn]), &[], Taken::default()).unwrap();
             assert_eq!(pairs.iter().map(|pair| pair.input.as_str()).collect::<Vec<_>>(), ["h"], "{}", sent.0);
         }
     }
@@ -437,7 +523,7 @@ mod tests {
                 &[(input, DataType::Fp32, &[1, 4]), ("token", DataType::Int64, &[1, 1])],
                 &[(output, DataType::Fp32, &[1, 4]), ("y!", DataType::Fp32, &[1, 9])],
             );
-            assert_eq!(state_pairs(&model, &[], &[]).unwrap().len(), 1, "{input}");
+            assert_eq!(state_pairs(&model, &[], Taken::default()).unwrap().len(), 1, "{input}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What a configuration says together with what is found for it.
 
 use super::fill::{Written, complete};
-use super::{CompletionError, state_pairs};
+use super::pairing::Taken;
+use super::{CompletionError, state_pairs, unpaired};
 use crate::config::{ConfigError, Opening, PairsFrom, StatePair};
 use crate::session::Signature;
 
@@ -14,6 +15,8 @@ pub struct Plan {
     pub completed: Option<Vec<u8>>,
     /// Where things come from, for whoever asks why.
     pub origins: Origins,
+    /// What an operator should look at.
+    pub warnings: Vec<String>,
 }
 
 /// Where the parts of a configuration come from.
@@ -56,7 +59,13 @@ impl Plan {
             false => None,
         };
         let (inputs_completed, outputs_completed) = (opening.inputs.is_empty(), opening.outputs.is_empty());
-        Ok(Self { pairs, completed, origins: Origins { pairs: from, inputs_completed, outputs_completed } })
+        let mut warnings = Vec::new();
+        // An input that is listed is one that requests are to carry.
+        if settings.completes && inputs_completed {
+            warnings.extend(unpaired::warning(signature, &pairs, Taken { otherwise: &taken, ..Taken::default() }));
+        }
+        let origins = Origins { pairs: from, inputs_completed, outputs_completed };
+        Ok(Self { pairs, completed, origins, warnings })
     }
 }
 
@@ -71,6 +80,8 @@ fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Resu
         .into());
     }
     let declared = opening.states.declared.iter().map(|state| &state.pair.input);
-    let taken: Vec<&str> = opening.inputs.iter().chain(&opening.taken).chain(declared).map(String::as_str).collect();
-    state_pairs(signature, &opening.states.patterns, &taken)
+    let otherwise: Vec<&str> = opening.taken.iter().chain(declared).map(String::as_str).collect();
+    let by_requests: Vec<&str> = opening.inputs.iter().map(String::as_str).collect();
+    let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
+    state_pairs(signature, &opening.states.patterns, taken)
 }

@@ -1,7 +1,7 @@
 //! What this backend adds to requests' inputs: their context, the padding of chunks of different lengths.
 
 use super::error::ConfigError;
-use super::parameters::{self, Parameters, Written, bad};
+use super::parameters::{self, Parameters, Written, bad, parameter_line};
 
 /// An input that is fed with the end of the sequence's previous one in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,19 +44,31 @@ pub struct Ragged {
 }
 
 const ALL: &str = "all";
+const CONTEXT: &str = "input_context";
 
 pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
-    const NAME: &str = "input_context";
     const FORM: &str = "'input=elements' or 'input=elements@axis', separated by spaces or commas, is expected";
-    let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
+    let Some(text) = parameters.text(CONTEXT) else { return Ok(Vec::new()) };
     let context = |(input, value)| {
-        let (value, axis) = with_axis(NAME, text, FORM, value)?;
+        let (value, axis) = with_axis(CONTEXT, text, FORM, value)?;
         match value.parse() {
-            Ok(0) | Err(_) => Err(bad(NAME, text, format!("'{input}' has '{value}' elements: 1 or more are expected"))),
+            Ok(0) | Err(_) => {
+                Err(bad(CONTEXT, text, format!("'{input}' has '{value}' elements: 1 or more are expected")))
+            }
             Ok(length) => Ok(Context { input, length, axis }),
         }
     };
-    parameters::assignments(NAME, text, FORM)?.into_iter().map(context).collect()
+    parameters::assignments(CONTEXT, text, FORM)?.into_iter().map(context).collect()
+}
+
+/// The line of config.pbtxt with `axis` for the context of `input`, and the others as they are.
+pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
+    let written = |context: &Context| {
+        let axis = if context.input == input { Some(axis) } else { context.axis };
+        let axis = axis.map_or(String::new(), |axis| format!("@{axis}"));
+        format!("{}={}{axis}", context.input, context.length)
+    };
+    parameter_line(CONTEXT, &contexts.iter().map(written).collect::<Vec<_>>().join(" "))
 }
 
 impl Ragged {

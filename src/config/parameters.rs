@@ -1,7 +1,7 @@
 //! The `parameters` of config.pbtxt that belong to this backend.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::ops::RangeBounds;
 use std::str::FromStr;
 
@@ -149,6 +149,12 @@ pub fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) 
     ConfigError::BadParameter { name, value: value.to_string(), allowed: allowed.into() }
 }
 
+/// The line of config.pbtxt that gives a parameter, for messages that say what to write. Triton's log escapes double
+/// quotes, so it has single ones.
+pub fn parameter_line(name: &str, value: &str) -> String {
+    format!("parameters {{ key: '{name}' value {{ string_value: '{value}' }} }}")
+}
+
 fn nearest(name: &str) -> Option<&'static str> {
     let similarity = |known: &&'static str| strsim::normalized_damerau_levenshtein(&name.to_lowercase(), known);
     KNOWN.into_iter().filter(|known| similarity(known) >= 0.5).max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
@@ -186,36 +192,74 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
     }
 }
 
-/// Names of state pairs that share a part: a `*` in each stands for the same text.
+/// Names of state pairs: those of one pair, or a `*` in each name that stands for the same text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairPattern {
-    input: (String, String),
-    output: (String, String),
+    input: NamePattern,
+    output: NamePattern,
+}
+
+/// A name, or what stands before and behind its `*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum NamePattern {
+    Exact(String),
+    Around(String, String),
+}
+
+impl NamePattern {
+    fn new(name: &str) -> Option<Self> {
+        match name.split_once('*') {
+            None => Some(Self::Exact(name.to_owned())),
+            Some((front, behind)) if !behind.contains('*') => Some(Self::Around(front.to_owned(), behind.to_owned())),
+            Some(_) => None,
+        }
+    }
+
+    /// What the `*` stands for in a name; nothing in an exact one.
+    fn part<'a>(&self, name: &'a str) -> Option<&'a str> {
+        match self {
+            Self::Exact(exact) => (name == exact).then_some(""),
+            Self::Around(front, behind) => name.strip_prefix(front.as_str())?.strip_suffix(behind.as_str()),
+        }
+    }
+
+    const fn is_exact(&self) -> bool {
+        matches!(self, Self::Exact(_))
+    }
 }
 
 impl PairPattern {
-    /// A pattern from the names of both ends; `None` without one `*` in each.
+    /// A pattern from the names of both ends; `None` unless each has one `*`, or neither has any.
     pub fn new(input: &str, output: &str) -> Option<Self> {
-        let split = |name: &str| {
-            let (front, behind) = name.split_once('*').filter(|(_, behind)| !behind.contains('*'))?;
-            Some((front.to_owned(), behind.to_owned()))
-        };
-        Some(Self { input: split(input)?, output: split(output)? })
+        let (input, output) = (NamePattern::new(input)?, NamePattern::new(output)?);
+        (input.is_exact() == output.is_exact()).then_some(Self { input, output })
     }
 
     /// Whether these are the names of such a pair.
     pub fn matches(&self, input: &str, output: &str) -> bool {
-        fn part<'a>(name: &'a str, (front, behind): &(String, String)) -> Option<&'a str> {
-            name.strip_prefix(front.as_str())?.strip_suffix(behind.as_str())
+        self.input.part(input).is_some_and(|found| self.output.part(output) == Some(found))
+    }
+}
+
+impl fmt::Display for PairPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<<<{}, {}>>>", self.input, self.output)
+    }
+}
+
+impl fmt::Display for NamePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(name) => f.write_str(name),
+            Self::Around(front, behind) => write!(f, "{front}*{behind}"),
         }
-        part(input, &self.input).is_some_and(|found| part(output, &self.output) == Some(found))
     }
 }
 
 /// Reads `state_pair_patterns`, in the form of `state_pairs`.
 pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
     const NAME: &str = "state_pair_patterns";
-    const FORM: &str = "pairs '<<<input, output>>>' with one '*' in each name are expected";
+    const FORM: &str = "pairs '<<<input, output>>>' with one '*' in each name, or in neither, are expected";
     let pairs = state_pairs(text).map_err(|_| bad(NAME, text, FORM))?;
     let pattern = |pair: &StatePair| PairPattern::new(&pair.input, &pair.output).ok_or_else(|| bad(NAME, text, FORM));
     pairs.iter().map(pattern).collect()
@@ -343,7 +387,9 @@ mod tests {
         let patterns = pair_patterns("<<<mem_*, updated_mem_*>>> <<<*.in, *.out>>>").unwrap();
         assert!(patterns[0].matches("mem_1", "updated_mem_1") && !patterns[0].matches("mem_1", "updated_mem_2"));
         assert!(patterns[1].matches("a.b.in", "a.b.out") && !patterns[1].matches("a.in", "b.out"));
-        for text in ["mem_*", "<<<a, b>>>", "<<<a*, b>>>", "<<<a**, b*>>>", ""] {
+        let exact = &pair_patterns("<<<mem, updated>>>").unwrap()[0];
+        assert!(exact.matches("mem", "updated") && !exact.matches("mem_1", "updated_1"));
+        for text in ["mem_*", "<<<a*, b>>>", "<<<a, b*>>>", "<<<a**, b*>>>", ""] {
             let error = pair_patterns(text).unwrap_err().to_string();
             assert!(error.contains("'state_pair_patterns'") && error.contains("one '*'"), "{text}: {error}");
         }

@@ -153,6 +153,11 @@ impl Config {
         self.padding.rows(self.max_batch_size.max(1))
     }
 
+    /// Whether core gives each instance one sequence at a time, and the START of another has to wait.
+    pub fn holds_one_sequence(&self) -> bool {
+        self.strategy == Strategy::Direct && self.max_batch_size <= 1
+    }
+
     /// Whether some instances run on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.placements.iter().any(|placement| placement.place != Place::Cpu)

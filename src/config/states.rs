@@ -199,8 +199,17 @@ impl DeclaredInitial {
         let dims = dims(raw.dims);
         let fits = dims.len() == state_dims.len()
             && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
-        if !fits || element_count(&dims).is_none() {
-            let rule = format!("it must agree with the state's dims {}, with none open", Dims(state_dims));
+        let rule = if !fits {
+            Some(format!("it must agree with the state's dims, {}", Dims(state_dims)))
+        } else if dims.iter().any(|&dim| dim < 0) {
+            let closed: Vec<i64> = dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
+            Some(format!("at START no dimension is open: write each one's length, such as dims: {}", Dims(&closed)))
+        } else if element_count(&dims).is_none() {
+            Some("it has more elements than an address can count".to_owned())
+        } else {
+            None
+        };
+        if let Some(rule) = rule {
             return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
         }
         let file = raw.data_file.filter(|file| !file.is_empty());
@@ -308,7 +317,10 @@ mod tests {
             (json!([{ "data_type": "TYPE_INT8", "dims": [2, 3], "zero_data": true }]), ["data_type", "TYPE_INT8"]),
             (json!([{ "data_type": "TYPE_FP32", "dims": [3, 3], "zero_data": true }]), ["dims", "[3, 3]"]),
             (json!([{ "data_type": "TYPE_FP32", "dims": [2], "zero_data": true }]), ["dims", "[2]"]),
-            (json!([{ "data_type": "TYPE_FP32", "dims": [2, -1], "zero_data": true }]), ["dims", "none open"]),
+            (
+                json!([{ "data_type": "TYPE_FP32", "dims": [2, -1], "zero_data": true }]),
+                ["[2, -1]", "such as dims: [2, 1]"],
+            ),
             (json!([{ "data_type": "TYPE_FP32", "dims": [2, 3] }]), ["initial_state", "zero_data"]),
             (json!([{}, {}]), ["initial_state", "twice"]),
         ] {

@@ -18,7 +18,7 @@ pub use sessions::Opened;
 pub use site::Site;
 
 use crate::binding::{Binding, InitialModel};
-use crate::completion::{Origins, Plan, Settings};
+use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, Opening, Place, Placement};
 use crate::error::Error;
 use crate::explain::explain;
@@ -106,7 +106,7 @@ impl Model {
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
         let model = Self { config, binding, sessions, initial_model, sites, next_instance };
-        model.log(location, &session, library, plan.origins);
+        model.log(location, &session, library, &plan);
         Ok(model)
     }
 
@@ -139,7 +139,7 @@ impl Model {
     }
 
     /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, session: &Session, library: &Library, origins: Origins) {
+    fn log(&self, location: &Location, session: &Session, library: &Library, plan: &Plan) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
@@ -147,7 +147,7 @@ impl Model {
             library.version(),
             library.path().display()
         );
-        let explained = explain(&self.config, &self.binding, session.signature(), origins);
+        let explained = explain(&self.config, &self.binding, session.signature(), plan.origins);
         for line in self.config.to_string().lines().chain(explained.lines()) {
             log::info!("model {name}: {line}");
         }
@@ -166,6 +166,17 @@ impl Model {
         }
         if self.config.is_on_gpu() {
             log::info!("model {name}: {}", self.sessions.providers());
+        }
+        if self.config.holds_one_sequence() {
+            log::warn!(
+                "model {name}: with 'direct' and max_batch_size {}, each instance holds one sequence, and the START of \
+                 another waits in core until that one has ended; for more, write 'sequence_batching {{ oldest {{ \
+                 max_candidate_sequences: 1024 }} }}'",
+                self.config.max_batch_size
+            );
+        }
+        for warning in &plan.warnings {
+            log::warn!("model {name}: {warning}");
         }
         if self.config.states.limits.are_written && !self.binding.has_varying_states() {
             log::warn!(

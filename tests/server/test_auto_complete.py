@@ -9,7 +9,8 @@ import pytest
 import models
 from conversations import interleave
 from deployment import Deployment
-from exports import EXPORTS, Bare
+from exports import EXPORTS, Bare, Export
+from logs import warnings_of_load
 from refusals import refused
 from support.paths import ROOT
 
@@ -23,7 +24,9 @@ def talk(deployment, model, sequences: int = 5) -> None:
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_an_exported_model_is_served_without_any_configuration(deployment, name):
-    talk(deployment, EXPORTS[name].served(name, f"none_{name}.stateful"))
+    model = EXPORTS[name].served(name, f"none_{name}.stateful")
+    talk(deployment, model)
+    assert warnings_of_load(deployment, model) == []
 
 
 @pytest.mark.parametrize("name", ["silero_v4", "icefall_zipformer", "huggingface_decoder", "gtcrn"])
@@ -89,9 +92,12 @@ def test_listed_dims_with_the_batch_in_them_say_that_there_is_none(deployment):
     assert list(config.output[0].dims) == [-1, 2]
 
 
-def test_patterns_name_what_is_a_pair(deployment):
-    pattern = 'parameters { key: "state_pair_patterns" value { string_value: "<<<hidd*, hidd*_next>>>" } }'
-    talk(deployment, bare("with_patterns", pattern))
+@pytest.mark.parametrize(("name", "pair"), [("star", "<<<c*, q*>>>"), ("no_star", "<<<cell, q>>>")])
+def test_patterns_name_what_is_a_pair(deployment, name, pair):
+    output = "q" if name == "no_star" else "qell"
+    export = Export({"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), output: ("batch", 8)}, {"cell": output})
+    pattern = f'backend: "stateful"\nparameters {{ key: "state_pair_patterns" value {{ string_value: "{pair}" }} }}'
+    talk(deployment, export.served("model", f"with_pattern_{name}", written=pattern))
 
 
 @pytest.mark.parametrize(
@@ -106,17 +112,18 @@ def test_names_that_do_not_say_which_are_the_states_are_refused(deployment, name
     export = EXPORTS["next_state"]
     if name == "ambiguous":
         outputs = {**export.outputs, "new_hidden": ("batch", 8)}
-        changed = type(export)(export.inputs, outputs, {"hidden": "hidden_next"})
+        changed = Export(export.inputs, outputs, {"hidden": "hidden_next"})
     else:
         words = ["no input and output", "state_pairs", "cell", "q"]
-        changed = type(export)({"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), "q": ("batch", 8)}, {"cell": "q"})
+        changed = Export({"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), "q": ("batch", 8)}, {"cell": "q"})
     refused(deployment, changed.served("model", f"refused_{name}", written='backend: "stateful"'), *words)
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("no_star", "<<<a, b>>>", ["state_pair_patterns", "<<<a, b>>>", "*"]),
+        ("one_star", "<<<hidd*, hidden_next>>>", ["state_pair_patterns", "<<<hidd*, hidden_next>>>", "*"]),
+        ("of_no_names", "<<<hidden, next_hidden>>>", ["state_pair_patterns", "<<<hidden, next_hidden>>>", "hidden_next"]),
         ("two_stars", "<<<a**, b*>>>", ["state_pair_patterns", "*"]),
     ],
 )

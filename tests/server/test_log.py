@@ -1,16 +1,13 @@
 """What an operator finds in the log when a model loads."""
 
+import dataclasses
 import re
 
 import onnxruntime
 import pytest
 
 import models
-
-
-def log_of_load(deployment, model) -> str:
-    deployment.serve(model)
-    return deployment.server.log_text().rpartition(f"loading: {model.name}")[2]
+from logs import log_of_load, warnings_of_load
 
 
 def test_the_resolved_configuration_is_logged_with_the_pool_in_numbers(deployment):
@@ -43,7 +40,7 @@ def test_the_sizes_of_lazy_buffers_are_logged(deployment):
 @pytest.mark.parametrize("name", ["max_state_bytes", "max_state_bytes_per_sequence"])
 def test_a_bound_of_growing_states_where_none_grows_is_warned_of(deployment, name):
     model = models.counter(name=f"logged_{name}").with_parameters(f"logged_{name}", **{name: 4})
-    warnings = [line for line in log_of_load(deployment, model).splitlines() if line.startswith("W")]
+    warnings = warnings_of_load(deployment, model)
     assert any(name in line and "no effect" in line for line in warnings), warnings
 
 
@@ -51,3 +48,14 @@ def test_requests_with_triton_s_batch_dimension_in_front_are_logged_as_such(depl
     inside = "Triton's batch dimension in front of the model's"
     assert inside in log_of_load(deployment, models.accumulate_fp32("logged_inside"))
     assert inside not in log_of_load(deployment, models.counter(name="logged_in_front"))
+
+
+@pytest.mark.parametrize(("size", "direct", "warned"), [(0, "", True), (1, "", True), (4, "", False), (0, None, False)])
+def test_direct_that_holds_one_sequence_is_warned_of(deployment, size, direct, warned):
+    model = models.counter(name=f"logged_direct_{size}_{direct is None}", max_batch_size=size, direct=direct)
+    if size == 0:
+        whole = {side: tuple(dataclasses.replace(t, dims=(1, *t.dims)) for t in getattr(model, side)) for side in ("inputs", "outputs")}
+        model = dataclasses.replace(model, **whole)
+    warnings = [line for line in warnings_of_load(deployment, model) if "holds one sequence" in line]
+    assert len(warnings) == warned, warnings
+    assert all(f"max_batch_size {size}" in line and "oldest { max_candidate_sequences: 1024 }" in line for line in warnings)

@@ -53,9 +53,12 @@ enum Problem {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match inspect(&arguments) {
-        Ok(Inspected { table, pbtxt }) => {
+        Ok(Inspected { table, warnings, pbtxt }) => {
             if !arguments.quiet {
                 eprintln!("{table}\n");
+            }
+            for warning in warnings {
+                eprintln!("warning: {warning}\n");
             }
             print!("{pbtxt}");
             ExitCode::SUCCESS
@@ -69,6 +72,7 @@ fn main() -> ExitCode {
 
 struct Inspected {
     table: String,
+    warnings: Vec<String>,
     pbtxt: String,
 }
 
@@ -102,6 +106,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     completed.insert("parameters".to_owned(), parameters);
     Ok(Inspected {
         table: explain(&config, &binding, session.signature(), plan.origins),
+        warnings: plan.warnings,
         pbtxt: pbtxt::write(&completed),
     })
 }

@@ -1,0 +1,133 @@
+//! Inputs of requests that may be states all the same: an output has their type and dims.
+//!
+//! Half of a model's states may have names that tell and the other half not. Then the model loads, and clients are
+//! asked for inputs that they know nothing of. What is found here is not taken for a state: it is a warning with the
+//! line to write.
+
+use super::pairing::{Taken, is_number, is_of_requests, leaves_input, state_pairs, state_pairs_line, written};
+use crate::config::StatePair;
+use crate::session::{Signature, TensorInfo};
+use crate::tensor::Dims;
+
+/// The warning about inputs and outputs that are not among `pairs`, the states of the model; `None` without any.
+pub fn warning(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Option<String> {
+    let rest = without(signature, pairs);
+    let mut found = state_pairs(&rest, &[], taken).unwrap_or_default();
+    if !leaves_input(&rest, &found, taken) {
+        found.clear();
+    }
+    found.extend(alike(&without(&rest, &found), signature, &[pairs, &found].concat(), taken));
+    if found.is_empty() {
+        return None;
+    }
+    let described = |pair: &StatePair| {
+        let info = signature.inputs.iter().find(|info| info.name == pair.input);
+        let of = info.map_or(String::new(), |info| format!(" ({} {})", info.data_type, Dims(&info.dims)));
+        format!("{}{of}", written(pair))
+    };
+    let listed: Vec<String> = found.iter().map(described).collect();
+    Some(format!(
+        "these may be states that were not found, as the type and dims of input and output agree: {}; requests have to \
+         carry their inputs; if they are states, write {}; if not, list what requests carry under 'input'",
+        listed.join("; "),
+        state_pairs_line(&[pairs, &found].concat())
+    ))
+}
+
+/// The inputs and outputs that are in none of the pairs.
+fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
+    let mut rest = signature.clone();
+    rest.inputs.retain(|info| pairs.iter().all(|pair| pair.input != info.name));
+    rest.outputs.retain(|info| pairs.iter().all(|pair| pair.output != info.name));
+    rest
+}
+
+/// Pairs of `rest` with equal types and dims, in the order of the inputs. States stand behind what requests carry and
+/// responses give, so of several that are alike the last go together.
+fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
+    let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_of_requests(&info.name)).collect();
+    let mut found: Vec<StatePair> = Vec::new();
+    for input in rest.inputs.iter().rev().filter(|info| !is_of_requests(&info.name) && !taken.contains(&info.name)) {
+        let is_alike = |info: &&TensorInfo| info.data_type == input.data_type && info.dims == input.dims;
+        if let Some(index) = outputs.iter().rposition(is_alike) {
+            found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });
+        }
+    }
+    // Requests must carry something, and it comes first.
+    if !leaves_input(signature, &[known, &found].concat(), taken) {
+        let of = |pair: &StatePair| signature.inputs.iter().find(|info| info.name == pair.input);
+        if let Some(first) = found.iter().position(|pair| of(pair).is_some_and(|info| !is_number(info))) {
+            found.remove(first);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DataType;
+
+    fn infos(specs: &[(&str, &[i64])]) -> Vec<TensorInfo> {
+        let info = |&(name, dims): &(&str, &[i64])| TensorInfo {
+            name: name.to_owned(),
+            data_type: DataType::Fp32,
+            dims: dims.to_vec(),
+            symbols: vec![String::new(); dims.len()],
+        };
+        specs.iter().map(info).collect()
+    }
+
+    fn warned(inputs: &[(&str, &[i64])], outputs: &[(&str, &[i64])], pairs: &[(&str, &str)]) -> Option<String> {
+        let signature = Signature { inputs: infos(inputs), defaults: Vec::new(), outputs: infos(outputs) };
+        let pair = |&(input, output): &(&str, &str)| StatePair { input: input.to_owned(), output: output.to_owned() };
+        warning(&signature, &pairs.iter().map(pair).collect::<Vec<_>>(), Taken::default())
+    }
+
+    const X: (&str, &[i64]) = ("x", &[-1, 4]);
+    const Y: (&str, &[i64]) = ("y", &[-1, 4]);
+    const GIST: (&str, &[i64]) = ("gist", &[-1, 8]);
+    const GIST_NEW: (&str, &[i64]) = ("gist_new", &[-1, 8]);
+
+    #[test]
+    fn a_state_whose_name_does_not_tell_is_named_with_the_line_to_write() {
+        let (memory, remembered) = (("memory", &[-1, 6][..]), ("remembered", &[-1, 6][..]));
+        for (inputs, outputs) in [
+            ([X, memory, GIST], vec![Y, remembered, GIST_NEW]),
+            ([memory, X, GIST], vec![("y", &[-1, 2][..]), GIST_NEW, remembered]),
+        ] {
+            let warning = warned(&inputs, &outputs, &[("gist", "gist_new")]).unwrap();
+            let line = "parameters { key: 'state_pairs' value { string_value: '<<<gist, gist_new>>> <<<memory, remembered>>>' } }";
+            assert!(warning.contains(line) && warning.contains("TYPE_FP32 [-1, 6]"), "{warning}");
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_told_by_its_names_is_named_where_the_states_are_written() {
+        let warning = warned(&[X, ("h", &[-1, 8]), GIST], &[Y, ("hn", &[-1, -1]), GIST_NEW], &[("gist", "gist_new")]);
+        assert!(warning.unwrap().contains("<<<gist, gist_new>>> <<<h, hn>>>"));
+    }
+
+    #[test]
+    fn of_several_that_are_alike_the_last_go_together() {
+        let warning = warned(
+            &[("a", &[-1, 8]), ("b", &[-1, 8]), ("c", &[-1, 8]), GIST],
+            &[("d", &[-1, 8]), ("e", &[-1, 8]), GIST_NEW],
+            &[("gist", "gist_new")],
+        );
+        assert!(warning.unwrap().contains("<<<gist, gist_new>>> <<<b, d>>> <<<c, e>>>"));
+    }
+
+    #[test]
+    fn what_requests_carry_is_not_asked_about() {
+        let length = |name| (name, &[-1][..]);
+        for (inputs, outputs) in
+            [([X, GIST], [Y, GIST_NEW]), ([("mix", &[1, 9, 1, 2][..]), GIST], [("enh", &[1, 9, 1, 2][..]), GIST_NEW])]
+        {
+            assert_eq!(warned(&inputs, &outputs, &[("gist", "gist_new")]), None);
+        }
+        let (inputs, outputs) =
+            ([X, length("length"), GIST], [("y", &[-1, 2][..]), length("output_lengths"), GIST_NEW]);
+        assert_eq!(warned(&inputs, &outputs, &[("gist", "gist_new")]), None);
+    }
+}
