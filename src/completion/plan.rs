@@ -61,6 +61,12 @@ impl Plan {
 }
 
 fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Result<Vec<StatePair>, CompletionError> {
+    let declared = opening.states.declared.iter().map(|state| &state.pair.input);
+    let taken: Vec<&str> = opening.inputs.iter().chain(&opening.taken).chain(declared).map(String::as_str).collect();
+    let found = match state_pairs(signature, &opening.states.patterns, &taken) {
+        Err(CompletionError::NoPairs { .. }) if opening.allows_no_states() => return Ok(Vec::new()),
+        found => found,
+    };
     if !settings.completes && !opening.wants_pairs_by_name() {
         return Err(ConfigError::MissingParameter {
             name: "state_pairs",
@@ -70,7 +76,5 @@ fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Resu
         }
         .into());
     }
-    let declared = opening.states.declared.iter().map(|state| &state.pair.input);
-    let taken: Vec<&str> = opening.inputs.iter().chain(&opening.taken).chain(declared).map(String::as_str).collect();
-    state_pairs(signature, &opening.states.patterns, &taken)
+    found
 }

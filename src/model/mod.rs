@@ -151,6 +151,12 @@ impl Model {
         for line in self.config.to_string().lines().chain(explained.lines()) {
             log::info!("model {name}: {line}");
         }
+        if self.binding.states.is_empty() {
+            log::info!(
+                "model {name}: no states are kept: 'sequence_batching' is given, and no input and output of the model \
+                 are known for the two ends of a state. If there is one, write it in parameter 'state_pairs'"
+            );
+        }
         let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
         for Site { place, placement, device, .. } in &self.sites {

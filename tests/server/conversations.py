@@ -149,7 +149,7 @@ def windowed(stream: Stream, model: Model, rng: np.random.Generator, scripts: li
 def pipeline(stream: Stream, model: Model, rng: np.random.Generator, scripts: list[list[Said]]) -> None:
     """Sends all requests on one stream without waiting, the scripts shuffled into each other
     but each in its own order; then compares every answer."""
-    expected, waiting = {}, [(Oracle(model), list(reversed(said))) for said in scripts]
+    expected, waiting = {}, [(Oracle(model, said[0].sequence_id), list(reversed(said))) for said in scripts]
     while waiting:
         at = int(rng.integers(len(waiting)))
         oracle, said = waiting[at]
