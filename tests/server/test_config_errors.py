@@ -79,6 +79,14 @@ PARAMETERS = {
             ("huge", "99999999999999999999999"),
         )
     },
+    **{
+        f"rows_per_run_{value}": ({"max_rows_per_run": value}, ["max_rows_per_run", value, "max_batch_size", "8"])
+        for value in ("0", "9", "many")
+    },
+    "warmup_above_rows_per_run": (
+        {"max_rows_per_run": "2", "warmup_batch_sizes": "4"},
+        ["warmup_batch_sizes", "4", "2"],
+    ),
     "file_missing": ({"onnx_file_name": "nowhere.onnx"}, ["onnx_file_name", "nowhere.onnx"]),
     "file_outside": ({"onnx_file_name": "../1/model.onnx"}, ["onnx_file_name", "../1/model.onnx"]),
     "pairs_not_in_brackets": (
