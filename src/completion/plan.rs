@@ -3,7 +3,7 @@
 use super::fill::{Written, complete};
 use super::{CompletionError, state_pairs};
 use crate::config::{ConfigError, Opening, PairsFrom, StatePair};
-use crate::session::Signature;
+use crate::session::{BatchScale, Signature};
 
 /// A configuration with its gaps filled.
 #[derive(Clone, Debug)]
@@ -14,6 +14,8 @@ pub struct Plan {
     pub completed: Option<Vec<u8>>,
     /// Where things come from, for whoever asks why.
     pub origins: Origins,
+    /// The nodes of the model that quantize with one scale for the whole batch.
+    pub batch_scale: Option<BatchScale>,
 }
 
 /// Where the parts of a configuration come from.
@@ -43,6 +45,7 @@ impl Plan {
         opening: &Opening,
         signature: &Signature,
         graph_description: Option<&str>,
+        batch_scale: Option<BatchScale>,
         settings: Settings,
     ) -> Result<Self, CompletionError> {
         let (pairs, from) = opening.states.all_pairs(graph_description, || by_name(opening, signature, settings))?;
@@ -51,12 +54,18 @@ impl Plan {
         let completed = match settings.completes {
             true => {
                 let (pairs, taken, contexts) = (&pairs, &taken, &opening.contexts);
-                complete(json, signature, &Written { pairs, taken, contexts, default_max_batch_size })?
+                let mixes_rows = batch_scale.is_some();
+                complete(json, signature, &Written { pairs, taken, contexts, default_max_batch_size, mixes_rows })?
             }
             false => None,
         };
         let (inputs_completed, outputs_completed) = (opening.inputs.is_empty(), opening.outputs.is_empty());
-        Ok(Self { pairs, completed, origins: Origins { pairs: from, inputs_completed, outputs_completed } })
+        Ok(Self {
+            pairs,
+            completed,
+            origins: Origins { pairs: from, inputs_completed, outputs_completed },
+            batch_scale,
+        })
     }
 }
 

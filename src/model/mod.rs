@@ -18,13 +18,13 @@ pub use sessions::Opened;
 pub use site::Site;
 
 use crate::binding::{Binding, InitialModel};
-use crate::completion::{Origins, Plan, Settings};
+use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, Opening, Place, Placement};
 use crate::error::Error;
-use crate::explain::explain;
+use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::sequence::{Refusal, SequenceId};
-use crate::session::{Library, Provider, Session};
+use crate::session::{BatchScale, Library, Provider, Session};
 use crate::triton;
 use sessions::Sessions;
 use site::Devices;
@@ -81,20 +81,25 @@ impl Model {
         let devices = Devices::open(&opening, &sessions)?;
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let plan = Plan::new(&json, &opening, session.signature(), session.graph_description(), settings)?;
-        let mut config = match &plan.completed {
-            Some(completed) => {
-                triton.set_config_json(completed)?;
-                Config::from_json(&triton.config_json()?)?
-            }
-            None => Config::from_json(&json)?,
-        };
+        let plan = Plan::new(
+            &json,
+            &opening,
+            session.signature(),
+            session.graph_description(),
+            batch_scale(sessions.file()),
+            settings,
+        )?;
+        if let Some(completed) = &plan.completed {
+            triton.set_config_json(completed)?;
+        }
+        // Not as Triton has it now: it takes no parameters from a backend.
+        let mut config = Config::from_json(plan.completed.as_deref().unwrap_or(&json))?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
             // Full batches, as stateful_backend has it.
-            config.warmup_batch_sizes.push(config.max_batch_size.max(1));
+            config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
             return Err(Error::CudaGraph(why));
@@ -106,7 +111,7 @@ impl Model {
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
         let model = Self { config, binding, sessions, initial_model, sites, next_instance };
-        model.log(location, &session, library, plan.origins);
+        model.log(location, &session, library, &plan);
         Ok(model)
     }
 
@@ -139,7 +144,7 @@ impl Model {
     }
 
     /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
-    fn log(&self, location: &Location, session: &Session, library: &Library, origins: Origins) {
+    fn log(&self, location: &Location, session: &Session, library: &Library, plan: &Plan) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
@@ -147,9 +152,13 @@ impl Model {
             library.version(),
             library.path().display()
         );
-        let explained = explain(&self.config, &self.binding, session.signature(), origins);
+        let explained = explain(&self.config, &self.binding, session.signature(), plan.origins);
         for line in self.config.to_string().lines().chain(explained.lines()) {
             log::info!("model {name}: {line}");
+        }
+        if let Some(scale) = plan.batch_scale.as_ref().filter(|_| self.config.is_batched()) {
+            let level = if self.config.max_rows_per_run > 1 { log::Level::Warn } else { log::Level::Info };
+            log::log!(level, "model {name}: {}", explain_batch_scale(scale, &self.config));
         }
         if self.binding.states.is_empty() {
             log::info!(
@@ -180,6 +189,19 @@ impl Model {
             );
         }
     }
+}
+
+/// The nodes of the model that quantize with one scale for the whole batch. A file that ONNX Runtime reads and we cannot
+/// is served nevertheless.
+fn batch_scale(file: &Path) -> Option<BatchScale> {
+    BatchScale::find(file).unwrap_or_else(|error| {
+        log::warn!(
+            "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
+             its sequences change each other's answers unless max_batch_size is 1",
+            file.display()
+        );
+        None
+    })
 }
 
 /// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.

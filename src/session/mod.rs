@@ -5,6 +5,7 @@
 //! This is the only module that names `ort`. Not for: knowing whose a state is, or where it lies between
 //! runs.
 
+mod batch_scale;
 mod bound_run;
 mod graphs;
 mod library;
@@ -17,6 +18,7 @@ mod step;
 mod tensors;
 mod value;
 
+pub use batch_scale::BatchScale;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use open::{Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};

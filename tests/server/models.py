@@ -317,6 +317,32 @@ def controls(
     return dataclasses.replace(model, **changes)
 
 
+def quantized(name: str = "quantized", **changes) -> Model:
+    """The sum of the inputs so far, rounded to 8 bits with a scale that is taken over the whole batch."""
+
+    def build():
+        row = [BATCH, 4]
+        return graph(
+            [
+                node("Add", "x state", "sum"),
+                node("DynamicQuantizeLinear", "sum", "rounded scale zero", name="rounding"),
+                node("DequantizeLinear", "rounded scale zero", "y"),
+                node("Identity", "y", "next_state"),
+            ],
+            [("x", "fp32", row), ("state", "fp32", row)],
+            [("y", "fp32", row), ("next_state", "fp32", row)],
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("x", "fp32", (4,)),),
+        outputs=(Tensor("y", "fp32", (4,)),),
+        states=(("state", "next_state"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
 def fails(name: str = "fails", **changes) -> Model:
     """A running sum of TABLE[INPUT]: an INPUT of 4 and more is out of the table, and Run fails."""
 

@@ -7,6 +7,7 @@ from tritonclient.utils import InferenceServerException
 import models
 from clients import new_id
 from conversations import Conversation, interleave, pipeline, script, some_at_once, together
+from exports import Bare
 from graphs import BATCH, graph, node
 from model import READY, START, Control, Model, Tensor
 from refusals import refused
@@ -109,19 +110,10 @@ def test_no_batch_dimension_is_needed(deployment):
     interleave(deployment.connect(), deployment.serve(model), np.random.default_rng(5), sequences=3)
 
 
-class Bare(Model):
-    """Written with its `sequence_batching` alone; the rest is filled in."""
-
-    def config(self) -> str:
-        return f'backend: "stateful"\n{self._sequence_batching()}\ninstance_group {{ kind: KIND_CPU }}\n'
-
-
-def bare(model: Model) -> Model:
-    return Bare(**{field: getattr(model, field) for field in model.__dataclass_fields__})
-
-
 def test_sequence_batching_alone_is_enough_and_the_log_says_that_there_is_no_state(deployment):
-    model = deployment.serve(bare(doubled("stateless_bare", max_batch_size=64)))
+    model = doubled("stateless_bare", max_batch_size=64)
+    written = 'backend: "stateful" sequence_batching { oldest { max_candidate_sequences: 64 } }'
+    model = deployment.serve(Bare(**vars(model), written=written))
     interleave(deployment.connect(), model, np.random.default_rng(6), sequences=5)
     assert "model stateless_bare version 1: no states are kept" in deployment.server.log_text()
 
