@@ -836,9 +836,14 @@ def a_link_to_a_device(path):
     path.symlink_to("/dev/zero")
 
 
+@pytest.mark.parametrize("source", ["data_file", "initial_states"])
 @pytest.mark.parametrize("make", [a_pipe, a_link_to_a_pipe, a_link_to_a_device])
-def test_an_initial_state_file_that_need_not_end_is_refused(deployment, make):
-    model = models.echo().with_parameters(f"refused_{make.__name__}", initial_states="STATE_IN=file:endless")
+def test_an_initial_state_file_that_need_not_end_is_refused(deployment, make, source):
+    name = f"refused_{make.__name__}_{source}"
+    if source == "data_file":
+        model = implicit(models.echo(), name, initial_dims=(4,), initial_file="endless")
+    else:
+        model = models.echo().with_parameters(name, initial_states="STATE_IN=file:endless")
 
     def prepare(folder):
         (folder / "initial_state").mkdir()
