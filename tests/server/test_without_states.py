@@ -49,9 +49,9 @@ def test_sequences_are_counted_and_expire(deployment):
     talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(3)]
     with pytest.raises(InferenceServerException, match="START"):
         talks[0].step()
-    for talk in talks:
+    talks[0].whole(1)
+    for talk in talks[1:]:
         talk.start()
-    talks[0].end()
     deployment.settles("stateful_sequences_started_total", model, 3)
     deployment.settles("stateful_sequences_ended_total", model, 1)
     deployment.settles("stateful_sequences_expired_total", model, 2)
@@ -112,7 +112,8 @@ def test_no_batch_dimension_is_needed(deployment):
 
 def test_sequence_batching_alone_is_enough_and_the_log_says_that_there_is_no_state(deployment):
     model = doubled("stateless_bare", max_batch_size=64)
-    written = 'backend: "stateful" sequence_batching { oldest { max_candidate_sequences: 64 } }'
+    batching = "sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { max_candidate_sequences: 64 } }"
+    written = f'backend: "stateful" {batching}'
     model = deployment.serve(Bare(**vars(model), written=written))
     interleave(deployment.connect(), model, np.random.default_rng(6), sequences=5)
     assert "model stateless_bare version 1: no states are kept" in deployment.server.log_text()
@@ -131,8 +132,8 @@ def test_without_sequence_batching_it_is_refused(deployment):
 
 
 @pytest.mark.parametrize(
-    "asked", [{"state_pairs": "auto"}, {"state_pair_patterns": "<<<in_*, out_*>>>"}], ids=lambda asked: next(iter(asked))
+    ("parameter", "value"), [("state_pairs", "auto"), ("state_pair_patterns", "<<<in_*, out_*>>>")]
 )
-def test_where_states_are_asked_for_it_is_refused(deployment, asked):
-    model = doubled(f"stateless_{next(iter(asked))}")
-    refused(deployment, model.with_parameters(model.name, **asked), "state_pairs", "INPUT", "OUTPUT")
+def test_where_states_are_asked_for_it_is_refused(deployment, parameter, value):
+    model = doubled(f"stateless_{parameter}").with_parameters(f"stateless_{parameter}", **{parameter: value})
+    refused(deployment, model, "state_pairs", "INPUT", "OUTPUT")
