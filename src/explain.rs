@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
 use crate::completion::Origins;
 use crate::config::{Config, PairsFrom};
-use crate::session::{Signature, TensorInfo};
+use crate::session::{BatchScale, Signature, TensorInfo};
 
 /// The tables, as lines of text.
 pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {
@@ -31,6 +31,18 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
     let tables = [tensors, states].map(|table| table.to_string());
     let lines = tables.iter().flat_map(|table| table.lines()).map(str::trim_end).chain([bytes.as_str()]);
     lines.collect::<Vec<_>>().join("\n")
+}
+
+/// What it means for the sequences that the model quantizes with one scale for the whole batch.
+pub fn explain_batch_scale(scale: &BatchScale, config: &Config) -> String {
+    let rows = config.max_rows_per_run;
+    if rows == 1 {
+        return format!("{scale} quantizes with one scale for the whole batch, so each request has a run of its own");
+    }
+    format!(
+        "{scale} quantizes with one scale for the whole batch, and up to {rows} sequences share a run: they change each \
+         other's answers. To prevent that, write 'max_batch_size: 1', or set parameter 'max_rows_per_run' to 1"
+    )
 }
 
 fn table<const COLUMNS: usize>(header: [&str; COLUMNS]) -> Table {

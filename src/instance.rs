@@ -228,7 +228,7 @@ impl Instance {
 
     /// Takes the rows that can run together with the first one.
     fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
-        let most = self.model.config.max_batch_size.max(1);
+        let most = self.model.config.max_rows_per_run;
         if rows.len() <= most && self.grouping.is_any() {
             return std::mem::take(rows);
         }

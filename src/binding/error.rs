@@ -144,12 +144,24 @@ pub enum BindingError {
         why: String,
     },
     /// A control value that the model's input cannot hold.
-    #[error("control_input '{name}' has the value {value}, which the model's input of {model} cannot hold")]
+    #[error("control_input '{name}' has a value that the model's input cannot hold: {why}")]
     Control {
         /// The input.
         name: String,
-        /// The value.
-        value: f64,
+        /// The value, and what the model takes.
+        why: String,
+    },
+    /// Control values between which the model cannot tell.
+    #[error(
+        "control_input '{name}' has the values {no} and {yes}, which are the same for the model's input of {model}"
+    )]
+    EqualControls {
+        /// The input.
+        name: String,
+        /// The value for "no".
+        no: f64,
+        /// The value for "yes".
+        yes: f64,
         /// What the model takes.
         model: DataType,
     },

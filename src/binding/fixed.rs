@@ -11,13 +11,15 @@ pub(super) fn control_input(config: &Config, control: &Control, info: &TensorInf
     let what = format!("control_input '{}'", control.name);
     let flag = |flag: Flag, values: FalseTrue| {
         let element = |value: f64| {
-            flag_element(info.data_type, value).ok_or_else(|| BindingError::Control {
-                name: control.name.clone(),
-                value,
-                model: info.data_type,
-            })
+            let name = control.name.clone();
+            flag_element(info.data_type, value).map_err(|why| BindingError::Control { name, why })
         };
-        Ok(BoundControl::Flag { flag, no: element(values.no)?, yes: element(values.yes)? })
+        let (no, yes) = (element(values.no)?, element(values.yes)?);
+        if no == yes || values.no == values.yes {
+            let (name, model) = (control.name.clone(), info.data_type);
+            return Err(BindingError::EqualControls { name, no: values.no, yes: values.yes, model });
+        }
+        Ok(BoundControl::Flag { flag, no, yes })
     };
     let source = match control.kind {
         ControlKind::Start(values) => flag(Flag::Start, values)?,
@@ -71,45 +73,58 @@ pub(super) fn constant_input(
     }
     let mut bytes = Vec::new();
     for value in values {
-        let element = element_bytes(info.data_type, value);
-        bytes.extend(element.ok_or_else(|| error(format!("the model wants {}", info.data_type)))?);
+        bytes.extend(element_bytes(info.data_type, value).map_err(error)?);
     }
     Ok(bound(info, batch_axis, Source::Constant(bytes)))
 }
 
-/// A flag's value as an element of the type that the model takes; `None` where the type cannot say it.
-fn flag_element(data_type: DataType, value: f64) -> Option<Vec<u8>> {
+/// A flag's value as an element of the type that the model takes, or why the type does not have that value.
+fn flag_element(data_type: DataType, value: f64) -> Result<Vec<u8>, String> {
     match data_type {
-        DataType::Bool => Some(vec![u8::from(value != 0.0)]),
+        DataType::Bool => Ok(vec![u8::from(value != 0.0)]),
         _ => element_bytes(data_type, &value.to_string()),
     }
 }
 
-/// One element, read from text.
-pub(super) fn element_bytes(data_type: DataType, text: &str) -> Option<Vec<u8>> {
-    macro_rules! number {
+/// One element, read from text, or why the type does not have that value.
+pub(super) fn element_bytes(data_type: DataType, text: &str) -> Result<Vec<u8>, String> {
+    let error = |allowed: &str| format!("'{text}' is no {data_type}: {allowed} is expected");
+    macro_rules! integer {
         ($type:ty) => {
-            text.parse::<$type>().ok().map(|number| number.to_ne_bytes().to_vec())
+            match text.parse::<$type>() {
+                Ok(number) => Ok(number.to_ne_bytes().to_vec()),
+                Err(_) => Err(error(&format!("a whole number from {} to {}", <$type>::MIN, <$type>::MAX))),
+            }
+        };
+    }
+    // A number that is too large becomes infinity when it is read. Infinity itself is written without a digit.
+    let may_be_infinite = !text.contains(|letter: char| letter.is_ascii_digit());
+    macro_rules! float {
+        ($read:expr, $largest:literal) => {
+            match text.parse().map($read) {
+                Ok(number) if number.is_finite() || may_be_infinite => Ok(number.to_ne_bytes().to_vec()),
+                _ => Err(error(concat!("a number from -", $largest, " to ", $largest))),
+            }
         };
     }
     match data_type {
         DataType::Bool => match text {
-            "true" | "1" => Some(vec![1]),
-            "false" | "0" => Some(vec![0]),
-            _ => None,
+            "true" | "1" => Ok(vec![1]),
+            "false" | "0" => Ok(vec![0]),
+            _ => Err(error("true or false, 1 or 0")),
         },
-        DataType::Uint8 => number!(u8),
-        DataType::Uint16 => number!(u16),
-        DataType::Uint32 => number!(u32),
-        DataType::Uint64 => number!(u64),
-        DataType::Int8 => number!(i8),
-        DataType::Int16 => number!(i16),
-        DataType::Int32 => number!(i32),
-        DataType::Int64 => number!(i64),
-        DataType::Fp16 => text.parse().ok().map(|number| half::f16::from_f32(number).to_ne_bytes().to_vec()),
-        DataType::Bf16 => text.parse().ok().map(|number| half::bf16::from_f32(number).to_ne_bytes().to_vec()),
-        DataType::Fp32 => number!(f32),
-        DataType::Fp64 => number!(f64),
-        DataType::Bytes => None,
+        DataType::Uint8 => integer!(u8),
+        DataType::Uint16 => integer!(u16),
+        DataType::Uint32 => integer!(u32),
+        DataType::Uint64 => integer!(u64),
+        DataType::Int8 => integer!(i8),
+        DataType::Int16 => integer!(i16),
+        DataType::Int32 => integer!(i32),
+        DataType::Int64 => integer!(i64),
+        DataType::Fp16 => float!(half::f16::from_f64, "65504"),
+        DataType::Bf16 => float!(half::bf16::from_f64, "3.3895e38"),
+        DataType::Fp32 => float!(|number: f32| number, "3.4028e38"),
+        DataType::Fp64 => float!(|number: f64| number, "1.7976e308"),
+        DataType::Bytes => Err(format!("'{text}' is given for a {data_type}, which only a request can carry")),
     }
 }

@@ -155,7 +155,7 @@ impl Value<'_> {
     }
 
     fn element(&self, value: &str) -> Result<Vec<u8>, BindingError> {
-        element_bytes(self.data_type, value).ok_or_else(|| self.error(format!("'{value}' is no {}", self.data_type)))
+        element_bytes(self.data_type, value).map_err(|why| self.error(why))
     }
 
     /// The dims of a row with `count` elements; the one open dimension is what makes them right.

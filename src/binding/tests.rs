@@ -461,10 +461,24 @@ fn a_control_value_that_the_type_cannot_hold_is_refused() {
         (json!([0.0, 1.5]), DataType::Int32, ["control_input 'c'", "1.5", "TYPE_INT32"]),
         (json!([-1.0, 1.0]), DataType::Uint8, ["control_input 'c'", "-1", "TYPE_UINT8"]),
         (json!([0.0, 300.0]), DataType::Uint8, ["control_input 'c'", "300", "TYPE_UINT8"]),
+        (json!([0.0, 70000.0]), DataType::Fp16, ["control_input 'c'", "'70000'", "TYPE_FP16"]),
         (json!([0.0, 1.0]), DataType::Bytes, ["control_input 'c'", "0", "TYPE_STRING"]),
     ] {
         let start = json!({ "kind": "CONTROL_SEQUENCE_START", "fp32_false_true": values });
         assert_refused(&with_controls(&[control("c", start)]), &model(&[("c", data_type, &[-1, 1])]), &parts);
+    }
+}
+
+#[test]
+fn control_values_that_are_the_same_for_the_model_are_refused() {
+    for (values, data_type, parts) in [
+        (json!([0.2, 1.0]), DataType::Bool, ["control_input 'c'", "0.2", "TYPE_BOOL"]),
+        (json!([1.0, 1.0]), DataType::Int32, ["control_input 'c'", "1", "TYPE_INT32"]),
+        (json!([0.0, -0.0]), DataType::Fp32, ["control_input 'c'", "-0", "TYPE_FP32"]),
+        (json!([2048.0, 2049.0]), DataType::Fp16, ["control_input 'c'", "2049", "TYPE_FP16"]),
+    ] {
+        let ready = json!({ "kind": "CONTROL_SEQUENCE_READY", "fp32_false_true": values });
+        assert_refused(&with_controls(&[control("c", ready)]), &model(&[("c", data_type, &[-1, 1])]), &parts);
     }
 }
 
@@ -492,6 +506,9 @@ fn constants_are_read_in_the_type_of_the_model() {
         (DataType::Bf16, "-2", half::bf16::from_f32(-2.0).to_ne_bytes().to_vec()),
         (DataType::Fp32, "1e-3", 1e-3f32.to_ne_bytes().to_vec()),
         (DataType::Fp64, "0.1", 0.1f64.to_ne_bytes().to_vec()),
+        (DataType::Fp16, "65519", half::f16::MAX.to_ne_bytes().to_vec()),
+        (DataType::Fp16, "-inf", half::f16::NEG_INFINITY.to_ne_bytes().to_vec()),
+        (DataType::Fp32, "infinity", f32::INFINITY.to_ne_bytes().to_vec()),
     ] {
         let binding = bind(&with_constants(&format!("k={value}")), &model(&[("k", data_type, &[])])).unwrap();
         let Source::Constant(bound) = &input(&binding, "k").source else { panic!("{data_type} is no constant") };
@@ -507,9 +524,13 @@ fn a_constant_that_its_type_cannot_hold_is_refused() {
         (DataType::Uint32, "-1"),
         (DataType::Int64, "1.0"),
         (DataType::Fp32, "one"),
+        (DataType::Fp16, "70000"),
+        (DataType::Bf16, "-1e39"),
+        (DataType::Fp32, "1e39"),
+        (DataType::Fp64, "1e400"),
         (DataType::Bytes, "text"),
     ] {
-        let parts = ["constant_inputs", "'k'", value, &format!("the model wants {data_type}")];
+        let parts = ["constant_inputs", "'k'", &format!("'{value}'"), &data_type.to_string()];
         assert_refused(&with_constants(&format!("k={value}")), &model(&[("k", data_type, &[])]), &parts);
     }
 }

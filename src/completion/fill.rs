@@ -9,6 +9,8 @@ use crate::tensor::Dims;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
+/// The parameter for the rows of a run.
+const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 const MAX_CANDIDATE_SEQUENCES: usize = 1024;
 const MAX_QUEUE_DELAY_US: u64 = 500;
 /// Triton's own default is a second, which a microphone that sends nothing in silence does not outlive.
@@ -24,6 +26,8 @@ pub struct Written<'a> {
     pub contexts: &'a [Context],
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
+    /// A row's result depends on the other rows of its batch.
+    pub mixes_rows: bool,
 }
 
 /// Fills what is missing in the configuration that Triton gave. `None` if nothing is.
@@ -33,7 +37,7 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
     let axes = BatchAxes::find(signature, written);
     let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(&config, signature));
     if max_batch_size(&config) == 0 && has_batch {
-        config.insert("max_batch_size".to_owned(), json!(written.default_max_batch_size.max(MAX_BATCH_SIZE)));
+        fill_batch(&mut config, written);
     }
     let max_batch_size = max_batch_size(&config);
     let axes = axes.filter(|_| max_batch_size > 0);
@@ -58,6 +62,24 @@ pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Resu
     match config == before {
         true => Ok(None),
         false => Ok(Some(serde_json::to_vec(&config)?)),
+    }
+}
+
+/// `max_batch_size`; where the rows of a run change each other's results, runs of one row.
+fn fill_batch(config: &mut Map<String, Value>, written: &Written) {
+    let usual = written.default_max_batch_size.max(MAX_BATCH_SIZE);
+    let parameters = config.get("parameters");
+    let rows_are_given = parameters.is_some_and(|parameters| parameters.get(MAX_ROWS_PER_RUN).is_some());
+    if !written.mixes_rows || rows_are_given {
+        config.insert("max_batch_size".to_owned(), json!(usual));
+        return;
+    }
+    // With `direct` there are as many sequences as `max_batch_size` says, so it cannot be 1.
+    let is_direct = config.get("sequence_batching").is_some_and(|batching| batching.get("oldest").is_none());
+    config.insert("max_batch_size".to_owned(), json!(if is_direct { usual } else { 1 }));
+    let parameters = config.entry("parameters").or_insert_with(|| json!({}));
+    if let Some(parameters) = parameters.as_object_mut().filter(|_| is_direct) {
+        parameters.insert(MAX_ROWS_PER_RUN.to_owned(), json!({ "string_value": "1" }));
     }
 }
 
@@ -303,7 +325,7 @@ mod tests {
     fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
         let pair = |&(input, output): &(&str, &str)| StatePair { input: input.to_owned(), output: output.to_owned() };
         let pairs: Vec<_> = pairs.iter().map(pair).collect();
-        let written = Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4 };
+        let written = Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4, mixes_rows: false };
         let json = complete(config.to_string().as_bytes(), signature, &written).unwrap();
         json.map(|json| serde_json::from_slice(&json).unwrap())
     }
@@ -327,6 +349,29 @@ mod tests {
         assert_eq!(dims(&config, "output"), [("output".to_owned(), json!([1]))]);
         assert_eq!(config["sequence_batching"]["max_sequence_idle_microseconds"], 60_000_000);
         assert_eq!(config["sequence_batching"]["oldest"]["max_candidate_sequences"], 1024);
+    }
+
+    #[test]
+    fn a_model_that_mixes_rows_gets_batches_of_one() {
+        let model = signature(&[("x", &["N", "T"]), ("s", &["N", "4"])], &[("y", &["N", "T"]), ("s2", &["N", "4"])]);
+        let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
+        let filled = |config: Value| {
+            let written =
+                Written { pairs: &pairs, taken: &[], contexts: &[], default_max_batch_size: 4, mixes_rows: true };
+            let completed = complete(config.to_string().as_bytes(), &model, &written).unwrap().unwrap();
+            serde_json::from_slice::<Value>(&completed).unwrap()
+        };
+        let config = filled(json!({}));
+        assert_eq!((&config["max_batch_size"], dims(&config, "input")[0].1.clone()), (&json!(1), json!([-1])));
+        assert_eq!(filled(json!({ "max_batch_size": 8 }))["max_batch_size"], 8, "as it is written");
+        let one = json!({ "string_value": "1" });
+        let direct = filled(json!({ "sequence_batching": { "direct": {} } }));
+        assert_eq!((&direct["max_batch_size"], &direct["parameters"]["max_rows_per_run"]), (&json!(64), &one));
+        let given = filled(json!({ "parameters": { "max_rows_per_run": { "string_value": "8" } } }));
+        assert_eq!(
+            (&given["max_batch_size"], &given["parameters"]["max_rows_per_run"]["string_value"]),
+            (&json!(64), &json!("8"))
+        );
     }
 
     #[test]
@@ -387,7 +432,13 @@ mod tests {
             let contexts = [Context { input: "x".to_owned(), length: 64, axis }];
             let model = signature(&[("x", model), ("s", &["N", "4"])], &[("y", &["N", "3"]), ("s2", &["N", "4"])]);
             let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
-            let written = Written { pairs: &pairs, taken: &[], contexts: &contexts, default_max_batch_size: 4 };
+            let written = Written {
+                pairs: &pairs,
+                taken: &[],
+                contexts: &contexts,
+                default_max_batch_size: 4,
+                mixes_rows: false,
+            };
             let config = complete(b"{}", &model, &written)?.unwrap();
             Ok::<_, CompletionError>(super::tests::dims(&serde_json::from_slice(&config).unwrap(), "input").remove(0).1)
         };
@@ -419,7 +470,8 @@ mod tests {
     fn batches_that_the_model_does_not_have_are_refused_before_an_output_is_listed() {
         let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
         let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
-        let written = Written { pairs: &pairs, taken: &[], contexts: &[], default_max_batch_size: 4 };
+        let written =
+            Written { pairs: &pairs, taken: &[], contexts: &[], default_max_batch_size: 4, mixes_rows: false };
         let error = complete(br#"{ "max_batch_size": 8 }"#, &model, &written).unwrap_err().to_string();
         for words in ["max_batch_size is 8", "'y'", "[1, 3]", "'max_batch_size: 0'"] {
             assert!(error.contains(words), "{error}");
@@ -476,7 +528,11 @@ mod tests {
         };
         let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
         let filled = |model: &Signature, taken: &[&str]| {
-            complete(b"{}", model, &Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4 })
+            complete(
+                b"{}",
+                model,
+                &Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4, mixes_rows: false },
+            )
         };
         let error = filled(&model(&["1", "3"]), &[]).unwrap_err().to_string();
         assert!(error.contains("'sr'") && error.contains("constant_inputs"), "{error}");

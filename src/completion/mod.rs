@@ -26,7 +26,7 @@ pub enum CompletionError {
         readings: Vec<String>,
     },
     /// No names that look like a pair.
-    #[error("no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); write them in parameter 'state_pairs', as '<<<input, output>>>', or a pattern of their names in 'state_pair_patterns'", inputs.join(", "), outputs.join(", "))]
+    #[error("no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); write them in parameter 'state_pairs', as '<<<input, output>>>', or a pattern of their names in 'state_pair_patterns'; a model without states is served if its configuration has 'sequence_batching'", inputs.join(", "), outputs.join(", "))]
     NoPairs {
         /// The inputs, with type and dims.
         inputs: Vec<String>,

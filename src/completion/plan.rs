@@ -4,7 +4,7 @@ use super::fill::{Written, complete};
 use super::pairing::Taken;
 use super::{CompletionError, state_pairs, unpaired};
 use crate::config::{ConfigError, Opening, PairsFrom, StatePair};
-use crate::session::Signature;
+use crate::session::{BatchScale, Signature};
 
 /// A configuration with its gaps filled.
 #[derive(Clone, Debug)]
@@ -17,6 +17,8 @@ pub struct Plan {
     pub origins: Origins,
     /// What an operator should look at.
     pub warnings: Vec<String>,
+    /// The nodes of the model that quantize with one scale for the whole batch.
+    pub batch_scale: Option<BatchScale>,
 }
 
 /// Where the parts of a configuration come from.
@@ -46,6 +48,7 @@ impl Plan {
         opening: &Opening,
         signature: &Signature,
         graph_description: Option<&str>,
+        batch_scale: Option<BatchScale>,
         settings: Settings,
     ) -> Result<Self, CompletionError> {
         let (pairs, from) = opening.states.all_pairs(graph_description, || by_name(opening, signature, settings))?;
@@ -54,7 +57,8 @@ impl Plan {
         let completed = match settings.completes {
             true => {
                 let (pairs, taken, contexts) = (&pairs, &taken, &opening.contexts);
-                complete(json, signature, &Written { pairs, taken, contexts, default_max_batch_size })?
+                let mixes_rows = batch_scale.is_some();
+                complete(json, signature, &Written { pairs, taken, contexts, default_max_batch_size, mixes_rows })?
             }
             false => None,
         };
@@ -65,11 +69,19 @@ impl Plan {
             warnings.extend(unpaired::warning(signature, &pairs, Taken { otherwise: &taken, ..Taken::default() }));
         }
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
-        Ok(Self { pairs, completed, origins, warnings })
+        Ok(Self { pairs, completed, origins, warnings, batch_scale })
     }
 }
 
 fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Result<Vec<StatePair>, CompletionError> {
+    let declared = opening.states.declared.iter().map(|state| &state.pair.input);
+    let otherwise: Vec<&str> = opening.taken.iter().chain(declared).map(String::as_str).collect();
+    let by_requests: Vec<&str> = opening.inputs.iter().map(String::as_str).collect();
+    let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
+    let found = match state_pairs(signature, &opening.states.patterns, taken) {
+        Err(CompletionError::NoPairs { .. }) if opening.allows_no_states() => return Ok(Vec::new()),
+        found => found,
+    };
     if !settings.completes && !opening.wants_pairs_by_name() {
         return Err(ConfigError::MissingParameter {
             name: "state_pairs",
@@ -79,9 +91,5 @@ fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Resu
         }
         .into());
     }
-    let declared = opening.states.declared.iter().map(|state| &state.pair.input);
-    let otherwise: Vec<&str> = opening.taken.iter().chain(declared).map(String::as_str).collect();
-    let by_requests: Vec<&str> = opening.inputs.iter().map(String::as_str).collect();
-    let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
-    state_pairs(signature, &opening.states.patterns, taken)
+    found
 }

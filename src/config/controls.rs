@@ -82,7 +82,7 @@ fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigErr
     match (control.int32_false_true.as_slice(), control.fp32_false_true.as_slice(), control.bool_false_true.as_slice())
     {
         ([no, yes], [], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
-        ([], [no, yes], []) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
+        ([], [no, yes], []) => Ok(FalseTrue { no: as_written(*no), yes: as_written(*yes) }),
         ([], [], [no, yes]) => Ok(FalseTrue { no: f64::from(*no), yes: f64::from(*yes) }),
         _ => Err(field(
             path,
@@ -90,4 +90,9 @@ fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigErr
             "one of int32_false_true, fp32_false_true and bool_false_true with two values is expected",
         )),
     }
+}
+
+/// 0.2 as f32 is 0.20000000298 as f64, which nobody wrote.
+fn as_written(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -1,6 +1,9 @@
 //! The files that hold initial states.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
 
 use super::error::ConfigError;
@@ -18,21 +21,40 @@ pub fn read<'a>(
     files: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Result<InitialFiles, ConfigError> {
     let folder = repository.join(FOLDER);
-    let read = |state: &str, name: &str| {
-        let (state, file, dir) = (state.to_owned(), name.to_owned(), folder.clone());
-        let failed = |why: String| ConfigError::InitialFile { state, file, dir, why };
-        let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
-        if !inside {
-            return Err(failed("it must lie in that folder".to_owned()));
-        }
-        let path = folder.join(name);
-        let bytes = path.metadata().map_or(0, |of| of.len());
-        match usize::try_from(bytes).is_ok_and(|bytes| bytes <= machine_memory() / 2) {
-            true => std::fs::read(path).map_err(|error| failed(error.to_string())),
-            false => Err(failed(format!("it has {bytes} bytes, more than half of the machine's memory"))),
-        }
+    let read = |(state, name): (&str, &str)| {
+        let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {
+            state: state.to_owned(),
+            file: name.to_owned(),
+            dir: folder.clone(),
+            why,
+        });
+        Ok((name.to_owned(), content?))
     };
-    files.map(|(state, name)| Ok((name.to_owned(), read(state, name)?))).collect()
+    files.map(read).collect()
+}
+
+fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
+    let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
+    if !inside {
+        return Err("it must lie in that folder".to_owned());
+    }
+    let text = |error: io::Error| error.to_string();
+    // Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(folder.join(name)).map_err(text)?;
+    let metadata = file.metadata().map_err(text)?;
+    // A pipe or a device may never end.
+    if !metadata.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    let bytes = metadata.len();
+    if bytes > machine_memory() as u64 / 2 {
+        return Err(format!("it has {bytes} bytes, more than half of the machine's memory"));
+    }
+    let mut content = Vec::new();
+    content.try_reserve_exact(bytes as usize).map_err(|error| error.to_string())?;
+    // A file that grows meanwhile is read as far as it was.
+    file.take(bytes).read_to_end(&mut content).map_err(text)?;
+    Ok(content)
 }
 
 #[cfg(test)]
@@ -48,7 +70,10 @@ mod tests {
         let read = |name: &str| read(&repository, std::iter::once(("state", name)));
         assert_eq!(read("a").unwrap()["a"], b"abc");
         std::fs::File::create(repository.join(FOLDER).join("huge")).unwrap().set_len(1 << 42).unwrap();
-        for name in ["b", "../secret", "/etc/passwd", "", ".", "huge"] {
+        std::os::unix::fs::symlink("/dev/zero", repository.join(FOLDER).join("endless")).unwrap();
+        let pipe = std::process::Command::new("mkfifo").arg(repository.join(FOLDER).join("pipe")).status().unwrap();
+        assert!(pipe.success());
+        for name in ["b", "../secret", "/etc/passwd", "", ".", "huge", "endless", "pipe"] {
             let error = read(name).unwrap_err().to_string();
             assert!(error.contains(&format!("'{name}' of state 'state'")) && error.contains(FOLDER), "{error}");
         }

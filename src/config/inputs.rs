@@ -101,14 +101,19 @@ impl Ragged {
     }
 }
 
-/// `warmup_batch_sizes`: numbers of rows, none larger than a batch may be.
-pub(super) fn warmup_batch_sizes(parameters: &Parameters, max_batch_size: usize) -> Result<Vec<usize>, ConfigError> {
+/// `warmup_batch_sizes`: numbers of rows, none larger than a run may have.
+pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>, ConfigError> {
     const NAME: &str = "warmup_batch_sizes";
     let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
-    let most = max_batch_size.max(1);
     let size = |word: &str| match word.parse() {
         Ok(size) if (1..=most).contains(&size) => Ok(size),
-        _ => Err(bad(NAME, text, format!("'{word}' is no number of rows from 1 to max_batch_size, {most}"))),
+        _ => Err(bad(
+            NAME,
+            text,
+            format!(
+                "'{word}' is no number of rows from 1 to {most}, the most of a run (max_batch_size or max_rows_per_run)"
+            ),
+        )),
     };
     text.split([',', ' ']).filter(|word| !word.is_empty()).map(size).collect()
 }
@@ -176,7 +181,7 @@ mod tests {
             ("padded_inputs", "audio", "lengths_input"),
             ("padded_inputs", "audio=len@-1", "'-1' is no axis"),
             ("padded_outputs", "y=all", "'padded_inputs'"),
-            ("warmup_batch_sizes", "0", "from 1 to max_batch_size, 4"),
+            ("warmup_batch_sizes", "0", "from 1 to 4"),
             ("warmup_batch_sizes", "1, 5", "'5'"),
             ("warmup_batch_sizes", "x", "'x'"),
         ] {

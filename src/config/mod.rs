@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cache_folder;
 mod controls;
 mod error;
 mod initial_files;

@@ -33,6 +33,8 @@ pub struct Opening {
     pub contexts: Vec<Context>,
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: Vec<String>,
+    /// `sequence_batching` is there.
+    pub has_sequences: bool,
 }
 
 impl Opening {
@@ -40,6 +42,7 @@ impl Opening {
     pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
         let raw: raw::ModelConfig = serde_json::from_slice(json)?;
         let parameters = Parameters::new(raw.parameters)?;
+        let has_sequences = raw.sequence_batching.is_some();
         let batching = raw.sequence_batching.unwrap_or_default();
         let controls = controls(&batching.control_input)?.into_iter().map(|control| control.name);
         let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
@@ -57,7 +60,13 @@ impl Opening {
             outputs: raw.output.into_iter().map(|tensor| tensor.name).collect(),
             contexts: contexts(&parameters)?,
             taken: controls.chain(constants).chain(lengths).collect(),
+            has_sequences,
         })
+    }
+
+    /// Whether a model without states is to be served: the configuration asks for sequences, and not for states.
+    pub fn allows_no_states(&self) -> bool {
+        self.has_sequences && self.states.pairs == WrittenPairs::Absent && self.states.patterns.is_empty()
     }
 
     /// Whether the states are to be found by their names even where nothing else is completed.

@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 39] = [
+const KNOWN: [&str; 40] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -35,6 +35,7 @@ const KNOWN: [&str; 39] = [
     "intra_op_thread_count",
     "logging_level",
     "max_candidate_sequence_use_ratio",
+    "max_rows_per_run",
     "max_state_bytes",
     "max_state_bytes_per_sequence",
     "memory.enable_memory_arena_shrinkage",

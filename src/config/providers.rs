@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::error::ConfigError;
-use super::error::field;
+use super::cache_folder;
+use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
 use super::raw::{Accelerator, Accelerators};
 
@@ -80,9 +80,6 @@ const OURS: [(&str, &str); 5] = [
 
 /// Where accelerators stand.
 const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_accelerator";
-
-/// Where TensorRT's engines are kept, as in NVIDIA's stateful_backend.
-const DEFAULT_CACHE_DIR: &str = "/tmp";
 
 impl Providers {
     /// Reads and checks them. `on_gpu`: some instances run on a GPU.
@@ -239,12 +236,12 @@ impl Given {
         if self.is_fp16 {
             set("trt_fp16_enable", "1");
         }
-        if self.caching {
-            let dir = self.cache_dir.as_deref().unwrap_or(DEFAULT_CACHE_DIR);
+        if self.caching && provider == Provider::TensorRt {
+            let dir = self.cache_dir.map_or_else(default_cache_dir, Ok)?;
             set("trt_engine_cache_enable", "1");
-            set("trt_engine_cache_path", dir);
+            set("trt_engine_cache_path", &dir);
             set("trt_timing_cache_enable", "1");
-            set("trt_timing_cache_path", dir);
+            set("trt_timing_cache_path", &dir);
         }
         if self.cuda_graph {
             set("trt_cuda_graph_enable", "1");
@@ -273,6 +270,14 @@ impl Given {
             log::info!("GPU accelerator '{name}' has no effect: instances are of KIND_CPU");
         }
     }
+}
+
+fn default_cache_dir() -> Result<String, ConfigError> {
+    let folder = cache_folder::private().map_err(|why| ConfigError::MissingParameter {
+        name: "trt_cache_dir",
+        why: format!("'enable_trt_caching' needs a folder that the server alone can write, and {why}"),
+    })?;
+    Ok(folder.to_string_lossy().into_owned())
 }
 
 /// Names of Triton's onnxruntime backend that are not ONNX Runtime's.

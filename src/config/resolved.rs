@@ -20,8 +20,10 @@ use crate::tensor::DataType;
 pub struct Config {
     /// The model's name.
     pub model: String,
-    /// Most rows of one run; 0 if tensors have no batch axis of Triton's.
+    /// Most requests of a payload; 0 if tensors have no batch axis of Triton's.
     pub max_batch_size: usize,
+    /// Most requests of one run: those of a larger payload are run one part after the other.
+    pub max_rows_per_run: usize,
     /// File name and the field that gave it; `None` to look for one.
     pub model_file: Option<(&'static str, String)>,
     /// What requests carry.
@@ -109,6 +111,7 @@ impl Config {
             )
         })?;
         let max_batch_size = unsigned("max_batch_size", raw.max_batch_size)?;
+        let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size)?;
         let scheduling = Scheduling::new(&batching, max_batch_size)?;
         let quiet = scheduling.queue_delay + QUIET_MARGIN;
         let placement = |(place, instances): (Place, usize)| {
@@ -119,19 +122,20 @@ impl Config {
         let placements = placements.collect::<Result<Vec<_>, ConfigError>>()?;
         Ok(Self {
             model: raw.name,
-            padding: Padding::new(&parameters, &batching, max_batch_size)?,
+            padding: Padding::new(&parameters, &batching, max_rows_per_run.min(max_batch_size))?,
             infer_end_requests: parameters.switch("infer_end_requests", true)?,
             logging: Logging::new(&parameters)?,
             session: SessionOptions::new(&parameters, &raw.optimization)?,
             store_states_as_fp16: parameters.switch("store_states_as_fp16", false)?,
             max_batch_size,
+            max_rows_per_run,
             model_file: model_file(&parameters, raw.default_model_filename),
             inputs: tensors("input", raw.input)?,
             outputs: tensors("output", raw.output)?,
             states: States::new(&parameters, std::mem::take(&mut batching.state))?,
             contexts: contexts(&parameters)?,
             ragged: Ragged::new(&parameters)?,
-            warmup_batch_sizes: warmup_batch_sizes(&parameters, max_batch_size)?,
+            warmup_batch_sizes: warmup_batch_sizes(&parameters, max_rows_per_run)?,
             resident_batches: resident_batches(&parameters)?,
             controls: controls(&batching.control_input)?,
             constants: parameters
@@ -150,7 +154,7 @@ impl Config {
 
     /// Most rows of a run, padding among them.
     pub fn most_rows(&self) -> usize {
-        self.padding.rows(self.max_batch_size.max(1))
+        self.padding.rows(self.max_rows_per_run)
     }
 
     /// Whether core gives each instance one sequence at a time, and the START of another has to wait.
@@ -167,6 +171,12 @@ impl Config {
     pub const fn is_batched(&self) -> bool {
         self.max_batch_size > 0
     }
+}
+
+fn max_rows_per_run(parameters: &Parameters, max_batch_size: usize) -> Result<usize, ConfigError> {
+    let most = max_batch_size.max(1);
+    let allowed = format!("a number of rows from 1 to max_batch_size, {most},");
+    Ok(parameters.number("max_rows_per_run", 1..=most, &allowed)?.unwrap_or(most))
 }
 
 fn resident_batches(parameters: &Parameters) -> Result<usize, ConfigError> {

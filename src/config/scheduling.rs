@@ -89,19 +89,19 @@ impl fmt::Display for Padding {
 }
 
 impl Padding {
-    /// `always_pad_to_max_batch`: to the nearest `preferred_batch_size`, else to `max_batch_size`.
+    /// `always_pad_to_max_batch`: to the nearest `preferred_batch_size`, else to the most rows of a run.
     pub(super) fn new(
         parameters: &Parameters,
         batching: &raw::SequenceBatching,
-        max_batch_size: usize,
+        most: usize,
     ) -> Result<Self, ConfigError> {
-        if !parameters.switch("always_pad_to_max_batch", false)? || max_batch_size == 0 {
+        if !parameters.switch("always_pad_to_max_batch", false)? || most == 0 {
             return Ok(Self::default());
         }
         let preferred = batching.oldest.iter().flat_map(|oldest| &oldest.preferred_batch_size);
         let preferred = preferred.filter_map(|size| usize::try_from(size.0).ok());
-        let mut sizes: Vec<usize> = preferred.filter(|&size| size > 0 && size < max_batch_size).collect();
-        sizes.push(max_batch_size);
+        let mut sizes: Vec<usize> = preferred.filter(|&size| size > 0 && size < most).collect();
+        sizes.push(most);
         sizes.sort_unstable();
         Ok(Self { sizes })
     }

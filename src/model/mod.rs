@@ -21,10 +21,10 @@ use crate::binding::{Binding, InitialModel};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, Opening, Place, Placement};
 use crate::error::Error;
-use crate::explain::explain;
+use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::sequence::{Refusal, SequenceId};
-use crate::session::{Library, Provider, Session};
+use crate::session::{BatchScale, Library, Provider, Session};
 use crate::triton;
 use sessions::Sessions;
 use site::Devices;
@@ -81,20 +81,25 @@ impl Model {
         let devices = Devices::open(&opening, &sessions)?;
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let plan = Plan::new(&json, &opening, session.signature(), session.graph_description(), settings)?;
-        let mut config = match &plan.completed {
-            Some(completed) => {
-                triton.set_config_json(completed)?;
-                Config::from_json(&triton.config_json()?)?
-            }
-            None => Config::from_json(&json)?,
-        };
+        let plan = Plan::new(
+            &json,
+            &opening,
+            session.signature(),
+            session.graph_description(),
+            batch_scale(sessions.file()),
+            settings,
+        )?;
+        if let Some(completed) = &plan.completed {
+            triton.set_config_json(completed)?;
+        }
+        // Not as Triton has it now: it takes no parameters from a backend.
+        let mut config = Config::from_json(plan.completed.as_deref().unwrap_or(&json))?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
             // Full batches, as stateful_backend has it.
-            config.warmup_batch_sizes.push(config.max_batch_size.max(1));
+            config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
             return Err(Error::CudaGraph(why));
@@ -151,6 +156,16 @@ impl Model {
         for line in self.config.to_string().lines().chain(explained.lines()) {
             log::info!("model {name}: {line}");
         }
+        if let Some(scale) = plan.batch_scale.as_ref().filter(|_| self.config.is_batched()) {
+            let level = if self.config.max_rows_per_run > 1 { log::Level::Warn } else { log::Level::Info };
+            log::log!(level, "model {name}: {}", explain_batch_scale(scale, &self.config));
+        }
+        if self.binding.states.is_empty() {
+            log::info!(
+                "model {name}: no states are kept: 'sequence_batching' is given, and no input and output of the model \
+                 are known for the two ends of a state. If there is one, write it in parameter 'state_pairs'"
+            );
+        }
         let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
         for Site { place, placement, device, .. } in &self.sites {
@@ -185,6 +200,19 @@ impl Model {
             );
         }
     }
+}
+
+/// The nodes of the model that quantize with one scale for the whole batch. A file that ONNX Runtime reads and we cannot
+/// is served nevertheless.
+fn batch_scale(file: &Path) -> Option<BatchScale> {
+    BatchScale::find(file).unwrap_or_else(|error| {
+        log::warn!(
+            "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
+             its sequences change each other's answers unless max_batch_size is 1",
+            file.display()
+        );
+        None
+    })
 }
 
 /// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.

@@ -2,9 +2,10 @@
 //!
 //! The `ort` crate loads the library, makes the environment and builds sessions; the step itself ([`Step`]) calls
 //! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
-//! This is the only module that names `ort`. Not for: knowing whose a state is, or where it lies between
-//! runs.
+//! This is the only module that names `ort`. [`BatchScale`] reads the model's file itself. Not for: knowing whose a
+//! state is, or where it lies between runs.
 
+mod batch_scale;
 mod bound_run;
 mod graphs;
 mod library;
@@ -17,6 +18,7 @@ mod step;
 mod tensors;
 mod value;
 
+pub use batch_scale::BatchScale;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use open::{Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};

@@ -151,7 +151,7 @@ def pipeline(
 ) -> None:
     """Sends all requests on one stream without waiting, the scripts shuffled into each other
     but each in its own order; then compares every answer. With `may_end`, sequences may be over before their time."""
-    expected, waiting = {}, [(Oracle(model), list(reversed(said))) for said in scripts]
+    expected, waiting = {}, [(Oracle(model, said[0].sequence_id), list(reversed(said))) for said in scripts]
     while waiting:
         at = int(rng.integers(len(waiting)))
         oracle, said = waiting[at]

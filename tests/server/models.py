@@ -271,25 +271,30 @@ def controls(
     end: str = "fp32",
     ready: str = "bool",
     corrid: str = "uint64",
+    counts: bool = True,
     **changes,
 ) -> Model:
-    """Takes START, END, READY and the id, each of the given type, and answers what it was fed."""
+    """Takes START, END, READY and the id, each of the given type, and answers what it was fed.
+
+    `counts` adds what the requests carry up; without it there is no state.
+    """
     types = {START: start, END: end, READY: ready, CORRID: corrid}
     fed = tuple(
         Control(kind.rpartition("_")[2], kind, type, UNUSUAL.get(type, (0, 1)))
         for kind, type in types.items()
     )
 
+    added = "COUNT_IN" if counts else "INPUT"
+
     def build():
         one = [BATCH, 1]
         return graph(
             [
-                node("Add", "COUNT_IN INPUT", "COUNT_OUT"),
+                node("Add", f"{added} INPUT", "COUNT_OUT"),
                 *(node("Identity", control.name, f"{control.name}_SEEN") for control in fed),
             ],
             [
-                ("INPUT", "int64", one),
-                ("COUNT_IN", "int64", one),
+                *((name, "int64", one) for name in dict.fromkeys(["INPUT", added])),
                 *((control.name, control.type, one) for control in fed),
             ],
             [
@@ -306,8 +311,34 @@ def controls(
             Tensor("COUNT_OUT", "int64", (1,)),
             *(Tensor(f"{control.name}_SEEN", control.type, (1,)) for control in fed),
         ),
-        states=(("COUNT_IN", "COUNT_OUT"),),
+        states=(("COUNT_IN", "COUNT_OUT"),) if counts else (),
         controls=fed,
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def quantized(name: str = "quantized", **changes) -> Model:
+    """The sum of the inputs so far, rounded to 8 bits with a scale that is taken over the whole batch."""
+
+    def build():
+        row = [BATCH, 4]
+        return graph(
+            [
+                node("Add", "x state", "sum"),
+                node("DynamicQuantizeLinear", "sum", "rounded scale zero", name="rounding"),
+                node("DequantizeLinear", "rounded scale zero", "y"),
+                node("Identity", "y", "next_state"),
+            ],
+            [("x", "fp32", row), ("state", "fp32", row)],
+            [("y", "fp32", row), ("next_state", "fp32", row)],
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("x", "fp32", (4,)),),
+        outputs=(Tensor("y", "fp32", (4,)),),
+        states=(("state", "next_state"),),
     )
     return dataclasses.replace(model, **changes)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import models
-from conversations import Conversation, together
+from conversations import Conversation, some_at_once, together
 
 
 def batch_sizes(deployment, model) -> dict[int, int]:
@@ -81,4 +81,17 @@ def test_no_run_is_larger_than_the_maximum_batch(deployment):
         Conversation(client, model, np.random.default_rng(seed)).whole(5)
 
     together(lambda seed=seed: talk(seed) for seed in range(10))
+    assert max(batch_sizes(deployment, model)) <= 3
+
+
+@pytest.mark.parametrize("make", [models.counter, models.append, models.controls])
+def test_batches_are_run_in_parts_of_so_many_rows(deployment, make):
+    delay = "preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 20000"
+    model = make(name=f"in_parts_{make.__name__}", oldest=delay)
+    model = deployment.serve(model.with_parameters(model.name, max_rows_per_run=3, warmup_batch_sizes="1 3"))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng([4, i])) for i in range(8)]
+    together(talk.start for talk in talks)
+    some_at_once(talks, np.random.default_rng(4), rounds=6)
+    together(talk.end for talk in talks)
     assert max(batch_sizes(deployment, model)) <= 3

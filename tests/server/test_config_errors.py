@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import models
-from model import Model
+from model import START, Control, Model
 from refusals import refused
 
 
@@ -79,6 +79,14 @@ PARAMETERS = {
             ("huge", "99999999999999999999999"),
         )
     },
+    **{
+        f"rows_per_run_{value}": ({"max_rows_per_run": value}, ["max_rows_per_run", value, "max_batch_size", "8"])
+        for value in ("0", "9", "many")
+    },
+    "warmup_above_rows_per_run": (
+        {"max_rows_per_run": "2", "warmup_batch_sizes": "4"},
+        ["warmup_batch_sizes", "4", "2"],
+    ),
     "file_missing": ({"onnx_file_name": "nowhere.onnx"}, ["onnx_file_name", "nowhere.onnx"]),
     "file_outside": ({"onnx_file_name": "../1/model.onnx"}, ["onnx_file_name", "../1/model.onnx"]),
     "pairs_not_in_brackets": (
@@ -116,6 +124,7 @@ def test_a_bad_parameter_is_refused_by_name_value_and_rule(deployment, case):
     [
         ("not_a_number", "sr=fast gain=[1,2]", ["sr", "fast"]),
         ("fraction_for_an_integer", "sr=1.5 gain=[1,2]", ["sr", "1.5"]),
+        ("too_large_for_its_type", "sr=1 gain=[1,1e39]", ["gain", "1e39", "FP32"]),
         ("too_few_values", "sr=1 gain=[1]", ["gain"]),
         ("too_many_values", "sr=1 gain=[1,2,3]", ["gain"]),
         ("list_for_a_scalar", "sr=[1,2] gain=[1,2]", ["sr"]),
@@ -149,6 +158,16 @@ def scheduled(name: str, scheduling: str, **changes):
 )
 def test_what_cannot_be_served_is_refused_by_name(deployment, model, words):
     refused(deployment, model, *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "false_true", "words"),
+    [("both_true", (0.2, 1), ["RESET", "0.2", "1", "BOOL"]), ("the_same", (1, 1), ["RESET", "1", "BOOL"])],
+)
+def test_control_values_that_are_the_same_for_the_model_are_refused(deployment, name, false_true, words):
+    # the configuration names another type than the model's, as stateful_backend's do
+    controls = (Control("RESET", START, "fp32", false_true),)
+    refused(deployment, models.accumulate(f"refused_control_{name}", controls=controls), *words)
 
 
 def test_no_onnx_file_at_all_is_refused(deployment):

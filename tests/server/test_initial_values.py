@@ -2,6 +2,7 @@
 request. Each sequence of these tests is started more than once, and always begins with the same."""
 
 import dataclasses
+import os
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_a_state_without_initial_state_beside_one_that_has_it_is_zeros(deploymen
 VALUES = {
     "fp32": ("1.5", "[0.1, -2.5e-3, 3, 1e30]"),
     "fp64": ("0.1", "[0.1, -2.5e-300, 3, 1e300]"),
-    "fp16": ("-0.25", "[1.5, -2, 65504, 0.333251953125]"),
+    "fp16": ("-0.25", "[1.5, inf, 65504, 0.333251953125]"),
     "bf16": ("2.5", "[1.5, -2, 256, 0.5]"),
     "int8": ("-128", "[-128, 127, 0, 5]"),
     "int16": ("-32768", "[-32768, 32767, 0, 5]"),
@@ -787,6 +788,8 @@ INITIAL_STATES = {
     "no_number_in_a_list": (models.echo(), "STATE_IN=[1,2,high,4]", ["STATE_IN", "high"]),
     "fraction_for_an_integer": (models.echo("int32"), "STATE_IN=1.5", ["STATE_IN", "1.5", "INT32"]),
     "out_of_range": (models.echo("int8"), "STATE_IN=300", ["STATE_IN", "300", "INT8"]),
+    "too_large_for_fp16": (models.echo("fp16"), "STATE_IN=70000", ["STATE_IN", "70000", "FP16", "65504"]),
+    "too_large_for_fp32": (models.echo(), "STATE_IN=[0,1,2,-1e39]", ["STATE_IN", "-1e39", "FP32"]),
     "negative_for_unsigned": (models.echo("uint16"), "STATE_IN=-1", ["STATE_IN", "-1", "UINT16"]),
     "number_for_bool": (models.echo("bool"), "STATE_IN=2", ["STATE_IN", "2", "BOOL"]),
     "too_short": (models.echo(), "STATE_IN=[1,2,3]", ["STATE_IN", "4"]),
@@ -818,6 +821,35 @@ def test_a_bad_initial_value_is_refused_by_state_value_and_rule(deployment, case
     if "file" not in case:
         words = ["initial_states", *words]
     refused(deployment, model, *words)
+
+
+def a_pipe(path):
+    os.mkfifo(path)
+
+
+def a_link_to_a_pipe(path):
+    os.mkfifo(path.with_name("pipe"))
+    path.symlink_to("pipe")
+
+
+def a_link_to_a_device(path):
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("source", ["data_file", "initial_states"])
+@pytest.mark.parametrize("make", [a_pipe, a_link_to_a_pipe, a_link_to_a_device])
+def test_an_initial_state_file_that_need_not_end_is_refused(deployment, make, source):
+    name = f"refused_{make.__name__}_{source}"
+    if source == "data_file":
+        model = implicit(models.echo(), name, initial_dims=(4,), initial_file="endless")
+    else:
+        model = models.echo().with_parameters(name, initial_states="STATE_IN=file:endless")
+
+    def prepare(folder):
+        (folder / "initial_state").mkdir()
+        make(folder / "initial_state" / "endless")
+
+    refused(deployment, model, "STATE_IN", "endless", "regular file", prepare=prepare)
 
 
 # ---- what is refused: `initial_state_model`

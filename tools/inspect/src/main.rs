@@ -14,8 +14,8 @@ use triton_stateful::binding::Binding;
 use triton_stateful::completion::{Plan, Settings};
 use triton_stateful::config::{Config, Opening, read_initial_files};
 use triton_stateful::error::Error;
-use triton_stateful::explain::explain;
-use triton_stateful::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
+use triton_stateful::explain::{explain, explain_batch_scale};
+use triton_stateful::session::{BatchScale, EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
 /// states. Prints a config.pbtxt ready to save.
@@ -86,8 +86,12 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let library = library(arguments)?;
     let session = Session::open(&library, &arguments.model, &opening.session, Provider::Cpu).map_err(Error::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
-    let plan =
-        Plan::new(&bytes, &opening, session.signature(), session.graph_description(), settings).map_err(Error::from)?;
+    let batch_scale = BatchScale::find(&arguments.model).unwrap_or_else(|error| {
+        eprintln!("the nodes of {} cannot be read: {error}", arguments.model.display());
+        None
+    });
+    let (signature, description) = (session.signature(), session.graph_description());
+    let plan = Plan::new(&bytes, &opening, signature, description, batch_scale, settings).map_err(Error::from)?;
     let mut completed: Map<String, Value> = match &plan.completed {
         Some(completed) => serde_json::from_slice(completed)?,
         None => json,
@@ -96,7 +100,7 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     // A model lies in a folder of its version, and the files beside that.
     let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
     let files = read_initial_files(repository, config.states.initial_files()).map_err(Error::from)?;
-    let binding = Binding::new(&config, &plan.pairs, session.signature(), &files).map_err(Error::from)?;
+    let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(Error::from)?;
     let pairs: Vec<String> = plan.pairs.iter().map(|pair| format!("<<<{}, {}>>>", pair.input, pair.output)).collect();
     // Without it Triton takes a GPU where it sees one.
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
@@ -104,11 +108,11 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
     parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
     completed.insert("parameters".to_owned(), parameters);
-    Ok(Inspected {
-        table: explain(&config, &binding, session.signature(), plan.origins),
-        warnings: plan.warnings,
-        pbtxt: pbtxt::write(&completed),
-    })
+    let mut table = explain(&config, &binding, signature, plan.origins);
+    if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
+        table += &format!("\n{}", explain_batch_scale(&scale, &config));
+    }
+    Ok(Inspected { table, warnings: plan.warnings, pbtxt: pbtxt::write(&completed) })
 }
 
 /// The configuration as far as the arguments give it.

@@ -1,0 +1,332 @@
+//! Nodes that quantize with one scale for the whole batch, so that one row's result depends on the others.
+//!
+//! They are read from the model's file, as ONNX Runtime does not tell a model's nodes. Only what is declared here is
+//! read; weights are skipped.
+
+#![forbid(unsafe_code)]
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::path::Path;
+
+use prost::Message;
+use prost::bytes::Buf;
+
+/// Operators that compute their scale at run time, over all elements of their first input.
+const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
+
+/// The nodes of a model that quantize so.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchScale {
+    /// Name of the first of them; its output if it has none.
+    pub node: String,
+    /// Its operator.
+    pub operator: String,
+    /// How many such nodes there are.
+    pub nodes: usize,
+}
+
+impl fmt::Display for BatchScale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "node '{}' ({})", self.node, self.operator)?;
+        if self.nodes > 1 { write!(f, ", one of {} such nodes,", self.nodes) } else { Ok(()) }
+    }
+}
+
+impl BatchScale {
+    /// Looks for them in an ONNX file; `None` if there are none.
+    pub fn find(file: &Path) -> io::Result<Option<Self>> {
+        let mut bytes = FileBytes::open(file)?;
+        let decoded = ModelProto::decode(&mut bytes);
+        bytes.error.map_or(Ok(()), Err)?;
+        Ok(decoded.map_err(io::Error::other)?.batch_scale())
+    }
+}
+
+#[derive(Message)]
+struct ModelProto {
+    #[prost(message, optional, tag = "7")]
+    graph: Option<GraphProto>,
+    #[prost(message, repeated, tag = "25")]
+    functions: Vec<FunctionProto>,
+}
+
+#[derive(Message)]
+struct GraphProto {
+    #[prost(message, repeated, tag = "1")]
+    node: Vec<NodeProto>,
+    #[prost(message, repeated, tag = "5")]
+    initializer: Vec<TensorProto>,
+}
+
+#[derive(Message)]
+struct FunctionProto {
+    #[prost(message, repeated, tag = "7")]
+    node: Vec<NodeProto>,
+}
+
+#[derive(Message)]
+struct NodeProto {
+    #[prost(string, repeated, tag = "1")]
+    input: Vec<String>,
+    #[prost(string, repeated, tag = "2")]
+    output: Vec<String>,
+    #[prost(string, tag = "3")]
+    name: String,
+    #[prost(string, tag = "4")]
+    op_type: String,
+    #[prost(message, repeated, tag = "5")]
+    attribute: Vec<AttributeProto>,
+}
+
+#[derive(Message)]
+struct AttributeProto {
+    #[prost(message, optional, tag = "6")]
+    g: Option<GraphProto>,
+    #[prost(message, repeated, tag = "11")]
+    graphs: Vec<GraphProto>,
+}
+
+#[derive(Message)]
+struct TensorProto {
+    #[prost(string, tag = "8")]
+    name: String,
+}
+
+impl ModelProto {
+    fn batch_scale(&self) -> Option<BatchScale> {
+        let mut found = Vec::new();
+        if let Some(graph) = &self.graph {
+            graph.search(&HashSet::new(), &mut found);
+        }
+        for function in &self.functions {
+            search(&function.node, HashSet::new(), &mut found);
+        }
+        let first = found.first()?;
+        let name = if first.name.is_empty() { first.output.first() } else { Some(&first.name) };
+        let (node, operator) = (name.cloned().unwrap_or_default(), first.op_type.clone());
+        Some(BatchScale { node, operator, nodes: found.len() })
+    }
+}
+
+impl GraphProto {
+    /// `outside`: constants of the graphs around this one, which its nodes may take.
+    fn search<'a>(&'a self, outside: &HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
+        let own = self.initializer.iter().map(|tensor| tensor.name.as_str());
+        search(&self.node, outside.iter().copied().chain(own).collect(), found);
+    }
+}
+
+/// Adds the nodes that quantize what is not constant. Nodes come in the order in which they are run.
+fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
+    for node in nodes {
+        let is_constant = |name: &String| name.is_empty() || constants.contains(name.as_str());
+        let graphs = || node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs));
+        if OPERATORS.contains(&node.op_type.as_str()) && !node.input.first().is_some_and(is_constant) {
+            found.push(node);
+        }
+        // A subgraph may take what is not listed among the node's inputs.
+        if node.input.iter().all(is_constant) && graphs().next().is_none() {
+            constants.extend(node.output.iter().map(String::as_str));
+        }
+        graphs().for_each(|graph| graph.search(&constants, found));
+    }
+}
+
+/// A file as protobuf's reader takes it: what is skipped is not read. After an error the rest is zeros.
+struct FileBytes {
+    file: File,
+    chunk: Vec<u8>,
+    /// Bytes of the chunk that have been taken.
+    taken: usize,
+    /// Bytes of the file behind the chunk.
+    behind: usize,
+    error: Option<io::Error>,
+}
+
+impl FileBytes {
+    const CHUNK_BYTES: usize = 16 * 1024;
+
+    fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        let behind = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let mut bytes = Self { file, chunk: Vec::new(), taken: 0, behind, error: None };
+        bytes.read_chunk(0);
+        Ok(bytes)
+    }
+
+    fn read_chunk(&mut self, skipped: usize) {
+        self.behind -= skipped;
+        self.taken = 0;
+        self.chunk.resize(self.behind.min(Self::CHUNK_BYTES), 0);
+        self.behind -= self.chunk.len();
+        let sought = if skipped > 0 { self.file.seek_relative(skipped as i64) } else { Ok(()) };
+        if let Err(error) = sought.and_then(|()| self.file.read_exact(&mut self.chunk)) {
+            self.chunk.fill(0);
+            self.error.get_or_insert(error);
+        }
+    }
+}
+
+impl Buf for FileBytes {
+    fn remaining(&self) -> usize {
+        self.chunk.len() - self.taken + self.behind
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.chunk[self.taken..]
+    }
+
+    fn advance(&mut self, count: usize) {
+        let left = self.chunk.len() - self.taken;
+        if count < left {
+            self.taken += count;
+        } else {
+            self.read_chunk(count - left);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{SeekFrom, Write};
+
+    use super::*;
+
+    fn node(op_type: &str, input: &str, output: &str) -> NodeProto {
+        let names = |text: &str| text.split_whitespace().map(str::to_owned).collect();
+        let (op_type, attribute) = (op_type.to_owned(), Vec::new());
+        NodeProto { input: names(input), output: names(output), name: format!("{output} node"), op_type, attribute }
+    }
+
+    /// A node that runs a graph.
+    fn around(op_type: &str, input: &str, output: &str, inner: GraphProto) -> NodeProto {
+        let attribute = vec![AttributeProto { g: Some(inner), graphs: Vec::new() }];
+        NodeProto { attribute, ..node(op_type, input, output) }
+    }
+
+    fn graph(initializers: &str, node: Vec<NodeProto>) -> GraphProto {
+        let tensor = |name: &str| TensorProto { name: name.to_owned() };
+        GraphProto { node, initializer: initializers.split_whitespace().map(tensor).collect() }
+    }
+
+    fn of(graph: GraphProto) -> ModelProto {
+        ModelProto { graph: Some(graph), functions: Vec::new() }
+    }
+
+    /// The outputs of the first node that is found, and how many there are.
+    fn found(model: &ModelProto) -> Option<(String, usize)> {
+        model.batch_scale().map(|scale| (scale.node, scale.nodes))
+    }
+
+    #[test]
+    fn each_operator_is_found_with_its_name() {
+        for operator in OPERATORS {
+            let model =
+                of(graph("w", vec![node("Relu", "x", "a"), node(operator, "a w", "b"), node(operator, "b", "c")]));
+            let scale = model.batch_scale().unwrap();
+            assert_eq!(scale.to_string(), format!("node 'b node' ({operator}), one of 2 such nodes,"));
+        }
+        let mut nameless = node("DynamicQuantizeLinear", "x", "y scale zero");
+        nameless.name.clear();
+        assert_eq!(
+            of(graph("", vec![nameless])).batch_scale().unwrap().to_string(),
+            "node 'y' (DynamicQuantizeLinear)"
+        );
+        assert_eq!(found(&of(graph("w", vec![node("QuantizeLinear", "x w", "y")]))), None);
+        assert_eq!(found(&ModelProto { graph: None, functions: Vec::new() }), None);
+    }
+
+    #[test]
+    fn a_constant_has_the_same_scale_in_every_batch() {
+        let constants = || {
+            vec![
+                node("Constant", "", "c"),
+                node("Mul", "c w", "product"),
+                node("DynamicQuantizeLinear", "product", "q"),
+                node("DynamicQuantizeLinear", "w", "r"),
+            ]
+        };
+        assert_eq!(found(&of(graph("w", constants()))), None);
+        let mut nodes = constants();
+        nodes.push(node("DynamicQuantizeMatMul", "x q", "y"));
+        let model = of(graph("w", nodes));
+        assert_eq!(found(&model), Some(("y node".to_owned(), 1)));
+    }
+
+    #[test]
+    fn graphs_within_graphs_and_functions_are_searched() {
+        let inner =
+            || graph("v", vec![node("DynamicQuantizeLinear", "x", "y"), node("DynamicQuantizeLinear", "v", "z")]);
+        let model = of(graph("", vec![around("If", "c", "o", graph("", vec![around("Loop", "n", "p", inner())]))]));
+        assert_eq!(found(&model), Some(("y node".to_owned(), 1)));
+        // A constant of the graph outside stays one inside, and what a graph makes may hang on anything.
+        let takes = |name: &str| graph("", vec![node("DynamicQuantizeLinear", name, "y")]);
+        assert_eq!(found(&of(graph("w", vec![around("If", "w", "o", takes("w"))]))), None);
+        let behind = vec![around("If", "w", "o", graph("", Vec::new())), node("DynamicQuantizeLinear", "o", "y")];
+        assert_eq!(found(&of(graph("w", behind))), Some(("y node".to_owned(), 1)));
+        let function = FunctionProto { node: vec![node("DynamicQuantizeLSTM", "x", "y")] };
+        let model = ModelProto { graph: Some(graph("", Vec::new())), functions: vec![function] };
+        assert_eq!(found(&model), Some(("y node".to_owned(), 1)));
+    }
+
+    /// A file that is removed at the end.
+    struct Temporary(std::path::PathBuf);
+
+    impl Temporary {
+        fn new(name: &str) -> (Self, File) {
+            let path = std::env::temp_dir().join(format!("triton-stateful-{name}-{}.onnx", std::process::id()));
+            let file = File::create(&path).unwrap();
+            (Self(path), file)
+        }
+    }
+
+    impl Drop for Temporary {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    #[test]
+    fn weights_are_skipped_however_large_they_are() {
+        let (path, mut file) = Temporary::new("weights");
+        let initializer = |raw_bytes: u64| {
+            let mut head = vec![9 << 3 | 2];
+            prost::encoding::encode_varint(raw_bytes, &mut head);
+            let mut content = vec![5 << 3 | 2];
+            prost::encoding::encode_varint(head.len() as u64 + raw_bytes, &mut content);
+            [content, head].concat()
+        };
+        // Behind the skipped bytes, on and around the borders of what is read at once.
+        let sizes = [1 << 33, 0, 1, 16 * 1024, 16 * 1024 - 20, 3];
+        let nodes =
+            |from: usize| graph("", vec![node("DynamicQuantizeLinear", "x", &format!("y{from}"))]).encode_to_vec();
+        let parts: Vec<_> = sizes.iter().enumerate().map(|(at, &size)| (initializer(size), size, nodes(at))).collect();
+        let graph_bytes: u64 = parts.iter().map(|(head, size, nodes)| (head.len() + nodes.len()) as u64 + size).sum();
+        let mut head = vec![7 << 3 | 2];
+        prost::encoding::encode_varint(graph_bytes, &mut head);
+        file.write_all(&head).unwrap();
+        for (head, size, nodes) in &parts {
+            file.write_all(head).unwrap();
+            file.seek(SeekFrom::Current(*size as i64)).unwrap();
+            file.write_all(nodes).unwrap();
+        }
+        let scale = BatchScale::find(&path.0).unwrap().unwrap();
+        assert_eq!((scale.node.as_str(), scale.nodes), ("y0 node", sizes.len()));
+    }
+
+    #[test]
+    fn what_is_no_model_is_an_error() {
+        let (path, mut file) = Temporary::new("garbage");
+        file.write_all(b"ORTM is another format").unwrap();
+        assert!(BatchScale::find(&path.0).is_err());
+        // A model whose end is missing.
+        let whole = of(graph("", vec![node("Relu", "x", &"y".repeat(40_000))])).encode_to_vec();
+        std::fs::write(&path.0, &whole[..whole.len() - 1]).unwrap();
+        assert!(BatchScale::find(&path.0).is_err());
+        std::fs::write(&path.0, whole).unwrap();
+        assert_eq!(BatchScale::find(&path.0).unwrap(), None);
+    }
+}
