@@ -80,6 +80,16 @@ pub enum Error {
         /// The driver's reason.
         source: DeviceError,
     },
+    /// No memory for a copy of an input.
+    #[error(
+        "no memory for input '{name}': {source}; the state of its sequence is as it was before the request, try again later"
+    )]
+    InputMemory {
+        /// The input.
+        name: String,
+        /// What could not be had.
+        source: MemoryError,
+    },
     /// An output that is wanted in memory of a GPU that cannot be written.
     #[error("output '{name}' is wanted in memory of GPU {gpu}, which cannot be written: {source}")]
     OutputOnGpu {
@@ -282,6 +292,7 @@ impl Error {
             Self::Cancelled => Code::Cancelled,
             Self::PoolFull { .. } | Self::Reaper(_) => Code::Unavailable,
             Self::PoolMemory { source: error, .. }
+            | Self::InputMemory { source: error, .. }
             | Self::PoolAtLoad { source: error, .. }
             | Self::Memory(error)
             | Self::Session(SessionError::Memory(error)) => memory_code(error),

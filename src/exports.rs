@@ -28,6 +28,16 @@ const _: entry_point::TRITONBACKEND_ModelInstanceInitialize = TRITONBACKEND_Mode
 const _: entry_point::TRITONBACKEND_ModelInstanceFinalize = TRITONBACKEND_ModelInstanceFinalize;
 const _: entry_point::TRITONBACKEND_ModelInstanceExecute = TRITONBACKEND_ModelInstanceExecute;
 
+/// Triton calls on whichever thread it likes, and its `void *` hides from the compiler what comes with the call. Several
+/// instances use a model at once, on one thread each; an instance and a request are used by one thread at a time.
+const _: () = {
+    const fn is_shared<T: Send + Sync>() {}
+    const fn is_sent<T: Send>() {}
+    is_shared::<Arc<Model>>();
+    is_sent::<Box<Instance>>();
+    is_sent::<Request>();
+};
+
 fn guard(work: impl FnOnce() -> Result<(), Error>) -> *mut TRITONSERVER_Error {
     match panic::catch(work).and_then(|done| done) {
         Ok(()) => ptr::null_mut(),
@@ -88,7 +98,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelFinalize(model: *mut TRITONBACKEND_M
         // SAFETY: Triton's model, alive during the call.
         let model = unsafe { triton::Model::new(non_null(model)?) };
         let state = model.state()?.cast::<Model>().cast_const();
-        // SAFETY: null is nothing to anybody.
+        // SAFETY: Triton only stores the pointer; null means "no state".
         unsafe { model.set_state(ptr::null_mut()) }?;
         if !state.is_null() {
             // SAFETY: made by Arc::into_raw in ModelInitialize and taken back once, as it is null from now on.
@@ -138,7 +148,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
         // SAFETY: Triton's instance, alive during the call.
         let instance = unsafe { triton::Instance::new(non_null(instance)?) };
         let state = instance.state()?.cast::<Instance>();
-        // SAFETY: null is nothing to anybody.
+        // SAFETY: Triton only stores the pointer; null means "no state".
         unsafe { instance.set_state(ptr::null_mut()) }?;
         if !state.is_null() {
             // SAFETY: made by Box::into_raw in ModelInstanceInitialize and taken back once, as it is null from now on.

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};
-use crate::batch::gather::gather;
+use crate::batch::gather::{Gathered, gather};
 use crate::batch::grouping::Grouping;
 use crate::batch::residence::Residence;
 use crate::batch::respond::{Answers, complete_state, empty_response};
@@ -287,14 +287,15 @@ impl Instance {
         let rows = self.model.config.padding.rows(batch.len());
         self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
         fault::point("gather", batch);
-        let (lent, copied) = gather(binding, batch, rows, &self.residence, &mut self.step)?;
+        let Gathered { lent, overlays, copied } = gather(binding, batch, rows, &self.residence, &mut self.step)?;
         sequences.count_copied(copied);
         self.residence.fill(batch, rows, binding, &mut self.step, &lent, sequences)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
         let (from, into) = self.residence.buffers();
-        self.step.run(Run { rows, from, into, kept: self.residence.reads_grown(), lent: &lent, as_graph: true })?;
-        drop(lent);
+        let kept = self.residence.reads_grown();
+        self.step.run(Run { rows, from, into, kept, lent: &lent, overlays: &overlays, as_graph: true })?;
+        drop((lent, overlays));
         times.compute_end = monotonic_ns();
         let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
         // The rows give back what states were moved to. They may be half-way, so nothing is run again.
@@ -331,10 +332,10 @@ impl Instance {
         let limit = self.model.config.states.limits.per_sequence;
         let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
-            answers.make_room(place, row, limit, stay).and_then(|()| answers.response(place, row))
+            answers.make_room(place, row, limit, stay).and_then(|()| Ok(row.request.response()?))
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
-        self.step.finish_copies()?;
+        answers.fill(batch, &mut responses)?;
         let growing_stay = stay && responses.iter().all(Result::is_ok);
         for (place, (row, response)) in batch.iter_mut().zip(&mut responses).enumerate() {
             if stay && !growing_stay && response.is_ok() {

@@ -7,6 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::error::Error;
 
+#[cfg(panic = "abort")]
+compile_error!("with panic = \"abort\" a panic would end the whole server: build with panic = \"unwind\"");
+
 /// Calls `work`; a panic in it becomes an error.
 ///
 /// What `work` changed stays changed. Its callers hold nothing that a panic could leave half done: requests and leases

@@ -14,7 +14,8 @@ use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedMode
 use serde_json::{Value, json};
 use triton_stateful::memory::device::{Counts, Device, DeviceBuffer};
 use triton_sys::{
-    TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64,
+    TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE,
+    TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64,
 };
 
 const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
@@ -135,6 +136,21 @@ fn states_that_join_and_leave_take_one_launch_each() {
 }
 
 #[test]
+fn states_of_a_large_batch_are_found_after_smaller_ones() {
+    let Some(triton) = start() else { return };
+    let model = load(&with_parameters(config(&[0], 1), &[("resident_batches", "1")])).unwrap();
+    let step = |ids: &[u64], flags| model.run(ids.iter().map(|&id| request(id, flags, [id as f32, 1.0])).collect());
+    step(&[1, 2, 3, 4], START);
+    for ids in [&[4][..], &[2], &[1, 3], &[4, 1, 2], &[3]] {
+        step(ids, 0);
+    }
+    let sums: Vec<_> = step(&[1, 2, 3, 4], END).iter().map(|request| sum(request)).collect();
+    assert_eq!(sums, [1.0, 2.0, 3.0, 4.0].map(|id| [4.0 * id, 4.0]));
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
 fn inputs_and_outputs_may_lie_on_the_device_or_not() {
     let Some(triton) = start() else { return };
     let model = load(&config(&[0], 1)).unwrap();
@@ -163,6 +179,27 @@ fn inputs_and_outputs_may_lie_on_the_device_or_not() {
             assert!(answered.iter().all(|request| sum(request) == total), "{number}, step {step}");
         }
     }
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn a_run_that_fails_over_inputs_on_the_device_costs_only_the_row_at_fault() {
+    let Some(triton) = start() else { return };
+    let model = load(&config(&[0], 1)).unwrap();
+    let on_gpu = |id: u64, flags: u32, row: usize| {
+        let mut request = request(id, flags, [id as f32, 1.0]);
+        request.inputs[1].pieces = vec![(row as i64).to_ne_bytes().to_vec()];
+        request.inputs.iter_mut().for_each(|input| input.gpu = Some(0));
+        request
+    };
+    model.run((1..=3).map(|id| on_gpu(id, START, 0)).collect());
+    let answered = model.run((1..=3).map(|id| on_gpu(id, 0, if id == 2 { 77 } else { 0 })).collect());
+    let (code, text) = answered[1].error().unwrap();
+    assert!(code == TRITONSERVER_ERROR_INTERNAL && text.contains("ONNX Runtime"), "{text}");
+    let answered = model.run((1..=3).map(|id| on_gpu(id, END, 0)).collect());
+    let sums: Vec<_> = answered.iter().map(|request| sum(request)).collect();
+    assert_eq!(sums, [[3.0, 3.0], [4.0, 2.0], [9.0, 3.0]]);
     model.unload();
     triton.assert_clean();
 }

@@ -5,10 +5,9 @@ use std::ffi::CString;
 use super::Row;
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::Error;
-use crate::memory::strings;
 use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
-use crate::triton::{Request, c_name};
+use crate::triton::{Input, NotCopied, Request, c_name};
 
 /// What requests of a model must carry. Made once per instance.
 pub struct Expected {
@@ -28,6 +27,8 @@ struct ExpectedInput {
     optional: bool,
     /// It is copied as it is, so it may as well be copied on a GPU.
     is_copied: bool,
+    /// A batch has one value of it for all rows, so they are compared before.
+    is_shared: bool,
 }
 
 /// What came of a request.
@@ -58,7 +59,8 @@ impl Expected {
             let (name, data_type) = (input.name.clone(), input.data_type);
             let is_copied =
                 request.window_axis().is_none() && input.batch_axis.is_some() && data_type != DataType::Bytes;
-            ExpectedInput { name, data_type, dims, optional: request.optional, is_copied }
+            let is_shared = request.form == ShapeForm::Unbatched;
+            ExpectedInput { name, data_type, dims, optional: request.optional, is_copied, is_shared }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -91,16 +93,7 @@ impl Expected {
             return Err(Error::SequenceIdType { id: id.clone(), data_type });
         }
         request.bind_inputs(&self.names)?;
-        for (index, expected) in self.inputs.iter().enumerate() {
-            let is_elsewhere = request.input(index).is_some_and(|input| {
-                input.is_on_gpus() && !(expected.is_copied && input.on_gpu().map(|on| on.gpu()) == self.gpu)
-            });
-            if is_elsewhere {
-                let name = || expected.name.clone();
-                request.fetch_input(index).map_err(|(gpu, source)| Error::InputOnGpu { name: name(), gpu, source })?;
-            }
-        }
-        self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))
+        self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index, self.gpu))
     }
 }
 
@@ -121,7 +114,8 @@ impl Identity {
 }
 
 impl ExpectedInput {
-    fn check(&self, request: &Request, index: usize) -> Result<(), Error> {
+    /// Checks an input for an instance on that GPU, and copies what others could change or the instance cannot reach.
+    fn check(&self, request: &mut Request, index: usize, gpu: Option<i32>) -> Result<(), Error> {
         let Some(input) = request.input(index) else {
             return if self.optional { Ok(()) } else { Err(Error::InputMissing(self.name.clone())) };
         };
@@ -136,16 +130,32 @@ impl ExpectedInput {
         }
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if self.data_type == DataType::Bytes {
-            let came = strings::read(input.pieces()).map(|strings| strings.len());
+            let came = request.read_strings(index).map_err(|error| self.not_copied(error))?;
             return match came == Some(count) {
                 true => Ok(()),
                 false => Err(Error::InputStrings { name: self.name.clone(), came, wanted: count }),
             };
         }
         let wanted = count.saturating_mul(self.data_type.byte_size().unwrap_or(1));
-        match input.bytes() == wanted {
-            true => Ok(()),
-            false => Err(Error::InputBytes { name: self.name.clone(), came: input.bytes(), wanted }),
+        if input.bytes() != wanted {
+            return Err(Error::InputBytes { name: self.name.clone(), came: input.bytes(), wanted });
+        }
+        if self.is_shared || !self.is_in_reach(input, gpu) {
+            request.copy_input(index).map_err(|error| self.not_copied(error))?;
+        }
+        Ok(())
+    }
+
+    /// Whether an instance on that GPU can copy the input from where it is.
+    fn is_in_reach(&self, input: Input, gpu: Option<i32>) -> bool {
+        let is_on_gpu = |gpu: i32| self.is_copied && input.on_gpu().is_some_and(|on_gpu| on_gpu.gpu() == gpu);
+        !input.is_on_gpus() || gpu.is_some_and(is_on_gpu)
+    }
+
+    fn not_copied(&self, error: NotCopied) -> Error {
+        match error {
+            NotCopied::Gpu(gpu, source) => Error::InputOnGpu { name: self.name.clone(), gpu, source },
+            NotCopied::Memory(source) => Error::InputMemory { name: self.name.clone(), source },
         }
     }
 }

@@ -1,7 +1,5 @@
 //! Rows into the inputs of a step.
 
-use std::borrow::Cow;
-
 use smallvec::SmallVec;
 
 use super::Row;
@@ -9,32 +7,41 @@ use super::residence::Residence;
 use super::state_row::{StateContent, StateRow};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source, StatePlace};
 use crate::error::Error;
-use crate::memory::Varying;
-use crate::memory::device::Foreign;
+use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
+use crate::memory::{ClientBytes, Varying};
 use crate::sequence::SequenceId;
-use crate::session::{Lent, Step};
+use crate::session::{Lent, Overlay, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::Input;
 
+/// What a run needs of a batch beside the inputs that have been filled.
+pub struct Gathered<'a> {
+    /// States that need not be copied.
+    pub lent: SmallVec<[Lent<'a>; 2]>,
+    /// Rows of inputs that lie on the step's device.
+    pub overlays: Vec<Overlay<'a>>,
+    /// Bytes of the states that were copied.
+    pub copied: usize,
+}
+
 /// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
 /// [`super::grouping`]); but for the states of fixed size, which are [`super::residence`]'s. Places beyond the batch
-/// repeat its first row, so that padding cannot fail where the rows do not. Returns the states that need not be copied,
-/// for the run, and the bytes of those that were.
+/// repeat its first row, so that padding cannot fail where the rows do not.
 pub fn gather<'a>(
     binding: &'a Binding,
     batch: &'a [Row],
     places: usize,
     residence: &Residence,
     step: &mut Step,
-) -> Result<(SmallVec<[Lent<'a>; 2]>, usize), Error> {
+) -> Result<Gathered<'a>, Error> {
     let batch = Padded { batch, places };
-    let (mut lent, mut copied) = (SmallVec::new(), 0);
+    let (mut lent, mut overlays, mut copied) = (SmallVec::new(), Vec::new(), 0);
     step.begin();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
-            Source::Request(request) => requests(step, index, binding, input, request, batch)?,
+            Source::Request(request) => requests(step, index, binding, input, request, batch, &mut overlays)?,
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
             Source::State(number) if residence.reads_grown() && !binding.states[*number].is_in_slot() => {}
             Source::State(number) => match lend(step, index, binding, *number, batch, residence) {
@@ -46,7 +53,7 @@ pub fn gather<'a>(
             Source::Constant(bytes) => constant(step, index, input, bytes, places)?,
         }
     }
-    Ok((lent, copied))
+    Ok(Gathered { lent, overlays, copied })
 }
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
@@ -94,19 +101,25 @@ impl<'a> Padded<'a> {
         self.batch.iter().chain(std::iter::repeat(&self.batch[0])).take(self.places)
     }
 
+    /// Whether a place repeats the first row. It takes that from the buffer: what a client shares is read once.
+    const fn is_padding(self, place: usize) -> bool {
+        place >= self.batch.len()
+    }
+
     /// An input of each row; none where a row leaves it out.
     fn inputs(self, request: &'a RequestInput) -> impl Iterator<Item = (&'a Row, Input<'a>)> {
         self.rows().filter_map(|row| Some((row, row.request.input(request.position)?)))
     }
 }
 
-fn requests(
+fn requests<'a>(
     step: &mut Step,
     index: usize,
     binding: &Binding,
     input: &BoundInput,
-    request: &RequestInput,
-    batch: Padded,
+    request: &'a RequestInput,
+    batch: Padded<'a>,
+    overlays: &mut Vec<Overlay<'a>>,
 ) -> Result<(), Error> {
     let Some(first) = batch.batch[0].request.input(request.position) else {
         step.omit(index);
@@ -121,8 +134,7 @@ fn requests(
         let layout = layout(input, dims)?;
         let mut all = Strings::new();
         for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
-            // Decoding has read them once already.
-            strings::put(layout, &strings::read(sent.pieces()).unwrap_or_default(), &mut all, place, rows);
+            strings::put(layout, sent.strings(), &mut all, place, rows);
         }
         return Ok(step.set_strings(index, dims, rows, &all)?);
     }
@@ -131,18 +143,16 @@ fn requests(
     }
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
-    let mut on_device: SmallVec<[(usize, Foreign); 0]> = SmallVec::new();
     for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
         if let Some(on_gpu) = sent.on_gpu() {
-            on_device.push((place, on_gpu));
-            continue;
+            overlays.push(Overlay { input: index, layout, place, rows, from: on_gpu });
+        } else if batch.is_padding(place) {
+            rows::shift(layout, buffer, (0, rows), (place, rows));
+        } else {
+            let mut writer = RowWriter::new(layout, buffer, place, rows);
+            sent.pieces().for_each(|piece| writer.write(piece));
+            writer.finish();
         }
-        let mut writer = RowWriter::new(layout, buffer, place, rows);
-        sent.pieces().for_each(|piece| writer.write(piece));
-        writer.finish();
-    }
-    for (place, on_gpu) in on_device {
-        step.overlay_row(index, layout, (place, rows), on_gpu)?;
     }
     Ok(())
 }
@@ -164,9 +174,13 @@ fn windows(
 ) -> Result<(), Error> {
     let length = |sent: &Input| request.row_length(sent.dims(), axis);
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
-    let (rows, longest) = (batch.places, layout.steps());
+    let (rows, longest, whole_row) = (batch.places, layout.steps(), self::layout(input, &dims)?);
     let buffer = step.input(index, &dims, rows)?;
     for (place, (row, sent)) in batch.inputs(request).enumerate() {
+        if batch.is_padding(place) {
+            rows::shift(whole_row, buffer, (0, rows), (place, rows));
+            continue;
+        }
         let (whole, mut from) = (length(&sent), 0);
         if let Some(context) = &request.context {
             let kept = row.lease.as_ref().filter(|_| !row.is_fresh()).map(|lease| {
@@ -175,12 +189,20 @@ fn windows(
             });
             let chunks = layout.chunks(place, rows, 0, context.length);
             match kept {
-                Some(kept) => rows::put_window(chunks, kept, buffer),
+                Some(kept) => rows::put_window(chunks, kept.into(), buffer),
                 None => rows::zero_window(chunks, buffer),
             }
             from = context.length;
         }
-        rows::put_window(layout.chunks(place, rows, from, whole - from), &contiguous(sent), buffer);
+        let copied;
+        let sent = match only_piece(sent) {
+            Some(piece) => piece,
+            None => {
+                copied = copy_all(sent.pieces())?;
+                copied.as_slice().into()
+            }
+        };
+        rows::put_window(layout.chunks(place, rows, from, whole - from), sent, buffer);
         rows::zero_window(layout.chunks(place, rows, whole, longest - whole), buffer);
     }
     Ok(())
@@ -215,19 +237,16 @@ fn string_windows(
     let mut all = vec![Vec::new(); layout.window_bytes(layout.steps()) * rows];
     for (place, (_, sent)) in batch.inputs(request).enumerate() {
         let length = request.row_length(sent.dims(), axis);
-        // Decoding has read them once already.
-        let elements = strings::read(sent.pieces()).unwrap_or_default();
-        strings::put_window(layout.chunks(place, rows, 0, length), &elements, &mut all);
+        strings::put_window(layout.chunks(place, rows, 0, length), sent.strings(), &mut all);
     }
     Ok(step.set_strings(index, &dims, rows, &all)?)
 }
 
-fn contiguous(sent: Input) -> Cow<[u8]> {
+/// The bytes of an input that is in one piece.
+fn only_piece(sent: Input) -> Option<ClientBytes> {
     let mut pieces = sent.pieces();
-    match (pieces.next(), pieces.next()) {
-        (Some(only), None) => Cow::Borrowed(only),
-        _ => Cow::Owned(sent.pieces().flatten().copied().collect()),
-    }
+    let first = pieces.next();
+    first.filter(|_| pieces.next().is_none())
 }
 
 fn lengths(

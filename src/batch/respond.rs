@@ -4,9 +4,9 @@ use super::Row;
 use super::residence::Residence;
 use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
 use crate::error::Error;
-use crate::memory::{SlotMemory, Varying, rows, strings};
+use crate::memory::{SlotMemory, Varying, client, rows, strings};
 use crate::model::VaryingSize;
-use crate::session::{OutputView, Step};
+use crate::session::{OutputCopy, OutputView, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::{OutputMemory, Request, Response};
 
@@ -50,20 +50,30 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// The response for the row at `place`, with the outputs that its request wants. Whole after
-    /// [`Step::finish_copies`], before which it may not be dropped either.
-    pub fn response(&self, place: usize, row: &Row) -> Result<Response, Error> {
-        let mut response = row.request.response()?;
-        match self.fill_response(&mut response, place, row) {
-            Ok(()) => Ok(response),
-            Err(error) => {
-                self.step.finish_copies()?;
-                Err(error)
+    /// Fills the responses of a batch with the outputs that each row's request wants; one that cannot be becomes an
+    /// error.
+    pub fn fill(&self, batch: &[Row], responses: &mut [Result<Response, Error>]) -> Result<(), Error> {
+        let (mut copies, mut failed) = (Vec::new(), Vec::new());
+        for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
+            let Ok(response) = response else { continue };
+            if let Err(error) = self.fill_response(response, place, row, &mut copies) {
+                failed.push((place, error));
             }
         }
+        self.step.copy_outputs(&copies)?;
+        for (place, error) in failed {
+            responses[place] = Err(error);
+        }
+        Ok(())
     }
 
-    fn fill_response(&self, response: &mut Response, place: usize, row: &Row) -> Result<(), Error> {
+    fn fill_response<'r>(
+        &self,
+        response: &'r Response,
+        place: usize,
+        row: &Row,
+        copies: &mut Vec<OutputCopy<'r>>,
+    ) -> Result<(), Error> {
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
             let mut outputs = self.outputs.iter().flatten();
@@ -74,7 +84,7 @@ impl<'a> Answers<'a> {
                     let length = self.length(answer, trim.by, place, row)?;
                     self.trimmed(response, answer, trim.axis, length, place)?;
                 }
-                None => self.whole(response, answer, place)?,
+                None => self.whole(response, answer, place, copies)?,
             }
         }
         Ok(())
@@ -153,24 +163,32 @@ impl<'a> Answers<'a> {
     }
 
     /// An output as the model gave it.
-    fn whole(&self, response: &mut Response, answer: &Answer, place: usize) -> Result<(), Error> {
+    fn whole<'r>(
+        &self,
+        response: &'r Response,
+        answer: &Answer,
+        place: usize,
+        copies: &mut Vec<OutputCopy<'r>>,
+    ) -> Result<(), Error> {
         if answer.bound.data_type == DataType::Bytes {
             return answer.send_strings(response, &answer.dims, answer.strings(place, self.rows));
         }
         let bytes = answer.layout.row_bytes();
-        let buffer = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
-        if let OutputMemory::Gpu(on_gpu) = &buffer
-            && self.step.copy_output(answer.index, answer.layout, (place, self.rows), *on_gpu)?
-        {
-            return Ok(());
+        let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
+        if let OutputMemory::Gpu(to) = &memory {
+            let copy = OutputCopy { output: answer.index, layout: answer.layout, place, rows: self.rows, to: *to };
+            if self.step.can_copy_output(&copy) {
+                copies.push(copy);
+                return Ok(());
+            }
         }
-        fill(answer.bound, buffer, |row| rows::take(answer.layout, answer.view.bytes, place, self.rows, row))
+        fill(answer.bound, memory, rows::pieces_of(answer.layout, answer.view.bytes, place, self.rows))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
     fn trimmed(
         &self,
-        response: &mut Response,
+        response: &Response,
         answer: &Answer,
         axis: usize,
         length: Option<usize>,
@@ -189,8 +207,8 @@ impl<'a> Answers<'a> {
         if bound.data_type == DataType::Bytes {
             return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
         }
-        let buffer = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
-        fill(bound, buffer, |row| rows::take_window(chunks, view.bytes, row))
+        let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
+        fill(bound, memory, rows::pieces_of_window(chunks, view.bytes))
     }
 
     /// How much of an output belongs to the row at `place`; `None` for all of it: the request has left the input out.
@@ -220,13 +238,16 @@ impl<'a> Answers<'a> {
     }
 }
 
-/// Writes an output to where Triton wants it.
-fn fill(bound: &BoundOutput, memory: OutputMemory, write: impl FnOnce(&mut [u8])) -> Result<(), Error> {
+/// Writes an output, which is these pieces one after another, to where Triton wants it.
+fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Item = &'p [u8]>) -> Result<(), Error> {
     match memory {
-        OutputMemory::Host(bytes) => write(bytes),
+        OutputMemory::Host(mut bytes) => {
+            pieces.for_each(|piece| bytes.write(piece));
+            bytes.finish();
+        }
         OutputMemory::Gpu(on_gpu) => {
-            let mut bytes = vec![0; on_gpu.byte_len()];
-            write(&mut bytes);
+            let mut bytes = client::room(on_gpu.byte_len())?;
+            pieces.for_each(|piece| bytes.extend_from_slice(piece));
             let (name, gpu) = (bound.name.clone(), on_gpu.gpu());
             on_gpu.write(&bytes).map_err(|source| Error::OutputOnGpu { name, gpu, source })?;
         }
@@ -277,7 +298,7 @@ impl EndOfRow {
 
 /// A response with the outputs that the request wants, none of them with an element.
 pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, Error> {
-    let mut response = request.response()?;
+    let response = request.response()?;
     for index in 0..request.output_count()? {
         let name = request.output_name(index)?;
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
@@ -322,13 +343,13 @@ impl<'a> Answer<'a> {
 
     fn send_strings<'s>(
         &self,
-        response: &mut Response,
+        response: &Response,
         dims: &[i64],
         elements: impl IntoIterator<Item = &'s Vec<u8>>,
     ) -> Result<(), Error> {
         let bytes = strings::write(elements);
-        let buffer = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
-        fill(self.bound, buffer, |all| all.copy_from_slice(&bytes))
+        let memory = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
+        fill(self.bound, memory, std::iter::once(bytes.as_slice()))
     }
 
     fn uneven(&self, rows: usize) -> Error {

@@ -1,23 +1,27 @@
 //! Bytes that lie on the host or on a device.
 
-use std::marker::PhantomData;
 use std::sync::Arc;
 
-use super::device::{Device, DeviceBuffer};
+use super::device::{Device, DeviceBuffer, DeviceMemory};
 use super::{Buffer, MemoryError};
 
 /// A part of a device's memory, borrowed like a slice. Its bytes are reached by what is enqueued only.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct Span<'a> {
     address: u64,
     bytes: usize,
-    of: PhantomData<&'a DeviceBuffer>,
+    memory: Option<&'a Arc<DeviceMemory>>,
 }
 
-impl Span<'_> {
+impl<'a> Span<'a> {
     /// No bytes.
     pub const fn none() -> Self {
-        Self { address: 0, bytes: 0, of: PhantomData }
+        Self { address: 0, bytes: 0, memory: None }
+    }
+
+    /// What a queue keeps that works with it.
+    pub const fn memory(self) -> Option<&'a Arc<DeviceMemory>> {
+        self.memory
     }
 
     /// Where it begins.
@@ -35,12 +39,12 @@ impl DeviceBuffer {
     /// A part of the buffer. Panics if there is no such part.
     pub fn span(&self, offset: usize, bytes: usize) -> Span<'_> {
         assert!(offset + bytes <= self.byte_len(), "more than there is");
-        Span { address: self.address() + offset as u64, bytes, of: PhantomData }
+        Span { address: self.address() + offset as u64, bytes, memory: Some(self.memory()) }
     }
 }
 
 /// Bytes to read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub enum Bytes<'a> {
     /// Of the host.
     Host(&'a [u8]),
@@ -49,7 +53,6 @@ pub enum Bytes<'a> {
 }
 
 /// Bytes to write.
-#[derive(Debug)]
 pub enum BytesMut<'a> {
     /// Of the host.
     Host(&'a mut [u8]),

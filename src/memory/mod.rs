@@ -2,9 +2,10 @@
 //!
 //! Rules: a [`Buffer`] has one owner; a [`SlotMemory`] is the only way to a slot's bytes and exists once while the slot
 //! is checked out. What is on the host is worked on as slices, what is on a device ([`device`]) by what is enqueued
-//! there; [`Bytes`] may be either. Not for: deciding what is copied where.
+//! there; [`Bytes`] may be either. What Triton lends ([`client`]) is only copied. Not for: deciding what is copied where.
 
 mod bytes;
+pub mod client;
 pub mod device;
 mod host;
 pub mod rows;
@@ -13,6 +14,7 @@ pub mod strings;
 mod varying;
 
 pub use bytes::{Bytes, BytesMut, Span, Store};
+pub use client::{ClientBytes, ClientBytesMut};
 pub use host::Buffer;
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use strings::Strings;

@@ -5,23 +5,31 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use super::ClientBytes;
 use crate::tensor::{Chunk, RowLayout};
 
 /// Writes `row` into place `index` of a batch of `rows`. The sizes are the layout's; panics if they are not.
 pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
     let mut writer = RowWriter::new(layout, batch, index, rows);
-    writer.write(row);
+    writer.write(row.into());
     writer.finish();
 }
 
 /// Reads place `index` of a batch of `rows` into `row`. The sizes are the layout's; panics if they are not.
 pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
     assert_eq!(row.len(), layout.row_bytes(), "row of another size");
-    for outer in 0..pieces(layout) {
-        let from = (outer * rows + index) * layout.inner_bytes;
+    for (outer, piece) in pieces_of(layout, batch, index, rows).enumerate() {
         let to = outer * layout.inner_bytes;
-        row[to..to + layout.inner_bytes].copy_from_slice(&batch[from..from + layout.inner_bytes]);
+        row[to..to + layout.inner_bytes].copy_from_slice(piece);
     }
+}
+
+/// The pieces of place `index` of a batch of `rows`, one after another. Panics if the batch is too small.
+pub fn pieces_of(layout: RowLayout, batch: &[u8], index: usize, rows: usize) -> impl Iterator<Item = &[u8]> {
+    (0..pieces(layout)).map(move |outer| {
+        let from = (outer * rows + index) * layout.inner_bytes;
+        &batch[from..from + layout.inner_bytes]
+    })
 }
 
 /// Copies a row from its place in one batch to its place in another; each is the index and the number of rows. Panics
@@ -91,10 +99,15 @@ pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
 }
 
 /// Writes a window's elements to where its chunks lie in the batch. Panics if the sizes do not fit.
-pub fn put_window(chunks: impl Iterator<Item = Chunk>, alone: &[u8], batch: &mut [u8]) {
+pub fn put_window(chunks: impl Iterator<Item = Chunk>, alone: ClientBytes, batch: &mut [u8]) {
     for Chunk { in_batch, alone: from, bytes } in chunks {
-        batch[in_batch..in_batch + bytes].copy_from_slice(&alone[from..from + bytes]);
+        alone.part(from..from + bytes).copy_to(&mut batch[in_batch..in_batch + bytes]);
     }
+}
+
+/// The pieces of a window, in the order that they have alone. Panics if the batch is too small.
+pub fn pieces_of_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8]) -> impl Iterator<Item = &[u8]> {
+    chunks.map(|Chunk { in_batch, bytes, .. }| &batch[in_batch..in_batch + bytes])
 }
 
 /// Reads a window's elements from where its chunks lie in the batch. Panics if the sizes do not fit.
@@ -128,15 +141,16 @@ impl<'a> RowWriter<'a> {
     }
 
     /// Appends a piece. Panics if the row has no room for it.
-    pub fn write(&mut self, mut piece: &[u8]) {
-        assert!(piece.len() <= self.layout.row_bytes() - self.written, "row of another size");
-        while !piece.is_empty() {
+    pub fn write(&mut self, piece: ClientBytes) {
+        assert!(piece.byte_len() <= self.layout.row_bytes() - self.written, "row of another size");
+        let mut from = 0;
+        while from < piece.byte_len() {
             let (outer, inner) = (self.written / self.layout.inner_bytes, self.written % self.layout.inner_bytes);
-            let (now, later) = piece.split_at(piece.len().min(self.layout.inner_bytes - inner));
+            let now = (piece.byte_len() - from).min(self.layout.inner_bytes - inner);
             let start = (outer * self.rows + self.index) * self.layout.inner_bytes + inner;
-            self.batch[start..start + now.len()].copy_from_slice(now);
-            self.written += now.len();
-            piece = later;
+            piece.part(from..from + now).copy_to(&mut self.batch[start..start + now]);
+            self.written += now;
+            from += now;
         }
     }
 
@@ -189,8 +203,8 @@ mod tests {
                 let bytes = row(index);
                 let (first, second) = bytes.split_at(cut.min(bytes.len()));
                 let mut writer = RowWriter::new(layout, &mut batch, index, rows);
-                writer.write(first);
-                writer.write(second);
+                writer.write(first.into());
+                writer.write(second.into());
                 writer.finish();
             }
             for index in 0..rows {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
 use crate::error::Error;
-use crate::memory::strings;
 use crate::session::{OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
@@ -31,14 +30,13 @@ impl InitialStep {
             let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
             let dims = bound.request.form.model_dims(input.dims());
             if binding.inputs[bound.input].data_type == DataType::Bytes {
-                let elements = strings::read(input.pieces()).unwrap_or_default();
-                self.step.set_strings(index, dims, 1, &elements)?;
+                self.step.set_strings(index, dims, 1, input.strings())?;
                 continue;
             }
             let mut rest = self.step.input(index, dims, 1)?;
             for piece in input.pieces() {
-                let (now, behind) = rest.split_at_mut(piece.len());
-                now.copy_from_slice(piece);
+                let (now, behind) = rest.split_at_mut(piece.byte_len());
+                piece.copy_to(now);
                 rest = behind;
             }
         }

@@ -21,13 +21,16 @@ pub enum Fetch<'a> {
 
 /// A binding of a session, filled anew for each run.
 pub struct BoundRun {
-    binding: *mut OrtIoBinding,
+    /// Before its session.
+    binding: IoBinding,
     device: MemoryKind,
     session: Arc<Session>,
 }
 
+struct IoBinding(*mut OrtIoBinding);
+
 // SAFETY: an object without thread affinity, used by its owner only.
-unsafe impl Send for BoundRun {}
+unsafe impl Send for IoBinding {}
 
 impl BoundRun {
     /// A binding for a model that runs on that device.
@@ -35,7 +38,7 @@ impl BoundRun {
         let mut binding = ptr::null_mut();
         // SAFETY: the session is alive; the binding is owned from then on.
         unsafe { check((ort::api().CreateIoBinding)(session.as_ptr(), &mut binding)) }.map_err(SessionError::Run)?;
-        Ok(Self { binding, device, session })
+        Ok(Self { binding: IoBinding(binding), device, session })
     }
 
     /// Runs. Returns a value for each output, in their order: those that ONNX Runtime made are the caller's to release,
@@ -53,8 +56,8 @@ impl BoundRun {
         // What it holds would otherwise live until the next run.
         // SAFETY: the binding is alive; what the outputs are has references of ours.
         unsafe {
-            (ort::api().ClearBoundInputs)(self.binding);
-            (ort::api().ClearBoundOutputs)(self.binding);
+            (ort::api().ClearBoundInputs)(self.binding.0);
+            (ort::api().ClearBoundOutputs)(self.binding.0);
         }
         let (values, is_made) = ran?;
         let release = |(value, is_made): (*mut OrtValue, bool)| match is_made {
@@ -82,19 +85,21 @@ impl BoundRun {
         // SAFETY: the binding is alive, and the rest is the caller's word.
         unsafe {
             for (name, value) in inputs {
-                check((api.BindInput)(self.binding, name, value))?;
+                check((api.BindInput)(self.binding.0, name, value))?;
             }
             for output in outputs {
                 is_made.push(!matches!(output, Fetch::Into(..)));
                 check(match output {
-                    Fetch::Into(name, value) => (api.BindOutput)(self.binding, name.as_ptr(), value),
-                    Fetch::OnDevice(name) => (api.BindOutputToDevice)(self.binding, name.as_ptr(), self.device.info()?),
+                    Fetch::Into(name, value) => (api.BindOutput)(self.binding.0, name.as_ptr(), value),
+                    Fetch::OnDevice(name) => {
+                        (api.BindOutputToDevice)(self.binding.0, name.as_ptr(), self.device.info()?)
+                    }
                     Fetch::OnHost(name) => {
-                        (api.BindOutputToDevice)(self.binding, name.as_ptr(), MemoryKind::Host.info()?)
+                        (api.BindOutputToDevice)(self.binding.0, name.as_ptr(), MemoryKind::Host.info()?)
                     }
                 })?;
             }
-            check((api.RunWithBinding)(self.session.as_ptr(), self.session.run_options(), self.binding))?;
+            check((api.RunWithBinding)(self.session.as_ptr(), self.session.run_options(), self.binding.0))?;
         }
         Ok((self.values()?, is_made))
     }
@@ -106,7 +111,7 @@ impl BoundRun {
         // SAFETY: the binding is alive; the array is copied, and given back to the allocator that it is from.
         unsafe {
             check((api.GetAllocatorWithDefaultOptions)(&mut allocator))?;
-            check((api.GetBoundOutputValues)(self.binding, allocator, &mut values, &mut count))?;
+            check((api.GetBoundOutputValues)(self.binding.0, allocator, &mut values, &mut count))?;
             if values.is_null() {
                 return Ok(Vec::new());
             }
@@ -117,9 +122,9 @@ impl BoundRun {
     }
 }
 
-impl Drop for BoundRun {
+impl Drop for IoBinding {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, released once, before its session.
-        unsafe { (ort::api().ReleaseIoBinding)(self.binding) }
+        // SAFETY: made in `BoundRun::new`, released once, before its session.
+        unsafe { (ort::api().ReleaseIoBinding)(self.0) }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::CString;
 use std::ptr;
+use std::sync::Arc;
 
 use super::open::SessionError;
 use super::tensors::Tensors;
@@ -23,7 +24,7 @@ pub(super) struct Output {
     /// What the next run is expected to give, where the model does not say.
     pub expected: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
-    pub made: Option<Value>,
+    pub made: Option<Arc<Value>>,
     pub strings: Vec<Vec<u8>>,
 }
 
@@ -39,7 +40,7 @@ impl Output {
     pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
         if !self.has_dims() {
             // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
-            self.made = unsafe { Value::from_run(value) };
+            self.made = unsafe { Value::from_run(value) }.map(Arc::new);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
-use crate::memory::{Buffer, Bytes, MemoryError, Store, rows};
+use crate::memory::{Buffer, Bytes, MemoryError, Span, Store, rows};
 use crate::tensor::{DataType, RowLayout, element_count};
 
 /// Tensors over one buffer, one for each number of rows that was asked for.
@@ -91,16 +91,28 @@ impl Tensors {
         Ok(())
     }
 
-    pub fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
+    /// Enqueues a copy of what the host has to the device.
+    ///
+    /// # Safety
+    /// Until the queue has been waited for, these tensors live and are not used by the host.
+    pub unsafe fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
         match (&self.store, &self.staging) {
-            (Store::Device(buffer), Some(staging)) => Ok(queue.upload(staging, buffer, self.bytes)?),
+            // SAFETY: both are of these tensors.
+            (Store::Device(buffer), Some(staging)) => Ok(unsafe { queue.upload(staging, buffer, self.bytes) }?),
             _ => Ok(()),
         }
     }
 
-    /// A row of the buffer on the device, in its current shape.
-    pub fn row(&self, index: usize, rows: usize) -> RowIn {
-        RowIn { address: self.store.address() as u64, index, rows }
+    /// Lets a queue keep the buffer, as long as something is under way that uses it.
+    fn keep_in(&self, queue: &mut Queue) {
+        if let Store::Device(buffer) = &self.store {
+            queue.keep(buffer.memory().clone());
+        }
+    }
+
+    /// Row number `index` of `rows` of the buffer on the device. Panics if it is not within.
+    pub fn row(&self, layout: RowLayout, index: usize, rows: usize) -> RowIn {
+        row_of(layout, self.store.address() as u64, self.store.byte_len(), index, rows)
     }
 
     pub fn memory(&self) -> MemoryKind {
@@ -168,10 +180,11 @@ pub(super) fn put(
         }
         return Ok(());
     };
-    let (queue, to) = (queue.get_mut(), tensors.row(index, rows));
+    let (queue, to) = (queue.get_mut(), tensors.row(layout, index, rows));
+    tensors.keep_in(queue);
     let (row, wanted, change) = match content {
         RowContent::Zeros => {
-            // SAFETY: a row of a buffer that is not replaced before the run.
+            // SAFETY: a row of a buffer that the queue keeps.
             unsafe { queue.zero_row(layout, to) };
             return Ok(());
         }
@@ -179,14 +192,41 @@ pub(super) fn put(
         RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
     };
     assert_eq!(row.byte_len(), wanted, "row of another size");
-    // SAFETY: as above; what is read is a slot or a state that its lease holds until the wait.
-    unsafe {
-        match row {
-            Bytes::Host(row) => queue.upload_row(layout, row, to, change)?,
-            Bytes::Device(row) => queue.move_row(layout, RowIn::alone(row.address()), to, change),
+    match row {
+        // SAFETY: as above.
+        Bytes::Host(row) => unsafe { queue.upload_row(layout, row, to, change)? },
+        Bytes::Device(row) => {
+            keep_span(queue, row);
+            // SAFETY: as above, and memory of a slot or a state that the queue keeps, too.
+            unsafe { queue.move_row(layout, RowIn::alone(row.address()), to, change) };
         }
     }
     Ok(())
+}
+
+/// Row number `index` of a batch of `rows` in so many bytes of a device. Panics if it is not within them.
+pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, index: usize, rows: usize) -> RowIn {
+    // Where a row is one piece, rows of earlier runs stay in a buffer although later ones had fewer.
+    let pieces_to_end = layout.outer.saturating_sub(1).saturating_mul(rows).saturating_add(index + 1);
+    let end = pieces_to_end.saturating_mul(layout.inner_bytes);
+    assert!(layout.row_bytes() == 0 || end <= bytes, "row {index} of {rows} is not in {bytes} bytes");
+    RowIn { address, index, rows }
+}
+
+/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it has
+/// another size.
+pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp16: bool) -> RowIn {
+    let wanted = if as_fp16 { layout.row_bytes() / 2 } else { layout.row_bytes() };
+    assert_eq!(span.byte_len(), wanted, "row of another size");
+    keep_span(queue, span);
+    RowIn::alone(span.address())
+}
+
+/// Lets a queue keep memory as long as something is under way that uses it.
+fn keep_span(queue: &mut Queue, span: Span) {
+    if let Some(memory) = span.memory() {
+        queue.keep(memory.clone());
+    }
 }
 
 /// Takes a row out of a batch on the host, into fp16 if it is kept so.

@@ -24,8 +24,11 @@ pub unsafe fn check(status: OrtStatusPtr) -> Result<(), String> {
 /// A tensor that ONNX Runtime knows. Released on drop; memory of ours that it points to is not.
 pub struct Value(NonNull<OrtValue>);
 
-// SAFETY: an OrtValue has no thread affinity; this owner passes it to one Run at a time.
+// SAFETY: an OrtValue has no thread affinity.
 unsafe impl Send for Value {}
+// SAFETY: what is called through a shared reference reads the tensor's description or contents. Its contents are written
+// by a run that its owner calls, which has no other use of it meanwhile.
+unsafe impl Sync for Value {}
 
 impl Value {
     /// A tensor over memory of that kind.

@@ -49,14 +49,16 @@ impl Drop for Family {
 }
 
 struct Metric {
-    raw: NonNull<TRITONSERVER_Metric>,
+    raw: RawMetric,
     _family: Arc<Family>,
 }
 
+struct RawMetric(NonNull<TRITONSERVER_Metric>);
+
 // SAFETY: Triton guards metrics with locks of its own.
-unsafe impl Send for Metric {}
+unsafe impl Send for RawMetric {}
 // SAFETY: as above.
-unsafe impl Sync for Metric {}
+unsafe impl Sync for RawMetric {}
 
 impl Metric {
     fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
@@ -84,7 +86,9 @@ impl Metric {
             made
         };
         made?;
-        let raw = NonNull::new(metric).ok_or_else(|| Error::new(super::Code::Internal, "Triton made no metric"))?;
+        let raw = NonNull::new(metric)
+            .map(RawMetric)
+            .ok_or_else(|| Error::new(super::Code::Internal, "Triton made no metric"))?;
         Ok(Self { raw, _family: family.clone() })
     }
 }
@@ -92,14 +96,14 @@ impl Metric {
 impl Drop for Metric {
     fn drop(&mut self) {
         // SAFETY: alive; its family is still held.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.as_ptr()))) };
+        let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.0.as_ptr()))) };
     }
 }
 
 impl Metric {
     fn add(&self, more: f64) {
         // SAFETY: alive until dropped.
-        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.raw.as_ptr(), more))) };
+        let _ = unsafe { check(call!(TRITONSERVER_MetricIncrement(self.raw.0.as_ptr(), more))) };
     }
 }
 

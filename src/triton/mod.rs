@@ -1,7 +1,8 @@
 //! Triton's objects, safe: the only face of `triton-sys` that the rest of the crate sees.
 //!
 //! Rules: what Triton lends is borrowed with a lifetime, what it hands over is owned and given back on drop; a request
-//! is answered once and released once on every path ([`Request`]); every call that fails is an [`Error`]. Constructors
+//! is answered once and released once on every path ([`Request`]); the bytes that it brings are copied, never borrowed
+//! as a slice ([`crate::memory::client`]); every call that fails is an [`Error`]. Constructors
 //! from raw pointers are `unsafe` and called by the exports only. Not for: what a request means.
 
 mod error;
@@ -19,7 +20,7 @@ pub use instance::{Instance, Times, monotonic_ns};
 pub use log::install as install_log;
 pub use metrics::{Counter, Family, Gauge};
 pub use model::{Backend, Model};
-pub use request::{Input, Request, c_name};
+pub use request::{Input, NotCopied, Request, c_name};
 pub use response::{Answer, OutputMemory, Response};
 
 use triton_sys::Version;

@@ -10,6 +10,7 @@ use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::types;
 use crate::memory::device::{DeviceError, Foreign};
+use crate::memory::{ClientBytes, MemoryError, Strings, client, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
@@ -18,29 +19,57 @@ use crate::tensor::DataType;
 /// Dropping releases it, and answers it with an error first if it has had no answer: whatever happens to the code that
 /// holds a request, the client hears of it once and Triton gets it back once.
 pub struct Request {
-    raw: NonNull<TRITONBACKEND_Request>,
+    raw: RawRequest,
     answered: bool,
     inputs: SmallVec<[Option<RawInput>; 4]>,
 }
 
-// SAFETY: Triton lets a request be answered and released by any thread; this owner does so from one at a time.
-unsafe impl Send for Request {}
+struct RawRequest(NonNull<TRITONBACKEND_Request>);
 
-/// An input's properties and buffers, as Triton lends them for the life of the request.
+// SAFETY: Triton lets a request be answered and released by any thread; its owner does so from one at a time.
+unsafe impl Send for RawRequest {}
+
+/// An input's properties and elements.
 struct RawInput {
     data_type: Option<DataType>,
-    dims: (*const i64, usize),
-    buffers: SmallVec<[Piece; 1]>,
+    dims: Lent<i64>,
+    elements: Elements,
 }
+
+/// Where the elements of an input are.
+enum Elements {
+    /// In the buffers that Triton lends.
+    Lent(SmallVec<[Piece; 1]>),
+    /// In memory of ours, which the client cannot change.
+    Owned(Vec<u8>),
+    /// In memory of ours, as strings.
+    Strings(Strings),
+}
+
+/// An array that Triton lends for the life of the request.
+#[derive(Clone, Copy)]
+struct Lent<T> {
+    start: *const T,
+    len: usize,
+}
+
+// SAFETY: Triton binds what a request refers to to no thread, and nothing is written through the pointer.
+unsafe impl<T> Send for Lent<T> {}
 
 /// A buffer of an input.
 struct Piece {
-    data: *const u8,
-    bytes: usize,
+    bytes: Lent<u8>,
     /// The GPU whose memory it is.
     gpu: Option<i32>,
-    /// Its bytes, when they have been brought from a GPU.
-    fetched: Option<Box<[u8]>>,
+}
+
+/// Why an input cannot be copied to memory of ours.
+#[derive(Debug)]
+pub enum NotCopied {
+    /// It lies in memory of a GPU that cannot be read.
+    Gpu(i32, DeviceError),
+    /// There is no room for the copy.
+    Memory(MemoryError),
 }
 
 /// An input of a request.
@@ -51,11 +80,11 @@ impl Request {
     /// # Safety
     /// `raw` must be a live request that Execute was given, not answered and not released by anybody else.
     pub unsafe fn new(raw: NonNull<TRITONBACKEND_Request>) -> Self {
-        Self { raw, answered: false, inputs: SmallVec::new() }
+        Self { raw: RawRequest(raw), answered: false, inputs: SmallVec::new() }
     }
 
     pub(super) const fn as_ptr(&self) -> *mut TRITONBACKEND_Request {
-        self.raw.as_ptr()
+        self.raw.0.as_ptr()
     }
 
     /// The sequence that it belongs to; `None` for warm-up and for the fillers of `direct`.
@@ -116,17 +145,28 @@ impl Request {
         Ok(())
     }
 
-    /// Brings to the host what of input number `index` lies in memory of GPUs. An error comes with the GPU's number.
-    pub fn fetch_input(&mut self, index: usize) -> Result<(), (i32, DeviceError)> {
+    /// Copies input number `index` to memory of ours, from wherever it lies. From now on its client cannot change it.
+    pub fn copy_input(&mut self, index: usize) -> Result<(), NotCopied> {
         let Some(Some(input)) = self.inputs.get_mut(index) else { return Ok(()) };
-        for piece in &mut input.buffers {
-            if let Some(on_gpu) = piece.on_gpu() {
-                let mut bytes = vec![0; piece.bytes].into_boxed_slice();
-                on_gpu.read(&mut bytes).map_err(|error| (on_gpu.gpu(), error))?;
-                piece.fetched = Some(bytes);
-            }
+        if let Elements::Lent(buffers) = &input.elements {
+            input.elements = Elements::Owned(copy_buffers(buffers)?);
         }
         Ok(())
+    }
+
+    /// As [`Request::copy_input`], and reads the copy as strings. Returns their number; `None` if it is not of Triton's
+    /// form.
+    pub fn read_strings(&mut self, index: usize) -> Result<Option<usize>, NotCopied> {
+        self.copy_input(index)?;
+        let Some(Some(RawInput { elements, .. })) = self.inputs.get_mut(index) else { return Ok(None) };
+        if let Elements::Owned(bytes) = elements {
+            let Some(read) = strings::read(std::iter::once(bytes.as_slice())) else { return Ok(None) };
+            *elements = Elements::Strings(read);
+        }
+        match elements {
+            Elements::Strings(read) => Ok(Some(read.len())),
+            Elements::Lent(_) | Elements::Owned(_) => Ok(None),
+        }
     }
 
     /// Input number `index` of those that were bound; `None` if the request does not carry it.
@@ -158,7 +198,8 @@ impl Request {
         }
         // SAFETY: as above.
         let buffers = (0..buffers).map(|index| unsafe { input_buffer(input, index) }).collect::<Result<_, _>>()?;
-        Ok(Some(RawInput { data_type: types::data_type(data_type), dims: (dims, rank as usize), buffers }))
+        let dims = Lent { start: dims, len: rank as usize };
+        Ok(Some(RawInput { data_type: types::data_type(data_type), dims, elements: Elements::Lent(buffers) }))
     }
 
     /// A string parameter of the request, such as tests send.
@@ -260,15 +301,36 @@ unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Pi
     // SAFETY: alive by the caller's word.
     unsafe { check(call!(TRITONBACKEND_InputBuffer(input, index, &mut data, &mut bytes, &mut memory, &mut device)))? };
     let gpu = (memory == triton_sys::TRITONSERVER_MEMORY_GPU).then_some(device as i32);
-    Ok(Piece { data: data.cast(), bytes: bytes as usize, gpu, fetched: None })
+    Ok(Piece { bytes: Lent { start: data.cast(), len: bytes as usize }, gpu })
+}
+
+/// Copies buffers, one after another, to memory of ours.
+fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
+    let bytes = buffers.iter().map(|piece| piece.bytes.len).fold(0, usize::saturating_add);
+    let mut copied = client::room(bytes).map_err(NotCopied::Memory)?;
+    for piece in buffers {
+        match piece.on_gpu() {
+            Some(on_gpu) => on_gpu.append_to(&mut copied).map_err(|source| NotCopied::Gpu(on_gpu.gpu(), source))?,
+            None => piece.on_host().append_to(&mut copied),
+        }
+    }
+    Ok(copied)
 }
 
 impl Piece {
-    /// Where it is, if it is on a GPU and nowhere else.
-    fn on_gpu(&self) -> Option<Foreign> {
-        let gpu = self.gpu.filter(|_| self.fetched.is_none() && self.bytes > 0)?;
-        // SAFETY: Triton vouches for that many bytes of that GPU, alive as long as the request.
-        Some(unsafe { Foreign::new(gpu, self.data.expose_provenance() as u64, self.bytes) })
+    /// Where it is, if it is on a GPU. The borrow is the request's, as long as which its memory lives.
+    fn on_gpu(&self) -> Option<Foreign<'_>> {
+        let (gpu, Lent { start, len }) = (self.gpu?, self.bytes);
+        // SAFETY: Triton vouches for that many bytes of that GPU, until the request is released; it owns this piece.
+        (len > 0).then(|| unsafe { Foreign::new(gpu, start.expose_provenance() as u64, len) })
+    }
+
+    /// Its bytes. Panics if they are on a GPU.
+    fn on_host(&self) -> ClientBytes<'_> {
+        let Lent { start, len } = self.bytes;
+        assert!(self.gpu.is_none() || len == 0, "an input in memory of a GPU is read on the host");
+        // SAFETY: Triton vouches for that many bytes of host memory, until the request is released; it owns this piece.
+        unsafe { ClientBytes::new(start, len) }
     }
 }
 
@@ -280,41 +342,59 @@ impl<'a> Input<'a> {
 
     /// Dimensions, Triton's batch dimension first if the model has one.
     pub const fn dims(self) -> &'a [i64] {
-        let (dims, rank) = self.0.dims;
-        // SAFETY: Triton's array of that rank, alive as long as the request, which 'a borrows.
-        if rank == 0 { &[] } else { unsafe { std::slice::from_raw_parts(dims, rank) } }
+        let Lent { start, len } = self.0.dims;
+        // SAFETY: Triton's own array, which nobody changes; alive as long as the request, which 'a borrows.
+        if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
     }
 
-    /// The elements' bytes, in as many pieces as Triton has them. Panics on one that is on a GPU and has not been
-    /// brought to the host.
-    pub fn pieces(self) -> impl Iterator<Item = &'a [u8]> {
-        self.0.buffers.iter().map(|piece| match (&piece.fetched, piece.bytes) {
-            (Some(fetched), _) => fetched,
-            (None, 0) => &[][..],
-            (None, bytes) => {
-                assert!(piece.gpu.is_none(), "an input in memory of a GPU is read on the host");
-                // SAFETY: Triton vouches for that many bytes of host memory, alive as long as the request.
-                unsafe { std::slice::from_raw_parts(piece.data, bytes) }
-            }
-        })
+    /// The elements' bytes, in as many pieces as Triton has them; none where they have been read as strings. Panics on
+    /// one that is on a GPU and has not been copied to the host.
+    pub fn pieces(self) -> impl Iterator<Item = ClientBytes<'a>> + Clone {
+        let (lent, owned) = match &self.0.elements {
+            Elements::Lent(buffers) => (buffers.as_slice(), None),
+            Elements::Owned(bytes) => (&[][..], Some(bytes.as_slice().into())),
+            Elements::Strings(_) => (&[][..], None),
+        };
+        lent.iter().map(Piece::on_host).chain(owned)
     }
 
-    /// Where the elements are, if they are together in memory of a GPU and nowhere else.
-    pub fn on_gpu(self) -> Option<Foreign> {
-        match self.0.buffers.as_slice() {
-            [piece] => piece.on_gpu(),
+    /// The elements, where they have been read as strings.
+    pub fn strings(self) -> &'a [Vec<u8>] {
+        match &self.0.elements {
+            Elements::Strings(read) => read,
+            Elements::Lent(_) | Elements::Owned(_) => &[],
+        }
+    }
+
+    /// Whether both are copies of ours with the same elements. What a client can still change is never the same.
+    pub fn is_same(self, other: Self) -> bool {
+        match (&self.0.elements, &other.0.elements) {
+            (Elements::Owned(one), Elements::Owned(other)) => one == other,
+            (Elements::Strings(one), Elements::Strings(other)) => one == other,
+            _ => false,
+        }
+    }
+
+    /// Where the elements are, if they are together in memory of a GPU.
+    pub fn on_gpu(self) -> Option<Foreign<'a>> {
+        match &self.0.elements {
+            Elements::Lent(buffers) if buffers.len() == 1 => buffers[0].on_gpu(),
             _ => None,
         }
     }
 
-    /// Whether some of the elements are in memory of a GPU and nowhere else.
+    /// Whether some of the elements are in memory of a GPU.
     pub fn is_on_gpus(self) -> bool {
-        self.0.buffers.iter().any(|piece| piece.on_gpu().is_some())
+        matches!(&self.0.elements, Elements::Lent(buffers) if buffers.iter().any(|piece| piece.on_gpu().is_some()))
     }
 
     /// Bytes of all pieces together.
     pub fn bytes(self) -> usize {
-        self.0.buffers.iter().map(|piece| piece.bytes).sum()
+        match &self.0.elements {
+            Elements::Lent(buffers) => buffers.iter().map(|piece| piece.bytes.len).sum(),
+            Elements::Owned(bytes) => bytes.len(),
+            Elements::Strings(read) => strings::written_bytes(read),
+        }
     }
 }
 

@@ -7,19 +7,23 @@ use triton_sys::{TRITONBACKEND_Response, call};
 
 use super::error::{Error, check};
 use super::types;
+use crate::memory::ClientBytesMut;
 use crate::memory::device::Foreign;
 use crate::tensor::DataType;
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {
     /// On the host.
-    Host(&'a mut [u8]),
+    Host(ClientBytesMut<'a>),
     /// In memory of a GPU, such as a client's shared memory.
-    Gpu(Foreign),
+    Gpu(Foreign<'a>),
 }
 
 /// A response that has not been sent. Dropping it throws it away.
 pub struct Response(NonNull<TRITONBACKEND_Response>);
+
+// SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
+unsafe impl Send for Response {}
 
 impl Response {
     /// # Safety
@@ -28,9 +32,10 @@ impl Response {
         Self(raw)
     }
 
-    /// Adds an output of `bytes` bytes and returns where they go.
+    /// Adds an output of `bytes` bytes and returns where they go. It is another place each time, which lives until the
+    /// response goes.
     pub fn output(
-        &mut self,
+        &self,
         name: &CStr,
         data_type: DataType,
         dims: &[i64],
@@ -52,17 +57,16 @@ impl Response {
             )))?;
             check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
         }
-        if bytes == 0 {
-            return Ok(OutputMemory::Host(&mut []));
-        }
-        if memory == triton_sys::TRITONSERVER_MEMORY_GPU {
-            let address = data.expose_provenance() as u64;
-            // SAFETY: Triton allocated that many bytes of that GPU for this output; they live as long as the response.
-            return Ok(OutputMemory::Gpu(unsafe { Foreign::new(device as i32, address, bytes) }));
-        }
-        // SAFETY: Triton allocated `bytes` bytes of host memory for this output; they live as long as the response,
-        // which is borrowed exclusively.
-        Ok(OutputMemory::Host(unsafe { std::slice::from_raw_parts_mut(data.cast::<u8>(), bytes) }))
+        let on_host = memory != triton_sys::TRITONSERVER_MEMORY_GPU || bytes == 0;
+        // SAFETY: Triton allocated that many bytes, on the side that it says, for this output alone; they live as long
+        // as the response, which is borrowed.
+        Ok(unsafe {
+            if on_host {
+                OutputMemory::Host(ClientBytesMut::new(data.cast(), bytes))
+            } else {
+                OutputMemory::Gpu(Foreign::new(device as i32, data.expose_provenance() as u64, bytes))
+            }
+        })
     }
 
     /// Sends it as the final answer, as an error if there is one.
@@ -84,9 +88,6 @@ impl Response {
 
 /// What the client of a request is to be told. Dropping it sends it.
 pub struct Answer(Option<(Response, Option<Error>)>);
-
-// SAFETY: Triton lets a response be sent by any thread; this owner does so from one at a time.
-unsafe impl Send for Answer {}
 
 impl Answer {
     pub(super) const fn new(response: Response, error: Option<Error>) -> Self {

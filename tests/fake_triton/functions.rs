@@ -306,7 +306,9 @@ fallible! {
     }
 
     fn TRITONBACKEND_RequestIsCancelled(raw: *mut TRITONBACKEND_Request, cancelled: *mut bool) |_fails| {
-        put(cancelled, request(raw, NAME).cancelled);
+        let request = request(raw, NAME);
+        request.meanwhile.iter().for_each(|meanwhile| meanwhile());
+        put(cancelled, request.cancelled);
         Ok(())
     }
     fn TRITONBACKEND_RequestCorrelationId(raw: *mut TRITONBACKEND_Request, id: *mut u64) |_fails| {
@@ -378,8 +380,8 @@ fallible! {
         put(data_type, input.data_type);
         put(shape, input.dims.as_ptr());
         put(rank, input.dims.len() as u32);
-        put(bytes, input.pieces.iter().map(Vec::len).sum::<usize>() as u64);
-        put(buffers, input.pieces.len() as u32);
+        put(bytes, input.buffers().iter().map(|(_, bytes)| bytes).sum::<usize>() as u64);
+        put(buffers, input.buffers().len() as u32);
         Ok(())
     }
     fn TRITONBACKEND_InputBuffer(
@@ -387,9 +389,9 @@ fallible! {
         memory: *mut TRITONSERVER_MemoryType, device: *mut i64,
     ) |_fails| {
         let input = borrow::<Input, _>(input);
-        let piece = input.pieces.get(index as usize).ok_or_else(|| not_there("buffer"))?;
-        put(buffer, if piece.is_empty() { ptr::null() } else { piece.as_ptr().cast() });
-        put(bytes, piece.len() as u64);
+        let (start, len) = *input.buffers().get(index as usize).ok_or_else(|| not_there("buffer"))?;
+        put(buffer, if len == 0 { ptr::null() } else { start.cast() });
+        put(bytes, len as u64);
         put(memory, memory_type(input.gpu));
         put(device, input.gpu.unwrap_or(0));
         Ok(())
@@ -427,7 +429,8 @@ fallible! {
         memory: *mut TRITONSERVER_MemoryType, device: *mut i64,
     ) |_fails| {
         let output = borrow_mut::<Output, _>(output);
-        output.buffer = vec![0; bytes as usize];
+        // As memory is that nobody has written to.
+        output.buffer = vec![0xcd; bytes as usize];
         output.buffer.extend(FENCE);
         put(buffer, output.buffer.as_mut_ptr().cast());
         put(memory, memory_type(output.gpu));

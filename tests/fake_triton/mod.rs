@@ -23,7 +23,8 @@ use triton_sys::{TRITONBACKEND_Model, TRITONBACKEND_ModelInstance, TRITONSERVER_
 #[allow(unused_imports, reason = "not every test has a use for all")]
 pub use functions::{FALLIBLE, REPORTED, Usage};
 use ledger::{Faults, Kind};
-pub use objects::{Answer, Id, Input, Request};
+#[allow(unused_imports, reason = "not every test has a use for all")]
+pub use objects::{Answer, Id, Input, Request, Shared};
 use objects::{Backend, Error, Instance, Model, Sent};
 
 /// How long anything may take that is not waited for by the clock of the backend.

@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use triton_sys::{TRITONSERVER_DataType, TRITONSERVER_Error_Code};
@@ -103,11 +103,36 @@ pub struct Input {
     pub pieces: Vec<Vec<u8>>,
     /// It says that it lies in memory of that GPU.
     pub gpu: Option<i64>,
+    /// Memory that its client shares with the server, in the place of the pieces.
+    pub shared: Option<Arc<Shared>>,
+}
+
+/// Memory that a client can write to while the backend has a pointer to it.
+#[derive(Debug)]
+pub struct Shared(Box<[AtomicU8]>);
+
+impl Shared {
+    pub fn new(bytes: &[u8]) -> Arc<Self> {
+        Arc::new(Self(bytes.iter().copied().map(AtomicU8::new).collect()))
+    }
+
+    pub fn write(&self, bytes: &[u8]) {
+        assert_eq!(bytes.len(), self.0.len());
+        self.0.iter().zip(bytes).for_each(|(at, &byte)| at.store(byte, Ordering::SeqCst));
+    }
 }
 
 impl Input {
     pub fn new(name: &str, data_type: TRITONSERVER_DataType, dims: &[i64], bytes: Vec<u8>) -> Self {
-        Self { name: c(name), data_type, dims: dims.to_vec(), pieces: vec![bytes], gpu: None }
+        Self { name: c(name), data_type, dims: dims.to_vec(), pieces: vec![bytes], gpu: None, shared: None }
+    }
+
+    /// Where its pieces begin, and their bytes.
+    pub fn buffers(&self) -> Vec<(*const u8, usize)> {
+        match &self.shared {
+            Some(shared) => vec![(shared.0.as_ptr().cast(), shared.0.len())],
+            None => self.pieces.iter().map(|piece| (piece.as_ptr(), piece.len())).collect(),
+        }
     }
 }
 
@@ -119,6 +144,8 @@ pub struct Request {
     pub outputs: Vec<CString>,
     pub parameters: Vec<(CString, CString)>,
     pub cancelled: bool,
+    /// What its client does when the backend asks whether it is cancelled, which is between decoding and gathering.
+    pub meanwhile: Option<Box<dyn Fn() + Send + Sync>>,
     /// The buffers for its outputs are said to lie in memory of that GPU.
     pub outputs_gpu: Option<i64>,
     pub fate: Mutex<Fate>,
@@ -159,6 +186,7 @@ impl Request {
             outputs: outputs.iter().map(|name| c(name)).collect(),
             parameters: Vec::new(),
             cancelled: false,
+            meanwhile: None,
             outputs_gpu: None,
             fate: Mutex::default(),
         }

@@ -3,11 +3,15 @@
 //! [`running_sum`]: `SUM = SUM_IN + VALUE + TABLE[INDEX]`, a row a request; TABLE has four zeros, so that an INDEX
 //! beyond them makes the run fail and no other changes the sum. SUM_OUT, the next SUM_IN, is the same.
 //!
-//! [`delay`]: `LAST = HELD_IN`, `HELD_OUT = VALUE`: copies alone, each answer is the request before.
+//! [`delay`] and [`delay_of_strings`]: `LAST = HELD_IN`, `HELD_OUT = VALUE`: copies alone, each answer is the request
+//! before.
+//!
+//! [`shifted_sum`]: `SUM = SUM_IN + VALUE + SHIFT`, where SHIFT is one for the whole batch.
 
 /// Data types as ONNX numbers them.
 const FLOAT: u64 = 1;
 const INT64: u64 = 7;
+const STRING: u64 = 8;
 
 fn varint(mut value: u64) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -47,8 +51,11 @@ fn open_info(name: &str, data_type: u64) -> Vec<u8> {
 }
 
 fn matrix(name: &str, data_type: u64, columns: &[u8]) -> Vec<u8> {
-    let dims = [bytes(1, &text(2, "N")), bytes(1, columns)].concat();
-    let tensor = [number(1, data_type), bytes(2, &dims)].concat();
+    tensor(name, data_type, &[bytes(1, &text(2, "N")), bytes(1, columns)].concat())
+}
+
+fn tensor(name: &str, data_type: u64, dims: &[u8]) -> Vec<u8> {
+    let tensor = [number(1, data_type), bytes(2, dims)].concat();
     [text(1, name), bytes(2, &bytes(1, &tensor))].concat()
 }
 
@@ -71,6 +78,25 @@ pub fn delay(grows: bool) -> Vec<u8> {
     let info = |name: &str| if grows { open_info(name, FLOAT) } else { info(name, FLOAT, 2) };
     let nodes = [node("Identity", &["HELD_IN"], "LAST"), node("Identity", &["VALUE"], "HELD_OUT")];
     model("delay", &nodes, &[info("VALUE"), info("HELD_IN")], &[info("LAST"), info("HELD_OUT")], &[])
+}
+
+/// The model with rows of two strings.
+pub fn delay_of_strings() -> Vec<u8> {
+    let info = |name: &str| info(name, STRING, 2);
+    let nodes = [node("Identity", &["HELD_IN"], "LAST"), node("Identity", &["VALUE"], "HELD_OUT")];
+    model("delay_of_strings", &nodes, &[info("VALUE"), info("HELD_IN")], &[info("LAST"), info("HELD_OUT")], &[])
+}
+
+/// The model.
+pub fn shifted_sum() -> Vec<u8> {
+    let nodes = [
+        node("Add", &["SUM_IN", "VALUE"], "added"),
+        node("Add", &["added", "SHIFT"], "SUM_OUT"),
+        node("Identity", &["SUM_OUT"], "SUM"),
+    ];
+    let shift = tensor("SHIFT", FLOAT, &bytes(1, &number(1, 2)));
+    let inputs = [info("VALUE", FLOAT, 2), shift, info("SUM_IN", FLOAT, 2)];
+    model("shifted_sum", &nodes, &inputs, &[info("SUM", FLOAT, 2), info("SUM_OUT", FLOAT, 2)], &[])
 }
 
 fn model(name: &str, nodes: &[Vec<u8>], inputs: &[Vec<u8>], outputs: &[Vec<u8>], more: &[u8]) -> Vec<u8> {

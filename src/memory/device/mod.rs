@@ -5,7 +5,8 @@
 //! to one owner.
 //!
 //! Rules: what a queue has enqueued has happened before the leases of its payload are settled (the owner of the queue
-//! calls [`Queue::synchronise`]), so memory that changes hands is never in use. Nothing waits for the whole device.
+//! calls [`Queue::synchronise`]), so memory that changes hands is never in use. A queue keeps memory that it is told of
+//! alive until then ([`Queue::keep`]). Nothing waits for the whole device.
 //!
 //! Not for: deciding what is copied where.
 
@@ -17,6 +18,8 @@ mod queue;
 mod simulated;
 
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
@@ -110,7 +113,7 @@ impl Device {
         let _no_capture = while_nothing_is_captured();
         self.driver.make_current()?;
         let address = self.driver.allocate(self.stream, bytes.max(1))?;
-        let buffer = DeviceBuffer { device: self.clone(), address, bytes };
+        let buffer = DeviceBuffer { memory: Arc::new(DeviceMemory { device: self.clone(), address }), bytes };
         self.driver.synchronise(self.stream)?;
         Ok(buffer)
     }
@@ -173,17 +176,18 @@ pub fn simulated_devices() -> usize {
 
 /// Memory of a GPU that is somebody else's, such as what a client shares with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Foreign {
+pub struct Foreign<'a> {
     gpu: i32,
     address: u64,
     bytes: usize,
+    lent: PhantomData<&'a u8>,
 }
 
-impl Foreign {
+impl Foreign<'_> {
     /// # Safety
-    /// That many bytes of that GPU's, which live as long as this is used.
+    /// That many bytes of that GPU's, which live during `'a`.
     pub const unsafe fn new(gpu: i32, address: u64, bytes: usize) -> Self {
-        Self { gpu, address, bytes }
+        Self { gpu, address, bytes, lent: PhantomData }
     }
 
     /// The GPU's number.
@@ -209,15 +213,15 @@ impl Foreign {
         Ok(foreign.entry(self.gpu).or_insert(Device::open(self.gpu)?).clone())
     }
 
-    /// Copies it to the host, and waits for that.
-    pub fn read(self, to: &mut [u8]) -> Result<(), DeviceError> {
-        assert_eq!(to.len(), self.bytes, "another size");
+    /// Appends a copy to memory of the host, and waits for that.
+    pub fn append_to(self, to: &mut Vec<u8>) -> Result<(), DeviceError> {
         let device = self.device()?;
         let pinned = device.allocate_pinned(self.bytes)?;
-        // SAFETY: `new`'s word for the device's side; `pinned` lives until the copy has happened.
+        // SAFETY: `new`'s word for the device's side; `pinned` lives until the wait below. Where that fails the device has
+        // failed, and copies nothing more.
         unsafe { device.driver.download(device.stream, self.address, pinned.memory.as_ptr(), self.bytes)? };
         device.driver.synchronise(device.stream)?;
-        to.copy_from_slice(pinned.bytes());
+        to.extend_from_slice(pinned.bytes());
         Ok(())
     }
 
@@ -227,24 +231,33 @@ impl Foreign {
         let device = self.device()?;
         let mut pinned = device.allocate_pinned(self.bytes)?;
         pinned.bytes_mut().copy_from_slice(from);
-        // SAFETY: as in `read`.
+        // SAFETY: as in `append_to`.
         unsafe { device.driver.upload(device.stream, pinned.memory.as_ptr(), self.address, self.bytes)? };
         device.driver.synchronise(device.stream)
     }
 }
 
-/// Memory of a device, given back when dropped. By then nothing that uses it may be under way, but for what the module
-/// head says.
+/// Memory of a device with one owner. Dropped, it is given back as soon as no queue keeps it ([`Queue::keep`]).
 pub struct DeviceBuffer {
+    memory: Arc<DeviceMemory>,
+    bytes: usize,
+}
+
+/// Memory of a device, for its owner and for the queues that use it.
+pub struct DeviceMemory {
     device: Arc<Device>,
     address: u64,
-    bytes: usize,
 }
 
 impl DeviceBuffer {
     /// Where it begins.
-    pub const fn address(&self) -> u64 {
-        self.address
+    pub fn address(&self) -> u64 {
+        self.memory.address
+    }
+
+    /// What a queue keeps that works with it.
+    pub const fn memory(&self) -> &Arc<DeviceMemory> {
+        &self.memory
     }
 
     /// Bytes that were asked for.
@@ -253,15 +266,16 @@ impl DeviceBuffer {
     }
 
     /// The device that it is on.
-    pub const fn device(&self) -> &Arc<Device> {
-        &self.device
+    pub fn device(&self) -> &Arc<Device> {
+        &self.memory.device
     }
 }
 
-impl Drop for DeviceBuffer {
+impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _no_capture = while_nothing_is_captured();
-        // SAFETY: from `allocate`, given back once; nothing on another stream uses it any more, as the module says.
+        // SAFETY: from `allocate`, given back once. Who enqueues its use on a stream keeps it, or waits before its owner
+        // drops it; that is what the functions of a queue ask for.
         unsafe { self.device.driver.free(self.device.stream, self.address) }
     }
 }
@@ -289,6 +303,13 @@ impl Pinned {
     pub const fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
+    }
+
+    /// Some of the bytes, to change, where a copy under way uses others. Panics if there are no such.
+    fn part_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+        assert!(range.start <= range.end && range.end <= self.bytes, "more than there is");
+        // SAFETY: within the bytes, and borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(range.start), range.len()) }
     }
 
     /// Bytes that were asked for.

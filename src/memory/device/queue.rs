@@ -1,4 +1,9 @@
 //! The stream of an instance, and what is about to be enqueued on it.
+//!
+//! What is enqueued happens later, so all that it uses has to live until [`Queue::synchronise`]. The compiler sees
+//! nothing of that: the functions that enqueue are `unsafe`, and their callers keep to it in one of three ways. They own
+//! the memory and wait before they give it up; they borrow it and wait before they return; or they let the queue hold a
+//! reference to it ([`Queue::keep`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,8 +55,8 @@ pub struct Queue {
     traffic: Arc<Traffic>,
     /// Something has been enqueued since the last wait.
     is_busy: bool,
-    /// Something of it goes to somebody else's memory.
-    copies_out: bool,
+    /// What is used by what is under way, or is going to be.
+    kept: Vec<Arc<dyn Send + Sync>>,
     /// What could not be enqueued or did not happen. Nothing else does from then on: it may build on that.
     failed: Option<DeviceError>,
 }
@@ -60,8 +65,8 @@ impl Queue {
     /// A queue on a stream that no other queue has.
     pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Result<Self, DeviceError> {
         let arena = Arena::new(stream.device(), FIRST_ARENA)?;
-        let (moves, outgrown) = (Moves::default(), Vec::new());
-        Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, copies_out: false, failed: None })
+        let (moves, outgrown, kept) = (Moves::default(), Vec::new(), Vec::new());
+        Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, kept, failed: None })
     }
 
     /// The device.
@@ -71,6 +76,14 @@ impl Queue {
 
     fn driver(&self) -> &dyn Driver {
         self.stream.device.driver.as_ref()
+    }
+
+    /// Keeps what is going to be used alive until the queue has been waited for.
+    pub fn keep(&mut self, used: Arc<dyn Send + Sync>) {
+        // Rows that are moved one after another mostly go from one piece of memory to one other.
+        if !self.kept.iter().rev().take(2).any(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(&used))) {
+            self.kept.push(used);
+        }
     }
 
     /// Moves a row on the device.
@@ -155,7 +168,7 @@ impl Queue {
         let arena = &mut self.arena;
         let at = arena.used;
         let table = arena.device.address() + at as u64;
-        self.moves.write(table, &mut arena.host.bytes_mut()[at..at + bytes]);
+        self.moves.write(table, arena.host.part_mut(at..at + bytes));
         arena.used = (at + bytes).next_multiple_of(ARENA_ALIGNMENT);
         self.is_busy = true;
         let phases = self.moves.take_phases();
@@ -163,7 +176,7 @@ impl Queue {
         // SAFETY: the arena has the bytes on both sides, and this part of it is used again only behind a wait. Moves
         // are pushed for memory that lives until then.
         unsafe {
-            driver.upload(stream, arena.host.bytes()[at..].as_ptr(), table, bytes)?;
+            driver.upload(stream, arena.host.part_mut(at..at + bytes).as_ptr(), table, bytes)?;
             for phase in phases {
                 let first = table + (phase.first * Moves::move_bytes()) as u64;
                 driver.move_rows(stream, first, phase.count, phase.tiles)?;
@@ -174,7 +187,10 @@ impl Queue {
     }
 
     /// Enqueues a copy of the first `bytes` bytes to the device.
-    pub fn upload(&mut self, from: &Pinned, to: &DeviceBuffer, bytes: usize) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// Until the queue has been waited for, both live, and nobody writes to `from`.
+    pub unsafe fn upload(&mut self, from: &Pinned, to: &DeviceBuffer, bytes: usize) -> Result<(), DeviceError> {
         assert!(bytes <= from.byte_len() && bytes <= to.byte_len(), "more than there is");
         if bytes == 0 {
             return Ok(());
@@ -182,12 +198,15 @@ impl Queue {
         self.is_busy = true;
         self.driver().make_current()?;
         self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
-        // SAFETY: both have the bytes; their owner waits before it changes or drops them.
-        unsafe { self.driver().upload(self.stream.stream, from.bytes().as_ptr(), to.address(), bytes) }
+        // SAFETY: both have the bytes, as was just seen; the rest is the caller's word.
+        unsafe { self.driver().upload(self.stream.stream, from.memory.as_ptr(), to.address(), bytes) }
     }
 
     /// Enqueues a copy of `bytes` bytes from the device's `from` to the host, behind the moves so far.
-    pub fn download(&mut self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// `from` has that many bytes. Until the queue has been waited for, both live, and nobody reads or writes `to`.
+    pub unsafe fn download(&mut self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), DeviceError> {
         assert!(bytes <= to.byte_len(), "more than there is room for");
         if bytes == 0 {
             return Ok(());
@@ -196,34 +215,31 @@ impl Queue {
         self.is_busy = true;
         self.driver().make_current()?;
         self.traffic.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
-        // SAFETY: `from` is a live buffer or tensor of that size, as its owner says; the owner of both waits before it
-        // reads, changes or drops them.
-        unsafe { self.driver().download(self.stream.stream, from, to.bytes_mut().as_mut_ptr(), bytes) }
+        // SAFETY: `to` has room, as was just seen; the rest is the caller's word.
+        unsafe { self.driver().download(self.stream.stream, from, to.memory.as_ptr(), bytes) }
     }
 
     /// Enqueues a copy to somebody else's memory on the device.
     ///
     /// # Safety
-    /// `from` has the bytes; both live until [`Queue::finish_copies`].
+    /// `from` has the bytes. Both live until the queue has been waited for.
     pub unsafe fn copy_out(&mut self, from: u64, to: Foreign) -> Result<(), DeviceError> {
         self.check()?;
         self.driver().make_current()?;
-        (self.is_busy, self.copies_out) = (true, true);
+        self.is_busy = true;
         // SAFETY: the caller's word.
         unsafe { self.driver().copy(self.stream.stream, from, to.address(), to.byte_len()) }
     }
 
-    /// Waits, if anything was copied out since the last wait.
-    pub fn finish_copies(&mut self) -> Result<(), DeviceError> {
-        if self.copies_out { self.synchronise() } else { Ok(()) }
-    }
-
     /// Enqueues a copy of all bytes of a buffer to another: what moves of rows are measured by.
-    pub fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
+    ///
+    /// # Safety
+    /// Both live until the queue has been waited for.
+    pub unsafe fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
         assert!(from.byte_len() <= to.byte_len(), "more than there is room for");
         self.is_busy = true;
         self.driver().make_current()?;
-        // SAFETY: both have the bytes; their owner waits before it drops them.
+        // SAFETY: both have the bytes, as was just seen; the rest is the caller's word.
         unsafe { self.driver().copy(self.stream.stream, from.address(), to.address(), from.byte_len()) }
     }
 
@@ -239,13 +255,13 @@ impl Queue {
     /// what was enqueued before may still be under way.
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
         let flushed = self.flush();
-        self.copies_out = false;
         if std::mem::take(&mut self.is_busy) {
             let waited = self.driver().make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
             self.note(waited)?;
             self.arena.used = 0;
             self.outgrown.clear();
         }
+        self.kept.clear();
         flushed
     }
 
@@ -310,14 +326,16 @@ mod tests {
         let (mut pinned, buffer) =
             (device.allocate_pinned(bytes.len()).unwrap(), device.allocate(bytes.len()).unwrap());
         pinned.bytes_mut().copy_from_slice(bytes);
-        queue.upload(&pinned, &buffer, bytes.len()).unwrap();
+        // SAFETY: both live until the wait below.
+        unsafe { queue.upload(&pinned, &buffer, bytes.len()) }.unwrap();
         queue.synchronise().unwrap();
         buffer
     }
 
     fn host_bytes(queue: &mut Queue, buffer: &DeviceBuffer) -> Vec<u8> {
         let mut pinned = queue.device().allocate_pinned(buffer.byte_len()).unwrap();
-        queue.download(buffer.address(), &mut pinned, buffer.byte_len()).unwrap();
+        // SAFETY: all bytes of a buffer; both live until the wait below.
+        unsafe { queue.download(buffer.address(), &mut pinned, buffer.byte_len()) }.unwrap();
         queue.synchronise().unwrap();
         pinned.bytes().to_vec()
     }
@@ -407,6 +425,23 @@ mod tests {
         queue.synchronise().unwrap();
         let values: Vec<_> = buffers.iter().map(|buffer| host_bytes(&mut queue, buffer)[99]).collect();
         assert_eq!(values, [0, 2, 3, 9]);
+    }
+
+    #[test]
+    fn memory_that_is_kept_lives_until_the_moves_that_use_it_have_happened() {
+        let mut queue = queue();
+        let layout = RowLayout { outer: 1, inner_bytes: 8 };
+        let (from, to) = (device_bytes(&mut queue, &[5; 8]), device_bytes(&mut queue, &[0; 8]));
+        queue.keep(from.memory().clone());
+        // SAFETY: a row of a buffer that the queue keeps, and one of a buffer that lives until the end of the test.
+        unsafe { queue.move_row(layout, RowIn::alone(from.address()), RowIn::alone(to.address()), Change::None) };
+        let memory = Arc::downgrade(from.memory());
+        drop(from);
+        queue.flush().unwrap();
+        assert!(memory.upgrade().is_some());
+        queue.synchronise().unwrap();
+        assert!(memory.upgrade().is_none(), "it is given back with the wait");
+        assert_eq!(host_bytes(&mut queue, &to), [5; 8]);
     }
 
     #[test]

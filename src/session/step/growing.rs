@@ -1,6 +1,8 @@
 //! Growing states: the tensors that a run made of them, and buffers of ours that they change places with.
 
-use super::Step;
+use std::sync::Arc;
+
+use super::{Made, Step};
 use crate::memory::{BytesMut, MemoryError, Store, Varying};
 use crate::session::open::SessionError;
 use crate::session::output::Output;
@@ -10,7 +12,7 @@ use crate::tensor::RowLayout;
 
 /// A tensor that ONNX Runtime made.
 pub(super) struct Kept {
-    pub(super) value: Value,
+    pub(super) value: Arc<Value>,
     dims: Vec<i64>,
     bytes: usize,
 }
@@ -49,12 +51,17 @@ impl Step {
             (BytesMut::Host(to), Some(queue)) if !to.is_empty() => {
                 let mut queue = queue.borrow_mut();
                 let mut batch = queue.device().allocate_pinned(*bytes)?;
-                queue.download(value.address().map_err(SessionError::Run)?, &mut batch, *bytes)?;
+                // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device has
+                // failed, and copies nothing more.
+                unsafe { queue.download(value.address().map_err(SessionError::Run)?, &mut batch, *bytes) }?;
                 queue.synchronise()?;
                 take_on_host(layout, batch.bytes(), at, to, false);
                 Ok(())
             }
-            (to, _) => self.take_made(value, *bytes, layout, at, to, false),
+            (to, queue) => {
+                let made = Made { value, bytes: *bytes, is_on_device: queue.is_some() };
+                self.take_made(made, layout, at, to, false)
+            }
         }
     }
 

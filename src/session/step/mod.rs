@@ -14,21 +14,22 @@ mod growing;
 mod run;
 mod states;
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::ffi::CString;
 use std::sync::Arc;
 
 use growing::Kept;
-pub use run::{Lent, Run};
+use run::Arguments;
+pub use run::{Lent, Overlay, Run};
 
 use super::bound_run::BoundRun;
 use super::graphs::Graphs;
 use super::open::{Session, SessionError};
 use super::output::{Output, tensor_error};
 use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
-use super::tensors::{Tensors, narrowing, put, take_on_host};
+use super::tensors::{Tensors, narrowing, put, row_alone, row_of, take_on_host};
 use super::value::{MemoryKind, Value};
-use crate::memory::device::{Change, Foreign, Queue, RowIn};
+use crate::memory::device::{Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, Store};
 use crate::tensor::{DataType, RowLayout};
 
@@ -45,6 +46,21 @@ struct Input {
     must_upload: bool,
     /// The next run is without it.
     omitted: bool,
+}
+
+/// A row of an output of the last run, to be copied on the step's device.
+#[derive(Clone, Copy)]
+pub struct OutputCopy<'a> {
+    /// Index of the output.
+    pub output: usize,
+    /// Layout of its rows.
+    pub layout: RowLayout,
+    /// Which row.
+    pub place: usize,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Where it is wanted.
+    pub to: Foreign<'a>,
 }
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
@@ -68,16 +84,10 @@ pub struct Step {
     graphs: Option<Graphs>,
     /// For outputs that ONNX Runtime makes on a device.
     bound_run: Option<BoundRun>,
-    input_names: Vec<*const std::ffi::c_char>,
-    output_names: Vec<*const std::ffi::c_char>,
-    input_values: Vec<*const ort::sys::OrtValue>,
-    output_values: Vec<*mut ort::sys::OrtValue>,
+    arguments: Arguments,
     /// Last: outputs that it made go back to its allocator.
     session: Arc<Session>,
 }
-
-// SAFETY: the raw pointers point into CStrings and Values that the Step owns and moves along with.
-unsafe impl Send for Step {}
 
 impl Step {
     /// Buffers for a model, on the queue's device if there is one.
@@ -131,10 +141,7 @@ impl Step {
             queue: queue.map(RefCell::new),
             graphs: has_graphs.then(|| Graphs::new(spec.graph_rows.clone())),
             bound_run,
-            input_names: Vec::with_capacity(inputs.len()),
-            output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
-            input_values: Vec::with_capacity(inputs.len()),
-            output_values: Vec::with_capacity(outputs.len()),
+            arguments: Arguments::new(inputs.len(), &outputs),
             inputs,
             outputs,
         })
@@ -146,30 +153,6 @@ impl Step {
         (*omitted, *must_upload) = (false, true);
         tensors.shape(dims, rows)?;
         tensors.host_mut()
-    }
-
-    /// Lets a row that lies on the step's device take a place of an input, whose other rows have been filled on the
-    /// host.
-    pub fn overlay_row(
-        &mut self,
-        input: usize,
-        layout: RowLayout,
-        (index, rows): (usize, usize),
-        from: Foreign,
-    ) -> Result<(), MemoryError> {
-        assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
-        if let Some(queue) = &mut self.queue {
-            let Input { tensors, must_upload, .. } = &mut self.inputs[input];
-            // Moves may go at any time, so the other rows go first.
-            if std::mem::take(must_upload) {
-                tensors.upload(queue.get_mut())?;
-            }
-            let to = tensors.row(index, rows);
-            // SAFETY: a request's memory, which lives until it has been answered; the input's buffer is not replaced
-            // before the run.
-            unsafe { queue.get_mut().move_row(layout, RowIn::alone(from.address()), to, Change::None) };
-        }
-        Ok(())
     }
 
     /// Puts a row of a state into place `index` of an input for `rows` rows of `dims`.
@@ -217,8 +200,12 @@ impl Step {
         to: BytesMut,
         as_fp16: bool,
     ) -> Result<(), SessionError> {
-        match &self.outputs[index].made {
-            Some(value) => self.take_made(value, self.outputs[index].tensors.bytes, layout, at, to, as_fp16),
+        let Output { made, tensors, stays, .. } = &self.outputs[index];
+        match made {
+            Some(value) => {
+                let made = Made { value, bytes: tensors.bytes, is_on_device: *stays };
+                self.take_made(made, layout, at, to, as_fp16)
+            }
             None => {
                 take_on_host(layout, self.output(index)?.bytes, at, to.host(), as_fp16);
                 Ok(())
@@ -226,40 +213,46 @@ impl Step {
         }
     }
 
-    /// Lets a row of an output of the last run, which succeeded, be copied to memory on the step's device; `false` if
-    /// it is not one piece there. It is there after [`Step::finish_copies`].
-    pub fn copy_output(
-        &self,
-        index: usize,
-        layout: RowLayout,
-        (place, rows): (usize, usize),
-        to: Foreign,
-    ) -> Result<bool, SessionError> {
-        let output = &self.outputs[index];
-        let Some(mut queue) = self.queue.as_ref().map(RefCell::borrow_mut) else { return Ok(false) };
-        let tensors = self.written_tensors(output);
-        let address = match &output.made {
-            Some(value) if output.stays => value.address().map_err(SessionError::Run)?,
-            None if matches!(tensors.store, Store::Device(_)) => tensors.row(0, rows).address,
-            _ => return Ok(false),
-        };
-        let bytes = layout.row_bytes();
-        let is_one_piece = layout.outer == 1 || rows == 1;
-        if !is_one_piece || to.gpu() != queue.device().number() || to.byte_len() != bytes {
-            return Ok(false);
-        }
-        // SAFETY: a row of a tensor that is there until the next run, and Triton's memory, which lives until the
-        // response goes; both wait for `finish_copies`.
-        unsafe { queue.copy_out(address + (place * bytes) as u64, to)? };
-        Ok(true)
+    /// Whether a row of an output of the last run can be copied to where it is wanted on the step's device: it is one
+    /// piece there.
+    pub fn can_copy_output(&self, copy: &OutputCopy) -> bool {
+        let Some(device) = self.queue.as_ref().map(|queue| queue.borrow().device().number()) else { return false };
+        matches!(self.one_piece_on(device, copy), Ok(Some(_)))
     }
 
-    /// Waits until what [`Step::copy_output`] copies is there.
-    pub fn finish_copies(&self) -> Result<(), MemoryError> {
-        match &self.queue {
-            Some(queue) => Ok(queue.borrow_mut().finish_copies()?),
-            None => Ok(()),
+    /// Copies rows of the last run, which succeeded, on the step's device, and waits until they are there. Each is one
+    /// that can be copied ([`Step::can_copy_output`]).
+    pub fn copy_outputs(&self, copies: &[OutputCopy]) -> Result<(), SessionError> {
+        let Some(queue) = self.queue.as_ref().filter(|_| !copies.is_empty()) else { return Ok(()) };
+        let mut queue = CopiesUnderWay(queue.borrow_mut());
+        let device = queue.0.device().number();
+        for copy in copies {
+            let Some(from) = self.one_piece_on(device, copy)? else { continue };
+            // SAFETY: a row of a tensor that is there until the next run, and memory that is borrowed. The queue is waited
+            // for before this returns, whatever happens.
+            unsafe { queue.0.copy_out(from, copy.to)? };
         }
+        Ok(queue.0.synchronise()?)
+    }
+
+    /// Where a row of an output of the last run is on a device, if it is one piece there and is wanted there as such.
+    fn one_piece_on(&self, device: i32, copy: &OutputCopy) -> Result<Option<u64>, SessionError> {
+        let &OutputCopy { output, layout, place, rows, to } = copy;
+        let (output, bytes) = (&self.outputs[output], layout.row_bytes());
+        let is_one_piece = layout.outer == 1 || rows == 1;
+        if !is_one_piece || to.gpu() != device || to.byte_len() != bytes {
+            return Ok(None);
+        }
+        let tensors = self.written_tensors(output);
+        let row = match &output.made {
+            Some(value) if output.stays => {
+                let address = value.address().map_err(SessionError::Run)?;
+                row_of(layout, address, output.tensors.bytes, place, rows)
+            }
+            None if matches!(tensors.store, Store::Device(_)) => tensors.row(layout, place, rows),
+            _ => return Ok(None),
+        };
+        Ok(Some(row.address + (place * bytes) as u64))
     }
 
     /// Forgets what was said of the last run.
@@ -319,29 +312,47 @@ impl Step {
 
     fn take_made(
         &self,
-        value: &Value,
-        bytes: usize,
+        Made { value, bytes, is_on_device }: Made,
         layout: RowLayout,
         (index, rows): (usize, usize),
         to: BytesMut,
         as_fp16: bool,
     ) -> Result<(), SessionError> {
         match (to, &self.queue) {
-            (BytesMut::Device(to), Some(queue)) => {
+            (BytesMut::Device(span), Some(queue)) => {
                 let address = value.address().map_err(SessionError::Run)?;
-                let (from, to) = (RowIn { address, index, rows }, RowIn::alone(to.address()));
-                // SAFETY: a row of a tensor of the last run, which is there until the next one, or of one that is kept:
-                // either is waited for before it goes. The caller's memory is its sequence's until then.
-                unsafe { queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16)) };
+                let from = row_of(layout, address, bytes, index, rows);
+                let mut queue = queue.borrow_mut();
+                let to = row_alone(&mut queue, layout, span, as_fp16);
+                queue.keep(value.clone());
+                // SAFETY: a row of a tensor and memory of a state, both of which the queue keeps.
+                unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
             }
             (to, _) => {
-                // SAFETY: the size is that of the dimensions; what a run makes for the host is there, and of what it leaves
-                // on a device no bytes are taken: `to` is empty then.
+                assert!(!is_on_device || bytes == 0, "a tensor on a device is read on the host");
+                // SAFETY: the size is that of the dimensions, and the tensor is on the host.
                 let batch = unsafe { value.bytes(bytes) }.map_err(SessionError::Run)?;
                 take_on_host(layout, batch, (index, rows), to.host(), as_fp16);
             }
         }
         Ok(())
+    }
+}
+
+/// A tensor that ONNX Runtime made.
+struct Made<'a> {
+    value: &'a Arc<Value>,
+    bytes: usize,
+    is_on_device: bool,
+}
+
+/// Dropped, it waits, so that the copies have happened on every path.
+struct CopiesUnderWay<'a>(RefMut<'a, Queue>);
+
+impl Drop for CopiesUnderWay<'_> {
+    fn drop(&mut self) {
+        // A queue that has failed says so at its next use.
+        let _ = self.0.synchronise();
     }
 }
 

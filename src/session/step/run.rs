@@ -1,19 +1,19 @@
 //! The call of ONNX Runtime, and what is copied to a device before it and from there after it.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_char};
 
 use smallvec::SmallVec;
 
 use super::{Input, Step};
 use crate::memory::Bytes;
-use crate::memory::device::while_nothing_is_captured;
+use crate::memory::device::{Change, Foreign, RowIn, while_nothing_is_captured};
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
 use crate::session::open::{Session, SessionError};
 use crate::session::output::{Output, tensor_error};
 use crate::session::tensors::Tensors;
 use crate::session::value::{self, MemoryKind, Value};
-use crate::tensor::element_count;
+use crate::tensor::{RowLayout, element_count};
 
 /// What a run is over.
 #[derive(Clone, Copy, Default)]
@@ -28,6 +28,8 @@ pub struct Run<'a> {
     pub kept: bool,
     /// Tensors in the place of some inputs.
     pub lent: &'a [Lent<'a>],
+    /// Rows of inputs that are on the step's device.
+    pub overlays: &'a [Overlay<'a>],
     /// It may be captured as a CUDA graph, or be a replay of one.
     pub as_graph: bool,
 }
@@ -42,6 +44,46 @@ pub struct Lent<'a> {
     pub dims: &'a [i64],
     /// Row-major elements, where the model runs.
     pub bytes: Bytes<'a>,
+}
+
+/// A row of an input that lies on the step's device. It takes its place of the input, whose other rows have been filled on
+/// the host.
+pub struct Overlay<'a> {
+    /// Index of the input.
+    pub input: usize,
+    /// Layout of its rows.
+    pub layout: RowLayout,
+    /// Which row.
+    pub place: usize,
+    /// Rows of the batch.
+    pub rows: usize,
+    /// Where it lies.
+    pub from: Foreign<'a>,
+}
+
+/// What ONNX Runtime is called with: pointers to names and tensors that the step owns, or that are lent to it for a run.
+#[derive(Default)]
+pub(super) struct Arguments {
+    input_names: Vec<*const c_char>,
+    output_names: Vec<*const c_char>,
+    input_values: Vec<*const ort::sys::OrtValue>,
+    output_values: Vec<*mut ort::sys::OrtValue>,
+}
+
+// SAFETY: only a run of the step that owns the lists follows the pointers. It has just listed what it owns or is lent, and
+// none of that is bound to a thread.
+unsafe impl Send for Arguments {}
+
+impl Arguments {
+    /// For a model with so many inputs and these outputs, which have to live as long.
+    pub fn new(inputs: usize, outputs: &[Output]) -> Self {
+        Self {
+            input_names: Vec::with_capacity(inputs),
+            output_names: outputs.iter().map(|output| output.name.as_ptr()).collect(),
+            input_values: Vec::with_capacity(inputs),
+            output_values: Vec::with_capacity(outputs.len()),
+        }
+    }
 }
 
 impl Lent<'_> {
@@ -69,16 +111,28 @@ impl Lent<'_> {
 }
 
 impl Step {
-    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold.
+    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold. When it returns, nothing is under
+    /// way on a device that uses what the run was lent.
     pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
+        RunUnderWay(self).0.enqueue_run(run)
+    }
+
+    fn enqueue_run(&mut self, run: Run) -> Result<(), SessionError> {
         assert!(run.from != run.into || self.states.is_empty(), "a run reads what it writes");
         self.make_batch_buffer(run.from.max(run.into))?;
         if let Some(queue) = &mut self.queue {
             let queue = queue.get_mut();
             for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
                 if std::mem::take(&mut input.must_upload) {
-                    input.tensors.upload(queue)?;
+                    // SAFETY: `run` waits before it gives the tensors up.
+                    unsafe { input.tensors.upload(queue)? };
                 }
+            }
+            for &Overlay { input, layout, place, rows, from } in run.overlays {
+                assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
+                let to = self.inputs[input].tensors.row(layout, place, rows);
+                // SAFETY: memory that is borrowed, and a row of an input; `run` waits before it gives either up.
+                unsafe { queue.move_row(layout, RowIn::alone(from.address()), to, Change::None) };
             }
             queue.before_run()?;
         }
@@ -98,19 +152,17 @@ impl Step {
         self.list_inputs(run, &lent)?;
         self.list_outputs(run)?;
         self.call(graph)?;
-        for (output, value) in self.outputs.iter_mut().zip(&self.output_values) {
+        for (output, value) in self.outputs.iter_mut().zip(&self.arguments.output_values) {
             output.take(*value);
         }
-        // Of tensors that may be gone with what they were lent from.
-        self.input_values.clear();
         self.outputs.iter_mut().try_for_each(Output::settle)?;
         self.written = into;
-        self.fetch_read(rows)
+        self.fetch_read()
     }
 
     fn list_inputs(&mut self, run: Run, lent: &[(usize, Value)]) -> Result<(), SessionError> {
-        self.input_names.clear();
-        self.input_values.clear();
+        self.arguments.input_names.clear();
+        self.arguments.input_values.clear();
         for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
             let lent = lent.iter().find(|(of, _)| *of == index);
             let kept = input.growing.filter(|_| run.kept).and_then(|state| self.kept.get(state));
@@ -121,18 +173,18 @@ impl Step {
                 (.., Some(state)) => state_value(&mut self.batch_buffers[run.from][state], run.rows, &input.name)?,
                 _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
             };
-            self.input_names.push(input.name.as_ptr());
-            self.input_values.push(value);
+            self.arguments.input_names.push(input.name.as_ptr());
+            self.arguments.input_values.push(value);
         }
         Ok(())
     }
 
     /// Null is what ONNX Runtime is to allocate.
     fn list_outputs(&mut self, run: Run) -> Result<(), SessionError> {
-        self.output_values.clear();
+        self.arguments.output_values.clear();
         for output in &mut self.outputs {
             output.made = None;
-            self.output_values.push(match output.state {
+            self.arguments.output_values.push(match output.state {
                 Some(state) => state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?,
                 None => output.prepare(run.rows)?,
             });
@@ -143,8 +195,9 @@ impl Step {
     /// Through a binding where outputs of open shape are to be made on the device.
     fn call(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
         let Some(bound) = &mut self.bound_run else { return self.call_unbound(graph) };
-        let inputs = self.input_names.iter().copied().zip(self.input_values.iter().copied());
-        let fetches = self.outputs.iter().zip(&self.output_values).map(|(output, &value)| match output.stays {
+        let Arguments { input_names, input_values, output_values, .. } = &mut self.arguments;
+        let inputs = input_names.iter().copied().zip(input_values.iter().copied());
+        let fetches = self.outputs.iter().zip(&*output_values).map(|(output, &value)| match output.stays {
             true => Fetch::OnDevice(&output.name),
             false if value.is_null() => Fetch::OnHost(&output.name),
             false => Fetch::Into(&output.name, value),
@@ -152,13 +205,14 @@ impl Step {
         let _no_capture = self.session.is_on_gpu().then(while_nothing_is_captured);
         // SAFETY: every value is over a buffer of its own and lives during the run.
         let made = unsafe { bound.run(inputs, fetches) }.map_err(SessionError::Run)?;
-        self.output_values.clear();
-        self.output_values.extend(made);
+        output_values.clear();
+        output_values.extend(made);
         Ok(())
     }
 
     fn call_unbound(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
-        let Self { session, graphs, input_names, input_values, output_names, output_values, .. } = self;
+        let Self { session, graphs, arguments, .. } = self;
+        let Arguments { input_names, input_values, output_names, output_values } = arguments;
         // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its own,
         // so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
         let run = |options| unsafe {
@@ -181,7 +235,7 @@ impl Step {
     }
 
     /// Brings the outputs that are read to the host, and waits until the run is over.
-    fn fetch_read(&mut self, rows: usize) -> Result<(), SessionError> {
+    fn fetch_read(&mut self) -> Result<(), SessionError> {
         let Some(queue) = &mut self.queue else { return Ok(()) };
         let queue = queue.get_mut();
         for output in self.outputs.iter_mut().filter(|output| output.is_read) {
@@ -191,19 +245,30 @@ impl Step {
                     let resident = &self.batch_buffers[self.written][*state];
                     tensors.dims.clone_from(&resident.dims);
                     tensors.bytes = resident.bytes;
-                    resident.row(0, rows).address
+                    resident.store.address() as u64
                 }
                 (_, Some(value)) if *stays => value.address().map_err(SessionError::Run)?,
                 // On the host already.
                 (_, Some(_)) => continue,
-                (_, None) => tensors.row(0, rows).address,
+                (_, None) => tensors.store.address() as u64,
             };
             tensors.reserve_staging(tensors.bytes)?;
             if let Some(staging) = &mut tensors.staging {
-                queue.download(address, staging, tensors.bytes)?;
+                // SAFETY: the tensor has that many bytes; `run` waits before it gives the two up.
+                unsafe { queue.download(address, staging, tensors.bytes)? };
             }
         }
         Ok(queue.synchronise()?)
+    }
+}
+
+/// Dropped, it waits, so that what a run enqueues has happened on every path.
+struct RunUnderWay<'a>(&'a mut Step);
+
+impl Drop for RunUnderWay<'_> {
+    fn drop(&mut self) {
+        // After a run that succeeded nothing is left to wait for; a queue that has failed says so at its next use.
+        let _ = self.0.synchronise();
     }
 }
 

@@ -1,10 +1,10 @@
 //! Rows of the states of fixed size, in the batch buffers.
 
 use super::Step;
-use crate::memory::device::{Change, RowIn};
+use crate::memory::device::Change;
 use crate::memory::{BytesMut, MemoryError, rows};
 use crate::session::spec::{RowAt, RowContent};
-use crate::session::tensors::{host_bytes, narrowing, put, take_on_host};
+use crate::session::tensors::{host_bytes, narrowing, put, row_alone, take_on_host};
 use crate::tensor::RowLayout;
 
 impl Step {
@@ -26,7 +26,7 @@ impl Step {
     pub fn copy_state(&mut self, state: usize, layout: RowLayout, from: RowAt, to: RowAt) -> Result<(), MemoryError> {
         self.make_batch_buffer(from.buffer.max(to.buffer))?;
         if let Some(queue) = &mut self.queue {
-            let at = |at: RowAt| self.batch_buffers[at.buffer][state].row(at.position, at.rows);
+            let at = |at: RowAt| self.batch_buffers[at.buffer][state].row(layout, at.position, at.rows);
             let (from, to) = (at(from), at(to));
             // SAFETY: rows of batch buffers, which are never replaced and outlive the queue.
             unsafe { queue.get_mut().move_row(layout, from, to, Change::None) };
@@ -45,10 +45,11 @@ impl Step {
         let tensors = &mut self.batch_buffers[from.buffer][state];
         match (to, &mut self.queue) {
             (BytesMut::Device(to), Some(queue)) => {
-                let from = tensors.row(from.position, from.rows);
-                // SAFETY: a row of a batch buffer, and the caller's memory, which is a slot that is held until the
-                // wait.
-                unsafe { queue.get_mut().move_row(layout, from, RowIn::alone(to.address()), narrowing(as_fp16)) };
+                let (queue, from) = (queue.get_mut(), tensors.row(layout, from.position, from.rows));
+                let to = row_alone(queue, layout, to, as_fp16);
+                // SAFETY: a row of a batch buffer, which is never replaced and outlives the queue, and memory of a slot
+                // that the queue keeps.
+                unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
             }
             (to, _) => take_on_host(layout, host_bytes(tensors), (from.position, from.rows), to.host(), as_fp16),
         }
@@ -59,8 +60,8 @@ impl Step {
         let tensors = &mut self.batch_buffers[at.buffer][state];
         match &mut self.queue {
             Some(queue) => {
-                let row = tensors.row(at.position, at.rows);
-                // SAFETY: a row of a batch buffer.
+                let row = tensors.row(layout, at.position, at.rows);
+                // SAFETY: a row of a batch buffer, which is never replaced and outlives the queue.
                 unsafe { queue.get_mut().move_row(layout, row, row, Change::Round) };
             }
             None => rows::round_to_fp16(layout, host_bytes(tensors), at.position, at.rows),

@@ -90,7 +90,6 @@ fn main() -> ExitCode {
 
 fn measure(arguments: &Arguments, states: &States) -> Result<Measured, DeviceError> {
     let (device, rows) = (Device::open(arguments.gpu)?, arguments.rows);
-    let mut queue = Queue::new(OwnedStream::open(&device)?, Default::default())?;
     let row_bytes = states.layout.row_bytes();
     let slot_bytes = row_bytes.next_multiple_of(64);
     // Twice as many slots as rows, of which every second one is used, so that no two of them are one piece.
@@ -98,6 +97,8 @@ fn measure(arguments: &Arguments, states: &States) -> Result<Measured, DeviceErr
     let batches = (0..states.count).map(|_| device.allocate(rows * row_bytes)).collect::<Result<Vec<_>, _>>()?;
     let (from, to) =
         (device.allocate(rows * states.count * row_bytes)?, device.allocate(rows * states.count * row_bytes)?);
+    // Dropped before the buffers, and waits for what uses them.
+    let mut queue = Queue::new(OwnedStream::open(&device)?, Default::default())?;
     let slot = |row: usize, state: usize| {
         // In an order that is no order.
         let place = (row * 37 + 11) % rows;
@@ -108,7 +109,7 @@ fn measure(arguments: &Arguments, states: &States) -> Result<Measured, DeviceErr
     let gather = |queue: &mut Queue| {
         for (state, batch) in batches.iter().enumerate() {
             for row in 0..rows {
-                // SAFETY: rows of buffers that live until the end of the measurement, behind the last wait.
+                // SAFETY: rows of buffers that outlive the queue.
                 unsafe { queue.move_row(states.layout, slot(row, state), in_batch(batch, row), states.change) };
             }
         }
@@ -123,7 +124,8 @@ fn measure(arguments: &Arguments, states: &States) -> Result<Measured, DeviceErr
         }
         queue.flush()
     };
-    let copy = |queue: &mut Queue| queue.copy(&from, &to);
+    // SAFETY: both outlive the queue.
+    let copy = |queue: &mut Queue| unsafe { queue.copy(&from, &to) };
     let mut seconds = |task: &dyn Fn(&mut Queue) -> Result<(), DeviceError>| median(arguments, &mut queue, task);
     let (gather, scatter, copy) = (seconds(&gather)?, seconds(&scatter)?, seconds(&copy)?);
     let bytes = (rows * states.count * row_bytes) as f64;
