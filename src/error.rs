@@ -257,7 +257,7 @@ pub enum Error {
 impl Error {
     /// Whether a batch that failed with this may succeed without one of its rows.
     pub const fn may_be_one_rows_fault(&self) -> bool {
-        matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. })
+        matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::Panic(_))
     }
 
     /// Whether there is no GPU that could run the model.

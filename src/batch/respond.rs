@@ -1,11 +1,12 @@
 //! Rows of the outputs into responses, and into what their sequences keep.
 
-use super::Row;
 use super::residence::Residence;
+use super::{Row, fault};
 use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
 use crate::error::Error;
 use crate::memory::{SlotMemory, Varying, rows, strings};
 use crate::model::VaryingSize;
+use crate::panic;
 use crate::session::{OutputView, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::{OutputMemory, Request, Response};
@@ -54,7 +55,7 @@ impl<'a> Answers<'a> {
     /// [`Step::finish_copies`], before which it may not be dropped either.
     pub fn response(&self, place: usize, row: &Row) -> Result<Response, Error> {
         let mut response = row.request.response()?;
-        match self.fill_response(&mut response, place, row) {
+        match panic::catch(|| self.fill_response(&mut response, place, row)).flatten() {
             Ok(()) => Ok(response),
             Err(error) => {
                 self.step.finish_copies()?;
@@ -64,6 +65,7 @@ impl<'a> Answers<'a> {
     }
 
     fn fill_response(&self, response: &mut Response, place: usize, row: &Row) -> Result<(), Error> {
+        fault::point("respond", [&row.request]);
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
             let mut outputs = self.outputs.iter().flatten();
