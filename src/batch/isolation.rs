@@ -127,3 +127,129 @@ impl Isolation {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::state::pool::{SlotLimits, SlotPool};
+
+    const ROWS: usize = 16;
+    const SEARCH: u32 = 8;
+
+    fn slots(count: usize) -> Vec<SlotId> {
+        let mut pool: SlotPool<(), (), ()> =
+            SlotPool::new(SlotLimits::all_at_once(count), Box::new(|_| Ok(()))).unwrap();
+        (0..count).map(|_| pool.acquire((), false).unwrap()).collect()
+    }
+
+    const fn step(slot: SlotId) -> Member {
+        Member { slot: Some(slot), is_fresh: false, ends: false }
+    }
+
+    const fn start(slot: SlotId) -> Member {
+        Member { slot: Some(slot), is_fresh: true, ends: false }
+    }
+
+    #[test]
+    fn all_run_together_until_a_fault_and_again_after_as_many_needless_runs_as_a_search_has() {
+        let slots = slots(3);
+        let mut isolation = Isolation::new(ROWS);
+        assert!(isolation.is_over());
+        assert_eq!(isolation.standing(start(slots[0])), Standing::Trusted);
+        isolation.failed(step(slots[0]));
+        assert_eq!(isolation.standing(step(slots[0])), Standing::Failed);
+        assert_eq!(isolation.standing(step(slots[1])), Standing::Trusted);
+        assert_eq!(isolation.standing(start(slots[2])), Standing::New);
+        for _ in 0..100 {
+            isolation.ran([step(slots[1])].into_iter());
+        }
+        for _ in 0..SEARCH {
+            assert!(!isolation.is_over());
+            isolation.ran([Member { ends: true, ..start(slots[2]) }].into_iter());
+        }
+        assert!(isolation.is_over());
+        assert_eq!(isolation.standing(step(slots[0])), Standing::Trusted);
+    }
+
+    #[test]
+    fn a_sequence_is_trusted_again_after_as_many_good_requests_as_a_search_has_runs() {
+        let slots = slots(2);
+        let mut isolation = Isolation::new(ROWS);
+        for (member, first) in [(step(slots[0]), Standing::Failed), (start(slots[1]), Standing::New)] {
+            isolation.failed(step(slots[0]));
+            assert_eq!(isolation.standing(member), first);
+            isolation.ran([member].into_iter());
+            for _ in 1..SEARCH {
+                isolation.failed(Member { slot: None, is_fresh: true, ends: true });
+                assert_eq!(isolation.standing(Member { is_fresh: false, ..member }), Standing::New);
+                isolation.ran([Member { is_fresh: false, ..member }].into_iter());
+            }
+            assert_eq!(isolation.standing(Member { is_fresh: false, ..member }), Standing::Trusted);
+        }
+    }
+
+    #[test]
+    fn without_batches_nothing_is_kept_apart() {
+        let slots = slots(1);
+        let mut isolation = Isolation::new(0);
+        isolation.failed(step(slots[0]));
+        assert!(isolation.is_over() && isolation.good.is_empty());
+    }
+
+    /// Runs of the rows as an instance makes them; each with whether it is bad. `again` is how often a trusted row ran
+    /// after its first run failed.
+    fn run(isolation: &mut Isolation, batch: &[(Member, bool)], runs: &mut u32) {
+        *runs += 1;
+        let is_bad = batch.iter().any(|(_, is_bad)| *is_bad);
+        match batch {
+            _ if !is_bad => isolation.ran(batch.iter().map(|(member, _)| *member)),
+            [(member, _)] => isolation.failed(*member),
+            _ => {
+                let (first, second) = batch.split_at(batch.len() / 2);
+                run(isolation, first, runs);
+                run(isolation, second, runs);
+            }
+        }
+    }
+
+    proptest! {
+        /// Sequences that do what they like: start, go on, end, be bad, in any order.
+        #[test]
+        fn each_bad_request_costs_two_searches_at_most_and_trusted_rows_run_again_for_their_own_only(
+            payloads in prop::collection::vec(
+                prop::collection::vec((any::<bool>(), 0u8..8, 0u8..8, 0u8..6), ROWS), 1..60),
+        ) {
+            let slots = slots(ROWS);
+            let mut live = [false; ROWS];
+            let mut isolation = Isolation::new(ROWS);
+            let (mut runs, mut bad) = (0, 0);
+            for payload in &payloads {
+                let mut rows = Vec::new();
+                for (index, &(is_there, starts, ends, fails)) in payload.iter().enumerate() {
+                    if is_there {
+                        let (is_fresh, ends, is_bad) = (!live[index] || starts == 0, ends == 0, fails == 0);
+                        rows.push((Member { slot: Some(slots[index]), is_fresh, ends }, is_bad));
+                        live[index] = !ends && !(is_fresh && is_bad);
+                        bad += u32::from(is_bad);
+                    }
+                }
+                while !rows.is_empty() {
+                    rows.sort_by_key(|(member, _)| isolation.standing(*member));
+                    let standing = isolation.standing(rows[0].0);
+                    let like_first = rows.iter().take_while(|(member, _)| isolation.standing(*member) == standing);
+                    let count = if standing == Standing::Failed { 1 } else { like_first.count() };
+                    let (batch, before): (Vec<_>, _) = (rows.drain(..count).collect(), runs);
+                    run(&mut isolation, &batch, &mut runs);
+                    if batch.iter().all(|(_, is_bad)| !is_bad) || standing == Standing::Failed {
+                        prop_assert_eq!(runs, before + 1, "run once");
+                    }
+                }
+            }
+            let needed = payloads.iter().filter(|payload| payload.iter().any(|row| row.0)).count() as u32;
+            prop_assert!(runs <= needed + 2 * SEARCH * bad, "{} runs of {} payloads for {} bad requests", runs, needed, bad);
+            prop_assert!(isolation.good.len() <= ROWS);
+        }
+    }
+}
