@@ -8,6 +8,7 @@
 mod bound_run;
 mod graphs;
 mod library;
+mod log_limit;
 mod open;
 mod output;
 mod providers;
