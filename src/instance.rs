@@ -238,14 +238,13 @@ impl Instance {
         rows.sort_by_key(|row| self.isolation.standing(row.member()));
         let standing = rows.first().map(|first| self.isolation.standing(first.member()));
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
-        let mut batch: Vec<Row> = Vec::new();
+        let mut batch = self.grouping.batch(&self.model.binding);
         for row in std::mem::take(rows) {
-            let fits = |first: &Row| self.grouping.together(&self.model.binding, &row, first);
-            let is_like_first = standing == Some(self.isolation.standing(row.member()));
-            let joins = batch.len() < most && is_like_first && batch.first().is_none_or(fits);
-            if joins { batch.push(row) } else { rows.push(row) }
+            let may_join = batch.len() < most && standing == Some(self.isolation.standing(row.member()));
+            let left = if may_join { batch.join(row).err() } else { Some(row) };
+            rows.extend(left);
         }
-        batch
+        batch.into_rows()
     }
 
     /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
