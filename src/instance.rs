@@ -284,11 +284,14 @@ impl Instance {
         self.fail(batch, &error.into(), times);
     }
 
-    /// What was moved on a device is in its place when its slots are given back.
+    /// What was moved on a device is in its place when its slots are given back, and nothing uses what the step gives
+    /// back.
     fn settle(&mut self) -> Result<(), Error> {
         let synchronised = self.step.synchronise();
         self.residence.settle(&self.sequences);
-        Ok(synchronised?)
+        synchronised?;
+        self.step.give_back();
+        Ok(())
     }
 
     /// Gather, run, respond, and keep the states.

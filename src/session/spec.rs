@@ -102,6 +102,11 @@ pub struct OutputView<'a> {
 const HOST_INPUT: usize = 64;
 
 impl InputSpec {
+    /// Whether a dimension other than the batch's is open.
+    pub(super) fn varies(&self) -> bool {
+        self.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != self.batch_axis)
+    }
+
     /// Whether it stays on the host, though the model runs on a device.
     pub(super) fn is_left_on_host(&self) -> bool {
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));

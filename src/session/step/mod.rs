@@ -32,6 +32,9 @@ use crate::memory::device::{Change, Foreign, Queue, RowIn};
 use crate::memory::{BytesMut, MemoryError, Store};
 use crate::tensor::{DataType, RowLayout};
 
+/// A larger buffer of an input is not kept for the next batch, if requests say how large the input is.
+const KEPT_BYTES: usize = 16 << 20;
+
 struct Input {
     name: CString,
     tensors: Tensors,
@@ -45,6 +48,8 @@ struct Input {
     must_upload: bool,
     /// The next run is without it.
     omitted: bool,
+    /// Requests say how large it is.
+    varies: bool,
 }
 
 /// The buffers of one instance, and the call. Fill the inputs, run, read the outputs.
@@ -93,7 +98,8 @@ impl Step {
             let state = spec.states.iter().position(|state| state.input == index);
             let growing = spec.growing.iter().position(|&(input, _)| input == index);
             let name = c_name(&input.name)?;
-            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false })
+            let varies = input.varies();
+            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false, varies })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
@@ -310,6 +316,21 @@ impl Step {
             }
         };
         Ok(OutputView { dims: &tensors.dims, bytes, strings: &output.strings })
+    }
+
+    /// Gives back what the last batch made large, when its rows have been answered. Its outputs are not to be read any
+    /// more.
+    pub fn give_back(&mut self) {
+        for input in &mut self.inputs {
+            input.strings = None;
+            if input.varies {
+                input.tensors.give_back(KEPT_BYTES);
+            }
+        }
+        for output in &mut self.outputs {
+            output.made = None;
+            output.strings = Vec::new();
+        }
     }
 
     /// The tensors that the last run wrote an output to.
