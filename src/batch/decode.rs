@@ -5,7 +5,6 @@ use std::ffi::CString;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::Error;
-use crate::memory::strings;
 use crate::panic;
 use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
@@ -138,7 +137,7 @@ impl ExpectedInput {
         }
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if self.data_type == DataType::Bytes {
-            let came = strings::read(input.pieces()).map(|strings| strings.len());
+            let came = input.strings()?.map(|strings| strings.len());
             return match came == Some(count) {
                 true => Ok(()),
                 false => Err(Error::InputStrings { name: self.name.clone(), came, wanted: count }),

@@ -147,7 +147,7 @@ impl<'a> Answers<'a> {
         varying: &mut Varying,
     ) -> Result<(), Error> {
         if state.data_type == DataType::Bytes {
-            varying.write_strings(&answer.dims, answer.strings(place, self.rows).cloned().collect());
+            varying.write_strings(&answer.dims, answer.strings(place, self.rows).collect());
             return Ok(());
         }
         let kept = varying.write(&answer.dims, state.kept_bytes(answer.layout));
@@ -189,7 +189,8 @@ impl<'a> Answers<'a> {
         dims[axis] = length as i64;
         let chunks = layout.chunks(place, self.rows, 0, length);
         if bound.data_type == DataType::Bytes {
-            return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
+            let places = strings::window_places(chunks);
+            return answer.send_strings(response, &dims, places.map(|place| view.strings.get(place)));
         }
         let buffer = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
         fill(bound, buffer, |row| rows::take_window(chunks, view.bytes, row))
@@ -318,19 +319,19 @@ impl<'a> Answer<'a> {
         }
     }
 
-    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &Vec<u8>> {
-        strings::row(self.layout, self.view.strings, place, rows)
+    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &[u8]> + Clone {
+        strings::places(self.layout, place, rows).map(|place| self.view.strings.get(place))
     }
 
     fn send_strings<'s>(
         &self,
         response: &mut Response,
         dims: &[i64],
-        elements: impl IntoIterator<Item = &'s Vec<u8>>,
+        elements: impl Iterator<Item = &'s [u8]> + Clone,
     ) -> Result<(), Error> {
-        let bytes = strings::write(elements);
-        let buffer = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
-        fill(self.bound, buffer, |all| all.copy_from_slice(&bytes))
+        let bytes = strings::written_bytes(elements.clone());
+        let buffer = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes)?;
+        fill(self.bound, buffer, |all| strings::write(elements, all))
     }
 
     fn uneven(&self, rows: usize) -> Error {

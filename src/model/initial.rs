@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
 use crate::error::Error;
-use crate::memory::strings;
 use crate::session::{OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
@@ -31,8 +30,7 @@ impl InitialStep {
             let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
             let dims = bound.request.form.model_dims(input.dims());
             if binding.inputs[bound.input].data_type == DataType::Bytes {
-                let elements = strings::read(input.pieces()).unwrap_or_default();
-                self.step.set_strings(index, dims, 1, &elements)?;
+                self.step.set_strings(index, dims, 1, input.strings()?.unwrap_or_default().iter().enumerate())?;
                 continue;
             }
             let mut rest = self.step.input(index, dims, 1)?;
@@ -68,7 +66,7 @@ fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: Outp
         });
     }
     let content = match state.data_type {
-        DataType::Bytes => InitialContent::Strings(view.strings.to_vec()),
+        DataType::Bytes => InitialContent::Strings(view.strings.clone()),
         _ if element_count(&dims) == Some(0) => InitialContent::Zeros,
         _ => InitialContent::Bytes(view.bytes.to_vec()),
     };

@@ -10,6 +10,7 @@ use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::types;
 use crate::memory::device::{DeviceError, Foreign};
+use crate::memory::{MemoryError, Strings, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
@@ -297,6 +298,13 @@ impl<'a> Input<'a> {
                 unsafe { std::slice::from_raw_parts(piece.data, bytes) }
             }
         })
+    }
+
+    /// The elements as strings; `None` if they are not of Triton's form.
+    pub fn strings(self) -> Result<Option<Strings>, MemoryError> {
+        let mut whole = strings::reserve(self.bytes())?;
+        self.pieces().for_each(|piece| whole.extend_from_slice(piece));
+        strings::read(&whole)
     }
 
     /// Where the elements are, if they are together in memory of a GPU and nowhere else.

@@ -29,7 +29,7 @@ use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, narrowing, put, take_on_host};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Foreign, Queue, RowIn};
-use crate::memory::{BytesMut, MemoryError, Store};
+use crate::memory::{BytesMut, MemoryError, Store, Strings};
 use crate::tensor::{DataType, RowLayout};
 
 /// A larger buffer of an input is not kept for the next batch, if requests say how large the input is.
@@ -118,7 +118,7 @@ impl Step {
                 stays: stays && output.dims.is_none(),
                 expected: None,
                 made: None,
-                strings: Vec::new(),
+                strings: Strings::default(),
             })
         });
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
@@ -284,13 +284,14 @@ impl Step {
         (&tensors.dims, tensors.host())
     }
 
-    /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored).
-    pub fn set_strings(
+    /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored). Each
+    /// comes with its place; the others are empty.
+    pub fn set_strings<'a>(
         &mut self,
         index: usize,
         dims: &[i64],
         rows: usize,
-        strings: &[Vec<u8>],
+        strings: impl Iterator<Item = (usize, &'a [u8])>,
     ) -> Result<(), SessionError> {
         let input = &mut self.inputs[index];
         let mut dims = dims.to_vec();
@@ -329,7 +330,7 @@ impl Step {
         }
         for output in &mut self.outputs {
             output.made = None;
-            output.strings = Vec::new();
+            output.strings = Strings::default();
         }
     }
 
