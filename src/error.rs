@@ -272,7 +272,7 @@ impl Error {
 
     /// The table. A client acts on the code, so an error says who has to act: the client (`INVALID_ARG`,
     /// `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (the rest).
-    const fn code(&self) -> Code {
+    fn code(&self) -> Code {
         match self {
             Self::Triton(error) => error.code,
             Self::UnknownSequence { .. } => Code::NotFound,
@@ -295,6 +295,7 @@ impl Error {
             | Self::BackendConfig { .. }
             | Self::Session(SessionError::ProviderOptions { .. })
             | Self::CudaGraph(_) => Code::InvalidArg,
+            Self::Session(SessionError::Run(why)) if is_want_of_memory(why) => Code::Unavailable,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_)
             | Self::Session(_)
@@ -304,6 +305,11 @@ impl Error {
             | Self::OutputRows { .. } => Code::Internal,
         }
     }
+}
+
+/// Whether ONNX Runtime says of a run that it found no memory; its own codes do not.
+fn is_want_of_memory(why: &str) -> bool {
+    ["std::bad_alloc", "Failed to allocate memory"].iter().any(|text| why.contains(text))
 }
 
 const fn memory_code(error: &MemoryError) -> Code {

@@ -103,6 +103,9 @@ impl fmt::Display for Dims<'_> {
     }
 }
 
+/// What an element of strings takes in a tensor of ONNX Runtime's, an empty one too.
+pub const STRING_BYTES: usize = 32;
+
 /// Number of elements in `dims`; `None` if a dimension is open (negative) or the product overflows.
 pub fn element_count(dims: &[i64]) -> Option<usize> {
     dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))

@@ -5,7 +5,7 @@
 
 #![forbid(unsafe_code)]
 
-use super::MemoryError;
+use super::{MemoryError, reserve};
 use crate::tensor::{Chunk, RowLayout};
 
 const LENGTH_BYTES: usize = 4;
@@ -90,14 +90,6 @@ fn elements(mut rest: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     })
 }
 
-/// A vector with room for so many elements.
-pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
-    let mut made = Vec::new();
-    let bytes = count.saturating_mul(size_of::<T>());
-    made.try_reserve_exact(count).map_err(|_| MemoryError::Host { bytes })?;
-    Ok(made)
-}
-
 /// Bytes of the elements in Triton's form.
 pub fn written_bytes<'a>(elements: impl Iterator<Item = &'a [u8]>) -> usize {
     elements.map(|element| element.len() + LENGTH_BYTES).sum()
@@ -164,10 +156,5 @@ mod tests {
         assert_eq!(places(layout, 1, 2).collect::<Vec<_>>(), [1, 3]);
         let layout = RowLayout { outer: 1, inner_bytes: 3 };
         assert_eq!(places(layout, 1, 2).collect::<Vec<_>>(), [3, 4, 5]);
-    }
-
-    #[test]
-    fn more_than_there_can_be_is_an_error() {
-        assert_eq!(reserve::<usize>(usize::MAX), Err(MemoryError::Host { bytes: usize::MAX }));
     }
 }

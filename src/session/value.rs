@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 
 use super::open::SessionError;
 use crate::memory::device::Device;
-use crate::memory::{Strings, strings};
-use crate::tensor::DataType;
+use crate::memory::{MemoryError, Strings, reserve};
+use crate::tensor::{DataType, STRING_BYTES, element_count};
 
 /// Turns a status into its message.
 ///
@@ -53,22 +53,31 @@ impl Value {
     }
 
     /// A tensor of strings, in memory of ONNX Runtime's. Each element comes with its place; the others are empty.
-    pub fn of_strings<'a>(strings: impl Iterator<Item = (usize, &'a [u8])>, dims: &[i64]) -> Result<Self, String> {
+    pub fn of_strings<'a>(
+        strings: impl Iterator<Item = (usize, &'a [u8])>,
+        dims: &[i64],
+    ) -> Result<Self, SessionError> {
         let api = ort::api();
         let (mut allocator, mut value) = (ptr::null_mut(), ptr::null_mut());
         let element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
         // SAFETY: plain creation; dims are borrowed for the call only; the value is owned from then on.
-        let value = unsafe {
-            check((api.GetAllocatorWithDefaultOptions)(&mut allocator))?;
-            check((api.CreateTensorAsOrtValue)(allocator, dims.as_ptr(), dims.len(), element, &mut value))?;
-            Self::from_run(value).ok_or("ONNX Runtime made no tensor")?
+        let made = unsafe {
+            check((api.GetAllocatorWithDefaultOptions)(&mut allocator)).map_err(SessionError::Run)?;
+            let create = api.CreateTensorAsOrtValue;
+            check(create(allocator, dims.as_ptr(), dims.len(), element, &mut value))
+                .ok()
+                .and_then(|()| Self::from_run(value))
         };
+        // The dims are those of a tensor, so all that can be missing is memory.
+        let bytes = element_count(dims).map_or(usize::MAX, |count| count.saturating_mul(STRING_BYTES));
+        let value = made.ok_or(MemoryError::Host { bytes })?;
         for (index, string) in strings.filter(|(_, string)| !string.is_empty()) {
             let mut buffer = ptr::null_mut();
             // SAFETY: ONNX Runtime checks the index and gives a buffer of the length asked for.
             unsafe {
                 let resize = api.GetResizedStringTensorElementBuffer;
-                check(resize(value.as_ptr(), index, string.len(), &mut buffer))?;
+                let resized = check(resize(value.as_ptr(), index, string.len(), &mut buffer));
+                resized.map_err(|_| MemoryError::Host { bytes: string.len() })?;
                 ptr::copy_nonoverlapping(string.as_ptr(), buffer.cast::<u8>(), string.len());
             }
         }
@@ -81,7 +90,7 @@ impl Value {
         let mut bytes = 0;
         // SAFETY: the value is a live tensor; ONNX Runtime checks its type.
         unsafe { check((api.GetStringTensorDataLength)(self.as_ptr(), &mut bytes)) }.map_err(SessionError::Run)?;
-        let (mut content, mut starts) = (strings::reserve(bytes)?, strings::reserve(count)?);
+        let (mut content, mut starts) = (reserve(bytes)?, reserve(count)?);
         content.resize(bytes, 0u8);
         starts.resize(count, 0usize);
         // SAFETY: both buffers have the sizes that are passed, which ONNX Runtime checks against the tensor.

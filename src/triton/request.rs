@@ -10,7 +10,7 @@ use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::types;
 use crate::memory::device::{DeviceError, Foreign};
-use crate::memory::{MemoryError, Strings, strings};
+use crate::memory::{MemoryError, Strings, reserve, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
@@ -302,7 +302,7 @@ impl<'a> Input<'a> {
 
     /// The elements as strings; `None` if they are not of Triton's form.
     pub fn strings(self) -> Result<Option<Strings>, MemoryError> {
-        let mut whole = strings::reserve(self.bytes())?;
+        let mut whole = reserve(self.bytes())?;
         self.pieces().for_each(|piece| whole.extend_from_slice(piece));
         strings::read(&whole)
     }

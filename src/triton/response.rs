@@ -5,9 +5,10 @@ use std::ptr::{self, NonNull};
 
 use triton_sys::{TRITONBACKEND_Response, call};
 
-use super::error::{Error, check};
+use super::error::{Code, Error, check};
 use super::types;
 use crate::memory::device::Foreign;
+use crate::memory::reserve;
 use crate::tensor::DataType;
 
 /// Where Triton wants an output.
@@ -20,6 +21,17 @@ pub enum OutputMemory<'a> {
 
 /// A response that has not been sent. Dropping it throws it away.
 pub struct Response(NonNull<TRITONBACKEND_Response>);
+
+/// An error if so much memory cannot be had. The front end's allocator throws an exception then, which would end the
+/// server.
+fn make_sure_of(bytes: usize) -> Result<(), Error> {
+    const LARGE: usize = 1 << 20;
+    if bytes < LARGE {
+        return Ok(());
+    }
+    let had = reserve::<u8>(bytes);
+    had.map(drop).map_err(|error| Error::new(Code::Unavailable, format!("no memory for an output: {error}")))
+}
 
 impl Response {
     /// # Safety
@@ -36,6 +48,7 @@ impl Response {
         dims: &[i64],
         bytes: usize,
     ) -> Result<OutputMemory<'_>, Error> {
+        make_sure_of(bytes)?;
         let mut output = ptr::null_mut();
         let mut data = ptr::null_mut();
         let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);

@@ -298,7 +298,7 @@ impl Step {
         if let Some(axis) = input.tensors.batch_axis {
             dims[axis] = rows as i64;
         }
-        let made = Value::of_strings(strings, &dims).map_err(|why| tensor_error(&input.name, why))?;
+        let made = Value::of_strings(strings, &dims)?;
         (input.strings, input.omitted) = (Some(made), false);
         Ok(())
     }
