@@ -238,11 +238,10 @@ impl Instance {
         rows.sort_by_key(|row| self.isolation.standing(row.member()));
         let standing = rows.first().map(|first| self.isolation.standing(first.member()));
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
-        let mut batch = self.grouping.batch(&self.model.binding);
+        let mut batch = self.grouping.batch(&self.model.binding, most);
         for row in std::mem::take(rows) {
-            let may_join = batch.len() < most && standing == Some(self.isolation.standing(row.member()));
-            let left = if may_join { batch.join(row).err() } else { Some(row) };
-            rows.extend(left);
+            let is_like_first = standing == Some(self.isolation.standing(row.member()));
+            rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
         }
         batch.into_rows()
     }

@@ -59,29 +59,28 @@ impl Lengths {
 pub struct Joining<'a> {
     grouping: &'a Grouping,
     binding: &'a Binding,
+    most: usize,
     rows: Vec<Row>,
     /// Of the inputs whose shape varies.
     lengths: SmallVec<[Lengths; 2]>,
 }
 
 impl Joining<'_> {
-    /// Takes the row if it can run with those that are there, else gives it back.
-    pub fn join(&mut self, row: Row) -> Result<(), Row> {
+    /// Takes the row if it can run with those that are there; returns it if it cannot.
+    pub fn join(&mut self, row: Row) -> Option<Row> {
         let is_like = |first: &Row| self.grouping.together(self.binding, &row, first);
         let shapes = self.grouping.shapes.iter().zip(&self.lengths);
         let lengths: SmallVec<[_; 2]> = shapes.map(|(shape, lengths)| lengths.with(shape.bytes(&row))).collect();
         let rows = self.rows.len() + 1;
-        if !self.rows.first().is_none_or(is_like) || !lengths.iter().all(|lengths| lengths.may_share(rows)) {
-            return Err(row);
+        if rows > self.most
+            || !self.rows.first().is_none_or(is_like)
+            || !lengths.iter().all(|lengths| lengths.may_share(rows))
+        {
+            return Some(row);
         }
         self.rows.push(row);
         self.lengths = lengths;
-        Ok(())
-    }
-
-    /// How many have joined.
-    pub const fn len(&self) -> usize {
-        self.rows.len()
+        None
     }
 
     /// Those that have joined.
@@ -122,10 +121,10 @@ impl Grouping {
         self.optional.is_empty() && self.shapes.is_empty() && self.shared.is_empty() && self.states.is_empty()
     }
 
-    /// A batch without rows.
-    pub fn batch<'a>(&'a self, binding: &'a Binding) -> Joining<'a> {
+    /// A batch for up to `most` rows, without any so far.
+    pub fn batch<'a>(&'a self, binding: &'a Binding, most: usize) -> Joining<'a> {
         let lengths = self.shapes.iter().map(|_| Lengths::NONE).collect();
-        Joining { grouping: self, binding, rows: Vec::new(), lengths }
+        Joining { grouping: self, binding, most, rows: Vec::new(), lengths }
     }
 
     /// Whether two rows can run together, if their lengths allow it.

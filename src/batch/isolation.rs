@@ -231,7 +231,7 @@ mod tests {
                     if is_there {
                         let (is_fresh, ends, is_bad) = (!live[index] || starts == 0, ends == 0, fails == 0);
                         rows.push((Member { slot: Some(slots[index]), is_fresh, ends }, is_bad));
-                        live[index] = !ends && !(is_fresh && is_bad);
+                        live[index] = !(ends || is_fresh && is_bad);
                         bad += u32::from(is_bad);
                     }
                 }
