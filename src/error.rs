@@ -270,7 +270,7 @@ pub enum Error {
 impl Error {
     /// Whether a batch that failed with this may succeed without one of its rows.
     pub const fn may_be_one_rows_fault(&self) -> bool {
-        matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. })
+        matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::Panic(_))
     }
 
     /// Whether there is no GPU that could run the model.
@@ -285,7 +285,7 @@ impl Error {
 
     /// The table. A client acts on the code, so an error says who has to act: the client (`INVALID_ARG`,
     /// `NOT_FOUND`), the client later (`UNAVAILABLE`), or the operator (the rest).
-    const fn code(&self) -> Code {
+    fn code(&self) -> Code {
         match self {
             Self::Triton(error) => error.code,
             Self::UnknownSequence { .. } => Code::NotFound,
@@ -309,6 +309,7 @@ impl Error {
             | Self::BackendConfig { .. }
             | Self::Session(SessionError::ProviderOptions { .. })
             | Self::CudaGraph(_) => Code::InvalidArg,
+            Self::Session(SessionError::Run(why)) if is_want_of_memory(why) => Code::Unavailable,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_)
             | Self::Session(_)
@@ -318,6 +319,11 @@ impl Error {
             | Self::OutputRows { .. } => Code::Internal,
         }
     }
+}
+
+/// Whether ONNX Runtime says of a run that it found no memory; its own codes do not.
+fn is_want_of_memory(why: &str) -> bool {
+    ["std::bad_alloc", "Failed to allocate memory"].iter().any(|text| why.contains(text))
 }
 
 const fn memory_code(error: &MemoryError) -> Code {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::{Gathered, gather};
 use crate::batch::grouping::Grouping;
+use crate::batch::isolation::{Isolation, Standing};
 use crate::batch::residence::Residence;
 use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
@@ -40,6 +41,7 @@ pub struct Instance {
     number: u32,
     expected: Expected,
     grouping: Grouping,
+    isolation: Isolation,
     step: Step,
     residence: Residence,
     initial: Option<InitialStep>,
@@ -76,6 +78,7 @@ impl Instance {
         // The model for initial states reads the inputs, too.
         let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
         let (expected, grouping) = (Expected::new(&model.binding, gpu), Grouping::new(&model.binding));
+        let isolation = Isolation::new(model.config.max_batch_size);
         let report = Report::new(&model.config);
         let residence = Residence::new(&model.binding, model.config.resident_batches);
         // With `direct`, core may send a sequence's next request before the last one is released.
@@ -88,6 +91,7 @@ impl Instance {
             number,
             expected,
             grouping,
+            isolation,
             step,
             residence,
             initial,
@@ -119,12 +123,11 @@ impl Instance {
     fn answer(&mut self, requests: Vec<Request>, unadmitted: &mut Option<usize>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
-        fault::point("decode", &rows);
         let rows = match unadmitted.take() {
             Some(requests) => self.admit(rows, requests),
             None => rows,
         };
-        fault::point("admit", &rows);
+        fault::point("admit", rows.iter().map(|row| &row.request));
         let rows = self.set_aside(rows, times, answered);
         let mut rows = self.initialise(rows, times, answered);
         while !rows.is_empty() {
@@ -226,19 +229,21 @@ impl Instance {
         running
     }
 
-    /// Takes the rows that can run together with the first one.
+    /// Takes the rows that run together next.
     fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
         let most = self.model.config.max_rows_per_run;
-        if rows.len() <= most && self.grouping.is_any() {
+        if rows.len() <= most && self.grouping.is_any() && self.isolation.is_over() {
             return std::mem::take(rows);
         }
-        let mut batch: Vec<Row> = Vec::new();
+        rows.sort_by_key(|row| self.isolation.standing(row.member()));
+        let standing = rows.first().map(|first| self.isolation.standing(first.member()));
+        let most = if standing == Some(Standing::Failed) { 1 } else { most };
+        let mut batch = self.grouping.batch(&self.model.binding, most);
         for row in std::mem::take(rows) {
-            let fits = |first: &Row| self.grouping.together(&self.model.binding, &row, first);
-            let joins = batch.len() < most && batch.first().is_none_or(fits);
-            if joins { batch.push(row) } else { rows.push(row) }
+            let is_like_first = standing == Some(self.isolation.standing(row.member()));
+            rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
         }
-        batch
+        batch.into_rows()
     }
 
     /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
@@ -253,32 +258,39 @@ impl Instance {
         brought
     }
 
-    /// Runs a batch. One that fails is run again in halves, so that only the requests at fault fail: a failed run has
-    /// changed no state. `is_last`: no other batch of the payload is to run.
+    /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
+    /// fail: a failed run has changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
         let ran = panic::catch(|| self.run(batch, times, is_last)).flatten();
         let settled = self.settle();
         let error = match (ran, settled) {
-            (Ok(()), Ok(())) => return,
+            (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
             (Ok(()), Err(_)) => return batch.iter_mut().for_each(Row::spoil),
-            (Err(error), settled) if settled.is_ok() && error.may_be_one_rows_fault() && batch.len() > 1 => {
-                let Err(error) = self.bring_home(batch) else {
+            (Err(error), Ok(())) if error.may_be_one_rows_fault() && batch.iter().all(Row::is_untouched) => {
+                if let [row] = &*batch {
+                    self.isolation.failed(row.member());
+                    error
+                } else if let Err(error) = self.bring_home(batch) {
+                    error
+                } else {
                     let (first, second) = batch.split_at_mut(batch.len() / 2);
                     self.run_or_split(first, times, false);
                     return self.run_or_split(second, times, false);
-                };
-                error
+                }
             }
             (Err(error), _) => error,
         };
         self.fail(batch, &error.into(), times);
     }
 
-    /// What was moved on a device is in its place when its slots are given back.
+    /// What was moved on a device is in its place when its slots are given back, and nothing uses what the step gives
+    /// back.
     fn settle(&mut self) -> Result<(), Error> {
         let synchronised = self.step.synchronise();
         self.residence.settle(&self.sequences);
-        Ok(synchronised?)
+        synchronised?;
+        self.step.give_back();
+        Ok(())
     }
 
     /// Gather, run, respond, and keep the states.
@@ -286,12 +298,12 @@ impl Instance {
         let (binding, sequences) = (&self.model.binding, &self.sequences);
         let rows = self.model.config.padding.rows(batch.len());
         self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
-        fault::point("gather", batch);
+        fault::point("gather", batch.iter().map(|row| &row.request));
         let Gathered { lent, overlays, copied } = gather(binding, batch, rows, &self.residence, &mut self.step)?;
         sequences.count_copied(copied);
         self.residence.fill(batch, rows, binding, &mut self.step, &lent, sequences)?;
         times.compute_start = monotonic_ns();
-        fault::point("run", batch);
+        fault::point("run", batch.iter().map(|row| &row.request));
         let (from, into) = self.residence.buffers();
         let kept = self.residence.reads_grown();
         self.step.run(Run { rows, from, into, kept, lent: &lent, overlays: &overlays, as_graph: true })?;
@@ -308,18 +320,22 @@ impl Instance {
             self.residence.keep_growing(batch, &mut self.step);
         }
         for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
-            let success = response.is_ok();
-            if success {
+            let mut complete = |row: &mut Row| {
                 if !growing_stay {
                     self.residence.forget_grown(row);
                 }
                 complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
-            }
+                fault::point("complete", [&row.request]);
+            };
+            let response = response.and_then(|response| {
+                panic::catch(|| complete(row)).inspect_err(|_| row.spoil())?;
+                Ok(response)
+            });
+            let success = response.is_ok();
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
             row.leave_state();
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
-            fault::point("respond", std::slice::from_ref(row));
         }
         self.triton.report_batch(batch.len(), times);
         self.report.batch(batch, times);
@@ -332,7 +348,8 @@ impl Instance {
         let limit = self.model.config.states.limits.per_sequence;
         let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
-            answers.make_room(place, row, limit, stay).and_then(|()| Ok(row.request.response()?))
+            panic::catch(|| answers.make_room(place, row, limit, stay)).flatten()?;
+            Ok(row.request.response()?)
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
         answers.fill(batch, &mut responses)?;
@@ -345,7 +362,7 @@ impl Instance {
                 }
             }
             if response.is_ok() {
-                match answers.keep_state(place, row, growing_stay) {
+                match panic::catch(|| answers.keep_state(place, row, growing_stay)).flatten() {
                     Ok(copied) => self.sequences.count_copied(copied),
                     Err(error) => *response = Err(error),
                 }

@@ -16,7 +16,7 @@
 //! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
 //! | [`explain`] | what was made of a model, as a table | binding, completion, config, session |
 //! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
-//! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids), memory (of clients and GPUs) |
+//! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids), memory |
 //! | [`config`] | the model configuration, read once into its resolved form | memory (simulated devices), state |
 //! | [`sequence`] | which sequence a request belongs to, and how long it lives | state |
 //! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; the only module that names `cudarc` | |

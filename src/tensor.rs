@@ -103,6 +103,9 @@ impl fmt::Display for Dims<'_> {
     }
 }
 
+/// What an element of strings takes in a tensor of ONNX Runtime's, an empty one too.
+pub const STRING_BYTES: usize = 32;
+
 /// Number of elements in `dims`; `None` if a dimension is open (negative) or the product overflows.
 pub fn element_count(dims: &[i64]) -> Option<usize> {
     dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
@@ -202,7 +205,7 @@ impl WindowLayout {
 
     /// The chunks of the window of `length` steps from `from` on, of row `place` of `rows`, in the order that they have
     /// alone.
-    pub fn chunks(self, place: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> {
+    pub fn chunks(self, place: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> + Clone {
         let Self { outer, middle, inner_bytes, steps, batch_is_first } = self;
         // What lies between the two axes is outside of the steps if the batch axis comes first, else inside.
         let runs = if batch_is_first { 1 } else { length };

@@ -700,7 +700,7 @@ fn lanes_of_the_direct_strategy_keep_their_sums_apart() {
 mod panics {
     use super::*;
 
-    const STAGES: [&str; 5] = ["decode", "admit", "gather", "run", "respond"];
+    const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
 
     /// Panics that a test asked for are no news.
     fn silence() {
@@ -713,24 +713,47 @@ mod panics {
         }));
     }
 
+    /// A payload in which request 2 of the sequences 1 to 3 panics at a stage, and sequence 4 starts.
+    fn payload_with_a_panic(stage: &str) -> Vec<Request> {
+        let injected = request(2, 0, [9.0, 9.0]).with_parameter("inject_panic", stage);
+        vec![request(1, 0, [9.0, 9.0]), injected, request(3, 0, [9.0, 9.0]), request(4, START | END, [9.0, 9.0])]
+    }
+
     #[test]
-    fn a_panic_is_an_error_of_its_batch_and_leaves_the_states_as_they_were() {
+    fn a_panic_costs_the_request_that_it_is_for_and_no_other() {
+        let Some(triton) = Triton::start() else { return };
+        silence();
+        let model = load(&triton, &oldest(8));
+        for (stage, text) in [
+            ("decode", "panicked: injected at decode"),
+            ("gather", "panicked: injected at gather"),
+            ("run", "panicked: injected at run"),
+            ("respond", "panicked: injected at respond"),
+        ] {
+            model.run((1..=3).map(|id| request(id, START, [id as f32, 0.0])).collect());
+            let payload = model.run(payload_with_a_panic(stage));
+            assert_error(&payload[1], TRITONSERVER_ERROR_INTERNAL, text);
+            let others = [0, 2, 3].map(|at| sum(&payload[at]));
+            assert_eq!(others, [Some([10.0, 9.0]), Some([12.0, 9.0]), Some([9.0, 9.0])], "{stage}");
+            let payload = model.run((1..=3).map(|id| request(id, END, [0.0, 0.0])).collect());
+            let sums: Vec<_> = payload.iter().map(|request| sum(request)).collect();
+            assert_eq!(sums, [Some([10.0, 9.0]), Some([2.0, 0.0]), Some([12.0, 9.0])], "{stage}");
+        }
+        model.unload();
+        triton.assert_clean();
+    }
+
+    #[test]
+    fn a_panic_while_a_state_is_kept_ends_its_sequence_and_no_other() {
         let Some(triton) = Triton::start() else { return };
         silence();
         let model = load(&triton, &oldest(8));
         model.run((1..=3).map(|id| request(id, START, [id as f32, 0.0])).collect());
-        for stage in ["gather", "run"] {
-            let injected = request(2, 0, [9.0, 9.0]).with_parameter("inject_panic", stage);
-            let payload = model.run(vec![request(1, 0, [9.0, 9.0]), injected, request(4, START, [9.0, 9.0])]);
-            for request in &payload {
-                assert_error(request, TRITONSERVER_ERROR_INTERNAL, &format!("panicked: injected at {stage}"));
-            }
-            let payload = model.run((1..=3).map(|id| request(id, 0, [0.0, 0.0])).collect());
-            let sums: Vec<_> = payload.iter().map(|request| sum(request)).collect();
-            assert_eq!(sums, [Some([1.0, 0.0]), Some([2.0, 0.0]), Some([3.0, 0.0])], "{stage}");
-            let payload = model.run(vec![request(4, 0, [0.0, 0.0])]);
-            assert_error(&payload[0], TRITONSERVER_ERROR_NOT_FOUND, "sequence 4");
-        }
+        let payload = model.run(payload_with_a_panic("complete"));
+        assert_error(&payload[1], TRITONSERVER_ERROR_INTERNAL, "panicked: injected at complete");
+        let payload = model.run((1..=3).map(|id| request(id, END, [0.0, 0.0])).collect());
+        assert_eq!((sum(&payload[0]), sum(&payload[2])), (Some([10.0, 9.0]), Some([12.0, 9.0])));
+        assert_error(&payload[1], TRITONSERVER_ERROR_NOT_FOUND, "sequence 2");
         model.unload();
         triton.assert_clean();
     }
@@ -759,37 +782,16 @@ mod panics {
         silence();
         let model = load(&triton, &oldest(3));
         model.run((1..=2).map(|id| request(id, START, [id as f32, 0.0])).collect());
-        for stage in ["decode", "admit"] {
-            let injected = request(2, 0, [9.0, 9.0]).with_parameter("inject_panic", stage);
-            let payload = model.run(vec![request(1, 0, [9.0, 9.0]), injected, request(4, START, [9.0, 9.0])]);
-            for request in &payload {
-                let (code, text) = request.error().unwrap();
-                assert!(code == TRITONSERVER_ERROR_INTERNAL && text.contains("lost this request"), "{text}");
-            }
-            let payload = model.run((1..=2).map(|id| request(id, 0, [0.0, 0.0])).collect());
-            assert_eq!((sum(&payload[0]), sum(&payload[1])), (Some([1.0, 0.0]), Some([2.0, 0.0])), "{stage}");
-            let payload = model.run(vec![request(5, START | END, [1.0, 1.0])]);
-            assert_eq!(sum(&payload[0]), Some([1.0, 1.0]), "no slot was lost");
+        let injected = request(2, 0, [9.0, 9.0]).with_parameter("inject_panic", "admit");
+        let payload = model.run(vec![request(1, 0, [9.0, 9.0]), injected, request(4, START, [9.0, 9.0])]);
+        for request in &payload {
+            let (code, text) = request.error().unwrap();
+            assert!(code == TRITONSERVER_ERROR_INTERNAL && text.contains("lost this request"), "{text}");
         }
-        model.unload();
-        triton.assert_clean();
-    }
-
-    #[test]
-    fn a_panic_between_answers_spares_those_that_were_answered() {
-        let Some(triton) = Triton::start() else { return };
-        silence();
-        let model = load(&triton, &oldest(8));
-        model.run((1..=3).map(|id| request(id, START, [id as f32, 0.0])).collect());
-        let mut payload: Vec<_> = (1..=3).map(|id| request(id, 0, [1.0, 1.0])).collect();
-        payload.swap_remove(1);
-        payload.insert(1, request(2, 0, [1.0, 1.0]).with_parameter("inject_panic", "respond"));
-        let payload = model.run(payload);
-        assert_eq!((sum(&payload[0]), sum(&payload[1])), (Some([2.0, 1.0]), Some([3.0, 1.0])));
-        assert_error(&payload[2], TRITONSERVER_ERROR_INTERNAL, "panicked: injected at respond");
-        let payload = model.run((1..=3).map(|id| request(id, 0, [0.0, 0.0])).collect());
-        let sums: Vec<_> = payload.iter().map(|request| sum(request)).collect();
-        assert_eq!(sums, [Some([2.0, 1.0]), Some([3.0, 1.0]), Some([3.0, 0.0])]);
+        let payload = model.run((1..=2).map(|id| request(id, 0, [0.0, 0.0])).collect());
+        assert_eq!((sum(&payload[0]), sum(&payload[1])), (Some([1.0, 0.0]), Some([2.0, 0.0])));
+        let payload = model.run(vec![request(5, START | END, [1.0, 1.0])]);
+        assert_eq!(sum(&payload[0]), Some([1.0, 1.0]), "no slot was lost");
         model.unload();
         triton.assert_clean();
     }

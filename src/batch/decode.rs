@@ -2,9 +2,10 @@
 
 use std::ffi::CString;
 
-use super::Row;
+use super::{Row, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::Error;
+use crate::panic;
 use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
 use crate::triton::{Input, NotCopied, Request, c_name};
@@ -83,12 +84,13 @@ impl Expected {
             request.release_unanswered();
             return Decoded::Null;
         }
-        let problem = self.check(&mut request, id.as_ref()).err();
+        let problem = panic::catch(|| self.check(&mut request, id.as_ref())).flatten().err();
         let key = id.map(|id| Key { instance, lane, id });
         Decoded::Row(Row { lease: None, key, start, end, initial: Vec::new(), problem, answer: None, request })
     }
 
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {
+        fault::point("decode", [&*request]);
         if let (Some(data_type), Some(id @ SequenceId::Name(_))) = (self.numeric_id, id) {
             return Err(Error::SequenceIdType { id: id.clone(), data_type });
         }

@@ -1,16 +1,16 @@
 //! Panics on request, for the tests of what a panic does to a server. Empty in a normal build.
 
-use super::Row;
+use crate::triton::Request;
 
-/// Panics if the library was built with `fault-injection` and a row's request has the parameter `inject_panic` with
+/// Panics if the library was built with `fault-injection` and one of the requests has the parameter `inject_panic` with
 /// the name of this stage.
 #[cfg(feature = "fault-injection")]
-pub fn point(stage: &str, batch: &[Row]) {
-    if batch.iter().any(|row| row.request.parameter("inject_panic").as_deref() == Some(stage)) {
+pub fn point<'a>(stage: &str, requests: impl IntoIterator<Item = &'a Request>) {
+    if requests.into_iter().any(|request| request.parameter("inject_panic").as_deref() == Some(stage)) {
         panic!("injected at {stage}");
     }
 }
 
 /// Does nothing.
 #[cfg(not(feature = "fault-injection"))]
-pub const fn point(_stage: &str, _batch: &[Row]) {}
+pub fn point<'a>(_stage: &str, _requests: impl IntoIterator<Item = &'a Request>) {}

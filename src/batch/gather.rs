@@ -110,6 +110,11 @@ impl<'a> Padded<'a> {
     fn inputs(self, request: &'a RequestInput) -> impl Iterator<Item = (&'a Row, Input<'a>)> {
         self.rows().filter_map(|row| Some((row, row.request.input(request.position)?)))
     }
+
+    /// As [`Padded::inputs`], for strings.
+    fn strings(self, request: &'a RequestInput) -> Vec<&'a Strings> {
+        self.inputs(request).filter_map(|(_, sent)| sent.strings()).collect()
+    }
 }
 
 fn requests<'a>(
@@ -132,11 +137,10 @@ fn requests<'a>(
     }
     if input.data_type == DataType::Bytes {
         let layout = layout(input, dims)?;
-        let mut all = Strings::new();
-        for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
-            strings::put(layout, sent.strings(), &mut all, place, rows);
-        }
-        return Ok(step.set_strings(index, dims, rows, &all)?);
+        let sent: Vec<&Strings> = batch.strings(request);
+        let elements = places_of(input, sent.iter())
+            .flat_map(|(place, sent)| strings::places(layout, place, rows).zip(sent.iter()));
+        return Ok(step.set_strings(index, dims, rows, elements)?);
     }
     if let Some(axis) = request.window_axis() {
         return windows(step, index, binding, input, request, axis, batch);
@@ -233,13 +237,12 @@ fn string_windows(
     batch: Padded,
 ) -> Result<(), Error> {
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
-    let rows = batch.places;
-    let mut all = vec![Vec::new(); layout.window_bytes(layout.steps()) * rows];
-    for (place, (_, sent)) in batch.inputs(request).enumerate() {
-        let length = request.row_length(sent.dims(), axis);
-        strings::put_window(layout.chunks(place, rows, 0, length), sent.strings(), &mut all);
-    }
-    Ok(step.set_strings(index, &dims, rows, &all)?)
+    let (rows, sent) = (batch.places, batch.strings(request));
+    let lengths = batch.inputs(request).map(|(_, sent)| request.row_length(sent.dims(), axis));
+    let elements = sent.iter().zip(lengths).enumerate().flat_map(|(place, (sent, length))| {
+        strings::window_places(layout.chunks(place, rows, 0, length)).zip(sent.iter())
+    });
+    Ok(step.set_strings(index, &dims, rows, elements)?)
 }
 
 /// The bytes of an input that is in one piece.
@@ -274,13 +277,11 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
     let layout = state.layout(dims).ok_or_else(|| wrong_shape(&binding.inputs[state.input], dims))?;
     let of_rows = batch.rows().map(|row| StateRow::of(binding, number, row).content).enumerate();
     if state.data_type == DataType::Bytes {
-        let mut all = vec![Vec::new(); layout.row_bytes() * rows];
-        for (place, content) in of_rows {
-            if let StateContent::Strings(elements) = content {
-                strings::put(layout, elements, &mut all, place, rows);
-            }
-        }
-        step.set_strings(index, dims, rows, &all)?;
+        let of_row = |(place, content)| match content {
+            StateContent::Strings(elements) => Some(strings::places(layout, place, rows).zip(elements.iter())),
+            _ => None,
+        };
+        step.set_strings(index, dims, rows, of_rows.filter_map(of_row).flatten())?;
         return Ok(0);
     }
     for (place, content) in of_rows {
@@ -298,7 +299,8 @@ fn controls(
 ) -> Result<(), Error> {
     if input.data_type == DataType::Bytes {
         let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_bytes()).unwrap_or_default());
-        return Ok(step.set_strings(index, &input.dims, batch.places, &ids.collect::<Strings>())?);
+        let ids: Strings = ids.collect();
+        return Ok(step.set_strings(index, &input.dims, batch.places, ids.iter().enumerate())?);
     }
     let buffer = step.input(index, &input.dims, batch.places)?;
     let element = buffer.len() / batch.places;

@@ -1,20 +1,92 @@
 //! Which rows can run together.
+//!
+//! Rows that differ only in the length of an input that is padded can, but a long one must not make many short ones
+//! take its room: see [`Lengths`].
+
+use smallvec::SmallVec;
 
 use super::Row;
 use super::state_row::StateRow;
 use crate::binding::{Binding, ShapeForm, StatePlace};
+use crate::tensor::{STRING_BYTES, element_count};
+
+/// Bytes to which an input may be filled up whatever the lengths of its rows are: 64 rows of a second of speech, in fp32
+/// at 16 kHz.
+const PADDED_BYTES: usize = 64 * 16_000 * 4;
 
 /// What two rows must have in common. Made once per instance; a model in which nothing varies asks for nothing.
 #[derive(Default)]
 pub struct Grouping {
     /// Inputs that may be left out.
     optional: Vec<usize>,
-    /// Inputs whose shape varies, and the dimension of a request in which rows may differ, as they are padded.
-    shapes: Vec<(usize, Option<usize>)>,
+    /// Inputs whose shape varies.
+    shapes: Vec<Shape>,
     /// Inputs that the whole batch shares.
     shared: Vec<usize>,
     /// States whose size varies.
     states: Vec<usize>,
+}
+
+/// An input whose shape varies.
+struct Shape {
+    position: usize,
+    /// The dimension of a request in which rows may differ, as they are padded.
+    padded: Option<usize>,
+    element_bytes: usize,
+}
+
+/// How long the rows of a padded input are, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lengths {
+    shortest: usize,
+    longest: usize,
+}
+
+impl Lengths {
+    const NONE: Self = Self { shortest: usize::MAX, longest: 0 };
+
+    fn with(self, row: usize) -> Self {
+        Self { shortest: self.shortest.min(row), longest: self.longest.max(row) }
+    }
+
+    /// Whether as many rows may be filled up to the longest: at most half of the input is padding, or it is small.
+    const fn may_share(self, rows: usize) -> bool {
+        self.longest.div_ceil(2) <= self.shortest || self.longest.saturating_mul(rows) <= PADDED_BYTES
+    }
+}
+
+/// A batch that rows join.
+pub struct Joining<'a> {
+    grouping: &'a Grouping,
+    binding: &'a Binding,
+    most: usize,
+    rows: Vec<Row>,
+    /// Of the inputs whose shape varies.
+    lengths: SmallVec<[Lengths; 2]>,
+}
+
+impl Joining<'_> {
+    /// Takes the row if it can run with those that are there; returns it if it cannot.
+    pub fn join(&mut self, row: Row) -> Option<Row> {
+        let is_like = |first: &Row| self.grouping.together(self.binding, &row, first);
+        let shapes = self.grouping.shapes.iter().zip(&self.lengths);
+        let lengths: SmallVec<[_; 2]> = shapes.map(|(shape, lengths)| lengths.with(shape.bytes(&row))).collect();
+        let rows = self.rows.len() + 1;
+        if rows > self.most
+            || !self.rows.first().is_none_or(is_like)
+            || !lengths.iter().all(|lengths| lengths.may_share(rows))
+        {
+            return Some(row);
+        }
+        self.rows.push(row);
+        self.lengths = lengths;
+        None
+    }
+
+    /// Those that have joined.
+    pub fn into_rows(self) -> Vec<Row> {
+        self.rows
+    }
 }
 
 impl Grouping {
@@ -31,10 +103,11 @@ impl Grouping {
             let varies = |(axis, &dim): (usize, &i64)| dim < 0 && input.batch_axis != Some(axis);
             if input.dims.iter().enumerate().any(varies) {
                 let in_front = if request.form == ShapeForm::Plain { 0 } else { 1 };
-                grouping.shapes.push((
-                    request.position,
-                    request.ragged_axis.filter(|_| request.is_padded).map(|axis| axis + in_front),
-                ));
+                grouping.shapes.push(Shape {
+                    position: request.position,
+                    padded: request.ragged_axis.filter(|_| request.is_padded).map(|axis| axis + in_front),
+                    element_bytes: input.data_type.byte_size().unwrap_or(STRING_BYTES),
+                });
             }
         }
         let beside = |number: &usize| matches!(binding.states[*number].place, StatePlace::Beside(_));
@@ -48,11 +121,17 @@ impl Grouping {
         self.optional.is_empty() && self.shapes.is_empty() && self.shared.is_empty() && self.states.is_empty()
     }
 
-    /// Whether two rows can run together.
-    pub fn together(&self, binding: &Binding, a: &Row, b: &Row) -> bool {
+    /// A batch for up to `most` rows, without any so far.
+    pub fn batch<'a>(&'a self, binding: &'a Binding, most: usize) -> Joining<'a> {
+        let lengths = self.shapes.iter().map(|_| Lengths::NONE).collect();
+        Joining { grouping: self, binding, most, rows: Vec::new(), lengths }
+    }
+
+    /// Whether two rows can run together, if their lengths allow it.
+    fn together(&self, binding: &Binding, a: &Row, b: &Row) -> bool {
         let input = |row: &Row, position: usize| row.request.input(position).is_some();
         self.optional.iter().all(|&position| input(a, position) == input(b, position))
-            && self.shapes.iter().all(|&(position, padded)| same_shape(a, b, position, padded))
+            && self.shapes.iter().all(|shape| shape.is_same(a, b))
             && self.shared.iter().all(|&position| same_value(a, b, position))
             && self
                 .states
@@ -61,16 +140,67 @@ impl Grouping {
     }
 }
 
-fn same_shape(a: &Row, b: &Row, position: usize, padded: Option<usize>) -> bool {
-    let (Some(a), Some(b)) = (a.request.input(position), b.request.input(position)) else { return true };
-    let (a, b) = (a.dims(), b.dims());
-    // A row without elements has nothing to be filled up from: what a model makes of it is its own affair.
-    let differ = |axis: usize| a[axis] != b[axis] && (padded != Some(axis) || a[axis] == 0 || b[axis] == 0);
-    a.len() == b.len() && !(0..a.len()).any(differ)
+impl Shape {
+    fn is_same(&self, a: &Row, b: &Row) -> bool {
+        let (Some(a), Some(b)) = (a.request.input(self.position), b.request.input(self.position)) else { return true };
+        let (a, b) = (a.dims(), b.dims());
+        // A row without elements has nothing to be filled up from: what a model makes of it is its own affair.
+        let differ = |axis: usize| a[axis] != b[axis] && (self.padded != Some(axis) || a[axis] == 0 || b[axis] == 0);
+        a.len() == b.len() && !(0..a.len()).any(differ)
+    }
+
+    /// Bytes of a row; they differ in the length alone where rows can run together.
+    fn bytes(&self, row: &Row) -> usize {
+        let count = row.request.input(self.position).and_then(|input| element_count(input.dims()));
+        count.unwrap_or(0).saturating_mul(self.element_bytes)
+    }
 }
 
 fn same_value(a: &Row, b: &Row, position: usize) -> bool {
     let (Some(a), Some(b)) = (a.request.input(position), b.request.input(position)) else { return true };
     // Decoding has copied both, so that the value that runs is the one that is compared here.
     a.is_same(b)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The lengths of the rows that join, in their order.
+    fn join(rows: &[usize]) -> Vec<usize> {
+        let (mut joined, mut lengths) = (Vec::new(), Lengths::NONE);
+        for &row in rows {
+            if lengths.with(row).may_share(joined.len() + 1) {
+                lengths = lengths.with(row);
+                joined.push(row);
+            }
+        }
+        joined
+    }
+
+    #[test]
+    fn small_inputs_are_filled_up_whatever_the_lengths() {
+        assert_eq!(join(&[4, 64_000, 0, 1]), [4, 64_000, 0, 1]);
+        assert_eq!(join(&[64_000; 100]).len(), 100);
+    }
+
+    #[test]
+    fn a_long_row_runs_without_the_short_ones_and_with_those_half_as_long() {
+        let long = 20 << 20;
+        assert_eq!(join(&[long, 64, 64, long / 2, long / 2 - 1]), [long, long / 2]);
+        assert_eq!(join(&[64, long, 64]), [64, 64]);
+        assert_eq!(join(&[usize::MAX, 1]), [usize::MAX]);
+    }
+
+    proptest! {
+        #[test]
+        fn at_most_half_of_a_large_input_is_padding(rows in prop::collection::vec(0usize..30_000_000, 1..64)) {
+            let joined = join(&rows);
+            prop_assert_eq!(joined.first(), rows.first(), "the first row runs, however long it is");
+            let filled = joined.len() * joined.iter().max().unwrap();
+            prop_assert!(filled <= PADDED_BYTES || filled <= 2 * joined.iter().sum::<usize>() + joined.len());
+        }
+    }
 }

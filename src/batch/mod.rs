@@ -9,11 +9,13 @@ pub mod decode;
 pub mod fault;
 pub mod gather;
 pub mod grouping;
+pub mod isolation;
 pub mod residence;
 pub mod respond;
 pub mod state_row;
 pub mod warm_up;
 
+use self::isolation::Member;
 use crate::binding::{Binding, Initial, Source};
 use crate::error::Error;
 use crate::model::Lease;
@@ -48,6 +50,17 @@ impl Row {
     /// Whether its state is the initial one rather than the slot's.
     pub const fn is_fresh(&self) -> bool {
         self.start || self.lease.is_none()
+    }
+
+    /// Its sequence, as [`isolation`] sees it.
+    pub fn member(&self) -> Member {
+        let slot = self.lease.as_ref().map(Lease::slot);
+        Member { slot, is_fresh: self.is_fresh(), ends: self.lease.as_ref().is_some_and(Lease::ends) }
+    }
+
+    /// Whether nothing of it has been changed or answered, so that it can run again.
+    pub fn is_untouched(&self) -> bool {
+        !self.request.is_answered() && self.lease.as_ref().is_none_or(Lease::is_untouched)
     }
 
     /// Whether its request asks for an output.

@@ -1,11 +1,12 @@
 //! Rows of the outputs into responses, and into what their sequences keep.
 
-use super::Row;
 use super::residence::Residence;
+use super::{Row, fault};
 use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
 use crate::error::Error;
-use crate::memory::{SlotMemory, Varying, client, rows, strings};
+use crate::memory::{SlotMemory, Varying, reserve, rows, strings};
 use crate::model::VaryingSize;
+use crate::panic;
 use crate::session::{OutputCopy, OutputView, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::{OutputMemory, Request, Response};
@@ -56,7 +57,8 @@ impl<'a> Answers<'a> {
         let (mut copies, mut failed) = (Vec::new(), Vec::new());
         for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            if let Err(error) = self.fill_response(response, place, row, &mut copies) {
+            let filled = panic::catch(|| self.fill_response(response, place, row, &mut copies)).flatten();
+            if let Err(error) = filled {
                 failed.push((place, error));
             }
         }
@@ -74,6 +76,7 @@ impl<'a> Answers<'a> {
         row: &Row,
         copies: &mut Vec<OutputCopy<'r>>,
     ) -> Result<(), Error> {
+        fault::point("respond", [&row.request]);
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
             let mut outputs = self.outputs.iter().flatten();
@@ -155,7 +158,7 @@ impl<'a> Answers<'a> {
         varying: &mut Varying,
     ) -> Result<(), Error> {
         if state.data_type == DataType::Bytes {
-            varying.write_strings(&answer.dims, answer.strings(place, self.rows).cloned().collect());
+            varying.write_strings(&answer.dims, answer.strings(place, self.rows).collect());
             return Ok(());
         }
         let kept = varying.write(&answer.dims, state.kept_bytes(answer.layout));
@@ -205,7 +208,8 @@ impl<'a> Answers<'a> {
         dims[axis] = length as i64;
         let chunks = layout.chunks(place, self.rows, 0, length);
         if bound.data_type == DataType::Bytes {
-            return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
+            let places = strings::window_places(chunks);
+            return answer.send_strings(response, &dims, places.map(|place| view.strings.get(place)));
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
         fill(bound, memory, rows::pieces_of_window(chunks, view.bytes))
@@ -246,7 +250,7 @@ fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Ite
             bytes.finish();
         }
         OutputMemory::Gpu(on_gpu) => {
-            let mut bytes = client::room(on_gpu.byte_len())?;
+            let mut bytes = reserve(on_gpu.byte_len())?;
             pieces.for_each(|piece| bytes.extend_from_slice(piece));
             let (name, gpu) = (bound.name.clone(), on_gpu.gpu());
             on_gpu.write(&bytes).map_err(|source| Error::OutputOnGpu { name, gpu, source })?;
@@ -337,17 +341,18 @@ impl<'a> Answer<'a> {
         }
     }
 
-    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &Vec<u8>> {
-        strings::row(self.layout, self.view.strings, place, rows)
+    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &[u8]> + Clone {
+        strings::places(self.layout, place, rows).map(|place| self.view.strings.get(place))
     }
 
     fn send_strings<'s>(
         &self,
         response: &Response,
         dims: &[i64],
-        elements: impl IntoIterator<Item = &'s Vec<u8>>,
+        elements: impl Iterator<Item = &'s [u8]> + Clone,
     ) -> Result<(), Error> {
-        let bytes = strings::write(elements);
+        let mut bytes = reserve(strings::written_bytes(elements.clone()))?;
+        strings::write(elements, &mut bytes);
         let memory = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
         fill(self.bound, memory, std::iter::once(bytes.as_slice()))
     }

@@ -2,7 +2,7 @@
 
 use super::Row;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
-use crate::memory::Bytes;
+use crate::memory::{Bytes, Strings};
 use crate::session::RowContent;
 
 /// A state of one row.
@@ -24,7 +24,7 @@ pub enum StateContent<'a> {
     /// Of TYPE_FP32, kept as TYPE_FP16.
     Fp16(Bytes<'a>),
     /// Strings.
-    Strings(&'a [Vec<u8>]),
+    Strings(&'a Strings),
 }
 
 impl<'a> StateRow<'a> {

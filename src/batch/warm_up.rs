@@ -5,7 +5,7 @@ use super::state_row::StateRow;
 use crate::binding::{Binding, BoundControl, Flag, Source, StatePlace};
 use crate::error::Error;
 use crate::session::{RowAt, Run, Step};
-use crate::tensor::{DataType, element_count};
+use crate::tensor::DataType;
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
 /// part.
@@ -26,41 +26,28 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Er
                 let open = |axis: usize| 1 + request.context.filter(|of| of.axis == axis).map_or(0, |_| context as i64);
                 let dims: Vec<i64> =
                     input.dims.iter().enumerate().map(|(axis, &dim)| if dim < 0 { open(axis) } else { dim }).collect();
-                zeros(step, index, input.data_type, &dims, input.batch_axis, rows)?;
+                zeros(step, index, input.data_type, &dims, rows)?;
             }
             Source::Lengths { of } => lengths(binding, *of, index, rows, step)?,
-            Source::Control(BoundControl::CorrelationId(_)) => {
-                zeros(step, index, input.data_type, &input.dims, input.batch_axis, rows)?
-            }
+            Source::Control(BoundControl::CorrelationId(_)) => zeros(step, index, input.data_type, &input.dims, rows)?,
         }
     }
     Ok(step.run(Run { rows, from: 0, into: 1, ..Run::default() })?)
 }
 
-fn zeros(
-    step: &mut Step,
-    index: usize,
-    data_type: DataType,
-    dims: &[i64],
-    batch_axis: Option<usize>,
-    rows: usize,
-) -> Result<(), Error> {
+fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), Error> {
     if data_type != DataType::Bytes {
         step.input(index, dims, rows)?.fill(0);
         return Ok(());
     }
-    let mut whole = dims.to_vec();
-    if let Some(axis) = batch_axis {
-        whole[axis] = rows as i64;
-    }
-    Ok(step.set_strings(index, dims, rows, &vec![Vec::new(); element_count(&whole).unwrap_or(0)])?)
+    Ok(step.set_strings(index, dims, rows, std::iter::empty())?)
 }
 
 fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
     let state = &binding.states[number];
     let StateRow { dims, content } = StateRow::initial(&state.initial);
     let Some(layout) = state.layout(dims).filter(|_| state.data_type != DataType::Bytes) else {
-        return zeros(step, index, state.data_type, dims, state.batch_axis, rows);
+        return zeros(step, index, state.data_type, dims, rows);
     };
     for position in 0..rows {
         match state.place {

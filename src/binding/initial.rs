@@ -119,7 +119,8 @@ impl Value<'_> {
 
     fn read_bytes(&self, dims: &[i64], bytes: &[u8]) -> Result<Initial, BindingError> {
         let Some(size) = self.data_type.byte_size() else {
-            let elements = strings::read(std::iter::once(bytes))
+            let elements = strings::read(bytes)
+                .map_err(|error| self.error(error.to_string()))?
                 .ok_or_else(|| self.error("it is not made of strings with their lengths in front".to_owned()))?;
             let dims = self.close(dims, elements.len())?;
             return Ok(Initial { dims, content: InitialContent::Strings(elements) });
@@ -135,7 +136,7 @@ impl Value<'_> {
     fn read_list(&self, dims: &[i64], values: &[String]) -> Result<Initial, BindingError> {
         let dims = self.close(dims, values.len())?;
         if self.data_type == DataType::Bytes {
-            let elements = values.iter().map(|value| value.clone().into_bytes()).collect();
+            let elements = values.iter().collect();
             return Ok(Initial { dims, content: InitialContent::Strings(elements) });
         }
         let elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?;
@@ -148,7 +149,7 @@ impl Value<'_> {
             self.error(format!("'{value}' does not say how long the open dimension of {dims} is: list the elements"))
         })?;
         let content = match self.data_type {
-            DataType::Bytes => InitialContent::Strings(vec![value.as_bytes().to_vec(); count]),
+            DataType::Bytes => InitialContent::Strings(std::iter::repeat_n(value, count).collect()),
             _ => InitialContent::Bytes(self.element(value)?.repeat(count)),
         };
         Ok(Initial { dims: dims.to_vec(), content })

@@ -16,7 +16,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
 
-use super::MemoryError;
+use super::{MemoryError, reserve};
 
 /// Bytes of an input.
 #[derive(Clone, Copy, Debug)]
@@ -67,16 +67,9 @@ impl<'a> From<&'a [u8]> for ClientBytes<'a> {
     }
 }
 
-/// Room for a copy of so many bytes.
-pub fn room(bytes: usize) -> Result<Vec<u8>, MemoryError> {
-    let mut room = Vec::new();
-    room.try_reserve_exact(bytes).map_err(|_| MemoryError::Host { bytes })?;
-    Ok(room)
-}
-
 /// Copies pieces, one after another, to memory of ours.
 pub fn copy_all<'a>(pieces: impl Iterator<Item = ClientBytes<'a>> + Clone) -> Result<Vec<u8>, MemoryError> {
-    let mut copied = room(pieces.clone().map(ClientBytes::byte_len).fold(0, usize::saturating_add))?;
+    let mut copied = reserve(pieces.clone().map(ClientBytes::byte_len).fold(0, usize::saturating_add))?;
     pieces.for_each(|piece| piece.append_to(&mut copied));
     Ok(copied)
 }

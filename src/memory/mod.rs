@@ -33,3 +33,22 @@ pub enum MemoryError {
     #[error(transparent)]
     Device(#[from] device::DeviceError),
 }
+
+/// A vector with room for so many elements, whose number a request decides: having none is an
+/// error of that request, and not the end of the server.
+pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
+    let mut made = Vec::new();
+    let bytes = count.saturating_mul(size_of::<T>());
+    made.try_reserve_exact(count).map_err(|_| MemoryError::Host { bytes })?;
+    Ok(made)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_than_there_can_be_is_an_error() {
+        assert_eq!(reserve::<usize>(usize::MAX), Err(MemoryError::Host { bytes: usize::MAX }));
+    }
+}

@@ -111,7 +111,7 @@ impl Varying {
     pub fn new(budget: &Arc<Budget>, device: Option<&Arc<Device>>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
         let (device, bytes) = (device.cloned(), Kept::none());
-        let (dims, earlier_dims, strings) = (Vec::new(), Vec::new(), Strings::new());
+        let (dims, earlier_dims, strings) = (Vec::new(), Vec::new(), Strings::default());
         Self { dims, earlier_dims, device, bytes, next: None, elsewhere: 0, strings, charge }
     }
 
@@ -126,7 +126,7 @@ impl Varying {
     }
 
     /// The elements, if they are strings.
-    pub fn strings(&self) -> &[Vec<u8>] {
+    pub fn strings(&self) -> &Strings {
         &self.strings
     }
 
@@ -224,13 +224,13 @@ impl Varying {
     pub fn write_strings(&mut self, dims: &[i64], elements: Strings) {
         self.set_dims(dims);
         self.strings = elements;
-        let _ = self.charge.set(strings::written_bytes(&self.strings));
+        let _ = self.charge.set(strings::written_bytes(self.strings.iter()));
     }
 
     /// Gives up room that was made and not used.
     pub fn release_reserve(&mut self) {
         self.next = None;
-        let kept = self.bytes.bytes().byte_len() + self.elsewhere + strings::written_bytes(&self.strings);
+        let kept = self.bytes.bytes().byte_len() + self.elsewhere + strings::written_bytes(self.strings.iter());
         let _ = self.charge.set(kept);
     }
 
@@ -405,9 +405,9 @@ mod tests {
     fn strings_are_paid_for_as_they_are_written() {
         let budget = Budget::new(20);
         let mut state = Varying::new(&budget, None);
-        let elements = vec![b"abc".to_vec(), Vec::new()];
-        state.reserve_strings(strings::written_bytes(&elements)).unwrap();
+        let elements: Strings = ["abc", ""].into_iter().collect();
+        state.reserve_strings(strings::written_bytes(elements.iter())).unwrap();
         state.write_strings(&[2], elements.clone());
-        assert_eq!((state.strings(), budget.used()), (elements.as_slice(), 11));
+        assert_eq!((state.strings(), budget.used()), (&elements, 11));
     }
 }

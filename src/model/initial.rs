@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
 use crate::error::Error;
+use crate::memory::Strings;
 use crate::session::{OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
@@ -30,7 +31,12 @@ impl InitialStep {
             let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
             let dims = bound.request.form.model_dims(input.dims());
             if binding.inputs[bound.input].data_type == DataType::Bytes {
-                self.step.set_strings(index, dims, 1, input.strings())?;
+                self.step.set_strings(
+                    index,
+                    dims,
+                    1,
+                    input.strings().into_iter().flat_map(Strings::iter).enumerate(),
+                )?;
                 continue;
             }
             let mut rest = self.step.input(index, dims, 1)?;
@@ -46,6 +52,7 @@ impl InitialStep {
             let (state, view) = (&binding.states[output.state], self.step.output(index)?);
             initial[output.state] = Some(read(binding, state, *output, view)?);
         }
+        self.step.give_back();
         Ok(initial)
     }
 }
@@ -65,7 +72,7 @@ fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: Outp
         });
     }
     let content = match state.data_type {
-        DataType::Bytes => InitialContent::Strings(view.strings.to_vec()),
+        DataType::Bytes => InitialContent::Strings(view.strings.clone()),
         _ if element_count(&dims) == Some(0) => InitialContent::Zeros,
         _ => InitialContent::Bytes(view.bytes.to_vec()),
     };

@@ -343,6 +343,11 @@ impl Lease {
         self.end
     }
 
+    /// Whether nothing of the state after the request has been written.
+    pub fn is_untouched(&self) -> bool {
+        self.written == Written::Nothing
+    }
+
     /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them; if they
     /// are to stay elsewhere, only pays for them.
     pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {

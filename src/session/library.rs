@@ -2,10 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use ort::environment::Environment;
 use ort::environment::GlobalThreadPoolOptions;
 use parking_lot::Mutex;
+
+use super::log_limit::LogLimit;
 
 /// Where libonnxruntime is looked for, most wanted first.
 #[derive(Clone, Debug, Default)]
@@ -112,11 +115,19 @@ impl Library {
                 builder.with_global_thread_pool(pool.with_inter_threads(inter).map_err(failed)?)
             }
         };
+        let limit = LogLimit::default();
         let environment = builder
             .with_name("triton_stateful")
             .with_telemetry(false)
-            .with_logger(Arc::new(|level, category, _id, location, message| {
-                log::log!(log_level(level), "{category} {location}: {message}");
+            .with_logger(Arc::new(move |level, category, _id, location, message| {
+                let is_limited = matches!(level, LogLevel::Warning | LogLevel::Error);
+                let admitted = if is_limited { limit.admit(location, Instant::now()) } else { Some(0) };
+                let level = log_level(level);
+                match admitted {
+                    None => {}
+                    Some(0) => log::log!(level, "{category} {location}: {message}"),
+                    Some(more) => log::log!(level, "{category} {location}: {message} ({more} like it were not logged)"),
+                }
             }))
             .build()
             .map_err(failed)?;

@@ -9,6 +9,7 @@ mod batch_scale;
 mod bound_run;
 mod graphs;
 mod library;
+mod log_limit;
 mod open;
 mod output;
 mod providers;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::open::SessionError;
 use super::tensors::Tensors;
 use super::value::Value;
+use crate::memory::Strings;
 use crate::tensor::{DataType, element_count};
 
 /// An output.
@@ -25,7 +26,7 @@ pub(super) struct Output {
     pub expected: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
     pub made: Option<Arc<Value>>,
-    pub strings: Vec<Vec<u8>>,
+    pub strings: Strings,
 }
 
 impl Output {
@@ -60,7 +61,7 @@ impl Output {
         self.tensors.dims = made.dims().map_err(failed)?;
         if self.tensors.data_type == DataType::Bytes {
             let count = element_count(&self.tensors.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;
-            self.strings = made.strings(count).map_err(failed)?;
+            self.strings = made.strings(count)?;
             return Ok(());
         }
         let bytes =

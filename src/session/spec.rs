@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::memory::Bytes;
+use crate::memory::{Bytes, Strings};
 use crate::tensor::{DataType, element_count};
 
 /// What a step feeds and fetches.
@@ -94,7 +94,7 @@ pub struct OutputView<'a> {
     /// Row-major elements, if they are read; none for strings.
     pub bytes: &'a [u8],
     /// Row-major elements, for strings.
-    pub strings: &'a [Vec<u8>],
+    pub strings: &'a Strings,
 }
 
 /// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such
@@ -102,6 +102,11 @@ pub struct OutputView<'a> {
 const HOST_INPUT: usize = 64;
 
 impl InputSpec {
+    /// Whether a dimension other than the batch's is open.
+    pub(super) fn varies(&self) -> bool {
+        self.dims.iter().enumerate().any(|(axis, &dim)| dim < 0 && Some(axis) != self.batch_axis)
+    }
+
     /// Whether it stays on the host, though the model runs on a device.
     pub(super) fn is_left_on_host(&self) -> bool {
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));

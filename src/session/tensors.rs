@@ -91,6 +91,18 @@ impl Tensors {
         Ok(())
     }
 
+    /// Gives the buffer back if it has more than `most` bytes. The elements are lost.
+    pub fn give_back(&mut self, most: usize) {
+        if self.store.byte_len() <= most {
+            return;
+        }
+        if let Ok(empty) = Buffer::new(0) {
+            self.by_rows.clear();
+            self.store = Store::Host(empty);
+            self.staging = None;
+        }
+    }
+
     /// Enqueues a copy of what the host has to the device.
     ///
     /// # Safety

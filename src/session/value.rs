@@ -9,8 +9,10 @@ use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr
 
 use parking_lot::Mutex;
 
+use super::open::SessionError;
 use crate::memory::device::Device;
-use crate::tensor::DataType;
+use crate::memory::{MemoryError, Strings, reserve};
+use crate::tensor::{DataType, STRING_BYTES, element_count};
 
 /// Turns a status into its message.
 ///
@@ -53,23 +55,32 @@ impl Value {
         NonNull::new(value).map(Self).ok_or_else(|| "ONNX Runtime made no tensor".to_owned())
     }
 
-    /// A tensor of strings, in memory of ONNX Runtime's.
-    pub fn of_strings(strings: &[Vec<u8>], dims: &[i64]) -> Result<Self, String> {
+    /// A tensor of strings, in memory of ONNX Runtime's. Each element comes with its place; the others are empty.
+    pub fn of_strings<'a>(
+        strings: impl Iterator<Item = (usize, &'a [u8])>,
+        dims: &[i64],
+    ) -> Result<Self, SessionError> {
         let api = ort::api();
         let (mut allocator, mut value) = (ptr::null_mut(), ptr::null_mut());
         let element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
         // SAFETY: plain creation; dims are borrowed for the call only; the value is owned from then on.
-        let value = unsafe {
-            check((api.GetAllocatorWithDefaultOptions)(&mut allocator))?;
-            check((api.CreateTensorAsOrtValue)(allocator, dims.as_ptr(), dims.len(), element, &mut value))?;
-            Self::from_run(value).ok_or("ONNX Runtime made no tensor")?
+        let made = unsafe {
+            check((api.GetAllocatorWithDefaultOptions)(&mut allocator)).map_err(SessionError::Run)?;
+            let create = api.CreateTensorAsOrtValue;
+            check(create(allocator, dims.as_ptr(), dims.len(), element, &mut value))
+                .ok()
+                .and_then(|()| Self::from_run(value))
         };
-        for (index, string) in strings.iter().enumerate() {
+        // The dims are those of a tensor, so all that can be missing is memory.
+        let bytes = element_count(dims).map_or(usize::MAX, |count| count.saturating_mul(STRING_BYTES));
+        let value = made.ok_or(MemoryError::Host { bytes })?;
+        for (index, string) in strings.filter(|(_, string)| !string.is_empty()) {
             let mut buffer = ptr::null_mut();
             // SAFETY: ONNX Runtime checks the index and gives a buffer of the length asked for.
             unsafe {
                 let resize = api.GetResizedStringTensorElementBuffer;
-                check(resize(value.as_ptr(), index, string.len(), &mut buffer))?;
+                let resized = check(resize(value.as_ptr(), index, string.len(), &mut buffer));
+                resized.map_err(|_| MemoryError::Host { bytes: string.len() })?;
                 ptr::copy_nonoverlapping(string.as_ptr(), buffer.cast::<u8>(), string.len());
             }
         }
@@ -77,19 +88,21 @@ impl Value {
     }
 
     /// The elements of a tensor of `count` strings.
-    pub fn strings(&self, count: usize) -> Result<Vec<Vec<u8>>, String> {
+    pub fn strings(&self, count: usize) -> Result<Strings, SessionError> {
         let api = ort::api();
         let mut bytes = 0;
         // SAFETY: the value is a live tensor; ONNX Runtime checks its type.
-        unsafe { check((api.GetStringTensorDataLength)(self.as_ptr(), &mut bytes))? };
-        let (mut content, mut starts) = (vec![0u8; bytes], vec![0usize; count]);
+        unsafe { check((api.GetStringTensorDataLength)(self.as_ptr(), &mut bytes)) }.map_err(SessionError::Run)?;
+        let (mut content, mut starts) = (reserve(bytes)?, reserve(count)?);
+        content.resize(bytes, 0u8);
+        starts.resize(count, 0usize);
         // SAFETY: both buffers have the sizes that are passed, which ONNX Runtime checks against the tensor.
         unsafe {
             let read = api.GetStringTensorContent;
-            check(read(self.as_ptr(), content.as_mut_ptr().cast(), bytes, starts.as_mut_ptr(), count))?;
+            check(read(self.as_ptr(), content.as_mut_ptr().cast(), bytes, starts.as_mut_ptr(), count))
         }
-        let ends = starts.iter().copied().skip(1).chain([bytes]);
-        Ok(starts.iter().zip(ends).map(|(&start, end)| content[start..end].to_vec()).collect())
+        .map_err(SessionError::Run)?;
+        Ok(Strings::from_starts(content, starts))
     }
 
     /// Takes over a tensor that a run made.

@@ -67,6 +67,11 @@ impl SlotId {
     pub const fn index(self) -> usize {
         self.index as usize
     }
+
+    /// The slab and the position in it: equal for all occupancies of the slot.
+    pub const fn place(self) -> (u32, u32) {
+        (self.slab, self.index)
+    }
 }
 
 enum Slot<R> {

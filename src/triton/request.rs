@@ -10,7 +10,7 @@ use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::types;
 use crate::memory::device::{DeviceError, Foreign};
-use crate::memory::{ClientBytes, MemoryError, Strings, client, strings};
+use crate::memory::{ClientBytes, MemoryError, Strings, reserve, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
@@ -160,7 +160,7 @@ impl Request {
         self.copy_input(index)?;
         let Some(Some(RawInput { elements, .. })) = self.inputs.get_mut(index) else { return Ok(None) };
         if let Elements::Owned(bytes) = elements {
-            let Some(read) = strings::read(std::iter::once(bytes.as_slice())) else { return Ok(None) };
+            let Some(read) = strings::read(bytes).map_err(NotCopied::Memory)? else { return Ok(None) };
             *elements = Elements::Strings(read);
         }
         match elements {
@@ -307,7 +307,7 @@ unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Pi
 /// Copies buffers, one after another, to memory of ours.
 fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
     let bytes = buffers.iter().map(|piece| piece.bytes.len).fold(0, usize::saturating_add);
-    let mut copied = client::room(bytes).map_err(NotCopied::Memory)?;
+    let mut copied = reserve(bytes).map_err(NotCopied::Memory)?;
     for piece in buffers {
         match piece.on_gpu() {
             Some(on_gpu) => on_gpu.append_to(&mut copied).map_err(|source| NotCopied::Gpu(on_gpu.gpu(), source))?,
@@ -359,10 +359,10 @@ impl<'a> Input<'a> {
     }
 
     /// The elements, where they have been read as strings.
-    pub fn strings(self) -> &'a [Vec<u8>] {
+    pub fn strings(self) -> Option<&'a Strings> {
         match &self.0.elements {
-            Elements::Strings(read) => read,
-            Elements::Lent(_) | Elements::Owned(_) => &[],
+            Elements::Strings(read) => Some(read),
+            Elements::Lent(_) | Elements::Owned(_) => None,
         }
     }
 
@@ -393,7 +393,7 @@ impl<'a> Input<'a> {
         match &self.0.elements {
             Elements::Lent(buffers) => buffers.iter().map(|piece| piece.bytes.len).sum(),
             Elements::Owned(bytes) => bytes.len(),
-            Elements::Strings(read) => strings::written_bytes(read),
+            Elements::Strings(read) => strings::written_bytes(read.iter()),
         }
     }
 }

@@ -5,10 +5,11 @@ use std::ptr::{self, NonNull};
 
 use triton_sys::{TRITONBACKEND_Response, call};
 
-use super::error::{Error, check};
+use super::error::{Code, Error, check};
 use super::types;
 use crate::memory::ClientBytesMut;
 use crate::memory::device::Foreign;
+use crate::memory::reserve;
 use crate::tensor::DataType;
 
 /// Where Triton wants an output.
@@ -24,6 +25,17 @@ pub struct Response(NonNull<TRITONBACKEND_Response>);
 
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for Response {}
+
+/// An error if so much memory cannot be had. The front end's allocator throws an exception then, which would end the
+/// server.
+fn make_sure_of(bytes: usize) -> Result<(), Error> {
+    const LARGE: usize = 1 << 20;
+    if bytes < LARGE {
+        return Ok(());
+    }
+    let had = reserve::<u8>(bytes);
+    had.map(drop).map_err(|error| Error::new(Code::Unavailable, format!("no memory for an output: {error}")))
+}
 
 impl Response {
     /// # Safety
@@ -41,6 +53,7 @@ impl Response {
         dims: &[i64],
         bytes: usize,
     ) -> Result<OutputMemory<'_>, Error> {
+        make_sure_of(bytes)?;
         let mut output = ptr::null_mut();
         let mut data = ptr::null_mut();
         let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);

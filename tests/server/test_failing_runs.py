@@ -1,11 +1,13 @@
-"""Runs that ONNX Runtime refuses: everyone in the batch hears why, and no state changes."""
+"""Runs that ONNX Runtime refuses: the requests at fault hear why, no state changes, and the others go on as before."""
+
+import time
 
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
 import models
-from batches import TOGETHER
+from batches import TOGETHER, four, runs_of
 from conversations import Conversation, outcome, together
 
 REASON = "out of data bounds"  # ONNX Runtime's words for an index that is not in the table
@@ -101,6 +103,63 @@ def test_a_failed_run_of_a_batch_fails_only_the_request_at_fault(deployment):
 
     together(talk.step for talk in talks)
     together(talk.end for talk in talks)
+
+
+def one_bad(talks, bad):
+    """A round in which all take a step at once but the first, for which `bad` fails."""
+
+    def ask():
+        came = together([bad, *(lambda talk=talk: outcome(talk.step) for talk in talks[1:])])
+        assert REASON in came[0].message()
+        for answer in came[1:]:
+            assert not isinstance(answer, Exception), answer
+
+    return ask
+
+
+def test_a_sequence_that_fails_again_runs_alone_until_it_has_done_well(deployment):
+    model = deployment.serve(models.fails("fails_again", **TOGETHER))
+    talks = four(deployment, model)
+    together(talk.start for talk in talks)
+    bad = one_bad(talks, lambda: outcome(lambda: talks[0].step(BAD)))
+    assert runs_of(deployment, model, bad) == {1: 1, 2: 1}, "the batch is halved, and the half that failed"
+    for _ in range(5):
+        assert runs_of(deployment, model, bad) == {3: 1}, "the others run once"
+
+    def good():
+        return runs_of(deployment, model, lambda: together(talk.step for talk in talks))
+
+    assert good() == {3: 1, 1: 1}
+    for _ in range(3):
+        good()
+    assert good() == {4: 1}, "all run together again"
+    together(talk.end for talk in talks)
+
+
+def test_bad_requests_under_new_ids_make_no_other_run_again(deployment):
+    model = deployment.serve(models.fails("fails_anew", **TOGETHER))
+    talks = four(deployment, model)
+    together(talk.start for talk in talks[1:])
+
+    def new():
+        fresh = Conversation(talks[0].client, model, np.random.default_rng(5))
+        return outcome(lambda: fresh.step(BAD, start=True, end=True))
+
+    one_bad(talks, new)()
+    for _ in range(5):
+        assert runs_of(deployment, model, one_bad(talks, new)) == {3: 1}
+    together(talk.end for talk in talks[1:])
+
+
+def test_requests_that_fail_again_and_again_do_not_fill_the_log(deployment, talk):
+    talk.start()
+    log, began = len(deployment.server.log_text()), time.monotonic()
+    for _ in range(200):
+        assert REASON in outcome(lambda: talk.step(BAD)).message()
+    lines = deployment.server.log_text()[log:].count(REASON)
+    assert lines <= 10 * (2 + (time.monotonic() - began) / 10)
+    assert REASON in deployment.server.log_text()
+    talk.end()
 
 
 def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment):

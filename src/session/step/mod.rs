@@ -30,8 +30,11 @@ use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, narrowing, put, row_alone, row_of, take_on_host};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Foreign, Queue};
-use crate::memory::{BytesMut, MemoryError, Store};
+use crate::memory::{BytesMut, MemoryError, Store, Strings};
 use crate::tensor::{DataType, RowLayout};
+
+/// A larger buffer of an input is not kept for the next batch, if requests say how large the input is.
+const KEPT_BYTES: usize = 16 << 20;
 
 struct Input {
     name: CString,
@@ -46,6 +49,8 @@ struct Input {
     must_upload: bool,
     /// The next run is without it.
     omitted: bool,
+    /// Requests say how large it is.
+    varies: bool,
 }
 
 /// A row of an output of the last run, to be copied on the step's device.
@@ -103,7 +108,8 @@ impl Step {
             let state = spec.states.iter().position(|state| state.input == index);
             let growing = spec.growing.iter().position(|&(input, _)| input == index);
             let name = c_name(&input.name)?;
-            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false })
+            let varies = input.varies();
+            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false, varies })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
@@ -122,7 +128,7 @@ impl Step {
                 stays: stays && output.dims.is_none(),
                 expected: None,
                 made: None,
-                strings: Vec::new(),
+                strings: Strings::default(),
             })
         });
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
@@ -271,20 +277,21 @@ impl Step {
         (&tensors.dims, tensors.host())
     }
 
-    /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored).
-    pub fn set_strings(
+    /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored). Each
+    /// comes with its place; the others are empty.
+    pub fn set_strings<'a>(
         &mut self,
         index: usize,
         dims: &[i64],
         rows: usize,
-        strings: &[Vec<u8>],
+        strings: impl Iterator<Item = (usize, &'a [u8])>,
     ) -> Result<(), SessionError> {
         let input = &mut self.inputs[index];
         let mut dims = dims.to_vec();
         if let Some(axis) = input.tensors.batch_axis {
             dims[axis] = rows as i64;
         }
-        let made = Value::of_strings(strings, &dims).map_err(|why| tensor_error(&input.name, why))?;
+        let made = Value::of_strings(strings, &dims)?;
         (input.strings, input.omitted) = (Some(made), false);
         Ok(())
     }
@@ -303,6 +310,21 @@ impl Step {
             }
         };
         Ok(OutputView { dims: &tensors.dims, bytes, strings: &output.strings })
+    }
+
+    /// Gives back what the last batch made large, when its rows have been answered. Its outputs are not to be read any
+    /// more.
+    pub fn give_back(&mut self) {
+        for input in &mut self.inputs {
+            input.strings = None;
+            if input.varies {
+                input.tensors.give_back(KEPT_BYTES);
+            }
+        }
+        for output in &mut self.outputs {
+            output.made = None;
+            output.strings = Strings::default();
+        }
     }
 
     /// The tensors that the last run wrote an output to.
