@@ -244,9 +244,7 @@ impl Instance {
     /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
     /// be written over.
     fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
-        let (binding, sequences) = (&self.model.binding, &self.sequences);
-        let bring = || self.residence.bring_home(rows, binding, &mut self.step, sequences);
-        let brought = panic::catch(bring).flatten();
+        let brought = panic::catch(|| self.residence.bring_home(rows, &mut self.step, &self.sequences));
         if brought.is_err() {
             self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
         }
@@ -293,7 +291,7 @@ impl Instance {
         times.compute_start = monotonic_ns();
         fault::point("run", batch);
         let (from, into) = self.residence.buffers();
-        self.step.run(Run { rows, from, into, kept: self.residence.reads_grown(), lent: &lent, as_graph: true })?;
+        self.step.run(Run { rows, from, into, grown: self.residence.grown(), lent: &lent, as_graph: true })?;
         drop(lent);
         times.compute_end = monotonic_ns();
         let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
@@ -304,15 +302,12 @@ impl Instance {
             return Ok(());
         }
         if growing_stay {
-            self.residence.keep_growing(batch, &mut self.step);
+            self.residence.keep_growing(batch, binding, &mut self.step);
         }
         for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
             let success = response.is_ok();
             if success {
-                if !growing_stay {
-                    self.residence.forget_grown(row);
-                }
-                complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
+                complete_state(&mut self.step, &mut self.residence, place, rows, row);
             }
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
             row.leave_state();
@@ -329,7 +324,8 @@ impl Instance {
     fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
         let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
-        let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
+        // A tensor of one sequence is in nobody's way; of those of several, one batch is kept.
+        let stay = (is_last || rows == 1) && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
             answers.make_room(place, row, limit, stay).and_then(|()| answers.response(place, row))
         };

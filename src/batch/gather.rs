@@ -7,9 +7,8 @@ use smallvec::SmallVec;
 use super::Row;
 use super::residence::Residence;
 use super::state_row::{StateContent, StateRow};
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source, StatePlace};
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
 use crate::error::Error;
-use crate::memory::Varying;
 use crate::memory::device::Foreign;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
@@ -31,13 +30,12 @@ pub fn gather<'a>(
 ) -> Result<(SmallVec<[Lent<'a>; 2]>, usize), Error> {
     let batch = Padded { batch, places };
     let (mut lent, mut copied) = (SmallVec::new(), 0);
-    step.begin();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::Request(request) => requests(step, index, binding, input, request, batch)?,
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
-            Source::State(number) if residence.reads_grown() && !binding.states[*number].is_in_slot() => {}
-            Source::State(number) => match lend(step, index, binding, *number, batch, residence) {
+            Source::State(number) if residence.grown().is_some() && !binding.states[*number].is_in_slot() => {}
+            Source::State(number) => match lend(index, binding, *number, batch, residence) {
                 Some(state) => lent.push(state),
                 None if binding.states[*number].is_in_slot() => {}
                 None => copied += states(step, index, binding, *number, batch)?,
@@ -52,10 +50,8 @@ pub fn gather<'a>(
 /// A state smaller than this is copied: making a tensor over it takes as long.
 const LEND_FROM: usize = 4096;
 
-/// The state of the only row of a batch, which is a tensor where it lies. Where its size varies, the run is told what
-/// to expect, so that it can write to a buffer that becomes the next state's.
+/// The state of the only row of a batch, which is a tensor where it lies.
 fn lend<'a>(
-    step: &mut Step,
     input: usize,
     binding: &'a Binding,
     number: usize,
@@ -74,11 +70,6 @@ fn lend<'a>(
     };
     if bytes.byte_len() < LEND_FROM {
         return None;
-    }
-    if let (StatePlace::Beside(kept), Some(lease), false) = (state.place, &row.lease, row.is_fresh())
-        && let Some(expected) = lease.varying(kept).and_then(Varying::expected_dims)
-    {
-        step.expect_output(state.output, expected);
     }
     Some(Lent { input, state: number, dims, bytes })
 }
@@ -257,8 +248,13 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
     if state.data_type == DataType::Bytes {
         let mut all = vec![Vec::new(); layout.row_bytes() * rows];
         for (place, content) in of_rows {
-            if let StateContent::Strings(elements) = content {
-                strings::put(layout, elements, &mut all, place, rows);
+            match content {
+                StateContent::Strings(elements) => strings::put(layout, elements, &mut all, place, rows),
+                StateContent::WrittenStrings(written) => {
+                    let elements = strings::read(std::iter::once(written)).unwrap_or_default();
+                    strings::put(layout, &elements, &mut all, place, rows);
+                }
+                _ => {}
             }
         }
         step.set_strings(index, dims, rows, &all)?;

@@ -41,6 +41,17 @@ pub fn write<'a>(strings: impl IntoIterator<Item = &'a Vec<u8>>) -> Vec<u8> {
     bytes
 }
 
+/// As [`write`], to where there are just as many bytes.
+pub fn write_to<'a>(strings: impl IntoIterator<Item = &'a Vec<u8>>, mut rest: &mut [u8]) {
+    for element in strings {
+        let (length, behind) = rest.split_at_mut(LENGTH_BYTES);
+        length.copy_from_slice(&(element.len() as u32).to_le_bytes());
+        let (bytes, behind) = behind.split_at_mut(element.len());
+        bytes.copy_from_slice(element);
+        rest = behind;
+    }
+}
+
 /// Puts a row's elements into place `index` of a batch of `rows`. The layout counts elements, not bytes.
 pub fn put(layout: RowLayout, row: &[Vec<u8>], batch: &mut Strings, index: usize, rows: usize) {
     batch.resize(layout.row_bytes() * rows, Vec::new());

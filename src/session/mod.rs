@@ -21,4 +21,4 @@ pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPat
 pub use open::{Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use spec::{InputSpec, OutputSpec, OutputView, RowAt, RowContent, StateSpec, StepSpec};
-pub use step::{Lent, Run, Step};
+pub use step::{Grown, Lent, Run, Step};

@@ -20,8 +20,6 @@ pub(super) struct Output {
     pub is_read: bool,
     /// ONNX Runtime is to leave it where the model runs.
     pub stays: bool,
-    /// What the next run is expected to give, where the model does not say.
-    pub expected: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
     pub made: Option<Value>,
     pub strings: Vec<Vec<u8>>,
@@ -30,26 +28,22 @@ pub(super) struct Output {
 impl Output {
     /// The tensor to write to, or null for ONNX Runtime to make one.
     pub fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
-        let Some(dims) = self.dims.as_ref().or(self.expected.as_ref()) else { return Ok(ptr::null_mut()) };
+        let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
         self.tensors.shape(dims, rows)?;
         self.tensors.value().map_err(|why| tensor_error(&self.name, why))
     }
 
     /// Takes a tensor over that ONNX Runtime made.
     pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
-        if !self.has_dims() {
+        if self.dims.is_none() {
             // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
             self.made = unsafe { Value::from_run(value) };
         }
     }
 
-    pub const fn has_dims(&self) -> bool {
-        self.dims.is_some() || self.expected.is_some()
-    }
-
     /// Notes the shape of a tensor that ONNX Runtime made.
     pub fn settle(&mut self) -> Result<(), SessionError> {
-        if self.has_dims() {
+        if self.dims.is_some() {
             return Ok(());
         }
         let failed = |why| tensor_error(&self.name, why);

@@ -26,6 +26,8 @@ pub struct Value(NonNull<OrtValue>);
 
 // SAFETY: an OrtValue has no thread affinity; this owner passes it to one Run at a time.
 unsafe impl Send for Value {}
+// SAFETY: what takes a shared reference reads, and ONNX Runtime only reads the inputs of its runs, which may overlap.
+unsafe impl Sync for Value {}
 
 impl Value {
     /// A tensor over memory of that kind.

@@ -6,7 +6,7 @@
 //!
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-//! shape are allocated by ONNX Runtime, unless one of a certain shape is expected. States of fixed size lie in batch buffers, any two of which can be the two ends
+//! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends
 //! of a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share
 //! memory, so a failed run leaves its inputs (and with them every state) as they were.
 
@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::ffi::CString;
 use std::sync::Arc;
 
-use growing::Kept;
+pub use growing::Grown;
 pub use run::{Lent, Run};
 
 use super::bound_run::BoundRun;
@@ -62,8 +62,6 @@ pub struct Step {
     written: usize,
     /// Outputs of the growing states.
     growing: Vec<usize>,
-    /// What an earlier run made of them.
-    kept: Vec<Kept>,
     /// Runs that are CUDA graphs.
     graphs: Option<Graphs>,
     /// For outputs that ONNX Runtime makes on a device.
@@ -110,7 +108,6 @@ impl Step {
                 dims: output.dims.clone(),
                 is_read: output.is_read,
                 stays: stays && output.dims.is_none(),
-                expected: None,
                 made: None,
                 strings: Vec::new(),
             })
@@ -127,7 +124,6 @@ impl Step {
             batch_buffers: Vec::new(),
             written: 0,
             growing: spec.growing.iter().map(|&(_, output)| output).collect(),
-            kept: Vec::new(),
             queue: queue.map(RefCell::new),
             graphs: has_graphs.then(|| Graphs::new(spec.graph_rows.clone())),
             bound_run,
@@ -262,11 +258,6 @@ impl Step {
         }
     }
 
-    /// Forgets what was said of the last run.
-    pub fn begin(&mut self) {
-        self.outputs.iter_mut().for_each(|output| output.expected = None);
-    }
-
     /// Leaves an input out of the next run: the model has a value of its own.
     pub fn omit(&mut self, index: usize) {
         self.inputs[index].omitted = true;
@@ -330,8 +321,8 @@ impl Step {
             (BytesMut::Device(to), Some(queue)) => {
                 let address = value.address().map_err(SessionError::Run)?;
                 let (from, to) = (RowIn { address, index, rows }, RowIn::alone(to.address()));
-                // SAFETY: a row of a tensor of the last run, which is there until the next one, or of one that is kept:
-                // either is waited for before it goes. The caller's memory is its sequence's until then.
+                // SAFETY: a row of a tensor of the last run, which is there until the next one, or of a `Grown`, which
+                // the caller keeps until the wait. The caller's memory is its sequence's until then.
                 unsafe { queue.borrow_mut().move_row(layout, from, to, narrowing(as_fp16)) };
             }
             (to, _) => {
