@@ -276,6 +276,7 @@ impl Instance {
     fn settle(&mut self) -> Result<(), Error> {
         let synchronised = self.step.synchronise();
         self.residence.settle(&self.sequences);
+        self.step.release();
         Ok(synchronised?)
     }
 

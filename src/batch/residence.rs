@@ -357,6 +357,7 @@ impl Residence {
     pub fn settle(&mut self, sequences: &LiveSequences) {
         self.written.clear();
         self.being_copied.clear();
+        self.grown = None;
         for (slot, contents) in self.taken.drain(..) {
             sequences.give_contents(slot, contents);
         }

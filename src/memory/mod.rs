@@ -16,7 +16,7 @@ pub use bytes::{Bytes, BytesMut, Span, Store};
 pub use host::Buffer;
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use strings::Strings;
-pub use varying::{Budget, Elsewhere, NoRoom, Varying};
+pub use varying::{Budget, Elsewhere, NoRoom, PAGES_FROM, Varying};
 
 /// Memory that cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

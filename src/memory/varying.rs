@@ -14,7 +14,7 @@ use super::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
 /// Smaller ones come from the allocator, as a process can have some ten thousand mappings only.
-const PAGES_FROM: usize = 256 * 1024;
+pub const PAGES_FROM: usize = 256 * 1024;
 
 /// Memory of a device comes in multiples of so many bytes.
 const DEVICE_GRAIN: usize = 4096;

@@ -7,6 +7,8 @@ use ort::environment::Environment;
 use ort::environment::GlobalThreadPoolOptions;
 use parking_lot::Mutex;
 
+use super::allocator;
+
 /// Where libonnxruntime is looked for, most wanted first.
 #[derive(Clone, Debug, Default)]
 pub struct SearchPath {
@@ -121,6 +123,9 @@ impl Library {
             .build()
             .map_err(failed)?;
         environment.set_log_level(options.log_level);
+        if let Err(why) = allocator::register(&environment) {
+            log::warn!("memory of large growing states may stay with the process when they are freed: {why}");
+        }
         let version = version(&path).unwrap_or_else(|| "unknown".to_owned());
         Ok(Self { environment, path, version })
     }

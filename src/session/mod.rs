@@ -5,6 +5,7 @@
 //! This is the only module that names `ort`. Not for: knowing whose a state is, or where it lies between
 //! runs.
 
+mod allocator;
 mod bound_run;
 mod graphs;
 mod library;

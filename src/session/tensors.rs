@@ -63,6 +63,14 @@ impl Tensors {
         Ok(())
     }
 
+    /// Gives the buffer back.
+    pub fn release(&mut self) {
+        if let Ok(nothing) = Store::new(None, 0) {
+            self.by_rows.clear();
+            (self.store, self.staging) = (nothing, None);
+        }
+    }
+
     /// The elements in the current shape, for the host to read and write.
     pub fn host(&self) -> &[u8] {
         match (&self.store, &self.staging) {

@@ -29,7 +29,7 @@ use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, narrowing, put, take_on_host};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Foreign, Queue, RowIn};
-use crate::memory::{BytesMut, MemoryError, Store};
+use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store};
 use crate::tensor::{DataType, RowLayout};
 
 struct Input {
@@ -39,6 +39,8 @@ struct Input {
     state: Option<usize>,
     /// Which of the growing states it is.
     growing: Option<usize>,
+    /// It is a state of varying size.
+    varies: bool,
     /// The tensor of the next run, for strings.
     strings: Option<Value>,
     /// It has been filled on the host, and the tensor is on a device.
@@ -91,7 +93,8 @@ impl Step {
             let state = spec.states.iter().position(|state| state.input == index);
             let growing = spec.growing.iter().position(|&(input, _)| input == index);
             let name = c_name(&input.name)?;
-            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false })
+            let varies = input.is_state && state.is_none();
+            Ok(Input { name, tensors, state, growing, varies, strings: None, must_upload: false, omitted: false })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
@@ -188,6 +191,19 @@ impl Step {
     pub fn end_phase(&mut self) {
         if let Some(queue) = &mut self.queue {
             queue.get_mut().end_phase();
+        }
+    }
+
+    /// Frees what the last run made, and what only large growing states need.
+    pub fn release(&mut self) {
+        for output in &mut self.outputs {
+            (output.made, output.strings) = (None, Vec::new());
+        }
+        for input in &mut self.inputs {
+            input.strings = None;
+            if input.varies && input.tensors.store.byte_len() >= PAGES_FROM {
+                input.tensors.release();
+            }
         }
     }
 
