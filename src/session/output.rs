@@ -18,6 +18,9 @@ pub(super) struct Output {
     pub dims: Option<Vec<i64>>,
     /// As in [`OutputSpec`].
     pub is_read: bool,
+    /// It is one of the inputs, too. ONNX Runtime gives the memory of what was fed then, and writes nothing to a tensor
+    /// of ours.
+    pub is_input: bool,
     /// ONNX Runtime is to leave it where the model runs.
     pub stays: bool,
     /// What ONNX Runtime made in the last run, where it decides the shape.
@@ -39,6 +42,22 @@ impl Output {
             // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
             self.made = unsafe { Value::from_run(value) };
         }
+    }
+
+    /// Copies what ONNX Runtime gave of an input, whose memory may be another's soon, to `own` or to a buffer of the
+    /// output's.
+    pub fn copy_input(&mut self, own: Option<&mut Tensors>) -> Result<(), SessionError> {
+        let Some(made) = self.made.take_if(|_| self.tensors.data_type != DataType::Bytes) else { return Ok(()) };
+        let bytes = self.tensors.bytes;
+        // SAFETY: `settle` computed the size from the tensor's own dimensions; it is on the host.
+        let given = unsafe { made.bytes(bytes) }.map_err(|why| tensor_error(&self.name, why))?;
+        let dims = self.tensors.dims.clone();
+        let own = own.unwrap_or(&mut self.tensors);
+        own.bytes = bytes;
+        own.dims.clone_from(&dims);
+        own.reserve()?;
+        own.host_mut()?.copy_from_slice(given);
+        Ok(())
     }
 
     /// Notes the shape of a tensor that ONNX Runtime made.

@@ -98,6 +98,11 @@ impl Step {
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
+            let is_input = spec.inputs.iter().any(|input| input.name == output.name);
+            if is_input && device.is_some() {
+                let what = "an input and an output at once, and on a device".to_owned();
+                return Err(SessionError::Unsupported { name: output.name.clone(), what });
+            }
             let stays = device.is_some() && output.is_state && output.data_type != DataType::Bytes;
             let on_device = device.as_ref().filter(|_| output.dims.is_some() || stays);
             let mut tensors = Tensors::new(output.data_type, output.batch_axis, on_device)?;
@@ -108,7 +113,8 @@ impl Step {
                 name: c_name(&output.name)?,
                 tensors,
                 state: spec.states.iter().position(|state| state.output == index),
-                dims: output.dims.clone(),
+                dims: output.dims.clone().filter(|_| !is_input),
+                is_input,
                 is_read: output.is_read,
                 stays: stays && output.dims.is_none(),
                 made: None,
@@ -198,6 +204,9 @@ impl Step {
     pub fn release(&mut self) {
         for output in &mut self.outputs {
             (output.made, output.strings) = (None, Vec::new());
+            if output.is_input && output.tensors.store.byte_len() >= PAGES_FROM {
+                output.tensors.release();
+            }
         }
         for input in &mut self.inputs {
             input.strings = None;

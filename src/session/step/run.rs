@@ -94,6 +94,10 @@ impl Step {
         // Of tensors that may be gone with what they were lent from.
         self.input_values.clear();
         self.outputs.iter_mut().try_for_each(Output::settle)?;
+        for output in self.outputs.iter_mut().filter(|output| output.is_input) {
+            let own = output.state.map(|state| &mut self.batch_buffers[into][state]);
+            output.copy_input(own)?;
+        }
         self.written = into;
         self.fetch_read(rows)
     }
@@ -123,8 +127,10 @@ impl Step {
         for output in &mut self.outputs {
             output.made = None;
             self.output_values.push(match output.state {
-                Some(state) => state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?,
-                None => output.prepare(run.rows)?,
+                Some(state) if !output.is_input => {
+                    state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?
+                }
+                _ => output.prepare(run.rows)?,
             });
         }
         Ok(())
