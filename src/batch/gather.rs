@@ -246,13 +246,14 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
     let layout = state.layout(dims).ok_or_else(|| wrong_shape(&binding.inputs[state.input], dims))?;
     let of_rows = batch.rows().map(|row| StateRow::of(binding, number, row).content).enumerate();
     if state.data_type == DataType::Bytes {
-        let mut all = vec![Vec::new(); layout.row_bytes() * rows];
+        let mut all: Vec<&[u8]> = vec![&[]; layout.row_bytes() * rows];
         for (place, content) in of_rows {
             match content {
-                StateContent::Strings(elements) => strings::put(layout, elements, &mut all, place, rows),
+                StateContent::Strings(elements) => {
+                    strings::put_borrowed(layout, elements.iter().map(Vec::as_slice), &mut all, place, rows);
+                }
                 StateContent::WrittenStrings(written) => {
-                    let elements = strings::read(std::iter::once(written)).unwrap_or_default();
-                    strings::put(layout, &elements, &mut all, place, rows);
+                    strings::put_borrowed(layout, strings::elements(written), &mut all, place, rows);
                 }
                 _ => {}
             }

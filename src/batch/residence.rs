@@ -297,8 +297,8 @@ impl Residence {
                 let bound = &binding.states[state.number];
                 let Some(mut dims) = grown.dims(index).map(<[i64]>::to_vec) else { continue };
                 let Some(layout) = bound.layout(&dims) else { continue };
-                if let Some(axis) = bound.batch_axis {
-                    dims[axis] = 1;
+                if let Some(dim) = bound.batch_axis.and_then(|axis| dims.get_mut(axis)) {
+                    *dim = 1;
                 }
                 let bytes = bound.kept_bytes(layout);
                 let elsewhere = Elsewhere { tensors: grown.clone(), position, bytes };

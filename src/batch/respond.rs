@@ -187,7 +187,7 @@ impl<'a> Answers<'a> {
         dims[axis] = length as i64;
         let chunks = layout.chunks(place, self.rows, 0, length);
         if bound.data_type == DataType::Bytes {
-            return answer.send_strings(response, &dims, &strings::window(chunks, view.strings));
+            return answer.send_strings(response, &dims, strings::window(chunks, view.strings));
         }
         let buffer = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
         fill(bound, buffer, |row| rows::take_window(chunks, view.bytes, row))
@@ -304,7 +304,7 @@ impl<'a> Answer<'a> {
         }
     }
 
-    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &Vec<u8>> {
+    fn strings(&self, place: usize, rows: usize) -> impl Iterator<Item = &[u8]> {
         strings::row(self.layout, self.view.strings, place, rows)
     }
 
@@ -312,7 +312,7 @@ impl<'a> Answer<'a> {
         &self,
         response: &mut Response,
         dims: &[i64],
-        elements: impl IntoIterator<Item = &'s Vec<u8>>,
+        elements: impl IntoIterator<Item = &'s [u8]>,
     ) -> Result<(), Error> {
         let bytes = strings::write(elements);
         let buffer = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;

@@ -53,7 +53,7 @@ fn zeros(
     if let Some(axis) = batch_axis {
         whole[axis] = rows as i64;
     }
-    Ok(step.set_strings(index, dims, rows, &vec![Vec::new(); element_count(&whole).unwrap_or(0)])?)
+    Ok(step.set_strings(index, dims, rows, &vec![[0; 0]; element_count(&whole).unwrap_or(0)])?)
 }
 
 fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {

@@ -15,7 +15,7 @@ mod varying;
 pub use bytes::{Bytes, BytesMut, Span, Store};
 pub use host::Buffer;
 pub use slab::{Slab, SlotMemory, SlotSpec};
-pub use strings::Strings;
+pub use strings::{Elements, Strings};
 pub use varying::{Budget, Elsewhere, NoRoom, PAGES_FROM, Varying};
 
 /// Memory that cannot be had.

@@ -67,7 +67,9 @@ fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: Outp
         });
     }
     let content = match state.data_type {
-        DataType::Bytes => InitialContent::Strings(view.strings.to_vec()),
+        DataType::Bytes => {
+            InitialContent::Strings((0..view.strings.len()).map(|at| view.strings.get(at).to_vec()).collect())
+        }
         _ if element_count(&dims) == Some(0) => InitialContent::Zeros,
         _ => InitialContent::Bytes(view.bytes.to_vec()),
     };

@@ -6,6 +6,7 @@ use std::ptr;
 use super::open::SessionError;
 use super::tensors::Tensors;
 use super::value::Value;
+use crate::memory::Elements;
 use crate::tensor::{DataType, element_count};
 
 /// An output.
@@ -25,7 +26,7 @@ pub(super) struct Output {
     pub stays: bool,
     /// What ONNX Runtime made in the last run, where it decides the shape.
     pub made: Option<Value>,
-    pub strings: Vec<Vec<u8>>,
+    pub strings: Elements,
 }
 
 impl Output {

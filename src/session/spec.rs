@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use crate::memory::Bytes;
+use crate::memory::{Bytes, Elements};
 use crate::tensor::{DataType, element_count};
 
 /// What a step feeds and fetches.
@@ -94,7 +94,7 @@ pub struct OutputView<'a> {
     /// Row-major elements, if they are read; none for strings.
     pub bytes: &'a [u8],
     /// Row-major elements, for strings.
-    pub strings: &'a [Vec<u8>],
+    pub strings: &'a Elements,
 }
 
 /// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such

@@ -9,6 +9,7 @@ use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr
 
 use parking_lot::Mutex;
 
+use crate::memory::Elements;
 use crate::memory::device::Device;
 use crate::tensor::DataType;
 
@@ -53,7 +54,7 @@ impl Value {
     }
 
     /// A tensor of strings, in memory of ONNX Runtime's.
-    pub fn of_strings(strings: &[Vec<u8>], dims: &[i64]) -> Result<Self, String> {
+    pub fn of_strings<S: AsRef<[u8]>>(strings: &[S], dims: &[i64]) -> Result<Self, String> {
         let api = ort::api();
         let (mut allocator, mut value) = (ptr::null_mut(), ptr::null_mut());
         let element = Element::ONNX_TENSOR_ELEMENT_DATA_TYPE_STRING;
@@ -63,7 +64,7 @@ impl Value {
             check((api.CreateTensorAsOrtValue)(allocator, dims.as_ptr(), dims.len(), element, &mut value))?;
             Self::from_run(value).ok_or("ONNX Runtime made no tensor")?
         };
-        for (index, string) in strings.iter().enumerate() {
+        for (index, string) in strings.iter().map(AsRef::as_ref).enumerate() {
             let mut buffer = ptr::null_mut();
             // SAFETY: ONNX Runtime checks the index and gives a buffer of the length asked for.
             unsafe {
@@ -76,7 +77,7 @@ impl Value {
     }
 
     /// The elements of a tensor of `count` strings.
-    pub fn strings(&self, count: usize) -> Result<Vec<Vec<u8>>, String> {
+    pub fn strings(&self, count: usize) -> Result<Elements, String> {
         let api = ort::api();
         let mut bytes = 0;
         // SAFETY: the value is a live tensor; ONNX Runtime checks its type.
@@ -87,8 +88,7 @@ impl Value {
             let read = api.GetStringTensorContent;
             check(read(self.as_ptr(), content.as_mut_ptr().cast(), bytes, starts.as_mut_ptr(), count))?;
         }
-        let ends = starts.iter().copied().skip(1).chain([bytes]);
-        Ok(starts.iter().zip(ends).map(|(&start, end)| content[start..end].to_vec()).collect())
+        Ok(Elements::new(content, starts))
     }
 
     /// Takes over a tensor that a run made.

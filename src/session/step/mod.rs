@@ -29,7 +29,7 @@ use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, narrowing, put, take_on_host};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Foreign, Queue, RowIn};
-use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store};
+use crate::memory::{BytesMut, Elements, MemoryError, PAGES_FROM, Store};
 use crate::tensor::{DataType, RowLayout};
 
 struct Input {
@@ -118,7 +118,7 @@ impl Step {
                 is_read: output.is_read,
                 stays: stays && output.dims.is_none(),
                 made: None,
-                strings: Vec::new(),
+                strings: Elements::default(),
             })
         });
         let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
@@ -203,7 +203,7 @@ impl Step {
     /// Frees what the last run made, and what only large growing states need.
     pub fn release(&mut self) {
         for output in &mut self.outputs {
-            (output.made, output.strings) = (None, Vec::new());
+            (output.made, output.strings) = (None, Elements::default());
             if output.is_input && output.tensors.store.byte_len() >= PAGES_FROM {
                 output.tensors.release();
             }
@@ -295,12 +295,12 @@ impl Step {
     }
 
     /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored).
-    pub fn set_strings(
+    pub fn set_strings<S: AsRef<[u8]>>(
         &mut self,
         index: usize,
         dims: &[i64],
         rows: usize,
-        strings: &[Vec<u8>],
+        strings: &[S],
     ) -> Result<(), SessionError> {
         let input = &mut self.inputs[index];
         let mut dims = dims.to_vec();
