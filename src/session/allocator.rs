@@ -16,8 +16,43 @@ use parking_lot::Mutex;
 use super::value::{MemoryKind, check};
 use crate::memory::{Buffer, PAGES_FROM};
 
-/// Tensors with pages of their own, by address.
-static PAGES: Mutex<BTreeMap<usize, Buffer>> = Mutex::new(BTreeMap::new());
+/// Tensors with pages of their own.
+struct Pages {
+    /// By address.
+    used: BTreeMap<usize, Buffer>,
+    /// Freed ones for the next run: the system takes longer to make small pages than a run to write them. From
+    /// [`SPARE_TO`] on pages are large, and quickly made.
+    spare: Vec<Buffer>,
+}
+
+static PAGES: Mutex<Pages> = Mutex::new(Pages { used: BTreeMap::new(), spare: Vec::new() });
+
+/// The largest tensor whose pages are used again.
+const SPARE_TO: usize = 4 << 20;
+
+/// How many of them are kept: 32 MiB at most.
+const SPARE_COUNT: usize = 8;
+
+impl Pages {
+    fn alloc(&mut self, bytes: usize) -> Option<*mut c_void> {
+        // What is not touched costs nothing.
+        let bytes = if bytes <= SPARE_TO { bytes.next_power_of_two() } else { bytes };
+        let spare = self.spare.iter().position(|pages| pages.len() == bytes);
+        let pages = spare.map_or_else(|| Buffer::new(bytes).ok(), |at| Some(self.spare.swap_remove(at)))?;
+        let address = pages.as_ptr();
+        self.used.insert(address.addr(), pages);
+        Some(address.cast())
+    }
+
+    /// Returns whether the tensor had pages of its own.
+    fn free(&mut self, data: *mut c_void) -> bool {
+        let Some(pages) = self.used.remove(&data.addr()) else { return false };
+        if pages.len() <= SPARE_TO && self.spare.len() < SPARE_COUNT {
+            self.spare.push(pages);
+        }
+        true
+    }
+}
 
 #[repr(C)]
 struct PageAllocator {
@@ -54,11 +89,9 @@ pub(super) fn register(environment: &Environment) -> Result<(), String> {
 /// `this` is the allocator of [`register`].
 unsafe extern "C-unwind" fn alloc(this: *mut OrtAllocator, bytes: usize) -> *mut c_void {
     if bytes >= PAGES_FROM
-        && let Ok(pages) = Buffer::new(bytes)
+        && let Some(data) = PAGES.lock().alloc(bytes)
     {
-        let address = pages.as_ptr();
-        PAGES.lock().insert(address.addr(), pages);
-        return address.cast();
+        return data;
     }
     // SAFETY: the default allocator lives for ever. Where there is no memory it throws, through this frame, which has
     // nothing to drop.
@@ -74,8 +107,7 @@ unsafe extern "C-unwind" fn alloc(this: *mut OrtAllocator, bytes: usize) -> *mut
 /// # Safety
 /// `this` is the allocator of [`register`], and `data` came from [`alloc`].
 unsafe extern "system" fn free(this: *mut OrtAllocator, data: *mut c_void) {
-    let pages = PAGES.lock().remove(&data.addr());
-    if pages.is_none() {
+    if !PAGES.lock().free(data) {
         // SAFETY: what has no pages came from the default allocator.
         unsafe {
             let default = (*this.cast::<PageAllocator>()).default;
@@ -91,4 +123,23 @@ unsafe extern "system" fn free(this: *mut OrtAllocator, data: *mut c_void) {
 unsafe extern "system" fn info(this: *const OrtAllocator) -> *const OrtMemoryInfo {
     // SAFETY: the caller's word.
     unsafe { (*this.cast::<PageAllocator>()).memory }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_pages_are_used_again_and_large_ones_go_back() {
+        let mut pages = Pages { used: BTreeMap::new(), spare: Vec::new() };
+        let first = pages.alloc(700_000).unwrap();
+        assert!(pages.free(first));
+        assert_eq!(pages.alloc(900_000), Some(first), "the pages of one that was freed");
+        let large = pages.alloc(SPARE_TO + 1).unwrap();
+        assert!(pages.free(large) && pages.free(first) && !pages.free(first), "what is free is not ours any more");
+        assert_eq!((pages.used.len(), pages.spare.len()), (0, 1));
+        let many: Vec<_> = (0..2 * SPARE_COUNT).map(|_| pages.alloc(SPARE_TO).unwrap()).collect();
+        assert!(many.into_iter().all(|data| pages.free(data)));
+        assert_eq!(pages.spare.len(), SPARE_COUNT);
+    }
 }
