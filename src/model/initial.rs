@@ -48,6 +48,7 @@ impl InitialStep {
             let (state, view) = (&binding.states[output.state], self.step.output(index)?);
             initial[output.state] = Some(read(binding, state, *output, view)?);
         }
+        self.step.release();
         Ok(initial)
     }
 }

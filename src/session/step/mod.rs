@@ -100,7 +100,7 @@ impl Step {
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
             let is_input = spec.inputs.iter().any(|input| input.name == output.name);
             if is_input && device.is_some() {
-                let what = "an input and an output at once, and on a device".to_owned();
+                let what = "an input and an output at once, on a GPU".to_owned();
                 return Err(SessionError::Unsupported { name: output.name.clone(), what });
             }
             let stays = device.is_some() && output.is_state && output.data_type != DataType::Bytes;
