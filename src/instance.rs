@@ -249,9 +249,7 @@ impl Instance {
     /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
     /// be written over.
     fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
-        let (binding, sequences) = (&self.model.binding, &self.sequences);
-        let bring = || self.residence.bring_home(rows, binding, &mut self.step, sequences);
-        let brought = panic::catch(bring).flatten();
+        let brought = panic::catch(|| self.residence.bring_home(rows, &mut self.step, &self.sequences));
         if brought.is_err() {
             self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
         }
@@ -305,8 +303,8 @@ impl Instance {
         times.compute_start = monotonic_ns();
         fault::point("run", batch.iter().map(|row| &row.request));
         let (from, into) = self.residence.buffers();
-        let kept = self.residence.reads_grown();
-        self.step.run(Run { rows, from, into, kept, lent: &lent, overlays: &overlays, as_graph: true })?;
+        let grown = self.residence.grown();
+        self.step.run(Run { rows, from, into, grown, lent: &lent, overlays: &overlays, as_graph: true })?;
         drop((lent, overlays));
         times.compute_end = monotonic_ns();
         let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
@@ -317,14 +315,11 @@ impl Instance {
             return Ok(());
         }
         if growing_stay {
-            self.residence.keep_growing(batch, &mut self.step);
+            self.residence.keep_growing(batch, binding, &mut self.step);
         }
         for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
             let mut complete = |row: &mut Row| {
-                if !growing_stay {
-                    self.residence.forget_grown(row);
-                }
-                complete_state(binding, &mut self.step, &mut self.residence, place, rows, row);
+                complete_state(&mut self.step, &mut self.residence, place, rows, row);
                 fault::point("complete", [&row.request]);
             };
             let response = response.and_then(|response| {
@@ -346,7 +341,8 @@ impl Instance {
     fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
         let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
-        let stay = is_last && self.residence.growing_can_stay(batch, rows, &self.step);
+        // A tensor of one sequence is in nobody's way; of those of several, one batch is kept.
+        let stay = (is_last || rows == 1) && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
             panic::catch(|| answers.make_room(place, row, limit, stay)).flatten()?;
             Ok(row.request.response()?)

@@ -5,12 +5,12 @@ use smallvec::SmallVec;
 use super::Row;
 use super::residence::Residence;
 use super::state_row::{StateContent, StateRow};
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source, StatePlace};
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
 use crate::error::Error;
+use crate::memory::ClientBytes;
 use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
-use crate::memory::{ClientBytes, Varying};
 use crate::sequence::SequenceId;
 use crate::session::{Lent, Overlay, Step};
 use crate::tensor::{DataType, RowLayout, WindowLayout};
@@ -38,13 +38,12 @@ pub fn gather<'a>(
 ) -> Result<Gathered<'a>, Error> {
     let batch = Padded { batch, places };
     let (mut lent, mut overlays, mut copied) = (SmallVec::new(), Vec::new(), 0);
-    step.begin();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::Request(request) => requests(step, index, binding, input, request, batch, &mut overlays)?,
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
-            Source::State(number) if residence.reads_grown() && !binding.states[*number].is_in_slot() => {}
-            Source::State(number) => match lend(step, index, binding, *number, batch, residence) {
+            Source::State(number) if residence.grown().is_some() && !binding.states[*number].is_in_slot() => {}
+            Source::State(number) => match lend(index, binding, *number, batch, residence) {
                 Some(state) => lent.push(state),
                 None if binding.states[*number].is_in_slot() => {}
                 None => copied += states(step, index, binding, *number, batch)?,
@@ -59,10 +58,8 @@ pub fn gather<'a>(
 /// A state smaller than this is copied: making a tensor over it takes as long.
 const LEND_FROM: usize = 4096;
 
-/// The state of the only row of a batch, which is a tensor where it lies. Where its size varies, the run is told what
-/// to expect, so that it can write to a buffer that becomes the next state's.
+/// The state of the only row of a batch, which is a tensor where it lies.
 fn lend<'a>(
-    step: &mut Step,
     input: usize,
     binding: &'a Binding,
     number: usize,
@@ -81,11 +78,6 @@ fn lend<'a>(
     };
     if bytes.byte_len() < LEND_FROM {
         return None;
-    }
-    if let (StatePlace::Beside(kept), Some(lease), false) = (state.place, &row.lease, row.is_fresh())
-        && let Some(expected) = lease.varying(kept).and_then(Varying::expected_dims)
-    {
-        step.expect_output(state.output, expected);
     }
     Some(Lent { input, state: number, dims, bytes })
 }
@@ -277,9 +269,13 @@ fn states(step: &mut Step, index: usize, binding: &Binding, number: usize, batch
     let layout = state.layout(dims).ok_or_else(|| wrong_shape(&binding.inputs[state.input], dims))?;
     let of_rows = batch.rows().map(|row| StateRow::of(binding, number, row).content).enumerate();
     if state.data_type == DataType::Bytes {
-        let of_row = |(place, content)| match content {
-            StateContent::Strings(elements) => Some(strings::places(layout, place, rows).zip(elements.iter())),
-            _ => None,
+        let of_row = |(place, content)| {
+            let elements: Box<dyn Iterator<Item = &[u8]>> = match content {
+                StateContent::Strings(elements) => Box::new(elements.iter()),
+                StateContent::WrittenStrings(written) => Box::new(strings::elements(written).flatten()),
+                _ => return None,
+            };
+            Some(strings::places(layout, place, rows).zip(elements))
         };
         step.set_strings(index, dims, rows, of_rows.filter_map(of_row).flatten())?;
         return Ok(0);

@@ -1,17 +1,19 @@
 //! States that stay where a run wrote them, and the way of the others in and out.
 //!
 //! States of fixed size lie in batch buffers. Which lies where is [`Residency`]'s to know; here the rows of a batch are
-//! put in its order, and the bytes of those that join or leave are copied. Of growing states, the tensors of the last
-//! batch stay as ONNX Runtime made them, for a next batch of the same sequences; for any other they go home to what
-//! each sequence has beside its slot.
+//! put in its order, and the bytes of those that join or leave are copied. Growing states stay in the tensors that a run
+//! made of them, which the sequences of the batch hold together: a next batch of the same sequences reads them as they
+//! are; before any other, each is copied to what its sequence has beside its slot.
+
+use std::sync::{Arc, Weak};
 
 use super::Row;
 use super::state_row::StateRow;
 use crate::binding::{Binding, StatePlace};
 use crate::error::Error;
-use crate::memory::{MemoryError, SlotMemory, Varying};
-use crate::model::{Answered, Lease, LiveSequences};
-use crate::session::{Lent, RowAt, Step};
+use crate::memory::{Elsewhere, MemoryError, SlotMemory, Varying};
+use crate::model::{Answered, LiveSequences};
+use crate::session::{Grown, Lent, RowAt, Step};
 use crate::state::pool::SlotId;
 use crate::state::residency::{Place, Plan, Residency};
 use crate::tensor::RowLayout;
@@ -26,10 +28,12 @@ pub struct Residence {
     /// Positions of the batch whose states are not in place.
     joining: Vec<usize>,
     growing: Vec<GrowingState>,
-    /// The sequences whose growing states are in the tensors of the last batch, by position.
-    grown: Vec<Option<SlotId>>,
-    /// The next run reads those tensors.
-    reads_grown: bool,
+    /// What the next run reads growing states from, if they are all in the tensors of one batch.
+    grown: Option<Arc<Grown>>,
+    /// The tensors of the last batch of several sequences, and those that may have their states there.
+    last_grown: (Weak<Grown>, Vec<SlotId>),
+    /// Tensors that states are being copied out of.
+    being_copied: Vec<Arc<Grown>>,
     /// Slots of sequences that wait, which states are on their way to.
     written: Vec<SlotMemory>,
     /// What such sequences have beside their slots, where growing states are on their way to.
@@ -79,16 +83,17 @@ impl Residence {
             slots: Vec::new(),
             joining: Vec::new(),
             growing: growing.collect(),
-            grown: Vec::new(),
-            reads_grown: false,
+            grown: None,
+            last_grown: (Weak::new(), Vec::new()),
+            being_copied: Vec::new(),
             written: Vec::new(),
             taken: Vec::new(),
         }
     }
 
-    /// Whether the next run reads the growing states from the tensors of the last one.
-    pub const fn reads_grown(&self) -> bool {
-        self.reads_grown
+    /// What the next run reads the growing states from, if they are all in the tensors of one batch.
+    pub fn grown(&self) -> Option<&Grown> {
+        self.grown.as_deref()
     }
 
     /// The batch buffers that the next run reads and writes.
@@ -105,7 +110,11 @@ impl Residence {
         step: &mut Step,
         sequences: &LiveSequences,
     ) -> Result<(), Error> {
-        self.reads_grown = !self.grown.is_empty() && batch.len() == places && self.order_as_grown(batch);
+        self.grown = None;
+        let grown = self.common_tensors(batch).filter(|grown| grown.rows() == places && batch.len() == places);
+        if grown.is_some() {
+            batch.sort_by_key(|row| self.elsewhere(row).map(|at| at.position));
+        }
         if !self.states.is_empty() {
             self.slots.clear();
             self.slots.extend(batch.iter().map(Row::slot_with_state));
@@ -120,25 +129,26 @@ impl Residence {
                 |&position: &usize| place_of(&batch[position]) == Some(Place { buffer: self.plan.from, position });
             self.joining.extend((0..batch.len()).filter(|position| !is_in_place(position)));
         }
-        self.reads_grown &= self.grown.iter().zip(batch.iter()).all(|(slot, row)| *slot == row.slot_with_state());
-        match self.reads_grown {
-            true => Ok(()),
-            false => self.bring_grown_home(batch, binding, step, sequences),
+        let is_in_place =
+            |(position, row): (usize, &Row)| self.elsewhere(row).is_some_and(|at| at.position == position);
+        self.grown = grown.filter(|_| batch.iter().enumerate().all(is_in_place));
+        match self.grown {
+            Some(_) => Ok(()),
+            None => self.copy_grown(batch, binding, step, sequences),
         }
     }
 
-    /// Puts a batch in the order of the tensors of the last one. Whether it has the same sequences.
-    fn order_as_grown(&self, batch: &mut [Row]) -> bool {
-        if self.grown.len() != batch.len() {
-            return false;
-        }
-        for position in 0..batch.len() {
-            let wanted = self.grown[position];
-            let found = (position..batch.len()).find(|&at| batch[at].slot_with_state() == wanted);
-            let Some(found) = found.filter(|_| wanted.is_some()) else { return false };
-            batch.swap(position, found);
-        }
-        true
+    /// Where the growing states of a row are, if they are in the tensors of a batch.
+    fn elsewhere<'a>(&self, row: &'a Row) -> Option<&'a Elsewhere> {
+        row.slot_with_state()?;
+        row.lease.as_ref()?.varying(self.growing.first()?.beside)?.elsewhere()
+    }
+
+    /// The tensors in which all rows have their growing states.
+    fn common_tensors(&self, batch: &[Row]) -> Option<Arc<Grown>> {
+        let tensors = &self.elsewhere(batch.first()?)?.tensors;
+        let is_there = |row: &Row| self.elsewhere(row).is_some_and(|at| Arc::ptr_eq(&at.tensors, tensors));
+        batch.iter().all(is_there).then(|| tensors.clone().downcast().ok()).flatten()
     }
 
     /// Whether the state of the only row lies in its slot, so that it can be lent.
@@ -208,57 +218,66 @@ impl Residence {
     }
 
     /// Writes the states of rows home, so that each can run in any company.
-    pub fn bring_home(
-        &mut self,
-        rows: &mut [Row],
-        binding: &Binding,
-        step: &mut Step,
-        sequences: &LiveSequences,
-    ) -> Result<(), Error> {
+    pub fn bring_home(&mut self, rows: &mut [Row], step: &mut Step, sequences: &LiveSequences) {
         let places = rows.iter().filter_map(|row| {
             let slot = row.slot_with_state()?;
             Some((slot, self.residency.place(slot)?))
         });
         let places: Vec<_> = places.collect();
         self.write_home(&places, rows, step, sequences);
-        for row in rows {
-            let position = self.grown.iter().position(|slot| slot.is_some() && *slot == row.slot_with_state());
-            if let (Some(position), Some(lease)) = (position, &mut row.lease) {
-                let at = (position, self.grown.len());
-                bring_row_home(&self.growing, at, binding, step, lease.contents_mut(), sequences)?;
-                self.grown[position] = None;
-            }
-        }
-        Ok(())
+        // Their leases have what they hold of the last batch.
+        let is_here = |slot: &SlotId| rows.iter().any(|row| row.slot_with_state() == Some(*slot));
+        self.last_grown.1.retain(|slot| !is_here(slot));
     }
 
-    /// Writes all growing states home that are in the tensors of the last batch: those of `rows` through their leases,
-    /// the others through what is held until that is done, as it may not go before it has been written.
-    fn bring_grown_home(
+    /// Copies the growing states of `rows` out of the tensors that they are in, and those that wait for their next
+    /// request out of the tensors of the last batch: else one sequence would keep the memory of all.
+    fn copy_grown(
         &mut self,
         rows: &mut [Row],
         binding: &Binding,
         step: &mut Step,
         sequences: &LiveSequences,
     ) -> Result<(), Error> {
-        for position in 0..self.grown.len() {
-            let Some(slot) = self.grown[position] else { continue };
-            let lease = rows.iter_mut().filter_map(|row| row.lease.as_mut()).find(|lease| lease.slot() == slot);
-            let at = (position, self.grown.len());
-            if let Some(lease) = lease {
-                bring_row_home(&self.growing, at, binding, step, lease.contents_mut(), sequences)?;
-            } else if let Some(contents) = sequences.take_contents(slot) {
-                self.taken.push((slot, contents));
-                if let Some((_, contents)) = self.taken.last_mut() {
-                    bring_row_home(&self.growing, at, binding, step, contents, sequences)?;
-                }
+        let (last, slots) = std::mem::take(&mut self.last_grown);
+        let is_here = |slot: SlotId| rows.iter().any(|row| row.slot_with_state() == Some(slot));
+        let idle: Vec<_> = slots.into_iter().filter(|slot| last.strong_count() > 0 && !is_here(*slot)).collect();
+        for row in rows.iter_mut().filter(|row| row.slot_with_state().is_some()) {
+            if let Some(lease) = &mut row.lease {
+                self.copy_grown_row(binding, step, lease.contents_mut(), sequences)?;
             }
-            self.grown[position] = None;
         }
-        if !self.grown.is_empty() {
-            self.grown.clear();
-            step.drop_growing()?;
-            self.give_back_taken(sequences);
+        for slot in idle {
+            let Some(mut contents) = sequences.take_contents(slot) else { continue };
+            let copied = self.copy_grown_row(binding, step, &mut contents, sequences);
+            self.taken.push((slot, contents));
+            copied?;
+        }
+        if !step.is_on_device() {
+            self.settle(sequences);
+        }
+        Ok(())
+    }
+
+    /// Copies the growing states of a sequence to what it has of its own, if they are in the tensors of a batch.
+    fn copy_grown_row(
+        &mut self,
+        binding: &Binding,
+        step: &Step,
+        contents: &mut [Varying],
+        sequences: &LiveSequences,
+    ) -> Result<(), Error> {
+        for (index, state) in self.growing.iter().enumerate() {
+            let Some(varying) = contents.get_mut(state.beside) else { continue };
+            let Some(Elsewhere { tensors, position, .. }) = varying.elsewhere().cloned() else { continue };
+            let Ok(grown) = tensors.downcast::<Grown>() else { continue };
+            let layout = grown.dims(index).and_then(|dims| binding.states[state.number].layout(dims));
+            if let (Some(layout), Some(room)) = (layout, varying.room_for_elsewhere()?) {
+                step.copy_grown(&grown, index, layout, position, room)?;
+                varying.forget_elsewhere();
+                sequences.count_copied(layout.row_bytes());
+            }
+            self.being_copied.push(grown);
         }
         Ok(())
     }
@@ -270,17 +289,25 @@ impl Residence {
     }
 
     /// The growing states of a batch stay in the tensors that the last run made.
-    pub fn keep_growing(&mut self, batch: &[Row], step: &mut Step) {
-        step.keep_growing();
-        self.grown.clear();
-        self.grown.extend(batch.iter().map(|row| row.lease.as_ref().map(Lease::slot)));
-    }
-
-    /// The growing states of a row have been copied to its sequence.
-    pub fn forget_grown(&mut self, row: &Row) {
-        let slot = row.lease.as_ref().map(Lease::slot);
-        for grown in self.grown.iter_mut().filter(|grown| grown.is_some() && **grown == slot) {
-            *grown = None;
+    pub fn keep_growing(&mut self, batch: &mut [Row], binding: &Binding, step: &mut Step) {
+        let grown = Arc::new(step.take_grown(batch.len()));
+        for (position, row) in batch.iter_mut().enumerate() {
+            let Some(lease) = &mut row.lease else { continue };
+            for (index, state) in self.growing.iter().enumerate() {
+                let bound = &binding.states[state.number];
+                let Some(mut dims) = grown.dims(index).map(<[i64]>::to_vec) else { continue };
+                let Some(layout) = bound.layout(&dims) else { continue };
+                if let Some(dim) = bound.batch_axis.and_then(|axis| dims.get_mut(axis)) {
+                    *dim = 1;
+                }
+                let bytes = bound.kept_bytes(layout);
+                let elsewhere = Elsewhere { tensors: grown.clone(), position, bytes };
+                lease.contents_mut()[state.beside].leave(&dims, elsewhere);
+            }
+        }
+        if batch.len() > 1 {
+            self.last_grown =
+                (Arc::downgrade(&grown), batch.iter().filter_map(|row| Some(row.lease.as_ref()?.slot())).collect());
         }
     }
 
@@ -329,10 +356,8 @@ impl Residence {
     /// What has been moved is in its place: gives back what of sequences that wait was written.
     pub fn settle(&mut self, sequences: &LiveSequences) {
         self.written.clear();
-        self.give_back_taken(sequences);
-    }
-
-    fn give_back_taken(&mut self, sequences: &LiveSequences) {
+        self.being_copied.clear();
+        self.grown = None;
         for (slot, contents) in self.taken.drain(..) {
             sequences.give_contents(slot, contents);
         }
@@ -350,29 +375,6 @@ impl Residence {
     fn row_at(&self, Place { buffer, position }: Place) -> RowAt {
         RowAt { buffer, position, rows: self.residency.run_rows(buffer) }
     }
-}
-
-/// Copies the row at `at` (its place, and how many there are) of the kept tensors to what its sequence has.
-fn bring_row_home(
-    growing: &[GrowingState],
-    at: (usize, usize),
-    binding: &Binding,
-    step: &Step,
-    contents: &mut [Varying],
-    sequences: &LiveSequences,
-) -> Result<(), Error> {
-    for (index, state) in growing.iter().enumerate() {
-        let (Some(dims), Some(varying)) = (step.kept_dims(index), contents.get_mut(state.beside)) else {
-            continue;
-        };
-        let Some(layout) = binding.states[state.number].layout(dims) else { continue };
-        if let Some(row) = varying.bring_home()? {
-            step.take_kept(index, layout, at, row)?;
-            varying.mark_home();
-        }
-        sequences.count_copied(layout.row_bytes());
-    }
-    Ok(())
 }
 
 /// Puts the rows in an order: at each position the row that stood at `order[position]`.

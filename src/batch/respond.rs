@@ -122,13 +122,12 @@ impl<'a> Answers<'a> {
                     continue;
                 };
                 if stay {
-                    varying[number].leave(&answer.dims, state.kept_bytes(answer.layout));
-                } else if !self.step.has_expected(state.output) {
-                    if let Err(error) = self.keep_varying(state, answer, place, &mut varying[number]) {
-                        kept = Err(error);
-                    }
-                    copied += varying[number].bytes().byte_len();
+                    continue;
                 }
+                if let Err(error) = self.keep_varying(state, answer, place, &mut varying[number]) {
+                    kept = Err(error);
+                }
+                copied += varying[number].bytes().byte_len();
             }
             for context in contexts {
                 context.keep(self, place, slot);
@@ -158,7 +157,8 @@ impl<'a> Answers<'a> {
         varying: &mut Varying,
     ) -> Result<(), Error> {
         if state.data_type == DataType::Bytes {
-            varying.write_strings(&answer.dims, answer.strings(place, self.rows).collect());
+            let bytes = strings::written_bytes(answer.strings(place, self.rows));
+            strings::write(answer.strings(place, self.rows), varying.write(&answer.dims, bytes).host());
             return Ok(());
         }
         let kept = varying.write(&answer.dims, state.kept_bytes(answer.layout));
@@ -260,24 +260,12 @@ fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Ite
 }
 
 /// Finishes what [`Answers::keep_state`] has begun: states of fixed size stay in the batch buffer that the run, over
-/// `places` rows, wrote, and states that it wrote to buffers of their own change places with the sequence's.
-pub fn complete_state(
-    binding: &Binding,
-    step: &mut Step,
-    residence: &mut Residence,
-    place: usize,
-    places: usize,
-    row: &mut Row,
-) {
+/// `places` rows, wrote.
+pub fn complete_state(step: &mut Step, residence: &mut Residence, place: usize, places: usize, row: &mut Row) {
     residence.keep(place, places, row, step);
-    let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return };
-    lease.complete(|varying| {
-        for state in &binding.states {
-            if let StatePlace::Beside(number) = state.place {
-                step.exchange_output(state.output, &mut varying[number]);
-            }
-        }
-    });
+    if let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) {
+        lease.complete();
+    }
 }
 
 /// The end of a row of an input, which is the context of the next.
@@ -351,7 +339,9 @@ impl<'a> Answer<'a> {
         dims: &[i64],
         elements: impl Iterator<Item = &'s [u8]> + Clone,
     ) -> Result<(), Error> {
-        let mut bytes = reserve(strings::written_bytes(elements.clone()))?;
+        let count = strings::written_bytes(elements.clone());
+        let mut bytes = reserve(count)?;
+        bytes.resize(count, 0);
         strings::write(elements, &mut bytes);
         let memory = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
         fill(self.bound, memory, std::iter::once(bytes.as_slice()))

@@ -25,6 +25,8 @@ pub enum StateContent<'a> {
     Fp16(Bytes<'a>),
     /// Strings.
     Strings(&'a Strings),
+    /// Strings in Triton's form.
+    WrittenStrings(&'a [u8]),
 }
 
 impl<'a> StateRow<'a> {
@@ -42,7 +44,7 @@ impl<'a> StateRow<'a> {
                 dims: varying.dims(),
                 content: match state.data_type.byte_size() {
                     Some(_) => StateContent::of_bytes(state, varying.bytes()),
-                    None => StateContent::Strings(varying.strings()),
+                    None => StateContent::WrittenStrings(varying.bytes().host()),
                 },
             }),
         });
@@ -66,7 +68,7 @@ impl<'a> StateContent<'a> {
     /// For a row of numbers.
     pub const fn of_row(self) -> RowContent<'a> {
         match self {
-            Self::Zeros | Self::Strings(_) => RowContent::Zeros,
+            Self::Zeros | Self::Strings(_) | Self::WrittenStrings(_) => RowContent::Zeros,
             Self::Exact(bytes) => RowContent::Exact(bytes),
             Self::Fp16(bytes) => RowContent::Fp16(bytes),
         }

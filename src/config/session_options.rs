@@ -21,6 +21,10 @@ pub struct SessionOptions {
     pub graph_optimization: GraphOptimization,
     /// Whether memory on the CPU comes from an arena.
     pub mem_arena: bool,
+    /// The configuration asks for the arena, or for one that shrinks.
+    pub mem_arena_is_written: bool,
+    /// Large tensors on the CPU have pages of their own, and there is no arena. Known when the model is.
+    pub pages: bool,
     /// Whether the memory of a run is planned from the last one.
     pub mem_pattern: bool,
     /// Arenas that shrink after each run, such as `cpu:0`.
@@ -70,12 +74,16 @@ impl SessionOptions {
                 "arenas such as 'cpu:0', separated by ';', are expected",
             ));
         }
+        let mem_arena = parameters.switch("enable_mem_arena", true)?;
         Ok(Self {
             intra_op_threads: threads("intra_op_thread_count")?.unwrap_or(1),
             inter_op_threads: threads("inter_op_thread_count")?.unwrap_or(1),
             parallel_execution: parameters.switch("execution_mode", false)?,
             graph_optimization,
-            mem_arena: parameters.switch("enable_mem_arena", true)?,
+            mem_arena,
+            mem_arena_is_written: arena_shrinkage.is_some()
+                || (mem_arena && parameters.text("enable_mem_arena").is_some()),
+            pages: false,
             mem_pattern: parameters.switch("enable_mem_pattern", true)?,
             arena_shrinkage,
             entries: parameters.session_entries(),
@@ -93,7 +101,7 @@ impl fmt::Display for SessionOptions {
             self.inter_op_threads,
             u8::from(self.parallel_execution),
             self.graph_optimization,
-            u8::from(self.mem_arena),
+            u8::from(self.mem_arena && !self.pages),
             u8::from(self.mem_pattern)
         )?;
         if let Some(arenas) = &self.arena_shrinkage {

@@ -238,8 +238,9 @@ impl StateLimits {
     fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
         let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
         let written = (bytes("max_state_bytes")?, bytes("max_state_bytes_per_sequence")?);
-        let total = written.0.unwrap_or_else(|| machine_memory() / 2);
-        let per_sequence = written.1.unwrap_or(total);
+        // What a batch makes comes on top while it runs, and other models want their part, too.
+        let total = written.0.unwrap_or_else(|| machine_memory() / 4);
+        let per_sequence = written.1.unwrap_or_else(|| total.min(machine_memory() / 64));
         if per_sequence > total {
             let rule = format!("it must not be larger than max_state_bytes, {total}");
             return Err(bad("max_state_bytes_per_sequence", per_sequence, rule));
@@ -334,8 +335,9 @@ mod tests {
     #[test]
     fn the_limits_are_read_and_have_an_order() {
         let limits = |parameters: &[(&str, &str)]| config(json!([]), parameters).map(|config| config.states.limits);
-        let half = limits(&[]).unwrap();
-        assert!(half.total > 0 && half.total == half.per_sequence);
+        let default = limits(&[]).unwrap();
+        assert_eq!((default.total, default.per_sequence), (machine_memory() / 4, machine_memory() / 64));
+        assert_eq!(limits(&[("max_state_bytes", "1000")]).unwrap().per_sequence, 1000);
         let given = limits(&[("max_state_bytes", "1000"), ("max_state_bytes_per_sequence", "10")]).unwrap();
         assert_eq!(given, StateLimits { per_sequence: 10, total: 1000, are_written: true });
         for (name, value) in [("max_state_bytes", "0"), ("max_state_bytes_per_sequence", "-1")] {

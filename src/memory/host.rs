@@ -25,23 +25,13 @@ impl Buffer {
         Ok(Self { pages: pages.into(), bytes })
     }
 
-    /// Makes it larger; the contents stay, and are not copied.
-    pub fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
+    /// Makes it larger or smaller; the contents stay as far as there is room, and are not copied.
+    pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryError> {
         // SAFETY: an anonymous mapping of this buffer's own; `&mut self` says that no slice of it is left.
-        unsafe { self.pages.remap(bytes, RemapOptions::new().may_move(true)) }
+        unsafe { self.pages.remap(bytes.max(1), RemapOptions::new().may_move(true)) }
             .map_err(|_| MemoryError::Host { bytes })?;
         self.bytes = bytes;
         Ok(())
-    }
-
-    /// Gives the pages behind the first `kept` bytes back to the system; they read as zeros again.
-    pub fn trim(&mut self, kept: usize) {
-        let page = page_bytes();
-        let from = kept.next_multiple_of(page);
-        if from < self.bytes {
-            // SAFETY: whole pages of this mapping; private anonymous memory reads as zeros afterwards.
-            unsafe { libc::madvise(self.as_ptr().add(from).cast(), self.bytes - from, libc::MADV_DONTNEED) };
-        }
     }
 
     /// Bytes that were asked for.
@@ -72,11 +62,6 @@ impl Buffer {
     }
 }
 
-fn page_bytes() -> usize {
-    // SAFETY: a plain question to the system.
-    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,13 +79,13 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_grows_around_its_contents_and_gives_pages_back() {
+    fn a_buffer_grows_and_shrinks_around_its_contents() {
         let mut buffer = Buffer::new(10_000).unwrap();
         buffer.bytes_mut().fill(7);
-        buffer.grow(1 << 20).unwrap();
+        buffer.resize(1 << 20).unwrap();
         assert!(buffer.bytes()[..10_000].iter().all(|&byte| byte == 7));
-        buffer.trim(100);
-        assert!(buffer.bytes()[..100].iter().all(|&byte| byte == 7));
-        assert!(buffer.bytes()[page_bytes()..].iter().all(|&byte| byte == 0));
+        assert!(buffer.bytes()[10_000..].iter().all(|&byte| byte == 0));
+        buffer.resize(100).unwrap();
+        assert_eq!(buffer.bytes(), [7; 100]);
     }
 }

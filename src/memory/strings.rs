@@ -78,7 +78,7 @@ pub fn count(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The elements in Triton's form, and a last `None` if a length says more than there is.
-fn elements(mut rest: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
+pub fn elements(mut rest: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     std::iter::from_fn(move || {
         if rest.is_empty() {
             return None;
@@ -95,11 +95,14 @@ pub fn written_bytes<'a>(elements: impl Iterator<Item = &'a [u8]>) -> usize {
     elements.map(|element| element.len() + LENGTH_BYTES).sum()
 }
 
-/// Appends elements in Triton's form.
-pub fn write<'a>(elements: impl Iterator<Item = &'a [u8]>, to: &mut Vec<u8>) {
+/// Writes elements in Triton's form to where there are just as many bytes.
+pub fn write<'a>(elements: impl Iterator<Item = &'a [u8]>, mut rest: &mut [u8]) {
     for element in elements {
-        to.extend_from_slice(&(element.len() as u32).to_le_bytes());
-        to.extend_from_slice(element);
+        let (length, behind) = rest.split_at_mut(LENGTH_BYTES);
+        length.copy_from_slice(&(element.len() as u32).to_le_bytes());
+        let (bytes, behind) = behind.split_at_mut(element.len());
+        bytes.copy_from_slice(element);
+        rest = behind;
     }
 }
 
@@ -122,9 +125,8 @@ mod tests {
     use super::*;
 
     fn written(strings: &Strings) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let mut bytes = vec![0; written_bytes(strings.iter())];
         write(strings.iter(), &mut bytes);
-        assert_eq!(bytes.len(), written_bytes(strings.iter()));
         bytes
     }
 

@@ -1,19 +1,20 @@
 //! States whose size varies: growing tensors and strings. They belong to their sequence, beside its slot.
 //!
-//! Rules: what is kept is paid for: a [`Charge`] holds its bytes in a [`Budget`] until it is dropped. Room is made
-//! before anything is written, so that writing cannot fail half-way.
+//! Rules: what is kept is paid for: a [`Charge`] holds its bytes in a [`Budget`] until it is dropped, and no more is
+//! allocated than is paid for, but for the rest of a page. Room is made before anything is written, so that writing
+//! cannot fail half-way.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::device::{Device, DeviceBuffer, DeviceError};
 use super::host::Buffer;
-use super::strings::{self, Strings};
 use super::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
 /// Smaller ones come from the allocator, as a process can have some ten thousand mappings only.
-const PAGES_FROM: usize = 256 * 1024;
+pub const PAGES_FROM: usize = 256 * 1024;
 
 /// Memory of a device comes in multiples of so many bytes.
 const DEVICE_GRAIN: usize = 4096;
@@ -89,21 +90,29 @@ impl Drop for Charge {
     }
 }
 
-/// A row of a tensor whose size varies.
+/// A row of a tensor whose size varies. Strings are kept in Triton's form (see [`super::strings`]).
 pub struct Varying {
     dims: Vec<i64>,
-    /// Those before the last write.
-    earlier_dims: Vec<i64>,
-    /// Where the elements are to be kept, if not on the host. What found no room there when it came home is on the
-    /// host.
+    /// Where the elements are to be kept, if not on the host. What found no room there when it was copied out of the
+    /// tensor of a batch is on the host.
     device: Option<Arc<Device>>,
     bytes: Kept,
     /// Room on the device, which takes the place of `bytes` when it is written.
     next: Option<DeviceBuffer>,
-    /// How many bytes it has in a tensor of its batch, and not here.
-    elsewhere: usize,
-    strings: Strings,
+    /// Where the elements are, if not in `bytes`.
+    elsewhere: Option<Elsewhere>,
     charge: Charge,
+}
+
+/// A row of a tensor that the sequences of a batch hold together.
+#[derive(Clone)]
+pub struct Elsewhere {
+    /// What the tensor belongs to.
+    pub tensors: Arc<dyn Any + Send + Sync>,
+    /// Which row.
+    pub position: usize,
+    /// Bytes of the row.
+    pub bytes: usize,
 }
 
 impl Varying {
@@ -111,8 +120,7 @@ impl Varying {
     pub fn new(budget: &Arc<Budget>, device: Option<&Arc<Device>>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
         let (device, bytes) = (device.cloned(), Kept::none());
-        let (dims, earlier_dims, strings) = (Vec::new(), Vec::new(), Strings::default());
-        Self { dims, earlier_dims, device, bytes, next: None, elsewhere: 0, strings, charge }
+        Self { dims: Vec::new(), device, bytes, next: None, elsewhere: None, charge }
     }
 
     /// Dimensions of the row, with 1 for the batch axis.
@@ -120,60 +128,41 @@ impl Varying {
         &self.dims
     }
 
-    /// The elements, if they are not strings; none while they are elsewhere.
+    /// The elements; none while they are elsewhere.
     pub fn bytes(&self) -> Bytes<'_> {
         self.bytes.bytes()
     }
 
-    /// The elements, if they are strings.
-    pub fn strings(&self) -> &Strings {
-        &self.strings
-    }
-
-    /// The dims after the next request, if it changes them as the last one did. `None` if there was no last one, and
-    /// for what is so small that it may as well be copied.
-    pub fn expected_dims(&self) -> Option<Vec<i64>> {
-        let is_large = matches!(self.bytes, Kept::Pages { .. }) && self.device.is_none();
-        let next = |(now, earlier): (&i64, &i64)| (2 * now - earlier).max(0);
-        (is_large && self.dims.len() == self.earlier_dims.len())
-            .then(|| self.dims.iter().zip(&self.earlier_dims).map(next).collect())
-    }
-
-    /// Takes a buffer that begins with the new elements, for which there is room, and leaves the old one in its place.
-    pub fn exchange(&mut self, dims: &[i64], bytes: usize, buffer: &mut Buffer) {
-        self.set_dims(dims);
-        self.elsewhere = 0;
-        self.bytes.exchange(buffer, bytes);
-        let _ = self.charge.set(bytes);
+    /// Where the elements are, if they are in a tensor of a batch.
+    pub const fn elsewhere(&self) -> Option<&Elsewhere> {
+        self.elsewhere.as_ref()
     }
 
     /// The new elements lie in a tensor of their batch, and are paid for.
-    pub fn leave(&mut self, dims: &[i64], bytes: usize) {
+    pub fn leave(&mut self, dims: &[i64], elsewhere: Elsewhere) {
         self.set_dims(dims);
         (self.bytes, self.next) = (Kept::none(), None);
-        self.elsewhere = bytes;
-        let _ = self.charge.set(bytes);
+        let _ = self.charge.set(elsewhere.bytes);
+        self.elsewhere = Some(elsewhere);
     }
 
     /// Where the elements are to be copied to that lie elsewhere; `None` if none do. On the host, if the device has no
-    /// room. To be followed by [`Varying::mark_home`].
-    pub fn bring_home(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
-        if self.elsewhere == 0 {
-            return Ok(None);
-        }
-        match self.make_room(self.elsewhere) {
+    /// room. To be followed by [`Varying::forget_elsewhere`].
+    pub fn room_for_elsewhere(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
+        let Some(bytes) = self.elsewhere.as_ref().map(|elsewhere| elsewhere.bytes) else { return Ok(None) };
+        match self.make_room(bytes) {
             Err(NoRoom::Memory(MemoryError::Device(DeviceError::OutOfMemory { .. }))) => {
                 self.bytes = Kept::none();
-                self.bytes.reserve(self.elsewhere)?;
+                self.bytes.reserve(bytes)?;
             }
             made => made?,
         }
-        Ok(Some(self.room(self.elsewhere)))
+        Ok(Some(self.room(bytes)))
     }
 
     /// The elements that were elsewhere have been copied, or will have been before they are read.
-    pub const fn mark_home(&mut self) {
-        self.elsewhere = 0;
+    pub fn forget_elsewhere(&mut self) {
+        self.elsewhere = None;
     }
 
     /// Pays for `bytes` bytes that will lie elsewhere.
@@ -183,8 +172,8 @@ impl Varying {
 
     /// Makes room for `bytes` bytes. What is kept stays as it is, whatever comes of it.
     pub fn reserve(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        self.make_room(bytes)?;
-        self.charge.set(bytes.max(self.charge.bytes))
+        self.charge.set(bytes.max(self.charge.bytes))?;
+        self.make_room(bytes)
     }
 
     fn make_room(&mut self, wanted: usize) -> Result<(), NoRoom> {
@@ -206,36 +195,24 @@ impl Varying {
         self.bytes.resize(bytes)
     }
 
-    /// Makes room for strings of `bytes` bytes in all (see [`strings::written_bytes`]).
-    pub fn reserve_strings(&mut self, bytes: usize) -> Result<(), NoRoom> {
-        self.charge.set(bytes.max(self.charge.bytes))
-    }
-
     /// Where the elements are to be written, `bytes` bytes for which there is room, that replace those so far.
     pub fn write(&mut self, dims: &[i64], bytes: usize) -> BytesMut<'_> {
         self.set_dims(dims);
-        self.elsewhere = 0;
+        self.elsewhere = None;
         // Less than is reserved is always granted.
         let _ = self.charge.set(bytes);
         self.room(bytes)
     }
 
-    /// Replaces the elements by strings, for which there is room.
-    pub fn write_strings(&mut self, dims: &[i64], elements: Strings) {
-        self.set_dims(dims);
-        self.strings = elements;
-        let _ = self.charge.set(strings::written_bytes(self.strings.iter()));
-    }
-
     /// Gives up room that was made and not used.
     pub fn release_reserve(&mut self) {
         self.next = None;
-        let kept = self.bytes.bytes().byte_len() + self.elsewhere + strings::written_bytes(self.strings.iter());
-        let _ = self.charge.set(kept);
+        let kept = self.bytes.bytes().byte_len();
+        self.bytes.trim();
+        let _ = self.charge.set(kept + self.elsewhere.as_ref().map_or(0, |elsewhere| elsewhere.bytes));
     }
 
     fn set_dims(&mut self, dims: &[i64]) {
-        std::mem::swap(&mut self.dims, &mut self.earlier_dims);
         self.dims.clear();
         self.dims.extend_from_slice(dims);
     }
@@ -266,60 +243,49 @@ impl Kept {
         match self {
             Self::Allocated { words, .. } if wanted < PAGES_FROM => {
                 let more = wanted.div_ceil(size_of::<u64>()).saturating_sub(words.len());
-                words.try_reserve(more).map_err(|_| MemoryError::Host { bytes: wanted })?;
+                words.try_reserve_exact(more).map_err(|_| MemoryError::Host { bytes: wanted })?;
                 words.resize(words.len() + more, 0);
             }
             Self::Allocated { words, len } => {
-                let mut pages = Buffer::new(doubled(wanted, PAGES_FROM))?;
+                let mut pages = Buffer::new(wanted)?;
                 pages.bytes_mut()[..*len].copy_from_slice(&bytemuck::cast_slice(words)[..*len]);
                 *self = Self::Pages { pages, len: *len };
             }
-            Self::Pages { pages, .. } if wanted > pages.len() => pages.grow(doubled(wanted, pages.len()))?,
+            Self::Pages { pages, .. } if wanted > pages.len() => pages.resize(wanted)?,
             Self::Pages { .. } | Self::Device { .. } => {}
         }
         Ok(())
     }
 
-    /// `wanted` bytes, for which there is room, to be written. Much less than before goes back to the system.
+    /// `wanted` bytes, for which there is room, to be written. What is not needed any more goes back to the system.
     fn resize(&mut self, wanted: usize) -> BytesMut<'_> {
-        let shrinks = matches!(self, Self::Pages { pages, .. } if wanted <= pages.len() / 8);
         let mut smaller = Self::none();
-        if shrinks && smaller.reserve(wanted).is_ok() {
+        if matches!(self, Self::Pages { .. }) && wanted < PAGES_FROM && smaller.reserve(wanted).is_ok() {
             *self = smaller;
         }
         match self {
-            Self::Allocated { words, len } => {
-                *len = wanted;
-                BytesMut::Host(&mut bytemuck::cast_slice_mut(words)[..wanted])
-            }
-            Self::Pages { pages, len } => {
-                *len = wanted;
-                BytesMut::Host(&mut pages.bytes_mut()[..wanted])
-            }
-            Self::Device { buffer, len } => {
-                *len = wanted;
-                BytesMut::Device(buffer.span(0, wanted))
-            }
+            Self::Allocated { len, .. } | Self::Pages { len, .. } | Self::Device { len, .. } => *len = wanted,
+        }
+        self.trim();
+        match self {
+            Self::Allocated { words, len } => BytesMut::Host(&mut bytemuck::cast_slice_mut(words)[..*len]),
+            Self::Pages { pages, len } => BytesMut::Host(&mut pages.bytes_mut()[..*len]),
+            Self::Device { buffer, len } => BytesMut::Device(buffer.span(0, *len)),
         }
     }
 
-    /// Takes a buffer whose first `wanted` bytes are the contents, and gives the old one for it.
-    fn exchange(&mut self, buffer: &mut Buffer, wanted: usize) {
-        let Self::Pages { pages, len } = self else {
-            self.resize(wanted).host().copy_from_slice(&buffer.bytes()[..wanted]);
-            return;
-        };
-        std::mem::swap(pages, buffer);
-        *len = wanted;
-        // What a larger state may have left in it is nobody's.
-        pages.trim(wanted);
+    /// Gives back what is behind the contents, on the host.
+    fn trim(&mut self) {
+        match self {
+            Self::Allocated { words, len } => {
+                words.truncate(len.div_ceil(size_of::<u64>()));
+                words.shrink_to_fit();
+            }
+            // A mapping can always be made smaller; if not, it stays as it is.
+            Self::Pages { pages, len } if *len < pages.len() => drop(pages.resize(*len)),
+            Self::Pages { .. } | Self::Device { .. } => {}
+        }
     }
-}
-
-/// Room that is at least doubled, so that growing step by step costs no call for each. Pages that are not touched cost
-/// nothing.
-fn doubled(wanted: usize, now: usize) -> usize {
-    wanted.max(now.saturating_mul(2))
 }
 
 #[cfg(test)]
@@ -344,43 +310,51 @@ mod tests {
     }
 
     #[test]
-    fn a_large_state_changes_places_with_the_buffer_that_has_the_next() {
-        let budget = Budget::new(64 << 20);
-        let mut state = Varying::new(&budget, None);
-        let step = |state: &mut Varying, rows: i64| {
-            let bytes = rows as usize * 1024;
-            state.reserve(bytes).unwrap();
-            state.write(&[rows, 1024], bytes).host().fill(rows as u8);
-        };
-        step(&mut state, 1);
-        assert_eq!(state.expected_dims(), None, "it is small, and has not grown yet");
-        step(&mut state, 1000);
-        step(&mut state, 1010);
-        assert_eq!(state.expected_dims(), Some(vec![1020, 1024]));
-        let mut buffer = Buffer::new(4 << 20).unwrap();
-        buffer.bytes_mut().fill(9);
-        state.reserve(1020 * 1024).unwrap();
-        state.exchange(&[1020, 1024], 1020 * 1024, &mut buffer);
-        assert!(state.bytes().host().iter().all(|&byte| byte == 9) && state.bytes().host().len() == 1020 * 1024);
-        assert!(buffer.bytes()[..1010 * 1024].iter().all(|&byte| byte == 1010i64 as u8), "the old one");
-        assert_eq!((state.expected_dims(), budget.used()), (Some(vec![1030, 1024]), 1020 * 1024));
-    }
-
-    #[test]
-    fn a_state_that_lies_elsewhere_is_paid_for_and_comes_home() {
+    fn a_state_that_lies_elsewhere_is_paid_for_and_can_be_copied_back() {
         let budget = Budget::new(1 << 20);
         let mut state = Varying::new(&budget, None);
+        let batch: Arc<dyn Any + Send + Sync> = Arc::new(());
+        let elsewhere = |bytes| Elsewhere { tensors: batch.clone(), position: 0, bytes };
         state.reserve_elsewhere(300).unwrap();
-        state.leave(&[1, 300], 300);
+        state.leave(&[1, 300], elsewhere(300));
         state.release_reserve();
         assert_eq!((state.dims(), state.bytes().host().len(), budget.used()), (&[1, 300][..], 0, 300));
-        state.bring_home().unwrap().unwrap().host().fill(5);
+        assert!(state.elsewhere().is_some_and(|at| Arc::ptr_eq(&at.tensors, &batch)));
+        state.room_for_elsewhere().unwrap().unwrap().host().fill(5);
+        state.forget_elsewhere();
         assert_eq!((state.dims(), state.bytes().host(), budget.used()), (&[1, 300][..], &[5; 300][..], 300));
-        state.leave(&[1, 9], 9);
+        state.leave(&[1, 9], elsewhere(9));
         state.reserve(20).unwrap();
         state.write(&[1, 20], 20).host().fill(6);
         state.release_reserve();
         assert_eq!((state.bytes().host(), budget.used()), (&[6; 20][..], 20));
+        state.leave(&[1, 9], elsewhere(9));
+        drop(state);
+        assert_eq!((Arc::strong_count(&batch), budget.used()), (1, 0));
+    }
+
+    /// Bytes that the host has allocated for a state.
+    fn allocated(state: &Varying) -> usize {
+        match &state.bytes {
+            Kept::Allocated { words, .. } => size_of::<u64>() * words.capacity(),
+            Kept::Pages { pages, .. } => pages.len(),
+            Kept::Device { .. } => 0,
+        }
+    }
+
+    #[test]
+    fn no_more_is_allocated_than_is_paid_for() {
+        let budget = Budget::new(64 << 20);
+        let mut state = Varying::new(&budget, None);
+        for bytes in [8, 100_000, 99_000, 16, 300_000, 5 << 20, 4 << 20, 300_000, 200_000, 8, 1 << 20, 0] {
+            state.reserve(bytes).unwrap();
+            state.write(&[1], bytes);
+            assert_eq!((budget.used(), allocated(&state)), (bytes, bytes), "written");
+            state.reserve(8 << 20).unwrap();
+            state.release_reserve();
+            assert_eq!(budget.used(), bytes, "given back");
+            assert!(allocated(&state) <= bytes.max(1), "{} for {bytes}", allocated(&state));
+        }
     }
 
     #[test]
@@ -399,15 +373,5 @@ mod tests {
         assert_eq!(second.reserve(100), Ok(()));
         drop(second);
         assert_eq!(budget.used(), 0);
-    }
-
-    #[test]
-    fn strings_are_paid_for_as_they_are_written() {
-        let budget = Budget::new(20);
-        let mut state = Varying::new(&budget, None);
-        let elements: Strings = ["abc", ""].into_iter().collect();
-        state.reserve_strings(strings::written_bytes(elements.iter())).unwrap();
-        state.write_strings(&[2], elements.clone());
-        assert_eq!((state.strings(), budget.used()), (&elements, 11));
     }
 }

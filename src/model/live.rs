@@ -328,7 +328,7 @@ impl Lease {
         }
     }
 
-    /// The states that vary in size, to bring them home.
+    /// The states that vary in size, to write them.
     pub fn contents_mut(&mut self) -> &mut [Varying] {
         &mut self.varying
     }
@@ -353,12 +353,13 @@ impl Lease {
     pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
             if self.varying.len() <= number {
-                self.varying.push(Varying::new(&self.sequences.budget, self.sequences.device.as_ref()));
+                let device = self.sequences.device.as_ref().filter(|_| matches!(size, VaryingSize::Bytes(_)));
+                self.varying.push(Varying::new(&self.sequences.budget, device));
             }
-            match size {
-                VaryingSize::Bytes(bytes) if elsewhere => self.varying[number].reserve_elsewhere(bytes)?,
-                VaryingSize::Bytes(bytes) => self.varying[number].reserve(bytes)?,
-                VaryingSize::Strings(bytes) => self.varying[number].reserve_strings(bytes)?,
+            if elsewhere {
+                self.varying[number].reserve_elsewhere(size.bytes())?;
+            } else {
+                self.varying[number].reserve(size.bytes())?;
             }
         }
         Ok(())
@@ -372,9 +373,8 @@ impl Lease {
         write(memory, &mut self.varying);
     }
 
-    /// Writes what [`Lease::advance`] has left: the sequence has the state after the request.
-    pub fn complete(&mut self, write: impl FnOnce(&mut [Varying])) {
-        write(&mut self.varying);
+    /// The sequence has the state after the request.
+    pub const fn complete(&mut self) {
         self.written = Written::Wholly;
     }
 

@@ -97,6 +97,7 @@ impl Model {
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
+        config.session = sessions.options().clone();
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
             // Full batches, as stateful_backend has it.
             config.warmup_batch_sizes.push(config.max_rows_per_run);

@@ -43,13 +43,23 @@ impl Sessions {
         &self.file
     }
 
+    /// How ONNX Runtime runs it.
+    pub const fn options(&self) -> &SessionOptions {
+        &self.options
+    }
+
     /// How it runs on a GPU.
     pub const fn providers(&self) -> &Providers {
         &self.providers
     }
 
-    /// Now that the model is known: TensorRT is told for which shapes its engines are to be.
+    /// Now that the model is known: one with growing states is opened anew on the CPU, where large tensors then have
+    /// pages of their own; TensorRT is told for which shapes its engines are to be.
     pub fn complete(&mut self, config: &Config, binding: &Binding) {
+        if binding.has_varying_states() && !self.options.mem_arena_is_written {
+            self.options.pages = true;
+            *self.on_cpu.lock() = None;
+        }
         let Some(options) = &mut self.providers.tensorrt else { return };
         let (shapes, open) = binding.profile_shapes(config.most_rows());
         if open.is_empty() {

@@ -8,6 +8,7 @@ use ort::environment::Environment;
 use ort::environment::GlobalThreadPoolOptions;
 use parking_lot::Mutex;
 
+use super::allocator;
 use super::log_limit::LogLimit;
 
 /// Where libonnxruntime is looked for, most wanted first.
@@ -132,6 +133,9 @@ impl Library {
             .build()
             .map_err(failed)?;
         environment.set_log_level(options.log_level);
+        if let Err(why) = allocator::register(&environment) {
+            log::warn!("memory of large growing states may stay with the process when they are freed: {why}");
+        }
         let version = version(&path).unwrap_or_else(|| "unknown".to_owned());
         Ok(Self { environment, path, version })
     }

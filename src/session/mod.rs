@@ -5,6 +5,7 @@
 //! This is the only module that names `ort`. [`BatchScale`] reads the model's file itself. Not for: knowing whose a
 //! state is, or where it lies between runs.
 
+mod allocator;
 mod batch_scale;
 mod bound_run;
 mod graphs;
@@ -24,4 +25,4 @@ pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPat
 pub use open::{Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use spec::{InputSpec, OutputSpec, OutputView, RowAt, RowContent, StateSpec, StepSpec};
-pub use step::{Lent, OutputCopy, Overlay, Run, Step};
+pub use step::{Grown, Lent, OutputCopy, Overlay, Run, Step};

@@ -203,7 +203,10 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
     for (key, value) in &options.entries {
         builder = builder.with_config_entry(key, value).map_err(text)?;
     }
-    if !options.mem_arena {
+    if options.pages {
+        builder = builder.with_config_entry("session.use_env_allocators", "1").map_err(text)?;
+    }
+    if options.pages || !options.mem_arena {
         // SAFETY: the builder's options are alive and borrowed exclusively; the status is used once.
         unsafe { value::check((ort::api().DisableCpuMemArena)(builder.ptr_mut())) }?;
     }

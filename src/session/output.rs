@@ -20,10 +20,11 @@ pub(super) struct Output {
     pub dims: Option<Vec<i64>>,
     /// As in [`OutputSpec`].
     pub is_read: bool,
+    /// It is one of the inputs, too. ONNX Runtime gives the memory of what was fed then, and writes nothing to a tensor
+    /// of ours.
+    pub is_input: bool,
     /// ONNX Runtime is to leave it where the model runs.
     pub stays: bool,
-    /// What the next run is expected to give, where the model does not say.
-    pub expected: Option<Vec<i64>>,
     /// What ONNX Runtime made in the last run, where it decides the shape.
     pub made: Option<Arc<Value>>,
     pub strings: Strings,
@@ -32,26 +33,38 @@ pub(super) struct Output {
 impl Output {
     /// The tensor to write to, or null for ONNX Runtime to make one.
     pub fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
-        let Some(dims) = self.dims.as_ref().or(self.expected.as_ref()) else { return Ok(ptr::null_mut()) };
+        let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
         self.tensors.shape(dims, rows)?;
         self.tensors.value().map_err(|why| tensor_error(&self.name, why))
     }
 
     /// Takes a tensor over that ONNX Runtime made.
     pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
-        if !self.has_dims() {
+        if self.dims.is_none() {
             // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
             self.made = unsafe { Value::from_run(value) }.map(Arc::new);
         }
     }
 
-    pub const fn has_dims(&self) -> bool {
-        self.dims.is_some() || self.expected.is_some()
+    /// Copies what ONNX Runtime gave of an input, whose memory may be another's soon, to `own` or to a buffer of the
+    /// output's.
+    pub fn copy_input(&mut self, own: Option<&mut Tensors>) -> Result<(), SessionError> {
+        let Some(made) = self.made.take_if(|_| self.tensors.data_type != DataType::Bytes) else { return Ok(()) };
+        let bytes = self.tensors.bytes;
+        // SAFETY: `settle` computed the size from the tensor's own dimensions; it is on the host.
+        let given = unsafe { made.bytes(bytes) }.map_err(|why| tensor_error(&self.name, why))?;
+        let dims = self.tensors.dims.clone();
+        let own = own.unwrap_or(&mut self.tensors);
+        own.bytes = bytes;
+        own.dims.clone_from(&dims);
+        own.reserve()?;
+        own.host_mut()?.copy_from_slice(given);
+        Ok(())
     }
 
     /// Notes the shape of a tensor that ONNX Runtime made.
     pub fn settle(&mut self) -> Result<(), SessionError> {
-        if self.has_dims() {
+        if self.dims.is_some() {
             return Ok(());
         }
         let failed = |why| tensor_error(&self.name, why);

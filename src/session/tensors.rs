@@ -55,6 +55,11 @@ impl Tensors {
     /// differs from the last one.
     pub fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
         self.set_dims(dims, rows)?;
+        self.reserve()
+    }
+
+    /// Makes room for the elements in the current shape.
+    pub fn reserve(&mut self) -> Result<(), MemoryError> {
         if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
             self.by_rows.clear();
             let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;

@@ -790,38 +790,119 @@ def hoard(name: str, **changes) -> Model:
     return dataclasses.replace(model, **changes)
 
 
+STRINGS_MIB = 120  # what the process keeps of a run is in it, which would be 700 with a vector for each string
+
+EIGHT_MIB = {"INPUT": np.ones((1, 512), F32)}
+
 TWO_MIB = {"INPUT": np.random.default_rng(25).integers(-2, 3, (1, 128)).astype(F32)}
 
 
-def test_the_memory_of_sequences_that_end_comes_back_to_the_system(deploy):
+def in_mib(own) -> float:
+    return own.resident_bytes() / MIB
+
+
+@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+def test_states_take_as_much_memory_as_the_gauge_says_and_give_it_back_at_end(deploy, direct):
     own = deploy()
-    model = own.serve(hoard("grows_large").with_parameters("grows_large", enable_mem_arena=0))
+    model = own.serve(hoard("grows_large", direct=direct))
     client = own.connect()
-
-    def resident():
-        return own.resident_bytes() / MIB
-
-    def come_and_go():
-        talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
-        for talk in talks:
-            talk.start(TWO_MIB)
-        for _ in range(7):
-            for talk in talks:
-                talk.step(TWO_MIB)
-        own.settles("stateful_growing_state_bytes", model, 4 * 16 * MIB)
-        highest = resident()
-        for talk in talks:
-            talk.end({"INPUT": TWO_MIB["INPUT"][:, :1]})
+    before = in_mib(own)
+    for _ in range(3):
+        ids = [new_id() for _ in range(4)]
+        for step in range(4):
+            for sequence_id in ids:
+                client.step(model.name, sequence_id, EIGHT_MIB, start=step == 0)
+        own.settles("stateful_growing_state_bytes", model, 4 * 32 * MIB)
+        eventually(lambda: in_mib(own) - before, lambda more: 128 <= more < 128 + 48)
+        for sequence_id in ids:
+            client.step(model.name, sequence_id, TWO_MIB, end=True)
         own.settles("stateful_growing_state_bytes", model, 0)
-        return highest
+        eventually(lambda: in_mib(own) - before, lambda more: more < 48)
 
+
+def test_states_of_a_batch_go_with_the_last_of_its_sequences_that_expires(deploy):
+    own = deploy()
+    model = own.serve(hoard("grows_and_expires", oldest="max_queue_delay_microseconds: 50000", idle_us=2_000_000))
+    before = in_mib(own)
+    client, ids = own.connect(), [new_id() for _ in range(4)]
+    for step in range(4):
+        steps = [lambda i=i: client.step(model.name, i, EIGHT_MIB, start=step == 0) for i in ids]
+        together(steps)
+    assert in_mib(own) - before > 100
+    own.settles("stateful_growing_state_bytes", model, 0)
+    eventually(lambda: in_mib(own) - before, lambda more: more < 48)
+
+
+def test_a_start_far_over_the_limit_leaves_no_memory_behind(deploy):
+    own = deploy()
+    model = own.serve(hoard("grows_too_large").with_parameters("grows_too_large", max_state_bytes_per_sequence=8 * MIB))
+    client = own.connect()
+    before = in_mib(own)
+    for _ in range(3):
+        with pytest.raises(InferenceServerException, match=f"{256 * MIB} bytes.*{8 * MIB}"):
+            client.step(model.name, new_id(), {"INPUT": np.ones((1, 16 * 1024), F32)}, start=True)
+    eventually(lambda: in_mib(own) - before, lambda more: more < 48)
+
+
+def test_memory_that_cannot_be_had_fails_the_request_and_leaves_the_state(deployment):
+    def build():
+        return graph(
+            [
+                node("Expand", "ONE LENGTHS", "MORE"),
+                node("Concat", "KEPT_IN MORE", "KEPT_OUT", axis=1),
+                node("ReduceSum", "KEPT_OUT TIME", "OUTPUT", keepdims=1),
+            ],
+            [("LENGTHS", "int64", [2]), ("KEPT_IN", "fp32", [1, "T"])],
+            [("OUTPUT", "fp32", [1, 1]), ("KEPT_OUT", "fp32", [1, "T_new"])],
+            {"ONE": np.ones((1, 1), F32), "TIME": np.array([1], np.int64)},
+        )
+
+    lengths, output = Tensor("LENGTHS", "int64", (2,)), Tensor("OUTPUT", "fp32", (1, 1))
+    states = (("KEPT_IN", "KEPT_OUT"),)
+    model = Model("grows_beyond_memory", build, (lengths,), (output,), states, max_batch_size=0)
+    model = deployment.serve(dataclasses.replace(model, lengths_at_start={"T": 0}))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(1))
+
+    def more(length):
+        return {"LENGTHS": np.array([1, length], np.int64)}
+
+    talk.start(more(5))
+    for length in (1 << 44, 1 << 52):
+        with pytest.raises(InferenceServerException):
+            talk.step(more(length))
+        talk.step(more(100_000))
+    talk.end(more(1))
+
+
+def test_short_strings_take_little_more_than_they_are_charged_for(deploy):
+    own = deploy()
+    limit = 16 * MIB
+
+    def build():
+        return graph(
+            [node("Concat", "KEPT_IN KEPT_IN INPUT", "KEPT_OUT", axis=1), node("Slice", "KEPT_OUT FROM TO AXIS", "OUTPUT")],
+            [("INPUT", "string", [BATCH, "chunk"]), ("KEPT_IN", "string", [BATCH, "T"])],
+            [("OUTPUT", "string", [BATCH, None]), ("KEPT_OUT", "string", [BATCH, "T_new"])],
+            {name: np.array([at], np.int64) for name, at in (("FROM", 0), ("TO", 2), ("AXIS", 1))},
+        )
+
+    strings = (Tensor("INPUT", "string", (-1,)),), (Tensor("OUTPUT", "string", (-1,)),)
+    model = Model("grows_strings", build, *strings, states=(("KEPT_IN", "KEPT_OUT"),), lengths_at_start={"T": 0})
+    model = own.serve(model.with_parameters(model.name, max_state_bytes_per_sequence=limit))
+    client = own.connect()
+    doubled = {"INPUT": np.full((1, 1), "x", np.object_)}
+    before = in_mib(own)
     for _ in range(2):
-        come_and_go()
-    before = resident()
-    for _ in range(6):  # 384 MiB, if they stayed
-        highest = come_and_go()
-        eventually(resident, lambda now, highest=highest: highest - now > 32)
-    eventually(resident, lambda now: now - before < 64)
+        sequence_id = new_id()
+        for step in range(21):
+            client.step(model.name, sequence_id, doubled, start=step == 0)
+        own.settles("stateful_growing_state_bytes", model, (2**21 - 1) * 5)
+        with pytest.raises(InferenceServerException, match="max_state_bytes_per_sequence"):
+            client.step(model.name, sequence_id, doubled)
+        eventually(lambda: in_mib(own) - before, lambda more: more < STRINGS_MIB)
+        client.step(model.name, sequence_id, doubled, end=True)
+        own.settles("stateful_growing_state_bytes", model, 0)
+    eventually(lambda: in_mib(own) - before, lambda more: more < STRINGS_MIB)
 
 
 def test_a_sequence_that_starts_over_and_over_takes_no_more_memory(deploy):

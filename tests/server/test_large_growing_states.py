@@ -1,4 +1,4 @@
-"""Growing states of megabytes: large enough that they are not copied to run, but change places with buffers."""
+"""Growing states of megabytes: large enough to have pages of their own, and to be lent to a run where they lie."""
 
 import numpy as np
 import pytest

@@ -1,20 +1,44 @@
-//! Growing states: the tensors that a run made of them, and buffers of ours that they change places with.
+//! Growing states: the tensors that a run made of them, which the next run can read as they are.
 
 use std::sync::Arc;
 
 use super::{Made, Step};
-use crate::memory::{BytesMut, MemoryError, Store, Varying};
-use crate::session::open::SessionError;
+use crate::memory::BytesMut;
+use crate::session::open::{Session, SessionError};
 use crate::session::output::Output;
 use crate::session::tensors::take_on_host;
 use crate::session::value::Value;
 use crate::tensor::RowLayout;
 
-/// A tensor that ONNX Runtime made.
-pub(super) struct Kept {
-    pub(super) value: Arc<Value>,
+/// The growing states of a batch, in the tensors that a run made. The sequences of the batch hold it together; it is
+/// freed with the last of them.
+pub struct Grown {
+    tensors: Vec<GrownTensor>,
+    rows: usize,
+    /// Last: the tensors go back to its allocator.
+    _session: Arc<Session>,
+}
+
+struct GrownTensor {
+    value: Arc<Value>,
     dims: Vec<i64>,
     bytes: usize,
+}
+
+impl Grown {
+    /// Rows of each tensor.
+    pub const fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Dimensions of the tensor of growing state number `state`.
+    pub fn dims(&self, state: usize) -> Option<&[i64]> {
+        self.tensors.get(state).map(|tensor| tensor.dims.as_slice())
+    }
+
+    pub(super) fn value(&self, state: usize) -> Option<&Value> {
+        self.tensors.get(state).map(|tensor| tensor.value.as_ref())
+    }
 }
 
 impl Step {
@@ -23,30 +47,28 @@ impl Step {
         self.growing.iter().all(|&output| self.outputs[output].made.is_some())
     }
 
-    /// Keeps the tensors of the growing states that the last run made, in the place of earlier ones.
-    pub fn keep_growing(&mut self) {
-        let Self { growing, outputs, kept, .. } = self;
-        kept.clear();
-        kept.extend(growing.iter().filter_map(|&output| {
+    /// Takes the tensors that the last run, over `rows` rows, made of the growing states.
+    pub fn take_grown(&mut self, rows: usize) -> Grown {
+        let Self { growing, outputs, session, .. } = self;
+        let tensors = growing.iter().filter_map(|&output| {
             let Output { made, tensors, .. } = &mut outputs[output];
-            Some(Kept { value: made.take()?, dims: tensors.dims.clone(), bytes: tensors.bytes })
-        }));
+            Some(GrownTensor { value: made.take()?, dims: tensors.dims.clone(), bytes: tensors.bytes })
+        });
+        Grown { tensors: tensors.collect(), rows, _session: session.clone() }
     }
 
-    /// Dimensions of the batch of growing state number `state` as it was kept.
-    pub fn kept_dims(&self, state: usize) -> Option<&[i64]> {
-        self.kept.get(state).map(|kept| kept.dims.as_slice())
-    }
-
-    /// Takes a row out of growing state number `state` as it was kept; from a device to the host too, after a wait.
-    pub fn take_kept(
+    /// Copies the row at `position` out of growing state number `state`; from a device to the host too, after a wait.
+    /// What is copied on a device is there after [`Step::synchronise`], and `grown` must live until then.
+    pub fn copy_grown(
         &self,
+        grown: &Grown,
         state: usize,
         layout: RowLayout,
-        at: (usize, usize),
+        position: usize,
         to: BytesMut,
     ) -> Result<(), SessionError> {
-        let Some(Kept { value, bytes, .. }) = self.kept.get(state) else { return Ok(()) };
+        let Some(GrownTensor { value, bytes, .. }) = grown.tensors.get(state) else { return Ok(()) };
+        let at = (position, grown.rows);
         match (to, &self.queue) {
             (BytesMut::Host(to), Some(queue)) if !to.is_empty() => {
                 let mut queue = queue.borrow_mut();
@@ -63,39 +85,5 @@ impl Step {
                 self.take_made(made, layout, at, to, false)
             }
         }
-    }
-
-    /// Gives the tensors back that were kept, when what has been taken out of them is in its place.
-    pub fn drop_growing(&mut self) -> Result<(), MemoryError> {
-        if !self.kept.is_empty() {
-            self.synchronise()?;
-        }
-        self.kept.clear();
-        Ok(())
-    }
-
-    /// Lets the next run write an output of unknown shape, which is expected to be this, into a buffer of ours. If it
-    /// turns out otherwise, the run is made again without.
-    pub fn expect_output(&mut self, index: usize, dims: Vec<i64>) {
-        self.outputs[index].expected = Some(dims);
-    }
-
-    /// Lets a state take the buffer that the last run wrote an output to, and have the state's for it, if ONNX Runtime
-    /// did not make the output itself.
-    pub fn exchange_output(&mut self, index: usize, state: &mut Varying) {
-        let Output { tensors, expected, .. } = &mut self.outputs[index];
-        let is_ours = expected.take().is_some();
-        if let Store::Host(buffer) = &mut tensors.store
-            && is_ours
-        {
-            // Over the buffer that goes.
-            tensors.by_rows.clear();
-            state.exchange(&tensors.dims, tensors.bytes, buffer);
-        }
-    }
-
-    /// Whether the last run wrote an output that was expected into a buffer of ours.
-    pub fn has_expected(&self, index: usize) -> bool {
-        self.outputs[index].expected.is_some()
     }
 }

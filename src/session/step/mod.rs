@@ -6,7 +6,7 @@
 //!
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
-//! shape are allocated by ONNX Runtime, unless one of a certain shape is expected. States of fixed size lie in batch buffers, any two of which can be the two ends
+//! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends
 //! of a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share
 //! memory, so a failed run leaves its inputs (and with them every state) as they were.
 
@@ -18,7 +18,7 @@ use std::cell::{RefCell, RefMut};
 use std::ffi::CString;
 use std::sync::Arc;
 
-use growing::Kept;
+pub use growing::Grown;
 use run::Arguments;
 pub use run::{Lent, Overlay, Run};
 
@@ -30,10 +30,10 @@ use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, narrowing, put, row_alone, row_of, take_on_host};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Foreign, Queue};
-use crate::memory::{BytesMut, MemoryError, Store, Strings};
+use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store, Strings};
 use crate::tensor::{DataType, RowLayout};
 
-/// A larger buffer of an input is not kept for the next batch, if requests say how large the input is.
+/// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;
 
 struct Input {
@@ -49,8 +49,8 @@ struct Input {
     must_upload: bool,
     /// The next run is without it.
     omitted: bool,
-    /// Requests say how large it is.
-    varies: bool,
+    /// A larger buffer is not kept for the next batch.
+    keeps: usize,
 }
 
 /// A row of an output of the last run, to be copied on the step's device.
@@ -83,8 +83,6 @@ pub struct Step {
     written: usize,
     /// Outputs of the growing states.
     growing: Vec<usize>,
-    /// What an earlier run made of them.
-    kept: Vec<Kept>,
     /// Runs that are CUDA graphs.
     graphs: Option<Graphs>,
     /// For outputs that ONNX Runtime makes on a device.
@@ -108,11 +106,22 @@ impl Step {
             let state = spec.states.iter().position(|state| state.input == index);
             let growing = spec.growing.iter().position(|&(input, _)| input == index);
             let name = c_name(&input.name)?;
-            let varies = input.varies();
-            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false, varies })
+            let keeps = if growing.is_some() || (input.is_state && state.is_none()) {
+                PAGES_FROM
+            } else if input.varies() {
+                KEPT_BYTES
+            } else {
+                usize::MAX
+            };
+            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false, keeps })
         });
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
+            let is_input = spec.inputs.iter().any(|input| input.name == output.name);
+            if is_input && device.is_some() {
+                let what = "an input and an output at once, on a GPU".to_owned();
+                return Err(SessionError::Unsupported { name: output.name.clone(), what });
+            }
             let stays = device.is_some() && output.is_state && output.data_type != DataType::Bytes;
             let on_device = device.as_ref().filter(|_| output.dims.is_some() || stays);
             let mut tensors = Tensors::new(output.data_type, output.batch_axis, on_device)?;
@@ -123,10 +132,10 @@ impl Step {
                 name: c_name(&output.name)?,
                 tensors,
                 state: spec.states.iter().position(|state| state.output == index),
-                dims: output.dims.clone(),
+                dims: output.dims.clone().filter(|_| !is_input),
+                is_input,
                 is_read: output.is_read,
                 stays: stays && output.dims.is_none(),
-                expected: None,
                 made: None,
                 strings: Strings::default(),
             })
@@ -143,7 +152,6 @@ impl Step {
             batch_buffers: Vec::new(),
             written: 0,
             growing: spec.growing.iter().map(|&(_, output)| output).collect(),
-            kept: Vec::new(),
             queue: queue.map(RefCell::new),
             graphs: has_graphs.then(|| Graphs::new(spec.graph_rows.clone())),
             bound_run,
@@ -261,11 +269,6 @@ impl Step {
         Ok(Some(row.address + (place * bytes) as u64))
     }
 
-    /// Forgets what was said of the last run.
-    pub fn begin(&mut self) {
-        self.outputs.iter_mut().for_each(|output| output.expected = None);
-    }
-
     /// Leaves an input out of the next run: the model has a value of its own.
     pub fn omit(&mut self, index: usize) {
         self.inputs[index].omitted = true;
@@ -317,13 +320,14 @@ impl Step {
     pub fn give_back(&mut self) {
         for input in &mut self.inputs {
             input.strings = None;
-            if input.varies {
-                input.tensors.give_back(KEPT_BYTES);
-            }
+            input.tensors.give_back(input.keeps);
         }
         for output in &mut self.outputs {
             output.made = None;
             output.strings = Strings::default();
+            if output.is_input {
+                output.tensors.give_back(PAGES_FROM);
+            }
         }
     }
 

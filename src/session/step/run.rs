@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char};
 
 use smallvec::SmallVec;
 
-use super::{Input, Step};
+use super::{Grown, Input, Step};
 use crate::memory::Bytes;
 use crate::memory::device::{Change, Foreign, RowIn, while_nothing_is_captured};
 use crate::session::bound_run::Fetch;
@@ -24,8 +24,8 @@ pub struct Run<'a> {
     pub from: usize,
     /// The batch buffer that states are written to.
     pub into: usize,
-    /// Growing states are read from the tensors that were kept.
-    pub kept: bool,
+    /// What growing states are read from, if not from the inputs.
+    pub grown: Option<&'a Grown>,
     /// Tensors in the place of some inputs.
     pub lent: &'a [Lent<'a>],
     /// Rows of inputs that are on the step's device.
@@ -136,16 +136,6 @@ impl Step {
             }
             queue.before_run()?;
         }
-        let expects = self.outputs.iter().any(|output| output.expected.is_some());
-        let ran = self.run_once(run);
-        if ran.is_ok() || !expects {
-            return ran;
-        }
-        self.outputs.iter_mut().for_each(|output| output.expected = None);
-        self.run_once(run)
-    }
-
-    fn run_once(&mut self, run: Run) -> Result<(), SessionError> {
         let Run { rows, from, into, lent, as_graph, .. } = run;
         let graph = (as_graph && lent.is_empty()).then_some(GraphKey { rows, from, into });
         let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
@@ -156,6 +146,10 @@ impl Step {
             output.take(*value);
         }
         self.outputs.iter_mut().try_for_each(Output::settle)?;
+        for output in self.outputs.iter_mut().filter(|output| output.is_input) {
+            let own = output.state.map(|state| &mut self.batch_buffers[into][state]);
+            output.copy_input(own)?;
+        }
         self.written = into;
         self.fetch_read()
     }
@@ -165,10 +159,10 @@ impl Step {
         self.arguments.input_values.clear();
         for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
             let lent = lent.iter().find(|(of, _)| *of == index);
-            let kept = input.growing.filter(|_| run.kept).and_then(|state| self.kept.get(state));
-            let value = match (lent, kept, &input.strings, input.state) {
+            let grown = input.growing.zip(run.grown).and_then(|(state, grown)| grown.value(state));
+            let value = match (lent, grown, &input.strings, input.state) {
                 (Some((_, lent)), ..) => lent.as_ptr(),
-                (_, Some(kept), ..) => kept.value.as_ptr(),
+                (_, Some(grown), ..) => grown.as_ptr(),
                 (.., Some(strings), _) => strings.as_ptr(),
                 (.., Some(state)) => state_value(&mut self.batch_buffers[run.from][state], run.rows, &input.name)?,
                 _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
@@ -185,8 +179,10 @@ impl Step {
         for output in &mut self.outputs {
             output.made = None;
             self.arguments.output_values.push(match output.state {
-                Some(state) => state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?,
-                None => output.prepare(run.rows)?,
+                Some(state) if !output.is_input => {
+                    state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?
+                }
+                _ => output.prepare(run.rows)?,
             });
         }
         Ok(())
