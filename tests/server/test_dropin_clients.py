@@ -1,6 +1,7 @@
 """What clients do beside plain requests: shared memory, tensors of many MiB, cancelling, ensembles,
 warm-up; and the cases that ended or confused the original."""
 
+import queue
 import threading
 import time
 import uuid
@@ -15,6 +16,7 @@ from tritonclient.utils import InferenceServerException
 import models
 from clients import PROTOCOLS, TIMEOUT_S, new_id
 from conversations import Conversation, interleave, outcome, together
+from deployment import eventually
 from graphs import BATCH, graph, node
 from model import Tensor
 
@@ -76,6 +78,40 @@ def test_inputs_and_outputs_may_lie_in_shared_memory(deployment, region, protoco
                 np.testing.assert_array_equal(found, wanted)
     finally:
         client.unregister_system_shared_memory(key)
+        client.close()
+
+
+@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+def test_requests_that_wait_in_core_may_have_their_tensors_in_shared_memory(deployment, region, direct):
+    name = f"counter_shared_{'oldest' if direct is None else 'direct'}"
+    places = {"max_batch_size": 4, "max_candidates": 4, "direct": direct}
+    model = deployment.serve(models.counter("int64", name=name, **places))
+    sequences, steps, row_bytes = 12, 5, 4 * 8
+    key, handle = region(2 * sequences * steps * row_bytes)
+    client, arrived = grpc_client.InferenceServerClient(deployment.server.grpc_url), queue.Queue()
+    client.start_stream(callback=lambda result, error: arrived.put(error))
+    client.register_system_shared_memory(key, key, 2 * sequences * steps * row_bytes)
+    try:
+        fed = np.random.default_rng(2).integers(-99, 99, (sequences, steps, 4))
+        shared_memory.set_shared_memory_region(handle, [fed])
+        ids = [new_id() for _ in range(sequences)]
+        # every sequence's first request, then every second one: all but four sequences wait for a place
+        for step, i in np.ndindex(steps, sequences):
+            offset = (i * steps + step) * row_bytes
+            tensor = grpc_client.InferInput("INPUT", [1, 4], "INT64")
+            tensor.set_shared_memory(key, row_bytes, offset)
+            output = grpc_client.InferRequestedOutput("OUTPUT")
+            output.set_shared_memory(key, row_bytes, fed.nbytes + offset)
+            how = {"sequence_id": ids[i], "sequence_start": step == 0, "sequence_end": step == steps - 1}
+            client.async_stream_infer(model.name, [tensor], outputs=[output], **how)
+        for _ in range(steps * sequences):
+            assert (error := arrived.get(timeout=TIMEOUT_S)) is None, error.message()
+        found = shared_memory.get_contents_as_numpy(handle, np.int64, fed.shape, fed.nbytes)
+        np.testing.assert_array_equal(found, fed.cumsum(axis=1))
+    finally:
+        # the server has a region in use until it has released the last request, a moment after its answer
+        eventually(lambda: outcome(lambda: client.unregister_system_shared_memory(key)), lambda left: left is None)
+        client.stop_stream()
         client.close()
 
 
