@@ -184,7 +184,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     /// Held requests of these ids have been released: from now on core can have what follows them.
     pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
         for key in keys {
-            let payload = self.instance(key.instance, now).watermark.release(now);
+            // An instance that has gone has taken its chains along.
+            let Some(of) = self.instances.get_mut(&key.instance) else { continue };
+            let payload = of.watermark.release(now);
             let Some(chain) = self.chains.get_mut(&key) else { continue };
             if let Some(stateless) = &mut chain.stateless {
                 stateless.released_by = payload;
