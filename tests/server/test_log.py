@@ -11,14 +11,14 @@ from logs import log_of_load, warnings_of_load
 
 
 def test_the_resolved_configuration_is_logged_with_the_pool_in_numbers(deployment):
-    # 1024 floats a sequence are 4096 bytes; 50 candidates give 45 slots
+    # 1024 floats a sequence are 4096 bytes; 50 candidates give 50 slots
     model = models.counter(name="logged_in_full", width=1024, max_candidates=50)
     model = model.with_parameters(model.name, sequence_idle_margin_microseconds=7654321)
     text = log_of_load(deployment, model)
-    assert re.search(r"\b45\b", text), text
+    assert re.search(r"\b50\b", text), text
     assert "all slots made at load" in text, text
     assert re.search(r"\b4096\b", text), text
-    assert re.search(rf"\b{45 * 4096}\b", text), text
+    assert re.search(rf"\b{50 * 4096}\b", text), text
     assert "67.654321" in text, "a minute, and the margin"
     for name in ("STATE_IN", "STATE_OUT"):
         assert name in text

@@ -136,4 +136,4 @@ def test_without_sequence_batching_it_is_refused(deployment):
 )
 def test_where_states_are_asked_for_it_is_refused(deployment, parameter, value):
     model = doubled(f"stateless_{parameter}").with_parameters(f"stateless_{parameter}", **{parameter: value})
-    refused(deployment, model, "state_pairs", "INPUT", "OUTPUT")
+    refused(deployment, model, parameter, "INPUT", "OUTPUT")
