@@ -309,7 +309,7 @@ impl Error {
             | Self::BackendConfig { .. }
             | Self::Session(SessionError::ProviderOptions { .. })
             | Self::CudaGraph(_) => Code::InvalidArg,
-            Self::Session(SessionError::Run(why)) if is_want_of_memory(why) => Code::Unavailable,
+            Self::Session(SessionError::Run(why)) if is_out_of_memory(why) => Code::Unavailable,
             Self::Server(_) => Code::Unsupported,
             Self::Library(_)
             | Self::Session(_)
@@ -321,8 +321,8 @@ impl Error {
     }
 }
 
-/// Whether ONNX Runtime says of a run that it found no memory; its own codes do not.
-fn is_want_of_memory(why: &str) -> bool {
+/// Whether a run failed because ONNX Runtime found no memory, which only the text of its error says.
+fn is_out_of_memory(why: &str) -> bool {
     ["std::bad_alloc", "Failed to allocate memory"].iter().any(|text| why.contains(text))
 }
 

@@ -118,8 +118,8 @@ impl Instance {
         self.responder.dispatch(answered);
     }
 
-    /// Answers every request of a payload; those that hold a slot, and the slot, go to `answered`. `unadmitted` is taken
-    /// when the payload is admitted.
+    /// Answers every request of a payload; those that hold a slot, and the slot, go to `answered`. `unadmitted` is
+    /// taken when the payload is admitted.
     fn answer(&mut self, requests: Vec<Request>, unadmitted: &mut Option<usize>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
@@ -281,8 +281,8 @@ impl Instance {
         self.fail(batch, &error.into(), times);
     }
 
-    /// What was moved on a device is in its place when its slots are given back, and nothing uses what the step gives
-    /// back.
+    /// Waits for the device, so that states that were moved are in their slots before the slots change hands, and
+    /// nothing uses the memory that the step gives back.
     fn settle(&mut self) -> Result<(), Error> {
         let synchronised = self.step.synchronise();
         self.residence.settle(&self.sequences);
@@ -341,14 +341,15 @@ impl Instance {
     fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
         let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
-        // A tensor of one sequence is in nobody's way; of those of several, one batch is kept.
+        // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
+        // one sequence would keep the memory of all.
         let stay = (is_last || rows == 1) && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
             panic::catch(|| answers.make_room(place, row, limit, stay)).flatten()?;
             Ok(row.request.response()?)
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
-        answers.fill(batch, &mut responses)?;
+        answers.fill_responses(batch, &mut responses)?;
         let growing_stay = stay && responses.iter().all(Result::is_ok);
         for (place, (row, response)) in batch.iter_mut().zip(&mut responses).enumerate() {
             if stay && !growing_stay && response.is_ok() {

@@ -51,9 +51,9 @@ impl<'a> Answers<'a> {
         }
     }
 
-    /// Fills the responses of a batch with the outputs that each row's request wants; one that cannot be becomes an
-    /// error.
-    pub fn fill(&self, batch: &[Row], responses: &mut [Result<Response, Error>]) -> Result<(), Error> {
+    /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
+    /// an error.
+    pub fn fill_responses(&self, batch: &[Row], responses: &mut [Result<Response, Error>]) -> Result<(), Error> {
         let (mut copies, mut failed) = (Vec::new(), Vec::new());
         for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };

@@ -149,8 +149,8 @@ pub fn is_number(info: &TensorInfo) -> bool {
     element_count(&info.dims).is_some_and(|count| count <= 1)
 }
 
-/// Whether a name is one of those that clients' data has, whatever side it is on.
-pub fn is_of_requests(name: &str) -> bool {
+/// Whether a name is one of what clients send and get ([`NEVER_STATES`]), with or without a word for its side.
+pub fn is_never_state(name: &str) -> bool {
     !is_states(&without_sides(name))
 }
 

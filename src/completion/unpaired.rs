@@ -4,7 +4,7 @@
 //! asked for inputs that they know nothing of. What is found here is not taken for a state: it is a warning with the
 //! line to write.
 
-use super::pairing::{Taken, is_number, is_of_requests, leaves_input, state_pairs, state_pairs_line, written};
+use super::pairing::{Taken, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, written};
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
@@ -45,9 +45,9 @@ fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
 /// Pairs of `rest` with equal types and dims, in the order of the inputs. States stand behind what requests carry and
 /// responses give, so of several that are alike the last go together.
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
-    let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_of_requests(&info.name)).collect();
+    let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
-    for input in rest.inputs.iter().rev().filter(|info| !is_of_requests(&info.name) && !taken.contains(&info.name)) {
+    for input in rest.inputs.iter().rev().filter(|info| !is_never_state(&info.name) && !taken.contains(&info.name)) {
         let is_alike = |info: &&TensorInfo| info.data_type == input.data_type && info.dims == input.dims;
         if let Some(index) = outputs.iter().rposition(is_alike) {
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });

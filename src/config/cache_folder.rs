@@ -1,6 +1,6 @@
 //! The folder where TensorRT's engines are kept if the configuration names none.
 //!
-//! Whoever can write an engine there can run code in the server, so nobody else may write to it.
+//! Whoever can write an engine there can run code in the server, so only the server's user may write to it.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -15,12 +15,12 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 /// The folder, made if it is missing, or why it cannot be used.
 pub fn private() -> Result<PathBuf, String> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let users = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-    make_private(&users.ok_or("neither XDG_CACHE_HOME nor HOME names a folder")?)
+    let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    make_private(&parent.ok_or("neither XDG_CACHE_HOME nor HOME names a folder")?)
 }
 
-fn make_private(users: &Path) -> Result<PathBuf, String> {
-    let folder = users.join(NAME);
+fn make_private(parent: &Path) -> Result<PathBuf, String> {
+    let folder = parent.join(NAME);
     let failed = |why: String| format!("{} {why}", folder.display());
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&folder);
     let metadata = made.and_then(|()| folder.metadata());

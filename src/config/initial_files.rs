@@ -8,6 +8,7 @@ use std::path::{Component, Path};
 
 use super::error::ConfigError;
 use super::states::machine_memory;
+use crate::memory::reserve;
 
 /// Triton's name for the folder beside a model's versions that holds initial states.
 const FOLDER: &str = "initial_state";
@@ -50,8 +51,7 @@ fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
     if bytes > machine_memory() as u64 / 2 {
         return Err(format!("it has {bytes} bytes, more than half of the machine's memory"));
     }
-    let mut content = Vec::new();
-    content.try_reserve_exact(bytes as usize).map_err(|error| error.to_string())?;
+    let mut content = reserve(bytes as usize).map_err(|error| error.to_string())?;
     // A file that grows meanwhile is read as far as it was.
     file.take(bytes).read_to_end(&mut content).map_err(text)?;
     Ok(content)

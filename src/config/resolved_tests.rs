@@ -56,16 +56,13 @@ fn a_plain_configuration_is_read_with_its_defaults() {
 
 #[test]
 fn a_run_has_no_more_rows_than_it_may_padding_among_them() {
-    for (parameters, rows) in [
-        (&[][..], 4),
-        (&[("max_rows_per_run", "1")], 1),
-        (&[("max_rows_per_run", "3"), ("always_pad_to_max_batch", "1")], 3),
+    for (parameters, rows, padded) in [
+        (&[][..], 4, 1),
+        (&[("max_rows_per_run", "1")], 1, 1),
+        (&[("max_rows_per_run", "3"), ("always_pad_to_max_batch", "1")], 3, 3),
     ] {
         let config = with(parameters).unwrap();
-        assert_eq!(
-            (config.max_rows_per_run, config.most_rows(), config.padding.rows(1)),
-            (rows, rows, if parameters.len() > 1 { 3 } else { 1 })
-        );
+        assert_eq!((config.max_rows_per_run, config.most_rows(), config.padding.rows(1)), (rows, rows, padded));
     }
 }
 

@@ -7,9 +7,8 @@ use triton_sys::{TRITONBACKEND_Response, call};
 
 use super::error::{Code, Error, check};
 use super::types;
-use crate::memory::ClientBytesMut;
 use crate::memory::device::Foreign;
-use crate::memory::reserve;
+use crate::memory::{ClientBytesMut, reserve};
 use crate::tensor::DataType;
 
 /// Where Triton wants an output.
@@ -26,9 +25,9 @@ pub struct Response(NonNull<TRITONBACKEND_Response>);
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for Response {}
 
-/// An error if so much memory cannot be had. The front end's allocator throws an exception then, which would end the
-/// server.
-fn make_sure_of(bytes: usize) -> Result<(), Error> {
+/// An error if so much memory cannot be had. Without this, the front end's allocator would throw an exception, which
+/// would end the server.
+fn check_memory(bytes: usize) -> Result<(), Error> {
     const LARGE: usize = 1 << 20;
     if bytes < LARGE {
         return Ok(());
@@ -53,7 +52,7 @@ impl Response {
         dims: &[i64],
         bytes: usize,
     ) -> Result<OutputMemory<'_>, Error> {
-        make_sure_of(bytes)?;
+        check_memory(bytes)?;
         let mut output = ptr::null_mut();
         let mut data = ptr::null_mut();
         let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);

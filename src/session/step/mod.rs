@@ -29,7 +29,7 @@ use super::output::{Output, tensor_error};
 use super::spec::{OutputView, RowContent, StateSpec, StepSpec};
 use super::tensors::{Tensors, narrowing, put, row_alone, row_of, take_on_host};
 use super::value::{MemoryKind, Value};
-use crate::memory::device::{Foreign, Queue};
+use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store, Strings};
 use crate::tensor::{DataType, RowLayout};
 
@@ -49,7 +49,7 @@ struct Input {
     must_upload: bool,
     /// The next run is without it.
     omitted: bool,
-    /// A larger buffer is not kept for the next batch.
+    /// A buffer of more bytes is not kept for the next batch.
     keeps: usize,
 }
 
@@ -64,7 +64,7 @@ pub struct OutputCopy<'a> {
     pub place: usize,
     /// Rows of the batch.
     pub rows: usize,
-    /// Where it is wanted.
+    /// Where it goes.
     pub to: Foreign<'a>,
 }
 
@@ -92,29 +92,39 @@ pub struct Step {
     session: Arc<Session>,
 }
 
+impl Input {
+    fn new(
+        spec: &StepSpec,
+        index: usize,
+        device: Option<&Arc<Device>>,
+        has_graphs: bool,
+    ) -> Result<Self, SessionError> {
+        let input = &spec.inputs[index];
+        let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host());
+        let mut tensors = Tensors::new(input.data_type, input.batch_axis, device.filter(|_| is_tensor))?;
+        if has_graphs {
+            tensors.shape(&input.dims, spec.most_rows)?;
+        }
+        let state = spec.states.iter().position(|state| state.input == index);
+        let growing = spec.growing.iter().position(|&(input, _)| input == index);
+        let name = c_name(&input.name)?;
+        let keeps = if growing.is_some() || (input.is_state && state.is_none()) {
+            PAGES_FROM
+        } else if input.varies() {
+            KEPT_BYTES
+        } else {
+            usize::MAX
+        };
+        Ok(Self { name, tensors, state, growing, strings: None, must_upload: false, omitted: false, keeps })
+    }
+}
+
 impl Step {
     /// Buffers for a model, on the queue's device if there is one.
     pub fn new(session: Arc<Session>, spec: &StepSpec, queue: Option<Queue>) -> Result<Self, SessionError> {
         let device = queue.as_ref().map(|queue| queue.device().clone());
         let has_graphs = device.is_some() && session.has_graphs();
-        let inputs = spec.inputs.iter().enumerate().map(|(index, input)| {
-            let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host());
-            let mut tensors = Tensors::new(input.data_type, input.batch_axis, device.as_ref().filter(|_| is_tensor))?;
-            if has_graphs {
-                tensors.shape(&input.dims, spec.most_rows)?;
-            }
-            let state = spec.states.iter().position(|state| state.input == index);
-            let growing = spec.growing.iter().position(|&(input, _)| input == index);
-            let name = c_name(&input.name)?;
-            let keeps = if growing.is_some() || (input.is_state && state.is_none()) {
-                PAGES_FROM
-            } else if input.varies() {
-                KEPT_BYTES
-            } else {
-                usize::MAX
-            };
-            Ok(Input { name, tensors, state, growing, strings: None, must_upload: false, omitted: false, keeps })
-        });
+        let inputs = (0..spec.inputs.len()).map(|index| Input::new(spec, index, device.as_ref(), has_graphs));
         let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
         let outputs = spec.outputs.iter().enumerate().map(|(index, output)| {
             let is_input = spec.inputs.iter().any(|input| input.name == output.name);
@@ -227,8 +237,8 @@ impl Step {
         }
     }
 
-    /// Whether a row of an output of the last run can be copied to where it is wanted on the step's device: it is one
-    /// piece there.
+    /// Whether a row of an output of the last run can be copied on the step's device: it is one piece there, and goes to
+    /// memory of that device.
     pub fn can_copy_output(&self, copy: &OutputCopy) -> bool {
         let Some(device) = self.queue.as_ref().map(|queue| queue.borrow().device().number()) else { return false };
         matches!(self.one_piece_on(device, copy), Ok(Some(_)))
@@ -242,14 +252,15 @@ impl Step {
         let device = queue.0.device().number();
         for copy in copies {
             let Some(from) = self.one_piece_on(device, copy)? else { continue };
-            // SAFETY: a row of a tensor that is there until the next run, and memory that is borrowed. The queue is waited
-            // for before this returns, whatever happens.
+            // SAFETY: a row of a tensor that is there until the next run, and memory that is borrowed. The queue is
+            // waited for before this returns, whatever happens.
             unsafe { queue.0.copy_out(from, copy.to)? };
         }
         Ok(queue.0.synchronise()?)
     }
 
-    /// Where a row of an output of the last run is on a device, if it is one piece there and is wanted there as such.
+    /// Where a row of an output of the last run is on a device, if it is one piece there and goes to memory of that
+    /// device.
     fn one_piece_on(&self, device: i32, copy: &OutputCopy) -> Result<Option<u64>, SessionError> {
         let &OutputCopy { output, layout, place, rows, to } = copy;
         let (output, bytes) = (&self.outputs[output], layout.row_bytes());
@@ -315,8 +326,8 @@ impl Step {
         Ok(OutputView { dims: &tensors.dims, bytes, strings: &output.strings })
     }
 
-    /// Gives back what the last batch made large, when its rows have been answered. Its outputs are not to be read any
-    /// more.
+    /// Gives back large buffers and the tensors that ONNX Runtime made. To be called when the rows of the last batch have
+    /// been answered: its outputs cannot be read afterwards.
     pub fn give_back(&mut self) {
         for input in &mut self.inputs {
             input.strings = None;
