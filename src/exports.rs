@@ -28,8 +28,9 @@ const _: entry_point::TRITONBACKEND_ModelInstanceInitialize = TRITONBACKEND_Mode
 const _: entry_point::TRITONBACKEND_ModelInstanceFinalize = TRITONBACKEND_ModelInstanceFinalize;
 const _: entry_point::TRITONBACKEND_ModelInstanceExecute = TRITONBACKEND_ModelInstanceExecute;
 
-/// Triton calls on whichever thread it likes, and its `void *` hides from the compiler what comes with the call. Several
-/// instances use a model at once, on one thread each; an instance and a request are used by one thread at a time.
+/// Triton may call on any thread, and passes our objects as `void *`, so the compiler checks nothing there: it does
+/// here. Several instances use a model at once, on one thread each; an instance and a request are used by one thread
+/// at a time.
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
     const fn is_sent<T: Send>() {}

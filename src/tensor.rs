@@ -103,7 +103,7 @@ impl fmt::Display for Dims<'_> {
     }
 }
 
-/// What an element of strings takes in a tensor of ONNX Runtime's, an empty one too.
+/// Bytes that each element of a string tensor takes in ONNX Runtime, even an empty one.
 pub const STRING_BYTES: usize = 32;
 
 /// Number of elements in `dims`; `None` if a dimension is open (negative) or the product overflows.

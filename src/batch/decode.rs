@@ -28,7 +28,7 @@ struct ExpectedInput {
     optional: bool,
     /// It is copied as it is, so it may as well be copied on a GPU.
     is_copied: bool,
-    /// A batch has one value of it for all rows, so they are compared before.
+    /// All rows of a batch have the same value of it: grouping compares the values.
     is_shared: bool,
 }
 

@@ -93,7 +93,8 @@ impl<'a> Padded<'a> {
         self.batch.iter().chain(std::iter::repeat(&self.batch[0])).take(self.places)
     }
 
-    /// Whether a place repeats the first row. It takes that from the buffer: what a client shares is read once.
+    /// Whether a place repeats the first row. Its bytes come from the first place of the buffer, as memory that a client
+    /// shares is read once.
     const fn is_padding(self, place: usize) -> bool {
         place >= self.batch.len()
     }

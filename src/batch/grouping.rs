@@ -10,8 +10,8 @@ use super::state_row::StateRow;
 use crate::binding::{Binding, ShapeForm, StatePlace};
 use crate::tensor::{STRING_BYTES, element_count};
 
-/// Bytes to which an input may be filled up whatever the lengths of its rows are: 64 rows of a second of speech, in fp32
-/// at 16 kHz.
+/// Bytes to which an input may be filled up whatever the lengths of its rows are: 64 rows of a second of speech, in
+/// fp32 at 16 kHz.
 const PADDED_BYTES: usize = 64 * 16_000 * 4;
 
 /// What two rows must have in common. Made once per instance; a model in which nothing varies asks for nothing.

@@ -48,10 +48,10 @@ pub struct Member {
 pub struct Isolation {
     /// Runs of a search.
     search: u32,
-    /// Runs that rows may yet be kept apart for, though none of them fails; 0 while all run together.
+    /// Runs without a failure for which rows are still kept apart; 0 while all run together.
     allowance: u32,
-    /// Good requests of the sequences that are not trusted, since they started or failed; by the place of the slot, so
-    /// that there are never more than slots.
+    /// Good requests of the sequences that are not trusted, since they started or failed. The key is the place of the
+    /// slot, so there are never more entries than slots.
     good: HashMap<(u32, u32), (SlotId, u32)>,
 }
 

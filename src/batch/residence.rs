@@ -1,9 +1,11 @@
 //! States that stay where a run wrote them, and the way of the others in and out.
 //!
 //! States of fixed size lie in batch buffers. Which lies where is [`Residency`]'s to know; here the rows of a batch are
-//! put in its order, and the bytes of those that join or leave are copied. Growing states stay in the tensors that a run
-//! made of them, which the sequences of the batch hold together: a next batch of the same sequences reads them as they
-//! are; before any other, each is copied to what its sequence has beside its slot.
+//! put in its order, and the bytes of those that join or leave are copied.
+//!
+//! Growing states stay in the tensors that a run made of them, which the sequences of the batch hold together. A next
+//! batch of the same sequences reads them as they are. Before any other batch, each is copied to what its sequence has
+//! beside its slot.
 
 use std::sync::{Arc, Weak};
 
@@ -30,7 +32,8 @@ pub struct Residence {
     growing: Vec<GrowingState>,
     /// What the next run reads growing states from, if they are all in the tensors of one batch.
     grown: Option<Arc<Grown>>,
-    /// The tensors of the last batch of several sequences, and those that may have their states there.
+    /// The tensors of the last batch of several sequences, and the slots of the sequences that may have their states
+    /// there.
     last_grown: (Weak<Grown>, Vec<SlotId>),
     /// Tensors that states are being copied out of.
     being_copied: Vec<Arc<Grown>>,
@@ -225,13 +228,13 @@ impl Residence {
         });
         let places: Vec<_> = places.collect();
         self.write_home(&places, rows, step, sequences);
-        // Their leases have what they hold of the last batch.
+        // Growing states of these rows stay in the tensors of the last batch: each row copies its own before it runs.
         let is_here = |slot: &SlotId| rows.iter().any(|row| row.slot_with_state() == Some(*slot));
         self.last_grown.1.retain(|slot| !is_here(slot));
     }
 
-    /// Copies the growing states of `rows` out of the tensors that they are in, and those that wait for their next
-    /// request out of the tensors of the last batch: else one sequence would keep the memory of all.
+    /// Copies the growing states of `rows` out of the tensors that they are in. Also copies those of sequences that wait
+    /// out of the tensors of the last batch: otherwise one sequence would keep the memory of all.
     fn copy_grown(
         &mut self,
         rows: &mut [Row],

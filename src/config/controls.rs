@@ -92,7 +92,7 @@ fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigErr
     }
 }
 
-/// 0.2 as f32 is 0.20000000298 as f64, which nobody wrote.
+/// The number as config.pbtxt has it: 0.2 as f32 would become 0.20000000298 as f64.
 fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -118,7 +118,7 @@ pub(super) fn core_idle_limit(batching: &raw::SequenceBatching) -> Result<Durati
     Ok(limit(Duration::from_micros(idle as u64)))
 }
 
-/// For how much longer than in core a sequence may lie idle here, because a last request may wait in core's queue. At
+/// How much longer a sequence may lie idle here than in core, because its last request may wait in core's queue. At
 /// least `quiet`.
 pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration, ConfigError> {
     let margin =

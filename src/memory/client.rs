@@ -1,14 +1,14 @@
 //! Memory that Triton lends for the inputs of a request and the outputs of a response.
 //!
 //! It may be shared memory, which the client can write while we read it and read while we write it, and memory for
-//! outputs is not initialised. A slice over it would promise the compiler that nobody else writes to it and that every
+//! outputs is not initialised. A slice over it would promise the compiler that no one else writes to it and that every
 //! byte has a value. So there are [`ClientBytes`] to copy from and [`ClientBytesMut`] to copy to.
 //!
 //! Rules:
 //! 1. No slice is ever made over such memory: bytes are copied out of it or into it.
 //! 2. Bytes that decide anything, or that count for more than one row, are copied once, and only the copy is looked at.
 //!    While a client writes, a copy has some mixture of old and new bytes, which concerns that client alone.
-//! 3. All bytes of an output are written: what was in its memory before is nobody's to read.
+//! 3. All bytes of an output are written, because a client must not read what was in its memory before.
 //!
 //! Not for: memory of GPUs ([`super::device`]).
 
@@ -93,8 +93,8 @@ impl ClientBytesMut<'_> {
     /// Appends bytes. Panics if there is no room for them.
     pub fn write(&mut self, piece: &[u8]) {
         assert!(piece.len() <= self.bytes - self.written, "more than there is room for");
-        // SAFETY: writable by `new`'s promise, and there is room, as was just seen; `piece` is memory of ours, which
-        // nobody lends us for an output.
+        // SAFETY: writable by `new`'s promise, and there is room, as was just seen. By the same promise nothing else in
+        // this process uses these bytes, so `piece` does not overlap with them.
         unsafe { ptr::copy_nonoverlapping(piece.as_ptr(), self.start.add(self.written), piece.len()) };
         self.written += piece.len();
     }

@@ -2,7 +2,9 @@
 //!
 //! Rules: a [`Buffer`] has one owner; a [`SlotMemory`] is the only way to a slot's bytes and exists once while the slot
 //! is checked out. What is on the host is worked on as slices, what is on a device ([`device`]) by what is enqueued
-//! there; [`Bytes`] may be either. What Triton lends ([`client`]) is only copied. Not for: deciding what is copied where.
+//! there; [`Bytes`] may be either. What Triton lends ([`client`]) is only copied.
+//!
+//! Not for: deciding what is copied where.
 
 mod bytes;
 pub mod client;
@@ -34,8 +36,8 @@ pub enum MemoryError {
     Device(#[from] device::DeviceError),
 }
 
-/// A vector with room for so many elements, whose number a request decides: having none is an
-/// error of that request, and not the end of the server.
+/// An empty vector with room for `count` elements. For counts that a request decides: too large a one is an error of
+/// that request instead of the end of the server.
 pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
     let mut made = Vec::new();
     let bytes = count.saturating_mul(size_of::<T>());

@@ -10,7 +10,7 @@ use crate::tensor::{Chunk, RowLayout};
 
 const LENGTH_BYTES: usize = 4;
 
-/// Elements of a string tensor, row-major. Of a client's millions of strings none has memory of its own.
+/// Elements of a string tensor, row-major. They lie in one piece of memory: a client may send millions of short ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     /// All elements, one after another.

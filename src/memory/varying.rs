@@ -281,7 +281,7 @@ impl Kept {
                 words.truncate(len.div_ceil(size_of::<u64>()));
                 words.shrink_to_fit();
             }
-            // A mapping can always be made smaller; if not, it stays as it is.
+            // If the system refuses, the mapping stays as it is.
             Self::Pages { pages, len } if *len < pages.len() => drop(pages.resize(*len)),
             Self::Pages { .. } | Self::Device { .. } => {}
         }

@@ -92,7 +92,7 @@ impl Model {
         if let Some(completed) = &plan.completed {
             triton.set_config_json(completed)?;
         }
-        // Not as Triton has it now: it takes no parameters from a backend.
+        // Triton's copy lacks the parameters that were completed: Triton takes none from a backend.
         let mut config = Config::from_json(plan.completed.as_deref().unwrap_or(&json))?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
@@ -203,8 +203,8 @@ impl Model {
     }
 }
 
-/// The nodes of the model that quantize with one scale for the whole batch. A file that ONNX Runtime reads and we cannot
-/// is served nevertheless.
+/// The nodes of the model that quantize with one scale for the whole batch. A model is served even if its file can be
+/// read by ONNX Runtime alone.
 fn batch_scale(file: &Path) -> Option<BatchScale> {
     BatchScale::find(file).unwrap_or_else(|error| {
         log::warn!(

@@ -69,7 +69,7 @@ impl Watermark {
         self.pass(payload.saturating_sub(1));
     }
 
-    /// All requests of the payload that began first of those in the works have been released.
+    /// All requests of the oldest payload that has not finished have been released.
     pub fn finish(&mut self, now: Instant) {
         if self.finished == self.begun {
             return;
@@ -194,7 +194,7 @@ mod tests {
         watermark.rest(now + QUIET * 2);
         assert_eq!(watermark.passed(), 2);
         watermark.begin(1, now + QUIET * 2);
-        assert_eq!(watermark.release(now + QUIET * 2), 3, "the payload in the works has not been passed");
+        assert_eq!(watermark.release(now + QUIET * 2), 3, "the payload that has not finished has not been passed");
     }
 
     #[test]

@@ -20,8 +20,8 @@ use crate::memory::{Buffer, PAGES_FROM};
 struct Pages {
     /// By address.
     used: BTreeMap<usize, Buffer>,
-    /// Freed ones for the next run: the system takes longer to make small pages than a run to write them. From
-    /// [`SPARE_TO`] on pages are large, and quickly made.
+    /// Freed ones, for the next run. Making the small pages of a tensor of up to [`SPARE_TO`] bytes takes the system
+    /// longer than a run takes to write them; a larger one has large pages, which are made quickly.
     spare: Vec<Buffer>,
 }
 

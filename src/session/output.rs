@@ -20,8 +20,8 @@ pub(super) struct Output {
     pub dims: Option<Vec<i64>>,
     /// As in [`OutputSpec`].
     pub is_read: bool,
-    /// It is one of the inputs, too. ONNX Runtime gives the memory of what was fed then, and writes nothing to a tensor
-    /// of ours.
+    /// It is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing to one of
+    /// ours.
     pub is_input: bool,
     /// ONNX Runtime is to leave it where the model runs.
     pub stays: bool,
@@ -46,8 +46,8 @@ impl Output {
         }
     }
 
-    /// Copies what ONNX Runtime gave of an input, whose memory may be another's soon, to `own` or to a buffer of the
-    /// output's.
+    /// Copies the input that ONNX Runtime returned for this output, as its memory may be written again, to `own`; if
+    /// there is none, to a buffer of the output.
     pub fn copy_input(&mut self, own: Option<&mut Tensors>) -> Result<(), SessionError> {
         let Some(made) = self.made.take_if(|_| self.tensors.data_type != DataType::Bytes) else { return Ok(()) };
         let bytes = self.tensors.bytes;

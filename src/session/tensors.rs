@@ -223,15 +223,15 @@ pub(super) fn put(
 
 /// Row number `index` of a batch of `rows` in so many bytes of a device. Panics if it is not within them.
 pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, index: usize, rows: usize) -> RowIn {
-    // Where a row is one piece, rows of earlier runs stay in a buffer although later ones had fewer.
+    // Where a row is one piece, it may be behind the first `rows` rows: a larger batch has left it there.
     let pieces_to_end = layout.outer.saturating_sub(1).saturating_mul(rows).saturating_add(index + 1);
     let end = pieces_to_end.saturating_mul(layout.inner_bytes);
     assert!(layout.row_bytes() == 0 || end <= bytes, "row {index} of {rows} is not in {bytes} bytes");
     RowIn { address, index, rows }
 }
 
-/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it has
-/// another size.
+/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it
+/// has another size.
 pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp16: bool) -> RowIn {
     let wanted = if as_fp16 { layout.row_bytes() / 2 } else { layout.row_bytes() };
     assert_eq!(span.byte_len(), wanted, "row of another size");

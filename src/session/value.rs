@@ -28,8 +28,8 @@ pub struct Value(NonNull<OrtValue>);
 
 // SAFETY: an OrtValue has no thread affinity.
 unsafe impl Send for Value {}
-// SAFETY: what is called through a shared reference reads the tensor's description or contents. Its contents are written
-// by a run that its owner calls, which has no other use of it meanwhile.
+// SAFETY: what is called through a shared reference reads the tensor's description or contents. Its contents are
+// written by a run that its owner calls, which has no other use of it meanwhile.
 unsafe impl Sync for Value {}
 
 impl Value {

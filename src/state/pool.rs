@@ -133,8 +133,8 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         Ok(pool)
     }
 
-    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free. Slots beyond the capacity are
-    /// the reserve: the caller says who may have them by whom it asks for.
+    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free. Slots beyond the capacity
+    /// are the reserve: it is the caller who decides what may take one.
     pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError<E>> {
         if self.slabs_with_free.is_empty() {
             self.grow()?;

@@ -429,7 +429,7 @@ fallible! {
         memory: *mut TRITONSERVER_MemoryType, device: *mut i64,
     ) |_fails| {
         let output = borrow_mut::<Output, _>(output);
-        // As memory is that nobody has written to.
+        // Not zeros: memory that has not been written may hold anything.
         output.buffer = vec![0xcd; bytes as usize];
         output.buffer.extend(FENCE);
         put(buffer, output.buffer.as_mut_ptr().cast());

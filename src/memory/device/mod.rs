@@ -217,8 +217,8 @@ impl Foreign<'_> {
     pub fn append_to(self, to: &mut Vec<u8>) -> Result<(), DeviceError> {
         let device = self.device()?;
         let pinned = device.allocate_pinned(self.bytes)?;
-        // SAFETY: `new`'s word for the device's side; `pinned` lives until the wait below. Where that fails the device has
-        // failed, and copies nothing more.
+        // SAFETY: `new`'s word for the device's side; `pinned` lives until the wait below. Where that fails the device
+        // has failed, and copies nothing more.
         unsafe { device.driver.download(device.stream, self.address, pinned.memory.as_ptr(), self.bytes)? };
         device.driver.synchronise(device.stream)?;
         to.extend_from_slice(pinned.bytes());

@@ -168,8 +168,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         !is_front
     }
 
-    /// What was to be held has been released: what core sends from now on may be of any incarnation of the id, so none
-    /// is served.
+    /// A request that was to be held has been released. From now on core may send requests of any incarnation of the id,
+    /// so none is served.
     pub fn release_unheld(&mut self, slot: SlotId, released: &mut Vec<H>) {
         if let Some(key) = self.pool.record(slot).map(|record| record.key.clone()) {
             self.drop_states(&key, released);

@@ -24,8 +24,8 @@ pub struct Policy {
     /// Core hands on what it has queued when an instance has had nothing to do for this long (the queue delay and a
     /// margin).
     pub quiet: Duration,
-    /// Most requests that core queues for one instance: one for each of its slots. With `direct`, each payload takes the
-    /// next request of every slot, so 1.
+    /// Most requests that core queues for one instance: one for each of its slots. With `direct`, each payload takes
+    /// the next request of every slot, so 1.
     pub queue_requests: usize,
     /// The capacity is the number of sequences that core admits, so a START proves that there is room for it.
     pub has_place_for_all: bool,
@@ -277,7 +277,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
-    /// The instance has released all requests of the payload that began first of those in the works.
+    /// The instance has released all requests of its oldest payload that has not finished.
     pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
         self.instance(instance, now).watermark.finish(now);
         self.conclude(instance, now, released);

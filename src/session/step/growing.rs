@@ -73,8 +73,8 @@ impl Step {
             (BytesMut::Host(to), Some(queue)) if !to.is_empty() => {
                 let mut queue = queue.borrow_mut();
                 let mut batch = queue.device().allocate_pinned(*bytes)?;
-                // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device has
-                // failed, and copies nothing more.
+                // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device
+                // has failed, and copies nothing more.
                 unsafe { queue.download(value.address().map_err(SessionError::Run)?, &mut batch, *bytes) }?;
                 queue.synchronise()?;
                 take_on_host(layout, batch.bytes(), at, to, false);

@@ -46,8 +46,8 @@ pub struct Lent<'a> {
     pub bytes: Bytes<'a>,
 }
 
-/// A row of an input that lies on the step's device. It takes its place of the input, whose other rows have been filled on
-/// the host.
+/// A row of an input that lies on the step's device. It is copied to its place of the input after the other rows, which
+/// have been filled on the host.
 pub struct Overlay<'a> {
     /// Index of the input.
     pub input: usize,
@@ -61,7 +61,8 @@ pub struct Overlay<'a> {
     pub from: Foreign<'a>,
 }
 
-/// What ONNX Runtime is called with: pointers to names and tensors that the step owns, or that are lent to it for a run.
+/// What ONNX Runtime is called with: pointers to names and tensors that the step owns, or that are lent to it for a
+/// run.
 #[derive(Default)]
 pub(super) struct Arguments {
     input_names: Vec<*const c_char>,
@@ -70,8 +71,8 @@ pub(super) struct Arguments {
     output_values: Vec<*mut ort::sys::OrtValue>,
 }
 
-// SAFETY: only a run of the step that owns the lists follows the pointers. It has just listed what it owns or is lent, and
-// none of that is bound to a thread.
+// SAFETY: only a run of the step that owns the lists follows the pointers. It has just listed what it owns or is lent,
+// and none of that is bound to a thread.
 unsafe impl Send for Arguments {}
 
 impl Arguments {
@@ -111,8 +112,8 @@ impl Lent<'_> {
 }
 
 impl Step {
-    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold. When it returns, nothing is under
-    /// way on a device that uses what the run was lent.
+    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold. When it returns, nothing is
+    /// under way on a device that uses what the run was lent.
     pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
         RunUnderWay(self).0.enqueue_run(run)
     }
