@@ -35,8 +35,6 @@ pub struct Residence {
     /// The tensors of the last batch of several sequences, and the slots of the sequences that may have their states
     /// there.
     last_grown: (Weak<Grown>, Vec<SlotId>),
-    /// Tensors that states are being copied out of.
-    being_copied: Vec<Arc<Grown>>,
     /// Slots of sequences that wait, which states are on their way to.
     written: Vec<SlotMemory>,
     /// What such sequences have beside their slots, where growing states are on their way to.
@@ -88,7 +86,6 @@ impl Residence {
             growing: growing.collect(),
             grown: None,
             last_grown: (Weak::new(), Vec::new()),
-            being_copied: Vec::new(),
             written: Vec::new(),
             taken: Vec::new(),
         }
@@ -280,7 +277,6 @@ impl Residence {
                 varying.forget_elsewhere();
                 sequences.count_copied(layout.row_bytes());
             }
-            self.being_copied.push(grown);
         }
         Ok(())
     }
@@ -359,7 +355,6 @@ impl Residence {
     /// What has been moved is in its place: gives back what of sequences that wait was written.
     pub fn settle(&mut self, sequences: &LiveSequences) {
         self.written.clear();
-        self.being_copied.clear();
         self.grown = None;
         for (slot, contents) in self.taken.drain(..) {
             sequences.give_contents(slot, contents);

@@ -58,7 +58,7 @@ impl Step {
     }
 
     /// Copies the row at `position` out of growing state number `state`; from a device to the host too, after a wait.
-    /// What is copied on a device is there after [`Step::synchronise`], and `grown` must live until then.
+    /// What is copied on a device is there after [`Step::synchronise`]; the queue keeps the tensor until then.
     pub fn copy_grown(
         &self,
         grown: &Grown,
