@@ -53,7 +53,7 @@ struct Lent<T> {
     len: usize,
 }
 
-// SAFETY: Triton binds what a request refers to to no thread, and nothing is written through the pointer.
+// SAFETY: Triton lets any thread read what a request has, and nothing is written through the pointer.
 unsafe impl<T> Send for Lent<T> {}
 
 /// A buffer of an input.
@@ -318,10 +318,11 @@ fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
 }
 
 impl Piece {
-    /// Where it is, if it is on a GPU. The borrow is the request's, as long as which its memory lives.
+    /// Where it is, if it is on a GPU. The memory lives as long as the request, whose part this is.
     fn on_gpu(&self) -> Option<Foreign<'_>> {
         let (gpu, Lent { start, len }) = (self.gpu?, self.bytes);
-        // SAFETY: Triton vouches for that many bytes of that GPU, until the request is released; it owns this piece.
+        // SAFETY: Triton vouches for that many bytes of that GPU until the request is released; the request owns this
+        // piece.
         (len > 0).then(|| unsafe { Foreign::new(gpu, start.expose_provenance() as u64, len) })
     }
 
@@ -329,7 +330,8 @@ impl Piece {
     fn on_host(&self) -> ClientBytes<'_> {
         let Lent { start, len } = self.bytes;
         assert!(self.gpu.is_none() || len == 0, "an input in memory of a GPU is read on the host");
-        // SAFETY: Triton vouches for that many bytes of host memory, until the request is released; it owns this piece.
+        // SAFETY: Triton vouches for that many bytes of host memory until the request is released; the request owns this
+        // piece.
         unsafe { ClientBytes::new(start, len) }
     }
 }

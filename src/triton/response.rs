@@ -43,8 +43,8 @@ impl Response {
         Self(raw)
     }
 
-    /// Adds an output of `bytes` bytes and returns where they go. It is another place each time, which lives until the
-    /// response goes.
+    /// Adds an output of `bytes` bytes and returns where they go. Each call gives other memory, which lives as long as
+    /// the response.
     pub fn output(
         &self,
         name: &CStr,
