@@ -21,7 +21,7 @@ pub enum Fetch<'a> {
 
 /// A binding of a session, filled anew for each run.
 pub struct BoundRun {
-    /// Before its session.
+    /// First: it is released before its session.
     binding: IoBinding,
     device: MemoryKind,
     session: Arc<Session>,
