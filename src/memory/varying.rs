@@ -1,7 +1,7 @@
 //! States whose size varies: growing tensors and strings. They belong to their sequence, beside its slot.
 //!
 //! Rules: what is kept is paid for: a [`Charge`] holds its bytes in a [`Budget`] until it is dropped, and no more is
-//! allocated than is paid for, but for the rest of a page. Room is made before anything is written, so that writing
+//! allocated than is paid for, except the rest of a page. Room is made before anything is written, so that writing
 //! cannot fail half-way.
 
 use std::any::Any;

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 const LINES: u64 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Counts the lines of each place in ONNX Runtime's source, of which there is a fixed number.
+/// Counts the lines of each place in ONNX Runtime's source. There is a fixed number of places, so the counts are bounded.
 #[derive(Default)]
 pub(super) struct LogLimit {
     places: Mutex<HashMap<String, Place>>,
