@@ -253,6 +253,8 @@ impl Residence {
             self.taken.push((slot, contents));
             copied?;
         }
+        // What is filled next reads from where this writes to.
+        step.end_phase();
         if !step.is_on_device() {
             self.settle(sequences);
         }
