@@ -18,9 +18,12 @@ from model import TYPES, Model, Tensor
 from models import implicit
 from oracle import Oracle, assert_same
 from refusals import refused, said
+from support.paths import TEST_DEVICE
 
 F32 = np.float32
 MIB = 1 << 20
+
+on_the_host = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="the server's memory shows states on the host only")
 
 
 def strategy(direct: str | None) -> str:
@@ -801,6 +804,7 @@ def in_mib(own) -> float:
     return own.resident_bytes() / MIB
 
 
+@on_the_host
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
 def test_states_take_as_much_memory_as_the_gauge_says_and_give_it_back_at_end(deploy, direct):
     own = deploy()
@@ -820,6 +824,7 @@ def test_states_take_as_much_memory_as_the_gauge_says_and_give_it_back_at_end(de
         eventually(lambda: in_mib(own) - before, lambda more: more < 48)
 
 
+@on_the_host
 def test_states_of_a_batch_go_with_the_last_of_its_sequences_that_expires(deploy):
     own = deploy()
     model = own.serve(hoard("grows_and_expires", oldest="max_queue_delay_microseconds: 50000", idle_us=2_000_000))
@@ -833,6 +838,7 @@ def test_states_of_a_batch_go_with_the_last_of_its_sequences_that_expires(deploy
     eventually(lambda: in_mib(own) - before, lambda more: more < 48)
 
 
+@on_the_host
 def test_a_start_far_over_the_limit_leaves_no_memory_behind(deploy):
     own = deploy()
     model = own.serve(hoard("grows_too_large").with_parameters("grows_too_large", max_state_bytes_per_sequence=8 * MIB))
@@ -874,6 +880,7 @@ def test_memory_that_cannot_be_had_fails_the_request_and_leaves_the_state(deploy
     talk.end(more(1))
 
 
+@on_the_host
 def test_short_strings_take_little_more_than_they_are_charged_for(deploy):
     own = deploy()
     limit = 16 * MIB
