@@ -72,14 +72,29 @@ impl<'a> WrittenContext<'a> {
             }
             _ => Err(BindingError::Parameter {
                 parameter: "input_context",
-                value: self.written.input.clone(),
-                why: format!(
-                    "a context is kept of inputs that each request carries, with numbers, and with one open dimension \
-                     beside the batch at most, not of {}{}",
-                    if tensor.optional { "optional " } else { "" },
-                    describe(tensor.data_type, model)
-                ),
+                value: format!("{}={length}", self.written.input),
+                why: self.cannot_be_kept(tensor, model, batch_axis),
             }),
+        }
+    }
+
+    /// Why no slot can hold this context, and what to write where something can be done.
+    fn cannot_be_kept(&self, tensor: &TensorConfig, model: &[i64], batch_axis: Option<usize>) -> String {
+        let is_open = |&axis: &usize| model[axis] < 0 && axis != self.axis && Some(axis) != batch_axis;
+        if tensor.optional {
+            "the input is optional: a context is kept of inputs that each request carries".to_owned()
+        } else if tensor.data_type == DataType::Bytes {
+            format!("the input is {}: a context is kept of numbers", describe(tensor.data_type, model))
+        } else if let Some(open) = (0..model.len()).find(is_open) {
+            format!(
+                "a context along axis {} needs a length for each other dimension beside the batch, and axis {open} of \
+                 {} is open: write its length in the dims of input '{}'",
+                self.axis,
+                Dims(model),
+                tensor.name
+            )
+        } else {
+            format!("it has more bytes than an address can count, with {} in the model", Dims(model))
         }
     }
 }

@@ -184,7 +184,13 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
         (&[-1, -1, -1], &[-1, -1], "x=2", "'x=2@2'"),
         (&[-1, -1], &[-1], "x=2@0", "is the batch"),
         (&[-1, -1], &[-1], "x=2@2", "no axis 2"),
-        (&[-1, -1, -1], &[-1, -1], "x=2@1", "one open dimension"),
+        (
+            &[-1, -1, -1],
+            &[-1, -1],
+            "x=2@1",
+            "axis 2 of [-1, -1, -1] is open: write its length in the dims of input 'x'",
+        ),
+        (&[-1, -1, 576], &[-1, 512], "x=64", "axis 1 of [-1, -1, 576] is open"),
     ] {
         let error = context(model, configured, written).unwrap_err().to_string();
         assert!(error.contains("'input_context'") && error.contains(word), "{error}");

@@ -256,7 +256,7 @@ def test_a_speech_model_gets_its_context_together_with_its_state(deployment):
 
 def test_the_other_dims_of_a_context_have_to_be_known(deployment):
     model = models.framed("refused_context_of_any", [BATCH, "T", "F"], (2, 1), (-1, -1), "FRAMES=2@1")
-    refused(deployment, model, "input_context", "FRAMES", "one open dimension")
+    refused(deployment, model, "input_context", "FRAMES=2", "axis 2 of", "is open: write its length")
 
 
 # ---- batches
