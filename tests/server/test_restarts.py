@@ -58,18 +58,6 @@ def test_a_restart_of_a_sequence_at_rest_waits_for_nothing(deployment):
     talk.end()
 
 
-def test_a_client_that_awaits_each_answer_may_start_over_right_after_an_end(deployment):
-    model = deployment.serve(models.counter(name="ended_restarts", max_batch_size=4))
-    talk = Conversation(deployment.connect(), model, np.random.default_rng(4))
-    for _ in range(3):
-        talk.start()
-        talk.end()
-        talk.start()
-        talk.start()
-        talk.step()
-        talk.end()
-
-
 def test_silent_clients_of_direct_expire_while_others_are_busy(deployment):
     # The inputs have an open dimension: core may pass over a request of another shape.
     model = models.append(name="silent_direct", direct="", max_batch_size=4, idle_us=1_000_000)

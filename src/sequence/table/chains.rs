@@ -16,6 +16,9 @@ pub(super) struct Chain {
     pub(super) incarnations: SmallVec<[SlotId; 1]>,
     /// In front: an incarnation without a slot.
     stateless: Option<Stateless>,
+    /// The requests of all incarnations before the last one are released when those of this payload are. A START that
+    /// waited behind one of them comes before this payload is passed.
+    earlier_released_by: u64,
 }
 
 /// What core may have of incarnations without a slot.
@@ -59,6 +62,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let chain = self.chains.entry(key.clone()).or_default();
         let are_several = chain.stateless.is_some_and(|stateless| stateless.are_several);
         chain.stateless = (!end || are_several).then_some(Stateless { released_by: payload, are_several });
+        if *end {
+            chain.earlier_released_by = payload;
+        }
         self.look_later(key, payload);
         self.advance(key, released);
     }
@@ -73,8 +79,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let supersedes = if record.born <= passed_before {
             // What core had held back when that one started would have come.
             Superseded::ByLater
-        } else if matches!(record.phase, Phase::InFlight { start: true }) {
-            Superseded::AtOnce
+        } else if chain.earlier_released_by > passed_before || matches!(record.phase, Phase::InFlight { start: true }) {
+            Superseded::ByLate
         } else {
             Superseded::BySoon
         };
@@ -98,16 +104,23 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let earlier = chain.incarnations.clone();
         chain.incarnations.push(slot);
         self.chains_with_slots += usize::from(earlier.is_empty());
-        // A sequence of one request that came at once with another may be older, and nothing follows it.
-        let Some(supersedes) = supersedes.filter(|&by| !(*end && by == Superseded::AtOnce)) else { return };
+        // A late sequence of one request may be older than the others, and nothing follows it.
+        let Some(supersedes) = supersedes.filter(|&by| !(*end && by == Superseded::ByLate)) else { return };
+        let mut earlier_released_by = chain.earlier_released_by;
         for earlier in earlier {
             if let Some(record) = self.pool.record_mut(earlier)
                 && record.superseded == Superseded::No
             {
                 record.superseded = supersedes;
+                if matches!(record.phase, Phase::Waiting) {
+                    earlier_released_by = earlier_released_by.max(record.released_by);
+                }
                 let payload = record.released_by;
                 self.look_later(key, payload);
             }
+        }
+        if let Some(chain) = self.chains.get_mut(key) {
+            chain.earlier_released_by = earlier_released_by;
         }
     }
 
@@ -134,11 +147,14 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let (failed, released_by, superseded) = (record.failed, record.released_by, record.superseded);
         let Some(chain) = self.chains.get_mut(key) else { return false };
         let is_front = chain.stateless.is_none() && chain.incarnations.first() == Some(&slot);
+        if end || chain.incarnations.last() != Some(&slot) {
+            chain.earlier_released_by = chain.earlier_released_by.max(released_by);
+        }
         if end || (failed && is_front) {
             if !end {
                 chain.stateless = Some(Stateless { released_by, are_several: false });
-                self.look_later(key, released_by);
             }
+            self.look_later(key, released_by);
             self.counts.ended += 1;
             self.remove_from_chain(slot, key, released);
             return false;
@@ -180,6 +196,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
                 && matches!(record.phase, Phase::Releasing)
             {
                 record.released_by = payload;
+                if chain.incarnations.len() > 1 {
+                    chain.earlier_released_by = payload;
+                }
                 let superseded = record.superseded;
                 self.wait(front, now);
                 if superseded != Superseded::No {
@@ -198,8 +217,8 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             self.look(&look.key, now, released);
         }
         while let Some(of) = self.instances.get_mut(&instance)
-            && of.timed_looks.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, key)) = of.timed_looks.pop_front()
+            && of.late_looks.front().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, key)) = of.late_looks.pop_front()
         {
             self.look(&key, now, released);
         }
@@ -222,9 +241,9 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             // If the next one is older, a client that still sends goes on with the front one, and all is well.
             let due = now + self.policy.quiet;
             if let Some(of) = self.instances.get_mut(&key.instance) {
-                of.timed_looks.push_back((due, key.clone()));
+                of.late_looks.push_back((due, key.clone()));
             }
-        } else if superseded == Superseded::AtOnce {
+        } else if superseded == Superseded::ByLate {
             self.drop_states(key, released);
         } else {
             self.counts.ended += 1;
@@ -260,12 +279,15 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
 
     /// Releases the START of the incarnation that is in front now. Forgets a chain when core has nothing left of it.
     fn advance(&mut self, key: &Key, released: &mut Vec<H>) {
+        let passed = self.passed(key.instance);
         let Some(chain) = self.chains.get_mut(key) else { return };
         if chain.stateless.is_some() {
             return;
         }
         let Some(&front) = chain.incarnations.first() else {
-            self.chains.remove(key);
+            if chain.earlier_released_by <= passed {
+                self.chains.remove(key);
+            }
             return;
         };
         let Some(record) = self.pool.record_mut(front).filter(|record| matches!(record.phase, Phase::Held(_))) else {

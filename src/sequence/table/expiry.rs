@@ -39,7 +39,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             if self.held > 0 || !instance.overdue.is_empty() {
                 next = next.min(instance.watermark.next_rest().unwrap_or(now + self.policy.quiet));
             }
-            if let Some((due, _)) = instance.timed_looks.front() {
+            if let Some((due, _)) = instance.late_looks.front() {
                 next = next.min(*due);
             }
         }

@@ -108,8 +108,8 @@ enum Superseded {
     No,
     /// One that came so soon that it may have been sent before its own.
     BySoon,
-    /// One that came while its own was being worked on: the client had sent both at once.
-    AtOnce,
+    /// One that came so soon while core could have held it back behind an earlier incarnation of the id.
+    ByLate,
     /// One that was sent after its own.
     ByLater,
 }
@@ -136,7 +136,7 @@ struct Instance {
     /// Chains to look at when the watermark passes a payload.
     looks: BinaryHeap<Look>,
     /// Chains to look at at a time, because two STARTs may have overtaken each other.
-    timed_looks: VecDeque<(Instant, Key)>,
+    late_looks: VecDeque<(Instant, Key)>,
     /// Sequences that wait for a request, and since when.
     idle: LinkedHashMap<SlotId, Instant>,
     /// Those whose time is over, until it is certain that core has no request of them.
@@ -351,7 +351,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         self.instances.entry(instance).or_insert_with(|| Instance {
             watermark: Watermark::new(queue_requests, quiet, now),
             looks: BinaryHeap::new(),
-            timed_looks: VecDeque::new(),
+            late_looks: VecDeque::new(),
             idle: LinkedHashMap::new(),
             overdue: LinkedHashSet::new(),
         })
