@@ -1,6 +1,7 @@
 //! Where the instances of a model run, and the sequences that live there.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -15,6 +16,9 @@ use crate::memory::device::{Device, DeviceError, Traffic};
 use crate::memory::{Budget, SlotSpec};
 use crate::sequence::Policy;
 use crate::session::Session;
+
+/// A client that sends ahead leaves no longer pauses within a sequence, also on a busy machine.
+const REST_MARGIN: Duration = Duration::from_millis(750);
 
 /// The host, or a GPU, with the sequences of the instances there. Core gives a sequence to one instance for its life,
 /// so its state never has to go from one place to another.
@@ -52,6 +56,7 @@ impl Site {
             idle_limit: config.idle_limit,
             dropped_after: config.dropped_after,
             quiet: config.quiet,
+            rest: config.quiet + REST_MARGIN,
             queue_requests,
             has_place_for_all: placement.slots.capacity >= config.candidates * placement.instances,
         };

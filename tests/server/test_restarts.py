@@ -9,7 +9,7 @@ import models
 from conversations import Conversation
 
 
-def busily(client, model, seed: int, stop: threading.Event) -> Conversation:
+def busily(client, model, seed: int, stop: threading.Event) -> tuple[Conversation, threading.Thread]:
     """A client that sends requests of one sequence, each when it has the answer to the last, until it is stopped."""
     talk = Conversation(client, model, np.random.default_rng(seed))
     talk.start()
@@ -19,8 +19,9 @@ def busily(client, model, seed: int, stop: threading.Event) -> Conversation:
             talk.step()
         talk.end()
 
-    threading.Thread(target=go_on).start()
-    return talk
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    return talk, thread
 
 
 def test_a_restart_waits_for_a_request_or_two_of_a_busy_client(deployment):
@@ -28,8 +29,8 @@ def test_a_restart_waits_for_a_request_or_two_of_a_busy_client(deployment):
     model = models.slow("slow_restarts", max_batch_size=1, max_candidates=1024)
     model = deployment.serve(model)
     stop = threading.Event()
+    busy, thread = busily(deployment.connect(), model, 1, stop)
     try:
-        busy = busily(deployment.connect(), model, 1, stop)
         talk = Conversation(deployment.connect(), model, np.random.default_rng(2))
         for _ in range(3):
             talk.start()
@@ -41,6 +42,7 @@ def test_a_restart_waits_for_a_request_or_two_of_a_busy_client(deployment):
             assert busy.count - before <= 10
     finally:
         stop.set()
+        thread.join()
     talk.end()
 
 
@@ -65,11 +67,12 @@ def test_silent_clients_of_direct_expire_while_others_are_busy(deployment):
     silent = Conversation(deployment.connect(), model, np.random.default_rng(9))
     silent.start()
     stop = threading.Event()
+    # They keep their rows, so no START takes the row of the silent one.
+    busy = [busily(deployment.connect(), model, seed, stop) for seed in range(3)]
     try:
-        # They keep their rows, so no START takes the row of the silent one.
-        for seed in range(3):
-            busily(deployment.connect(), model, seed, stop)
         deployment.settles("stateful_sequences_expired_total", model, 1)
     finally:
         stop.set()
+        for _, thread in busy:
+            thread.join()
     deployment.settles("stateful_live_sequences", model, 0)

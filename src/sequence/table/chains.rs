@@ -239,7 +239,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             self.advance(key, released);
         } else if superseded != Superseded::ByLater && self.has_just_answered(front, now) {
             // If the next one is older, a client that still sends goes on with the front one, and all is well.
-            let due = now + self.policy.quiet;
+            let due = now + self.policy.rest;
             if let Some(of) = self.instances.get_mut(&key.instance) {
                 of.late_looks.push_back((due, key.clone()));
             }
@@ -251,10 +251,10 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         }
     }
 
-    /// Whether an incarnation has waited for its next request for less than the quiet time.
+    /// Whether an incarnation has waited for its next request for less than the time of rest.
     fn has_just_answered(&self, slot: SlotId, now: Instant) -> bool {
         let of = self.pool.record(slot).and_then(|record| self.instances.get(&record.key.instance));
-        of.and_then(|of| of.idle.get(&slot)).is_some_and(|&since| now < since + self.policy.quiet)
+        of.and_then(|of| of.idle.get(&slot)).is_some_and(|&since| now < since + self.policy.rest)
     }
 
     /// Whether an incarnation waits for a request and core has none.

@@ -24,6 +24,8 @@ pub struct Policy {
     /// Core hands on what it has queued when an instance has had nothing to do for this long (the queue delay and a
     /// margin).
     pub quiet: Duration,
+    /// A sequence whose START may have been overtaken counts as started over when it has had no request for this long.
+    pub rest: Duration,
     /// Most requests that core queues for one instance: one for each of its slots. With `direct`, each payload takes
     /// the next request of every slot, so 1.
     pub queue_requests: usize,

@@ -294,6 +294,7 @@ fn play(ops: Vec<Op>, batch: usize, keeps_rules: bool) -> Result<(), TestCaseErr
         idle_limit: DROPPED * 1000,
         dropped_after: DROPPED,
         quiet: QUIET,
+        rest: QUIET,
         queue_requests: CORE_SLOTS,
         has_place_for_all: true,
     };

@@ -10,7 +10,14 @@ const QUIET: Duration = Duration::from_millis(20);
 const QUEUE: usize = 64;
 
 fn policy() -> Policy {
-    Policy { idle_limit: IDLE, dropped_after: IDLE / 2, quiet: QUIET, queue_requests: QUEUE, has_place_for_all: false }
+    Policy {
+        idle_limit: IDLE,
+        dropped_after: IDLE / 2,
+        quiet: QUIET,
+        rest: QUIET,
+        queue_requests: QUEUE,
+        has_place_for_all: false,
+    }
 }
 
 fn table_of(policy: Policy, limits: SlotLimits) -> Table {
