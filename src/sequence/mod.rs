@@ -18,10 +18,10 @@
 //!
 //! The order of STARTs is the client's if the client has each START answered before it sends the next START with the
 //! same id. If a client does not, core can hold a START back behind another request and send a later one first. It is
-//! sent before the watermark has passed the later START, so a START that comes *soon* after another of its id may be the
-//! older of the two. If each sequence is ended, nothing is wrong: the front one's END comes, and then the other's turn.
-//! If the front one rests instead (see [`Policy::rest`]), it counts as started over. But if the START may have been held
-//! back behind an earlier incarnation of its own id (it is *late*), both end: their next requests get NOT_FOUND.
+//! sent before the watermark has passed the later START and the last requests of the incarnations before it. So a START
+//! that comes *soon* after another of its id may be the older of the two. If each sequence is ended, nothing is wrong: the
+//! front one's END comes, and then the other's turn. If the front one rests instead (see [`Policy::rest`]), it counts as
+//! started over. If both turn out to have requests in core, both end: their next requests get NOT_FOUND.
 //!
 //! An incarnation without state (its START was refused or failed, or the sequence was dropped) can still have requests
 //! in core. While it may, it stays in front of its chain as `stateless`: its requests are refused, and no later

@@ -17,7 +17,7 @@ pub(super) struct Chain {
     /// In front: an incarnation without a slot.
     stateless: Option<Stateless>,
     /// The requests of all incarnations before the last one are released when those of this payload are. A START that
-    /// waited behind one of them comes before this payload is passed.
+    /// waited behind one of them has come when this payload is passed.
     earlier_released_by: u64,
 }
 
@@ -45,8 +45,13 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let key = &admission.key;
         match self.chains.get(key) {
             Some(Chain { stateless: None, incarnations, .. }) if !incarnations.is_empty() => {
-                let front = incarnations[0];
-                self.receive(front)
+                let received = self.receive(incarnations[0]);
+                if let Err(Refusal::Busy) = received {
+                    // Two incarnations have requests in core: the client had two STARTs in flight.
+                    self.drop_states(key, released);
+                    return Err(Refusal::Unknown);
+                }
+                received
             }
             _ => {
                 self.refuse_in_chain(admission, released);
@@ -76,15 +81,13 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let chain = self.chains.get(key)?;
         let (&front, &last) = (chain.incarnations.first()?, chain.incarnations.last()?);
         let record = self.pool.record(last)?;
-        let supersedes = if record.born <= passed_before {
+        let supersedes = if record.born.max(chain.earlier_released_by) <= passed_before {
             // What core had held back when that one started would have come.
-            Superseded::ByLater
-        } else if chain.earlier_released_by > passed_before || matches!(record.phase, Phase::InFlight { start: true }) {
-            Superseded::ByLate
+            Superseded::Later
         } else {
-            Superseded::BySoon
+            Superseded::Soon
         };
-        if supersedes == Superseded::ByLater
+        if supersedes == Superseded::Later
             && front == last
             && chain.stateless.is_none()
             && self.has_nothing_queued(front)
@@ -98,14 +101,12 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
     }
 
     /// The START has a slot.
-    pub(super) fn append_to_chain(&mut self, admission: &Admission, slot: SlotId, supersedes: Option<Superseded>) {
-        let Admission { key, end, .. } = admission;
+    pub(super) fn append_to_chain(&mut self, key: &Key, slot: SlotId, supersedes: Option<Superseded>) {
         let chain = self.chains.entry(key.clone()).or_default();
         let earlier = chain.incarnations.clone();
         chain.incarnations.push(slot);
         self.chains_with_slots += usize::from(earlier.is_empty());
-        // A late sequence of one request may be older than the others, and nothing follows it.
-        let Some(supersedes) = supersedes.filter(|&by| !(*end && by == Superseded::ByLate)) else { return };
+        let Some(supersedes) = supersedes else { return };
         let mut earlier_released_by = chain.earlier_released_by;
         for earlier in earlier {
             if let Some(record) = self.pool.record_mut(earlier)
@@ -237,14 +238,12 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         let superseded = self.pool.record(front).map_or(Superseded::No, |record| record.superseded);
         if superseded == Superseded::No || !self.has_nothing_queued(front) {
             self.advance(key, released);
-        } else if superseded != Superseded::ByLater && self.has_just_answered(front, now) {
+        } else if superseded == Superseded::Soon && self.has_just_answered(front, now) {
             // If the next one is older, a client that still sends goes on with the front one, and all is well.
             let due = now + self.policy.rest;
             if let Some(of) = self.instances.get_mut(&key.instance) {
                 of.late_looks.push_back((due, key.clone()));
             }
-        } else if superseded == Superseded::ByLate {
-            self.drop_states(key, released);
         } else {
             self.counts.ended += 1;
             self.remove_from_chain(front, key, released);

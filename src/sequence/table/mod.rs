@@ -109,11 +109,9 @@ enum Phase<H> {
 enum Superseded {
     No,
     /// One that came so soon that it may have been sent before its own.
-    BySoon,
-    /// One that came so soon while core could have held it back behind an earlier incarnation of the id.
-    ByLate,
+    Soon,
     /// One that was sent after its own.
-    ByLater,
+    Later,
 }
 
 struct Record<C, H> {
@@ -398,7 +396,7 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             Some(lane) => {
                 self.lanes.insert((key.instance, lane), slot);
             }
-            None => self.append_to_chain(admission, slot, supersedes),
+            None => self.append_to_chain(key, slot, supersedes),
         }
         self.counts.started += 1;
         Ok(slot)

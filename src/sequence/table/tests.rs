@@ -422,23 +422,62 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
 }
 
 #[test]
-fn two_starts_that_may_have_overtaken_each_other_both_end_unless_the_first_to_come_is_ended() {
+fn a_start_soon_after_an_end_and_a_start_gets_its_turn_when_the_first_is_ended_or_rests() {
     for end_comes in [true, false] {
         let (mut table, now) = (table(4), Instant::now());
         step(&mut table, 1, true, true, now).unwrap();
-        // One of these two waited behind that END: nobody can tell whether it is older.
         let first = step(&mut table, 1, true, false, now).unwrap();
         let second = step(&mut table, 1, true, false, now).unwrap();
         assert_eq!(step(&mut table, 1, false, end_comes, now), Ok(first));
-        if end_comes {
-            assert_eq!(step(&mut table, 1, false, true, now), Ok(second));
-        } else {
-            assert_eq!(tick(&mut table, now + QUIET), 1);
-            assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
-            assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
-        }
+        assert_eq!(tick(&mut table, now + QUIET), usize::from(!end_comes));
+        assert_eq!(step(&mut table, 1, false, true, now), Ok(second));
         assert_eq!(table.live(), 0);
     }
+}
+
+#[test]
+fn a_start_that_may_have_waited_behind_an_earlier_incarnation_does_not_displace_the_one_in_front() {
+    let (mut table, now) = (table(4), Instant::now());
+    step(&mut table, 1, true, false, now).unwrap();
+    others_go_on(&mut table, now);
+    step(&mut table, 1, false, false, now).unwrap();
+    let second = step(&mut table, 1, true, false, now).unwrap();
+    assert!(table.is_holding());
+    step(&mut table, 2, true, false, now).unwrap();
+    step(&mut table, 1, false, false, now).unwrap();
+    step(&mut table, 2, false, false, now).unwrap();
+    // The request that proves the first to be over comes with a START that can have waited behind the first.
+    let admission = |id, start| Admission { key: key(id), start, end: false };
+    let mut released = Vec::new();
+    let admitted = table.admit(0, 2, &[admission(2, false), admission(1, true)], now, &mut released);
+    assert_eq!(released.len(), 1, "the second START is released");
+    confirm(&mut table, now);
+    for admitted in admitted {
+        let slot = admitted.unwrap().slot;
+        if table.settle(slot, Outcome::Advanced, false, now, &mut released) {
+            table.hold(slot, 0, &mut released);
+        }
+    }
+    table.finish_payload(0, now, &mut released).unwrap();
+    others_go_on(&mut table, now);
+    assert_eq!(step(&mut table, 1, false, true, now), Ok(second), "its client is about to go on");
+}
+
+#[test]
+fn two_incarnations_that_have_requests_at_once_both_end() {
+    let (mut table, now) = (table(4), Instant::now());
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    step(&mut table, 1, true, false, now).unwrap();
+    assert_eq!(admit(&mut table, &key(1), false, false, now), Ok(first));
+    assert_eq!(admit(&mut table, &key(1), false, false, now), Err(Refusal::Unknown));
+    settle(&mut table, 0, first, Outcome::Advanced, false, now);
+    table.finish_payload(0, now, &mut Vec::new()).unwrap();
+    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
+    tick(&mut table, now + QUIET);
+    tick(&mut table, now + QUIET * 2);
+    assert_eq!((table.live(), table.is_holding()), (0, false));
+    step(&mut table, 1, true, false, now + QUIET * 2).unwrap();
+    step(&mut table, 1, false, true, now + QUIET * 2).unwrap();
 }
 
 #[test]
