@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -129,6 +131,17 @@ class Deployment:
 
     def statistics(self, model: Model):
         return self.admin.get_inference_statistics(model.name).model_stats[0]
+
+    @contextlib.contextmanager
+    def without_more_memory(self, than: int):
+        """The server cannot have more than so many bytes on top of what it has."""
+        pid = self.server.pid
+        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        unlimited = resource.prlimit(pid, resource.RLIMIT_AS, (size + than, resource.RLIM_INFINITY))
+        try:
+            yield
+        finally:
+            resource.prlimit(pid, resource.RLIMIT_AS, unlimited)
 
     def resident_bytes(self) -> int:
         status = Path(f"/proc/{self.server.pid}/status").read_text()

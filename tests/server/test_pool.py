@@ -7,6 +7,9 @@ from tritonclient.utils import InferenceServerException
 import models
 from conversations import Conversation, together
 from deployment import eventually
+from logs import messages
+
+MB = 1 << 20
 
 
 def start_sequences(client, model, count):
@@ -249,3 +252,38 @@ def test_a_sequence_that_was_started_over_keeps_its_slot_when_slots_run_out(depl
     talk.step()
     for each in (talk, *others):
         each.end()
+
+
+def test_a_sequence_that_is_started_over_takes_no_place_of_another(deployment):
+    model = models.counter(name="pool_over_beside", max_candidates=10, max_batch_size=2)
+    model = deployment.serve(model.with_parameters(model.name, max_candidate_sequence_use_ratio=0.4))
+    client = deployment.connect()
+    talks = start_sequences(client, model, 3)
+    # The incarnation before has a slot, too, for a quarter of a second at least.
+    talks[0].start()
+    talks += start_sequences(client, model, 1)
+    for talk in talks:
+        talk.step()
+        talk.end()
+
+
+def test_slots_that_there_is_no_memory_for_are_missed_once_in_the_log_and_made_when_there_is(deploy):
+    deployed = deploy()
+    model = models.counter(name="pool_starved", width=250_000, max_batch_size=2, max_candidates=260)
+    lazily = {**LAZY, "subsequent_buffer_size": 256, "buffer_alloc_threshold": 3, "buffer_dealloc_threshold": 260}
+    model = model.with_parameters(model.name, max_candidate_sequence_use_ratio="1.0", **lazily)
+    deployed.serve(model)
+    with deployed.without_more_memory(than=100 * MB):
+        talks = start_sequences(deployed.connect(), model, 3)
+        for talk in talks:
+            talk.step()
+    warnings = [text for text in messages(deployed.server.log_text(), "W") if "another buffer of state slots" in text]
+    assert len(warnings) == 1, warnings
+    assert "sequences start as long as slots are free" in warnings[0]
+    deployed.settles("stateful_slots_allocated", model, 4)
+    for talk in talks:
+        talk.end()
+    talks = start_sequences(deployed.connect(), model, 4)
+    deployed.settles("stateful_slots_allocated", model, 260)
+    for talk in talks:
+        talk.end()
