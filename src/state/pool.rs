@@ -117,7 +117,7 @@ pub struct SlotPool<S, R, E> {
     next_generation: u64,
 }
 
-impl<S: Clone, R, E> SlotPool<S, R, E> {
+impl<S, R, E> SlotPool<S, R, E> {
     /// Makes the pool with its first slab.
     pub fn new(limits: SlotLimits, make_slab: MakeSlab<S, E>) -> Result<Self, E> {
         let mut pool = Self {
@@ -196,7 +196,10 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
     }
 
     /// The memory of the slab that the slot is in; `None` if `id` is stale.
-    pub fn memory(&self, id: SlotId) -> Option<S> {
+    pub fn memory(&self, id: SlotId) -> Option<S>
+    where
+        S: Clone,
+    {
         self.record(id).map(|_| self.slabs[id.slab as usize].memory.clone())
     }
 

@@ -335,6 +335,7 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
         dropped_after: DROPPED,
         quiet: QUIET,
         rest: QUIET,
+        by_lane: false,
         queue_requests: CORE_SLOTS,
         has_place_for_all: true,
     };
@@ -360,20 +361,18 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     let World { core, table, slots, excused, overtaken, now, .. } = &mut world;
     prop_assert!(core.slots.iter().all(|slot| slot.in_flight.is_none() && slot.queue.is_empty()), "a request is stuck");
     for (id, (_, incarnation)) in &core.active {
-        let is_live = slots.get(incarnation).is_some_and(|slot| table.pool.record(*slot).is_some());
+        let is_live = slots.get(incarnation).is_some_and(|slot| table.records.pool.record(*slot).is_some());
         // One that came first and is not continued gives way to those that it has overtaken.
         let gives_way = clients == Clients::SendAhead && overtaken.contains(id);
         prop_assert!(is_live || excused.contains(id) || gives_way, "a live sequence was dropped");
     }
-    prop_assert_eq!((table.held, table.releasing.len()), (0, 0));
-    let with_slots = table.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
-    prop_assert_eq!(table.chains_with_slots, with_slots);
-    prop_assert_eq!(table.live(), with_slots, "an incarnation that is over has a slot");
-    prop_assert_eq!(table.chains.len(), with_slots, "a chain was not forgotten");
+    let (known, places) = (table.incarnations.known().0, table.incarnations.places());
+    prop_assert_eq!((table.records.held, table.take_releasing().len()), (0, 0));
+    prop_assert_eq!(table.live(), places, "an incarnation that is over has a slot");
+    prop_assert_eq!(known, places, "a chain was not forgotten");
     let mut released = Vec::new();
     table.tick(*now + DROPPED * 2000, &mut released).unwrap();
-    prop_assert_eq!((table.live(), table.chains.len(), released.len()), (0, 0, 0));
-    prop_assert!(table.instances.values().all(|instance| instance.looks.is_empty() && instance.late_looks.is_empty()));
+    prop_assert_eq!((table.live(), table.incarnations.known(), released.len()), (0, (0, 0), 0));
     Ok(())
 }
 

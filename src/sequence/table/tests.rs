@@ -15,6 +15,7 @@ fn policy() -> Policy {
         dropped_after: IDLE / 2,
         quiet: QUIET,
         rest: QUIET,
+        by_lane: false,
         queue_requests: QUEUE,
         has_place_for_all: false,
     }
@@ -104,7 +105,7 @@ fn sequences_of_one_request_leave_nothing() {
     }
     assert_eq!((table.live(), table.counts().started, table.counts().ended), (0, 9, 9));
     tick(&mut table, now + QUIET);
-    assert!(table.chains.is_empty() && table.instances[&0].looks.is_empty());
+    assert_eq!(table.incarnations.known(), (0, 0));
 }
 
 #[test]
@@ -225,7 +226,7 @@ fn a_request_in_time_keeps_a_sequence_whose_expiry_waits_for_core() {
 #[test]
 fn silent_lanes_expire_while_others_are_busy() {
     let now = Instant::now();
-    let mut table = table_of(Policy { queue_requests: 1, ..policy() }, SlotLimits::all_at_once(2));
+    let mut table = table_of(Policy { by_lane: true, queue_requests: 1, ..policy() }, SlotLimits::all_at_once(2));
     let lane = |lane| Key { lane: Some(lane), ..key(u64::from(lane) + 1) };
     let silent = admit(&mut table, &lane(0), true, false, now).unwrap();
     settle(&mut table, 0, silent, Outcome::Advanced, false, now);
@@ -252,7 +253,7 @@ fn an_instance_that_goes_ends_each_of_its_sequences_once() {
     table.retire_instance(0, &mut released);
     assert_eq!((table.live(), table.counts().started, table.counts().ended, released.len()), (1, 4, 3, 1));
     assert!(admit(&mut table, &other, false, false, now).is_ok());
-    assert_eq!((table.held, table.chains_with_slots), (0, 1));
+    assert_eq!((table.records.held, table.incarnations.places()), (0, 1));
 }
 
 #[test]
@@ -501,7 +502,7 @@ fn where_a_start_that_was_to_be_held_has_been_released_nobody_gets_the_wrong_sta
 #[test]
 fn incarnations_in_different_lanes_never_meet_and_a_start_in_its_own_lane_starts_over() {
     let now = Instant::now();
-    let mut table = table_of(Policy { queue_requests: 1, ..policy() }, SlotLimits::all_at_once(4));
+    let mut table = table_of(Policy { by_lane: true, queue_requests: 1, ..policy() }, SlotLimits::all_at_once(4));
     let lane = |lane| Key { lane: Some(lane), ..key(1) };
     let mut step = |key: &Key, start, end| {
         let slot = admit(&mut table, key, start, end, now);
