@@ -64,7 +64,7 @@ struct Look {
 
 impl Chains {
     /// A request has come of an incarnation without a slot. More of it may be in core.
-    fn refuse<S, C, H, E>(&mut self, records: &mut Records<S, C, H, E>, admission: &Admission) {
+    fn refuse<S, C, H>(&mut self, records: &mut Records<S, C, H>, admission: &Admission) {
         let Admission { key, end, .. } = admission;
         let payload = records.payload(key.instance);
         let chain = self.chains.entry(key.clone()).or_default();
@@ -78,12 +78,7 @@ impl Chains {
     }
 
     /// A START comes: ends what it proves to be over. If an incarnation is left, returns how the START supersedes it.
-    fn prepare<S, C, H, E>(
-        &mut self,
-        records: &mut Records<S, C, H, E>,
-        key: &Key,
-        now: Instant,
-    ) -> Option<Superseded> {
+    fn prepare<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) -> Option<Superseded> {
         self.look(records, key, now);
         let passed_before = records.instances.get(&key.instance).map_or(0, |of| of.watermark.passed_before());
         let chain = self.chains.get(key)?;
@@ -100,13 +95,7 @@ impl Chains {
     }
 
     /// A START that supersedes the earlier incarnations of its id, if there are any, has a slot.
-    fn append<S, C, H, E>(
-        &mut self,
-        records: &mut Records<S, C, H, E>,
-        key: &Key,
-        slot: SlotId,
-        supersedes: Superseded,
-    ) {
+    fn append<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, supersedes: Superseded) {
         let chain = self.chains.entry(key.clone()).or_default();
         self.with_slots += usize::from(chain.incarnations.is_empty());
         let earlier = chain.incarnations.clone();
@@ -125,7 +114,7 @@ impl Chains {
     }
 
     /// Looks at a chain: ends what core has nothing left of, if something else waits for it.
-    fn look<S, C, H, E>(&mut self, records: &mut Records<S, C, H, E>, key: &Key, now: Instant) {
+    fn look<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
         let passed = records.passed(key.instance);
         let Some(chain) = self.chains.get_mut(key) else { return };
         if chain.stateless.is_some_and(|stateless| stateless.released_by <= passed) {
@@ -148,7 +137,7 @@ impl Chains {
     }
 
     /// Releases the START of the incarnation that is in front now. Forgets a chain when core has nothing left of it.
-    fn advance<S, C, H, E>(&mut self, records: &mut Records<S, C, H, E>, key: &Key) {
+    fn advance<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         let passed = records.passed(key.instance);
         let Some(chain) = self.chains.get_mut(key).filter(|chain| chain.stateless.is_none()) else { return };
         let Some(&front) = chain.incarnations.first() else {
@@ -176,7 +165,7 @@ impl Chains {
 
     /// Ends all incarnations of an id, as their requests cannot be told apart. Those that are being worked on end when
     /// they are settled.
-    fn drop_states<S, C, H, E>(&mut self, records: &mut Records<S, C, H, E>, key: &Key) {
+    fn drop_states<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         let Some(chain) = self.chains.get_mut(key) else { return };
         chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: true });
         for slot in chain.incarnations.clone() {
@@ -196,8 +185,8 @@ impl Chains {
     }
 }
 
-impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
-    fn find(&mut self, records: &mut Records<S, C, H, E>, admission: &Admission) -> Result<SlotId, Refusal<E>> {
+impl<S, C, H> Incarnations<S, C, H> for Chains {
+    fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal> {
         let key = &admission.key;
         let chain = self.chains.get(key).filter(|chain| chain.stateless.is_none());
         let Some(&front) = chain.and_then(|chain| chain.incarnations.first()) else {
@@ -215,17 +204,17 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
 
     fn start(
         &mut self,
-        records: &mut Records<S, C, H, E>,
+        records: &mut Records<S, C, H>,
         admission: &Admission,
         now: Instant,
-    ) -> Result<SlotId, Refusal<E>> {
+    ) -> Result<SlotId, Refusal> {
         let key = &admission.key;
         let supersedes = self.prepare(records, key, now);
         let has_room = if supersedes.is_some() { Ok(()) } else { self.make_room(records, key.instance, now) };
         let acquired = has_room.and_then(|()| records.acquire(key));
         if let Ok(slot) = acquired {
             self.append(records, key, slot, supersedes.unwrap_or(Superseded::No));
-        } else if self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty()) {
+        } else if Incarnations::<S, C, H>::is_live(self, key) {
             // What follows the START cannot be told from what core has of the others.
             self.drop_states(records, key);
         } else if !admission.end {
@@ -234,7 +223,11 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
         acquired
     }
 
-    fn settle(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
+    fn is_live(&self, key: &Key) -> bool {
+        self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty())
+    }
+
+    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
         let Some(record) = records.pool.record(slot) else { return false };
         let (failed, released_by, superseded) = (record.failed, record.released_by, record.superseded);
         let Some(chain) = self.chains.get_mut(key) else { return false };
@@ -261,7 +254,7 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
     }
 
     /// If the incarnation was in front, the next one receives.
-    fn remove(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId, key: &Key) {
+    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
         if records.free(slot) {
             self.releasing.push(key.clone());
         }
@@ -292,7 +285,7 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
     }
 
     /// Looks at the chains that have waited for what has been passed, or for the time.
-    fn conclude(&mut self, records: &mut Records<S, C, H, E>, instance: u32, now: Instant) {
+    fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) {
         while let Some(key) = self.looks.get_mut(&instance).and_then(|looks| looks.next(records.passed(instance), now))
         {
             self.look(records, &key, now);
@@ -303,7 +296,7 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
         self.looks.values().filter_map(|looks| Some(looks.by_time.front()?.0)).min()
     }
 
-    fn release_unheld(&mut self, records: &mut Records<S, C, H, E>, key: &Key) {
+    fn release_unheld(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         self.drop_states(records, key);
     }
 
@@ -311,7 +304,7 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Chains {
         std::mem::take(&mut self.releasing)
     }
 
-    fn has_been_released(&mut self, records: &mut Records<S, C, H, E>, key: &Key, now: Instant) {
+    fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
         // An instance that has gone has taken its chains along.
         let Some(of) = records.instances.get_mut(&key.instance) else { return };
         let payload = of.watermark.release(now);

@@ -18,8 +18,8 @@ impl Lanes {
     }
 }
 
-impl<S, C, H, E> Incarnations<S, C, H, E> for Lanes {
-    fn find(&mut self, records: &mut Records<S, C, H, E>, admission: &Admission) -> Result<SlotId, Refusal<E>> {
+impl<S, C, H> Incarnations<S, C, H> for Lanes {
+    fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal> {
         let key = &admission.key;
         let slot = self.at(key).filter(|slot| records.pool.record(*slot).is_some_and(|record| record.key == *key));
         records.receive(slot.ok_or(Refusal::Unknown)?)
@@ -28,10 +28,10 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Lanes {
     /// A START in a lane proves that the sequence before it is over, by END or because core has dropped it.
     fn start(
         &mut self,
-        records: &mut Records<S, C, H, E>,
+        records: &mut Records<S, C, H>,
         admission: &Admission,
         now: Instant,
-    ) -> Result<SlotId, Refusal<E>> {
+    ) -> Result<SlotId, Refusal> {
         let key = &admission.key;
         if let Some(slot) = self.at(key)
             && records.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Waiting))
@@ -45,7 +45,12 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Lanes {
         Ok(slot)
     }
 
-    fn settle(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
+    /// A START takes the place of the one in its lane.
+    fn is_live(&self, _key: &Key) -> bool {
+        false
+    }
+
+    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
         if end || records.pool.record(slot).is_some_and(|record| record.failed) {
             records.counts.ended += 1;
             self.remove(records, slot, key);
@@ -55,7 +60,7 @@ impl<S, C, H, E> Incarnations<S, C, H, E> for Lanes {
         false
     }
 
-    fn remove(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId, key: &Key) {
+    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
         if let Some(lane) = key.lane
             && self.at(key) == Some(slot)
         {

@@ -7,7 +7,7 @@ mod records;
 use std::time::{Duration, Instant};
 
 use super::id::Key;
-use crate::state::pool::{MakeSlab, SlotId, SlotLimits, SlotPool};
+use crate::state::pool::{SlotId, SlotLimits, SlotPool};
 use chains::Chains;
 use lanes::Lanes;
 use records::{Phase, Records};
@@ -56,8 +56,8 @@ pub struct Admitted<S, C> {
 }
 
 /// Why a request has no sequence.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Refusal<E> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal<E = ()> {
     /// Not a START, and no such sequence is live.
     Unknown,
     /// A START, and every slot that may exist holds a sequence.
@@ -65,7 +65,7 @@ pub enum Refusal<E> {
         /// Slots in all.
         capacity: usize,
     },
-    /// A START, and the memory for another slab cannot be had.
+    /// A START, and there is no slab with a free slot: why the slab could not be made.
     Memory(E),
     /// Another request of the sequence is being worked on; core promises that this does not happen.
     Busy,
@@ -94,23 +94,22 @@ pub struct Counts {
 }
 
 /// Which incarnation a request belongs to.
-trait Incarnations<S, C, H, E>: Send {
+trait Incarnations<S, C, H>: Send {
     /// The incarnation of a request that is not a START.
-    fn find(&mut self, records: &mut Records<S, C, H, E>, admission: &Admission) -> Result<SlotId, Refusal<E>>;
+    fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal>;
 
     /// A slot for the incarnation of a START.
-    fn start(
-        &mut self,
-        records: &mut Records<S, C, H, E>,
-        admission: &Admission,
-        now: Instant,
-    ) -> Result<SlotId, Refusal<E>>;
+    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant)
+    -> Result<SlotId, Refusal>;
+
+    /// Whether a START of this id follows an incarnation that is live.
+    fn is_live(&self, key: &Key) -> bool;
 
     /// A request has been worked on. Returns whether it must be held.
-    fn settle(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
+    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
 
     /// Frees the slot of an incarnation that is over.
-    fn remove(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId, key: &Key);
+    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key);
 
     /// How much of the capacity is used.
     fn places(&self) -> usize;
@@ -119,7 +118,7 @@ trait Incarnations<S, C, H, E>: Send {
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId>;
 
     /// Ends what the watermark of an instance proves to be over.
-    fn conclude(&mut self, _records: &mut Records<S, C, H, E>, _instance: u32, _now: Instant) {}
+    fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32, _now: Instant) {}
 
     /// When [`Self::conclude`] may have something to do although nothing is passed.
     fn next_look(&self) -> Option<Instant> {
@@ -127,7 +126,7 @@ trait Incarnations<S, C, H, E>: Send {
     }
 
     /// A request that was to be held has been released.
-    fn release_unheld(&mut self, _records: &mut Records<S, C, H, E>, _key: &Key) {}
+    fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
     /// See [`Sequences::take_releasing`].
     fn take_releasing(&mut self) -> Vec<Key> {
@@ -135,14 +134,14 @@ trait Incarnations<S, C, H, E>: Send {
     }
 
     /// The held request of this id has been released.
-    fn has_been_released(&mut self, _records: &mut Records<S, C, H, E>, _key: &Key, _now: Instant) {}
+    fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _now: Instant) {}
 
     /// Ids that are known, and what is to be looked at or released.
     #[cfg(test)]
     fn known(&self) -> (usize, usize);
 
     /// Makes room for another incarnation where the capacity is used up although core has a place for it.
-    fn make_room(&mut self, records: &mut Records<S, C, H, E>, instance: u32, now: Instant) -> Result<(), Refusal<E>> {
+    fn make_room(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) -> Result<(), Refusal> {
         let capacity = records.pool.capacity();
         if self.places() < capacity {
             return Ok(());
@@ -150,14 +149,15 @@ trait Incarnations<S, C, H, E>: Send {
         if !records.policy.has_place_for_all {
             return Err(Refusal::Full { capacity });
         }
-        if let Some(slot) = records.longest_idle(instance, now) {
+        let longest_idle = records.droppable(instance, now).next();
+        if let Some(slot) = longest_idle {
             self.expire(records, slot);
         }
         Ok(())
     }
 
     /// Ends an incarnation that has lain idle.
-    fn expire(&mut self, records: &mut Records<S, C, H, E>, slot: SlotId) {
+    fn expire(&mut self, records: &mut Records<S, C, H>, slot: SlotId) {
         records.counts.expired += 1;
         if let Some(key) = records.pool.record(slot).map(|record| record.key.clone()) {
             self.remove(records, slot, &key);
@@ -167,20 +167,52 @@ trait Incarnations<S, C, H, E>: Send {
 
 /// All live sequences of a model, with their slots.
 ///
-/// `S` is the memory of a slab, `C` what a sequence keeps beside its slot, `H` a request that is held, `E` why a slab
-/// cannot be made.
-pub struct Sequences<S, C, H, E> {
-    records: Records<S, C, H, E>,
-    incarnations: Box<dyn Incarnations<S, C, H, E>>,
+/// `S` is the memory of a slab, `C` what a sequence keeps beside its slot, `H` a request that is held.
+pub struct Sequences<S, C, H> {
+    records: Records<S, C, H>,
+    incarnations: Box<dyn Incarnations<S, C, H>>,
 }
 
-impl<S: Clone + 'static, C: Default + 'static, H: 'static, E: 'static> Sequences<S, C, H, E> {
-    /// An empty table; the first slab is made now.
-    pub fn new(policy: Policy, limits: SlotLimits, make_slab: MakeSlab<S, E>) -> Result<Self, E> {
-        let records = Records::new(policy, SlotPool::new(limits, make_slab)?);
-        let incarnations: Box<dyn Incarnations<S, C, H, E>> =
+impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
+    /// An empty table, without slabs.
+    pub fn new(policy: Policy, limits: SlotLimits) -> Self {
+        let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
-        Ok(Self { records, incarnations })
+        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
+    }
+
+    /// How many slots the slab has that is to be added next; `None` if none is due. One is due where these requests need
+    /// more slots than are free, and by the thresholds of [`SlotLimits`]. Slabs take long to make and to drop, so the
+    /// caller does both without holding any lock.
+    pub fn slab_due(&self, admissions: &[Admission], now: Instant) -> Option<usize> {
+        let Self { records, incarnations } = self;
+        let starts = || admissions.iter().filter(|admission| admission.start);
+        let following = starts().filter(|start| incarnations.is_live(&start.key)).count();
+        let new = starts().count() - following;
+        let within = new.min(records.pool.capacity().saturating_sub(incarnations.places()));
+        // Beyond the capacity, a START takes the slot of a sequence that core has dropped, or one of the reserve.
+        let beyond = match admissions.first() {
+            Some(first) if records.policy.has_place_for_all => {
+                new - within - records.droppable(first.key.instance, now).take(new - within).count()
+            }
+            _ => 0,
+        };
+        records.pool.slab_due(following + within + beyond)
+    }
+
+    /// Adds a slab of so many slots. One that is not due any more is given back.
+    pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
+        self.records.pool.add_slab(memory, slots)
+    }
+
+    /// Whether a slab is to be added or given back, apart from what requests need.
+    pub fn needs_adjustment(&self) -> bool {
+        self.records.pool.needs_adjustment()
+    }
+
+    /// Takes a slab out that is to be given back.
+    pub fn take_spare_slab(&mut self) -> Option<S> {
+        self.records.pool.take_spare_slab()
     }
 
     /// Admits the requests of a payload: finds the sequence of each, or makes it for a START, and checks its slot out.
@@ -195,7 +227,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static, E: 'static> Sequences
         admissions: &[Admission],
         now: Instant,
         released: &mut Vec<H>,
-    ) -> Vec<Result<Admitted<S, C>, Refusal<E>>> {
+    ) -> Vec<Result<Admitted<S, C>, Refusal>> {
         let Self { records, incarnations } = self;
         records.instance(instance, now).watermark.begin(requests, now);
         let mut slots: Vec<_> = admissions.iter().map(|_| Err(Refusal::Unknown)).collect();
@@ -293,15 +325,14 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static, E: 'static> Sequences
     }
 
     /// The instance has released all requests of its oldest payload that has not finished.
-    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
+    pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
         self.records.instance(instance, now).watermark.finish(now);
         self.incarnations.conclude(&mut self.records, instance, now);
         released.append(&mut self.records.released);
-        self.records.pool.adjust()
     }
 
     /// Drops what lay idle for too long, and concludes what a quiet instance proves.
-    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) -> Result<(), E> {
+    pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
         let Self { records, incarnations } = self;
         let instances: Vec<u32> = records.instances.keys().copied().collect();
         for instance in instances {
@@ -312,7 +343,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static, E: 'static> Sequences
             }
         }
         released.append(&mut records.released);
-        records.pool.adjust()
     }
 
     /// When [`Sequences::tick`] may have something to do again.
@@ -361,7 +391,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static, E: 'static> Sequences
         self.records.pool.capacity()
     }
 
-    fn check_out(&mut self, slot: SlotId) -> Result<Admitted<S, C>, Refusal<E>> {
+    fn check_out(&mut self, slot: SlotId) -> Result<Admitted<S, C>, Refusal> {
         let memory = self.records.pool.memory(slot).ok_or(Refusal::Unknown)?;
         let record = self.records.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
         Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })

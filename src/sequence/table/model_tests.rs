@@ -181,7 +181,7 @@ enum Clients {
 
 struct World {
     core: Core,
-    table: Sequences<(), (), Sent, ()>,
+    table: Sequences<(), (), Sent>,
     known: BTreeMap<u64, Known>,
     slots: BTreeMap<u64, SlotId>,
     /// Payloads that have run, and are settled while the next ones run.
@@ -229,6 +229,9 @@ impl World {
         let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
         let admissions: Vec<_> = payload.iter().map(admission).collect();
         let mut released = Vec::new();
+        while let Some(slots) = self.table.slab_due(&admissions, self.now) {
+            self.table.add_slab((), slots);
+        }
         let admitted = self.table.admit(0, payload.len(), &admissions, self.now, &mut released);
         let mut rows = Vec::new();
         for (sent, admitted) in payload.into_iter().zip(admitted) {
@@ -271,7 +274,7 @@ impl World {
             }
             self.release(std::mem::take(&mut released));
         }
-        self.table.finish_payload(0, self.now, &mut released).unwrap();
+        self.table.finish_payload(0, self.now, &mut released);
         self.release(released);
     }
 
@@ -290,7 +293,7 @@ impl World {
         self.drain();
         self.now += time;
         let mut released = Vec::new();
-        self.table.tick(self.now, &mut released).unwrap();
+        self.table.tick(self.now, &mut released);
         self.release(released);
         self.drain();
     }
@@ -342,7 +345,7 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     let limits = SlotLimits { reserve: CORE_SLOTS, ..SlotLimits::all_at_once(CORE_SLOTS) };
     let mut world = World {
         core: Core::new(batch),
-        table: Sequences::new(policy, limits, Box::new(|_| Ok(()))).unwrap(),
+        table: Sequences::new(policy, limits),
         known: BTreeMap::new(),
         slots: BTreeMap::new(),
         unsettled: VecDeque::new(),
@@ -371,7 +374,7 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     prop_assert_eq!(table.live(), places, "an incarnation that is over has a slot");
     prop_assert_eq!(known, places, "a chain was not forgotten");
     let mut released = Vec::new();
-    table.tick(*now + DROPPED * 2000, &mut released).unwrap();
+    table.tick(*now + DROPPED * 2000, &mut released);
     prop_assert_eq!((table.live(), table.incarnations.known(), released.len()), (0, (0, 0), 0));
     Ok(())
 }

@@ -57,9 +57,9 @@ pub(super) struct Instance {
 }
 
 /// The records of all incarnations that have a slot.
-pub(super) struct Records<S, C, H, E> {
+pub(super) struct Records<S, C, H> {
     pub policy: Policy,
-    pub pool: SlotPool<S, Record<C, H>, E>,
+    pub pool: SlotPool<S, Record<C, H>>,
     pub instances: HashMap<u32, Instance>,
     pub counts: Counts,
     /// What sequences that are over kept beside their slots.
@@ -70,8 +70,8 @@ pub(super) struct Records<S, C, H, E> {
     pub released: Vec<H>,
 }
 
-impl<S, C, H, E> Records<S, C, H, E> {
-    pub fn new(policy: Policy, pool: SlotPool<S, Record<C, H>, E>) -> Self {
+impl<S, C, H> Records<S, C, H> {
+    pub fn new(policy: Policy, pool: SlotPool<S, Record<C, H>>) -> Self {
         let (instances, counts) = (HashMap::new(), Counts::default());
         Self { policy, pool, instances, counts, leavings: Vec::new(), held: 0, released: Vec::new() }
     }
@@ -96,7 +96,7 @@ impl<S, C, H, E> Records<S, C, H, E> {
     }
 
     /// A slot for a START.
-    pub fn acquire(&mut self, key: &Key) -> Result<SlotId, Refusal<E>> {
+    pub fn acquire(&mut self, key: &Key) -> Result<SlotId, Refusal> {
         let payload = self.payload(key.instance);
         let record = Record {
             key: key.clone(),
@@ -110,12 +110,12 @@ impl<S, C, H, E> Records<S, C, H, E> {
         };
         self.pool.acquire(record).map_err(|error| match error {
             AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
-            AcquireError::Memory(error) => Refusal::Memory(error),
+            AcquireError::NoSlab => Refusal::Memory(()),
         })
     }
 
     /// A request comes for the sequence in this slot.
-    pub fn receive(&mut self, slot: SlotId) -> Result<SlotId, Refusal<E>> {
+    pub fn receive(&mut self, slot: SlotId) -> Result<SlotId, Refusal> {
         let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
         let Some(instance) = self.instances.get_mut(&record.key.instance) else { return Err(Refusal::Unknown) };
         if !matches!(record.phase, Phase::Waiting | Phase::Releasing) {
@@ -183,12 +183,13 @@ impl<S, C, H, E> Records<S, C, H, E> {
         self.pool.record(slot).is_none_or(|record| record.released_by <= passed).then_some(slot)
     }
 
-    /// The sequence of an instance that has lain idle the longest, if core has certainly dropped it.
-    pub fn longest_idle(&self, instance: u32, now: Instant) -> Option<SlotId> {
-        let of = self.instances.get(&instance)?;
+    /// The sequences of an instance that core has certainly dropped, those first that have lain idle the longest.
+    pub fn droppable(&self, instance: u32, now: Instant) -> impl Iterator<Item = SlotId> {
         let dropped_after = self.policy.dropped_after;
-        let longest = of.idle.front().filter(|&(_, &since)| now >= since + dropped_after).map(|(slot, _)| slot);
-        of.overdue.front().or(longest).copied()
+        self.instances.get(&instance).into_iter().flat_map(move |of| {
+            let dropped = of.idle.iter().take_while(move |&(_, &since)| now >= since + dropped_after);
+            of.overdue.iter().copied().chain(dropped.map(|(slot, _)| *slot))
+        })
     }
 
     /// When a sequence may expire, or a quiet instance prove something.
