@@ -128,7 +128,7 @@ impl LiveSequences {
         let admitted = loop {
             let admitted = self.work(|table, released| {
                 let now = Instant::now();
-                match table.slab_due(admissions, now).filter(|_| missing.is_none()) {
+                match table.slab_needed(admissions, now).filter(|_| missing.is_none()) {
                     Some(slots) => Err(slots),
                     None => Ok(table.admit(instance, requests, admissions, now, released)),
                 }
@@ -266,7 +266,7 @@ impl LiveSequences {
     /// Adds the slabs that are due, and gives back those that are spare.
     fn adjust_slabs(&self) -> Result<(), MemoryError> {
         loop {
-            let due = self.table.lock().slab_due(&[], Instant::now());
+            let due = self.table.lock().slab_due();
             match due {
                 Some(slots) => self.add_slab(slots)?,
                 None => break,

@@ -187,16 +187,19 @@ impl<S, R> SlotPool<S, R> {
         self.record(id).map(|_| self.slabs[id.slab as usize].memory.clone())
     }
 
-    /// How many slots the slab has that is to be added next; `None` if none is due. One is due where fewer slots are free
-    /// than `wanted`, and by the threshold.
-    pub fn slab_due(&self, wanted: usize) -> Option<usize> {
-        let is_first = self.slabs.is_empty();
-        let is_low = self.free() < self.limits.grow_below && self.slots < self.limits.capacity;
-        let slots = self.next_slab_slots();
-        (is_first || (slots > 0 && (is_low || self.free() < wanted))).then_some(slots)
+    /// How many slots the slab has that is to be added so that as many slots are free as are wanted; `None` if they are,
+    /// or if no more may exist.
+    pub fn slab_needed(&self, wanted: usize) -> Option<usize> {
+        Some(self.next_slab_slots()).filter(|&slots| slots > 0 && self.free() < wanted)
     }
 
-    /// Adds a slab of so many slots, as [`Self::slab_due`] says. One that is not due any more is given back.
+    /// How many slots the slab has that is to be added by the threshold; `None` if none is.
+    pub fn slab_due(&self) -> Option<usize> {
+        let is_low = self.free() < self.limits.grow_below && self.slots < self.limits.capacity;
+        (self.slabs.is_empty() || is_low).then(|| self.next_slab_slots())
+    }
+
+    /// Adds a slab of so many slots, as [`Self::slab_needed`] or [`Self::slab_due`] says. One that is not due any more is given back.
     pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
         if slots > self.most_slots() - self.slots {
             return Some(memory);
@@ -212,7 +215,7 @@ impl<S, R> SlotPool<S, R> {
 
     /// Whether a slab is to be added or given back by the thresholds.
     pub fn needs_adjustment(&self) -> bool {
-        self.slab_due(0).is_some() || self.last_slab_is_spare()
+        self.slab_due().is_some() || self.last_slab_is_spare()
     }
 
     /// Takes the last slab out, if it is empty and the thresholds say that it is to be given back.
@@ -292,7 +295,7 @@ mod tests {
     }
 
     fn add_slabs(pool: &mut Pool, wanted: usize) {
-        while let Some(slots) = pool.slab_due(wanted) {
+        while let Some(slots) = pool.slab_needed(wanted).or(pool.slab_due()) {
             assert_eq!(pool.add_slab(slots, slots), None);
         }
     }
@@ -378,7 +381,7 @@ mod tests {
     fn without_the_slab_that_is_due_no_sequence_starts_and_the_others_stay() {
         let mut pool = pool(LAZY);
         let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
-        assert_eq!((pool.acquire(4), pool.slab_due(1)), (Err(AcquireError::NoSlab), Some(3)));
+        assert_eq!((pool.acquire(4), pool.slab_needed(1)), (Err(AcquireError::NoSlab), Some(3)));
         assert_eq!(pool.record(ids[3]), Some(&3));
         assert_eq!(pool.add_slab(3, 3), None);
         assert!(pool.acquire(4).is_ok());

@@ -181,10 +181,9 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
     }
 
-    /// How many slots the slab has that is to be added next; `None` if none is due. One is due where these requests need
-    /// more slots than are free, and by the thresholds of [`SlotLimits`]. Slabs take long to make and to drop, so the
-    /// caller does both without holding any lock.
-    pub fn slab_due(&self, admissions: &[Admission], now: Instant) -> Option<usize> {
+    /// How many slots the slab has that these requests need; `None` if they need none, or if no more slots may exist.
+    /// Slabs take long to make and to drop, so the caller does both without holding any lock.
+    pub fn slab_needed(&self, admissions: &[Admission], now: Instant) -> Option<usize> {
         let Self { records, incarnations } = self;
         let starts = || admissions.iter().filter(|admission| admission.start);
         let following = starts().filter(|start| incarnations.is_live(&start.key)).count();
@@ -197,7 +196,12 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             }
             _ => 0,
         };
-        records.pool.slab_due(following + within + beyond)
+        records.pool.slab_needed(following + within + beyond)
+    }
+
+    /// How many slots the slab has that is to be added by the thresholds of [`SlotLimits`]; `None` if none is.
+    pub fn slab_due(&self) -> Option<usize> {
+        self.records.pool.slab_due()
     }
 
     /// Adds a slab of so many slots. One that is not due any more is given back.
@@ -205,7 +209,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.add_slab(memory, slots)
     }
 
-    /// Whether a slab is to be added or given back, apart from what requests need.
+    /// Whether a slab is to be added or given back by the thresholds.
     pub fn needs_adjustment(&self) -> bool {
         self.records.pool.needs_adjustment()
     }
@@ -237,8 +241,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
         for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(admission, _)| admission.start) {
             *slot = incarnations.start(records, admission, now);
-            let counts = &mut records.counts;
-            *(if slot.is_ok() { &mut counts.started } else { &mut counts.rejected }) += 1;
+            records.counts.started += u64::from(slot.is_ok());
+            records.counts.rejected += u64::from(slot.is_err());
         }
         incarnations.conclude(records, instance, now);
         released.append(&mut records.released);

@@ -229,7 +229,7 @@ impl World {
         let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
         let admissions: Vec<_> = payload.iter().map(admission).collect();
         let mut released = Vec::new();
-        while let Some(slots) = self.table.slab_due(&admissions, self.now) {
+        while let Some(slots) = self.table.slab_needed(&admissions, self.now).or(self.table.slab_due()) {
             self.table.add_slab((), slots);
         }
         let admitted = self.table.admit(0, payload.len(), &admissions, self.now, &mut released);

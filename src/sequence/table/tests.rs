@@ -28,7 +28,7 @@ fn table_of(policy: Policy, limits: SlotLimits) -> Table {
 }
 
 fn add_slabs(table: &mut Table, admissions: &[Admission]) {
-    while let Some(slots) = table.slab_due(admissions, Instant::now()) {
+    while let Some(slots) = table.slab_needed(admissions, Instant::now()).or(table.slab_due()) {
         table.add_slab((), slots);
     }
 }
