@@ -19,11 +19,13 @@ use crate::sequence::{Admission, Admitted, Outcome, Policy, Refusal, Sequences};
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::{Answer, Request};
 
-type Table = Sequences<Arc<Slab>, Vec<Varying>, Request, MemoryError>;
+type Table = Sequences<Arc<Slab>, Vec<Varying>, Request>;
 
 /// All live sequences of a model.
 pub struct LiveSequences {
     table: Mutex<Table>,
+    /// What a slab is made of.
+    slot: SlotSpec,
     /// Where the states are, if not on the host.
     device: Option<Arc<Device>>,
     /// What the varying states of all sequences may have.
@@ -105,11 +107,12 @@ impl LiveSequences {
         metrics: SequenceMetrics,
     ) -> Result<Self, MemoryError> {
         let device = slot.device.as_ref().map(|(device, _)| device.clone());
-        let make_slab = Box::new(move |slots| Slab::new(slots, &slot).map(Arc::new));
-        let table = Mutex::new(Sequences::new(policy, limits, make_slab)?);
+        let table = Mutex::new(Sequences::new(policy, limits));
         let (copied_bytes, slab_is_missing) = (AtomicU64::new(0), AtomicBool::new(false));
         let reaper_wanted = Condvar::new();
-        let sequences = Self { table, device, budget, traffic, copied_bytes, slab_is_missing, reaper_wanted, metrics };
+        let sequences =
+            Self { table, slot, device, budget, traffic, copied_bytes, slab_is_missing, reaper_wanted, metrics };
+        sequences.adjust_slabs()?;
         sequences.publish();
         Ok(sequences)
     }
@@ -121,10 +124,22 @@ impl LiveSequences {
         requests: usize,
         admissions: &[Admission],
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
-        let admitted =
-            self.work(|table, released| table.admit(instance, requests, admissions, Instant::now(), released));
-        let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, _>, &Admission)| {
-            let admitted = admitted?;
+        let mut missing = None;
+        let admitted = loop {
+            let admitted = self.work(|table, released| {
+                let now = Instant::now();
+                match table.slab_needed(admissions, now).filter(|_| missing.is_none()) {
+                    Some(slots) => Err(slots),
+                    None => Ok(table.admit(instance, requests, admissions, now, released)),
+                }
+            });
+            match admitted {
+                Ok(admitted) => break admitted,
+                Err(slots) => missing = self.add_slab(slots).err(),
+            }
+        };
+        let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, Refusal>, &Admission)| {
+            let admitted = admitted.map_err(|refusal| self.refusal(refusal, missing.as_ref()))?;
             let (sequences, slot, varying) = (self.clone(), admitted.slot, admitted.contents);
             let memory = wait_for(&admitted.memory, slot);
             let is_busy = memory.is_none();
@@ -143,12 +158,14 @@ impl LiveSequences {
                 log::error!("{error}");
             }
         }
-        let (adjusted, is_holding) =
-            self.work(|table, released| (table.finish_payload(instance, Instant::now(), released), table.is_holding()));
+        let (is_holding, needs_slabs) = self.work(|table, released| {
+            table.finish_payload(instance, Instant::now(), released);
+            (table.is_holding(), table.needs_adjustment())
+        });
         if is_holding {
             self.reaper_wanted.notify_one();
         }
-        self.note_missing_slab(adjusted);
+        self.note_missing_slab(if needs_slabs { self.adjust_slabs() } else { Ok(()) });
         self.publish();
     }
 
@@ -222,8 +239,8 @@ impl LiveSequences {
 
     /// Expires what is due, then waits until something may be due again or until [`LiveSequences::wake`].
     pub(super) fn tick_and_wait(&self, stop: impl Fn() -> bool) {
-        let adjusted = self.work(|table, released| table.tick(Instant::now(), released));
-        self.note_missing_slab(adjusted);
+        self.work(|table, released| table.tick(Instant::now(), released));
+        self.note_missing_slab(self.adjust_slabs());
         self.publish();
         let mut table = self.table.lock();
         if !stop() {
@@ -236,6 +253,42 @@ impl LiveSequences {
     pub(super) fn wake(&self) {
         let _table = self.table.lock();
         self.reaper_wanted.notify_all();
+    }
+
+    /// Makes a slab of so many slots without holding the lock, and adds it.
+    fn add_slab(&self, slots: usize) -> Result<(), MemoryError> {
+        let slab = Arc::new(Slab::new(slots, &self.slot)?);
+        let not_due = self.table.lock().add_slab(slab, slots);
+        drop(not_due);
+        Ok(())
+    }
+
+    /// Adds the slabs that are due, and gives back those that are spare.
+    fn adjust_slabs(&self) -> Result<(), MemoryError> {
+        loop {
+            let due = self.table.lock().slab_due();
+            match due {
+                Some(slots) => self.add_slab(slots)?,
+                None => break,
+            }
+        }
+        loop {
+            let spare = self.table.lock().take_spare_slab();
+            if spare.is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Why a request has no lease, with the reason why a slab is missing.
+    fn refusal(&self, refusal: Refusal, missing: Option<&MemoryError>) -> Refusal<MemoryError> {
+        match (refusal, missing) {
+            (Refusal::Unknown, _) => Refusal::Unknown,
+            (Refusal::Busy, _) => Refusal::Busy,
+            (Refusal::Full { capacity }, _) => Refusal::Full { capacity },
+            (Refusal::Memory(()), Some(error)) => Refusal::Memory(error.clone()),
+            (Refusal::Memory(()), None) => Refusal::Full { capacity: self.table.lock().capacity() },
+        }
     }
 
     /// Logs once that a slab could not be made, until one can.

@@ -57,6 +57,7 @@ impl Site {
             dropped_after: config.dropped_after,
             quiet: config.quiet,
             rest: config.quiet + REST_MARGIN,
+            by_lane: config.strategy == Strategy::Direct,
             queue_requests,
             has_place_for_all: placement.slots.capacity >= config.candidates * placement.instances,
         };

@@ -95,21 +95,17 @@ impl<S, R> Slab<S, R> {
 }
 
 /// Why no slot could be had.
-#[derive(Debug, PartialEq, Eq)]
-pub enum AcquireError<E> {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AcquireError {
     /// All slots that may exist hold a sequence.
     Full,
-    /// A slab could have been added, but its memory could not be had.
-    Memory(E),
+    /// Another slab could be added first.
+    NoSlab,
 }
 
-/// Makes the memory of a slab with the given number of slots.
-pub type MakeSlab<S, E> = Box<dyn FnMut(usize) -> Result<S, E> + Send>;
-
-/// The slot table. `S` is the memory of a slab, `R` what an occupied slot records, `E` why a slab cannot be made.
-pub struct SlotPool<S, R, E> {
+/// The slot table. `S` is the memory of a slab, `R` what an occupied slot records.
+pub struct SlotPool<S, R> {
     limits: SlotLimits,
-    make_slab: MakeSlab<S, E>,
     slabs: Vec<Slab<S, R>>,
     slabs_with_free: BTreeSet<u32>,
     slots: usize,
@@ -117,29 +113,17 @@ pub struct SlotPool<S, R, E> {
     next_generation: u64,
 }
 
-impl<S: Clone, R, E> SlotPool<S, R, E> {
-    /// Makes the pool with its first slab.
-    pub fn new(limits: SlotLimits, make_slab: MakeSlab<S, E>) -> Result<Self, E> {
-        let mut pool = Self {
-            limits,
-            make_slab,
-            slabs: Vec::new(),
-            slabs_with_free: BTreeSet::new(),
-            slots: 0,
-            live: 0,
-            next_generation: 0,
-        };
-        pool.add_slab(limits.first_slab.min(limits.capacity))?;
-        Ok(pool)
+impl<S, R> SlotPool<S, R> {
+    /// A pool without slabs.
+    pub const fn new(limits: SlotLimits) -> Self {
+        Self { limits, slabs: Vec::new(), slabs_with_free: BTreeSet::new(), slots: 0, live: 0, next_generation: 0 }
     }
 
-    /// Occupies a free slot, in the lowest slab that has one, adding a slab if none is free. Slots beyond the capacity
-    /// are the reserve: it is the caller who decides what may take one.
-    pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError<E>> {
-        if self.slabs_with_free.is_empty() {
-            self.grow()?;
-        }
-        let slab_index = *self.slabs_with_free.first().ok_or(AcquireError::Full)?;
+    /// Occupies a free slot, in the lowest slab that has one. Slots beyond the capacity are the reserve: it is the caller
+    /// who decides what may take one.
+    pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError> {
+        let none = if self.next_slab_slots() > 0 { AcquireError::NoSlab } else { AcquireError::Full };
+        let slab_index = *self.slabs_with_free.first().ok_or(none)?;
         let slab = &mut self.slabs[slab_index as usize];
         let generation = self.next_generation;
         let occupied = Slot::Occupied { generation, record };
@@ -196,19 +180,51 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
     }
 
     /// The memory of the slab that the slot is in; `None` if `id` is stale.
-    pub fn memory(&self, id: SlotId) -> Option<S> {
+    pub fn memory(&self, id: SlotId) -> Option<S>
+    where
+        S: Clone,
+    {
         self.record(id).map(|_| self.slabs[id.slab as usize].memory.clone())
     }
 
-    /// Adds or gives back slabs by the thresholds. Called after each batch, when all its slots are settled.
-    pub fn adjust(&mut self) -> Result<(), E> {
-        while self.free() < self.limits.grow_below && self.slots < self.limits.capacity {
-            self.add_slab(self.next_slab_slots())?;
+    /// How many slots the slab has that is to be added so that as many slots are free as are wanted; `None` if they are,
+    /// or if no more may exist.
+    pub fn slab_needed(&self, wanted: usize) -> Option<usize> {
+        Some(self.next_slab_slots()).filter(|&slots| slots > 0 && self.free() < wanted)
+    }
+
+    /// How many slots the slab has that is to be added by the threshold; `None` if none is.
+    pub fn slab_due(&self) -> Option<usize> {
+        let is_low = self.free() < self.limits.grow_below && self.slots < self.limits.capacity;
+        (self.slabs.is_empty() || is_low).then(|| self.next_slab_slots())
+    }
+
+    /// Adds a slab of so many slots, as [`Self::slab_needed`] or [`Self::slab_due`] says. One that is not due any more is given back.
+    pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
+        if slots > self.most_slots() - self.slots {
+            return Some(memory);
         }
-        while self.last_slab_is_spare() {
-            self.remove_last_slab();
+        if slots > 0 {
+            self.slabs_with_free.insert(self.slabs.len() as u32);
         }
-        Ok(())
+        self.slabs.push(Slab::new(memory, slots));
+        self.slots += slots;
+        self.check();
+        None
+    }
+
+    /// Whether a slab is to be added or given back by the thresholds.
+    pub fn needs_adjustment(&self) -> bool {
+        self.slab_due().is_some() || self.last_slab_is_spare()
+    }
+
+    /// Takes the last slab out, if it is empty and the thresholds say that it is to be given back.
+    pub fn take_spare_slab(&mut self) -> Option<S> {
+        let slab = if self.last_slab_is_spare() { self.slabs.pop() } else { None }?;
+        self.slots -= slab.size;
+        self.slabs_with_free.remove(&(self.slabs.len() as u32));
+        self.check();
+        Some(slab.memory)
     }
 
     /// Slots that hold a sequence.
@@ -236,30 +252,15 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         self.limits.capacity
     }
 
-    fn grow(&mut self) -> Result<(), AcquireError<E>> {
-        match self.next_slab_slots() {
-            0 => Err(AcquireError::Full),
-            slots => self.add_slab(slots).map_err(AcquireError::Memory),
-        }
-    }
-
     fn next_slab_slots(&self) -> usize {
-        let most = match self.slots < self.limits.capacity {
-            true => self.limits.capacity,
-            false => self.limits.capacity + self.limits.reserve,
-        };
-        self.limits.next_slab.max(1).min(most - self.slots)
+        let size = if self.slabs.is_empty() { self.limits.first_slab } else { self.limits.next_slab.max(1) };
+        size.min(self.most_slots() - self.slots)
     }
 
-    fn add_slab(&mut self, slots: usize) -> Result<(), E> {
-        let memory = (self.make_slab)(slots)?;
-        if slots > 0 {
-            self.slabs_with_free.insert(self.slabs.len() as u32);
-        }
-        self.slabs.push(Slab::new(memory, slots));
-        self.slots += slots;
-        self.check();
-        Ok(())
+    /// The reserve comes when all other slots exist.
+    const fn most_slots(&self) -> usize {
+        let SlotLimits { capacity, reserve, .. } = self.limits;
+        if self.slots < capacity { capacity } else { capacity + reserve }
     }
 
     /// Shrinking must leave the free slots above the growth threshold, else the next batch would add the slab again.
@@ -269,14 +270,6 @@ impl<S: Clone, R, E> SlotPool<S, R, E> {
         };
         let is_reserve = self.slots > self.limits.capacity;
         is_reserve || (self.free() > self.limits.shrink_above && self.free() - slab.free >= self.limits.grow_below)
-    }
-
-    fn remove_last_slab(&mut self) {
-        if let Some(slab) = self.slabs.pop() {
-            self.slots -= slab.size;
-            self.slabs_with_free.remove(&(self.slabs.len() as u32));
-        }
-        self.check();
     }
 
     fn check(&self) {
@@ -293,10 +286,28 @@ mod tests {
 
     use super::*;
 
-    type Pool = SlotPool<usize, u32, ()>;
+    type Pool = SlotPool<usize, u32>;
 
     fn pool(limits: SlotLimits) -> Pool {
-        SlotPool::new(limits, Box::new(Ok)).unwrap()
+        let mut pool = SlotPool::new(limits);
+        add_slabs(&mut pool, 0);
+        pool
+    }
+
+    fn add_slabs(pool: &mut Pool, wanted: usize) {
+        while let Some(slots) = pool.slab_needed(wanted).or(pool.slab_due()) {
+            assert_eq!(pool.add_slab(slots, slots), None);
+        }
+    }
+
+    fn acquire(pool: &mut Pool, record: u32) -> Result<SlotId, AcquireError> {
+        add_slabs(pool, 1);
+        pool.acquire(record)
+    }
+
+    fn adjust(pool: &mut Pool) {
+        add_slabs(pool, 0);
+        while pool.take_spare_slab().is_some() {}
     }
 
     const LAZY: SlotLimits =
@@ -330,8 +341,8 @@ mod tests {
         let mut pool = pool(LAZY);
         let mut sizes = Vec::new();
         for i in 0..11 {
-            pool.acquire(i).unwrap();
-            pool.adjust().unwrap();
+            acquire(&mut pool, i).unwrap();
+            adjust(&mut pool);
             sizes.push(pool.slots());
         }
         assert_eq!(sizes, [4, 4, 7, 7, 7, 10, 10, 10, 11, 11, 11]);
@@ -341,15 +352,15 @@ mod tests {
     #[test]
     fn only_a_last_slab_without_sequences_goes_and_the_first_never_does() {
         let mut pool = pool(LAZY);
-        let ids: Vec<_> = (0..11).map(|i| pool.acquire(i).unwrap()).collect();
-        pool.adjust().unwrap();
+        let ids: Vec<_> = (0..11).map(|i| acquire(&mut pool, i).unwrap()).collect();
+        adjust(&mut pool);
         for id in &ids[..10] {
             pool.release(*id);
         }
-        pool.adjust().unwrap();
+        adjust(&mut pool);
         assert_eq!(pool.slots(), 11, "the last slab still holds a sequence");
         pool.release(ids[10]);
-        pool.adjust().unwrap();
+        adjust(&mut pool);
         assert_eq!((pool.slots(), pool.slabs()), (4, 1));
     }
 
@@ -357,26 +368,31 @@ mod tests {
     fn the_reserve_comes_after_the_capacity_and_goes_when_it_is_empty() {
         let mut pool = pool(SlotLimits { reserve: 2, ..SlotLimits::all_at_once(1) });
         pool.acquire(1).unwrap();
-        let beyond = [pool.acquire(2).unwrap(), pool.acquire(3).unwrap()];
+        let beyond = [acquire(&mut pool, 2).unwrap(), acquire(&mut pool, 3).unwrap()];
         assert_eq!(pool.acquire(4), Err(AcquireError::Full));
         for id in beyond {
             pool.release(id);
         }
-        pool.adjust().unwrap();
+        adjust(&mut pool);
         assert_eq!((pool.slots(), pool.slabs()), (1, 1));
     }
 
     #[test]
-    fn a_slab_that_cannot_be_made_refuses_the_sequence_and_keeps_the_others() {
-        let mut left = 1;
-        let make: MakeSlab<usize, &str> = Box::new(move |slots| {
-            left -= 1;
-            if left >= 0 { Ok(slots) } else { Err("out of memory") }
-        });
-        let mut pool: SlotPool<usize, u32, &str> = SlotPool::new(LAZY, make).unwrap();
+    fn without_the_slab_that_is_due_no_sequence_starts_and_the_others_stay() {
+        let mut pool = pool(LAZY);
         let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
-        assert_eq!(pool.acquire(4), Err(AcquireError::Memory("out of memory")));
+        assert_eq!((pool.acquire(4), pool.slab_needed(1)), (Err(AcquireError::NoSlab), Some(3)));
         assert_eq!(pool.record(ids[3]), Some(&3));
+        assert_eq!(pool.add_slab(3, 3), None);
+        assert!(pool.acquire(4).is_ok());
+    }
+
+    #[test]
+    fn a_slab_that_is_not_due_any_more_is_given_back() {
+        let mut pool = pool(SlotLimits { first_slab: 1, ..SlotLimits::all_at_once(3) });
+        assert_eq!(pool.add_slab(2, 2), None);
+        assert_eq!(pool.add_slab(2, 2), Some(2));
+        assert_eq!(pool.slots(), 3);
     }
 
     #[derive(Clone, Debug)]
@@ -407,7 +423,7 @@ mod tests {
             let mut ever: Vec<SlotId> = Vec::new();
             for op in ops {
                 match op {
-                    Op::Acquire(record) => match pool.acquire(record) {
+                    Op::Acquire(record) => match acquire(&mut pool, record) {
                         Ok(id) => {
                             prop_assert!(live.len() < capacity);
                             prop_assert!(live.keys().all(|o| (o.slab, o.index) != (id.slab, id.index)));
@@ -425,7 +441,7 @@ mod tests {
                     }
                     Op::Release(_) => {}
                     Op::Adjust => {
-                        pool.adjust().unwrap();
+                        adjust(&mut pool);
                         prop_assert!(pool.free() >= grow.min(capacity - live.len()));
                     }
                 }

@@ -1,19 +1,42 @@
 //! `oldest`: the incarnations of each id, in the order of their STARTs (see [`crate::sequence`]).
 
 use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::time::Instant;
 
 use smallvec::SmallVec;
 
-use super::{Admission, Phase, Refusal, Sequences, Superseded};
+use super::records::{Phase, Records, Superseded};
+use super::{Admission, Incarnations, Refusal};
 use crate::sequence::id::Key;
 use crate::state::pool::SlotId;
 
+/// The chains of all ids.
+#[derive(Default)]
+pub(super) struct Chains {
+    chains: HashMap<Key, Chain>,
+    /// Chains with an incarnation that has a slot.
+    with_slots: usize,
+    /// What is to be looked at, for each instance.
+    looks: HashMap<u32, Looks>,
+    /// Ids of held requests that are being released.
+    releasing: Vec<Key>,
+}
+
+/// Chains of one instance to look at.
+#[derive(Default)]
+struct Looks {
+    /// When the watermark passes a payload.
+    by_payload: BinaryHeap<Look>,
+    /// At a time, because two STARTs may have overtaken each other.
+    by_time: VecDeque<(Instant, Key)>,
+}
+
 /// The incarnations of one id. It stays until core can have nothing left of any of them.
 #[derive(Default)]
-pub(super) struct Chain {
+struct Chain {
     /// Those with a slot. The first one receives, unless `stateless` is set.
-    pub(super) incarnations: SmallVec<[SlotId; 1]>,
+    incarnations: SmallVec<[SlotId; 1]>,
     /// In front: an incarnation without a slot.
     stateless: Option<Stateless>,
     /// The requests of all incarnations before the last one are released when those of this payload are. A START that
@@ -34,36 +57,16 @@ struct Stateless {
 const BEING_RELEASED: u64 = u64::MAX;
 
 /// A chain to look at when a payload has been passed.
-pub(super) struct Look {
+struct Look {
     payload: u64,
     key: Key,
 }
 
-impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
-    /// The incarnation that a request belongs to, unless it is a START.
-    pub(super) fn find_in_chain(&mut self, admission: &Admission, released: &mut Vec<H>) -> Result<SlotId, Refusal<E>> {
-        let key = &admission.key;
-        match self.chains.get(key) {
-            Some(Chain { stateless: None, incarnations, .. }) if !incarnations.is_empty() => {
-                let received = self.receive(incarnations[0]);
-                if let Err(Refusal::Busy) = received {
-                    // Two incarnations have requests in core: the client had two STARTs in flight.
-                    self.drop_states(key, released);
-                    return Err(Refusal::Unknown);
-                }
-                received
-            }
-            _ => {
-                self.refuse_in_chain(admission, released);
-                Err(Refusal::Unknown)
-            }
-        }
-    }
-
+impl Chains {
     /// A request has come of an incarnation without a slot. More of it may be in core.
-    fn refuse_in_chain(&mut self, admission: &Admission, released: &mut Vec<H>) {
+    fn refuse<S, C, H>(&mut self, records: &mut Records<S, C, H>, admission: &Admission) {
         let Admission { key, end, .. } = admission;
-        let payload = self.payload(key.instance);
+        let payload = records.payload(key.instance);
         let chain = self.chains.entry(key.clone()).or_default();
         let are_several = chain.stateless.is_some_and(|stateless| stateless.are_several);
         chain.stateless = (!end || are_several).then_some(Stateless { released_by: payload, are_several });
@@ -71,80 +74,161 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
             chain.earlier_released_by = payload;
         }
         self.look_later(key, payload);
-        self.advance(key, released);
+        self.advance(records, key);
     }
 
     /// A START comes: ends what it proves to be over. If an incarnation is left, returns how the START supersedes it.
-    pub(super) fn prepare_chain(&mut self, key: &Key, now: Instant, released: &mut Vec<H>) -> Option<Superseded> {
-        self.look(key, now, released);
-        let passed_before = self.instances.get(&key.instance).map_or(0, |of| of.watermark.passed_before());
+    fn prepare<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) -> Option<Superseded> {
+        self.look(records, key, now);
+        let passed_before = records.instances.get(&key.instance).map_or(0, |of| of.watermark.passed_before());
         let chain = self.chains.get(key)?;
         let (&front, &last) = (chain.incarnations.first()?, chain.incarnations.last()?);
-        let record = self.pool.record(last)?;
-        let supersedes = if record.born.max(chain.earlier_released_by) <= passed_before {
-            // What core had held back when that one started would have come.
-            Superseded::Later
-        } else {
-            Superseded::Soon
-        };
-        if supersedes == Superseded::Later
-            && front == last
-            && chain.stateless.is_none()
-            && self.has_nothing_queued(front)
-        {
+        // Then what core had held back when the last one started has come.
+        let is_later = records.pool.record(last)?.born.max(chain.earlier_released_by) <= passed_before;
+        if is_later && front == last && chain.stateless.is_none() && records.has_nothing_queued(front) {
             // It has been started over, or core has dropped it.
-            self.counts.ended += 1;
-            self.remove_from_chain(front, key, released);
+            records.counts.ended += 1;
+            self.remove(records, front, key);
             return None;
         }
-        Some(supersedes)
+        Some(if is_later { Superseded::Later } else { Superseded::Soon })
     }
 
-    /// The START has a slot.
-    pub(super) fn append_to_chain(&mut self, key: &Key, slot: SlotId, supersedes: Option<Superseded>) {
+    /// A START that supersedes the earlier incarnations of its id, if there are any, has a slot.
+    fn append<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, supersedes: Superseded) {
         let chain = self.chains.entry(key.clone()).or_default();
+        self.with_slots += usize::from(chain.incarnations.is_empty());
         let earlier = chain.incarnations.clone();
         chain.incarnations.push(slot);
-        self.chains_with_slots += usize::from(earlier.is_empty());
-        let Some(supersedes) = supersedes else { return };
-        let mut earlier_released_by = chain.earlier_released_by;
         for earlier in earlier {
-            if let Some(record) = self.pool.record_mut(earlier)
-                && record.superseded == Superseded::No
-            {
-                record.superseded = supersedes;
-                if matches!(record.phase, Phase::Waiting) {
-                    earlier_released_by = earlier_released_by.max(record.released_by);
+            let Some(record) = records.pool.record_mut(earlier) else { continue };
+            if record.superseded != Superseded::No {
+                continue;
+            }
+            record.superseded = supersedes;
+            if matches!(record.phase, Phase::Waiting) {
+                chain.earlier_released_by = chain.earlier_released_by.max(record.released_by);
+            }
+            self.looks.entry(key.instance).or_default().at(record.released_by, key);
+        }
+    }
+
+    /// Looks at a chain: ends what core has nothing left of, if something else waits for it.
+    fn look<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
+        let passed = records.passed(key.instance);
+        let Some(chain) = self.chains.get_mut(key) else { return };
+        if chain.stateless.is_some_and(|stateless| stateless.released_by <= passed) {
+            chain.stateless = None;
+        }
+        let Some(&front) = chain.incarnations.first().filter(|_| chain.stateless.is_none()) else {
+            return self.advance(records, key);
+        };
+        let superseded = records.pool.record(front).map_or(Superseded::No, |record| record.superseded);
+        let rest = records.policy.rest;
+        if superseded == Superseded::No || !records.has_nothing_queued(front) {
+            self.advance(records, key);
+        } else if superseded == Superseded::Soon && records.idle_since(front).is_some_and(|since| now < since + rest) {
+            // If the next one is older, a client that still sends goes on with the front one, and all is well.
+            self.looks.entry(key.instance).or_default().by_time.push_back((now + rest, key.clone()));
+        } else {
+            records.counts.ended += 1;
+            self.remove(records, front, key);
+        }
+    }
+
+    /// Releases the START of the incarnation that is in front now. Forgets a chain when core has nothing left of it.
+    fn advance<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
+        let passed = records.passed(key.instance);
+        let Some(chain) = self.chains.get_mut(key).filter(|chain| chain.stateless.is_none()) else { return };
+        let Some(&front) = chain.incarnations.first() else {
+            if chain.earlier_released_by <= passed {
+                self.chains.remove(key);
+            }
+            return;
+        };
+        let Some(record) = records.pool.record_mut(front) else { return };
+        if !matches!(record.phase, Phase::Held(_)) {
+            return;
+        }
+        if record.failed {
+            chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: false });
+            records.counts.ended += 1;
+            self.remove(records, front, key);
+        } else if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
+            let instance = records.instances.get(&key.instance);
+            record.released_after = instance.map_or(0, |instance| instance.watermark.releasing());
+            records.held -= 1;
+            records.released.push(held);
+            self.releasing.push(key.clone());
+        }
+    }
+
+    /// Ends all incarnations of an id, as their requests cannot be told apart. Those that are being worked on end when
+    /// they are settled.
+    fn drop_states<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
+        let Some(chain) = self.chains.get_mut(key) else { return };
+        chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: true });
+        for slot in chain.incarnations.clone() {
+            match records.pool.record_mut(slot) {
+                Some(record) if matches!(record.phase, Phase::InFlight { .. }) => record.failed = true,
+                _ => {
+                    records.counts.ended += 1;
+                    self.remove(records, slot, key);
                 }
-                let payload = record.released_by;
-                self.look_later(key, payload);
             }
         }
-        if let Some(chain) = self.chains.get_mut(key) {
-            chain.earlier_released_by = earlier_released_by;
-        }
+        self.releasing.push(key.clone());
     }
 
-    /// A START has no slot: what follows it is refused.
-    pub(super) fn refuse_start_in_chain(&mut self, admission: &Admission, released: &mut Vec<H>) {
+    fn look_later(&mut self, key: &Key, payload: u64) {
+        self.looks.entry(key.instance).or_default().at(payload, key);
+    }
+}
+
+impl<S, C, H> Incarnations<S, C, H> for Chains {
+    fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal> {
         let key = &admission.key;
-        if self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty()) {
-            // Nor can it be told from what core has of the others.
-            self.drop_states(key, released);
-        } else if !admission.end {
-            self.refuse_in_chain(admission, released);
+        let chain = self.chains.get(key).filter(|chain| chain.stateless.is_none());
+        let Some(&front) = chain.and_then(|chain| chain.incarnations.first()) else {
+            self.refuse(records, admission);
+            return Err(Refusal::Unknown);
+        };
+        let received = records.receive(front);
+        if let Err(Refusal::Busy) = received {
+            // Two incarnations have requests in core: the client had two STARTs in flight.
+            self.drop_states(records, key);
+            return Err(Refusal::Unknown);
         }
+        received
     }
 
-    pub(super) fn settle_in_chain(
+    fn start(
         &mut self,
-        slot: SlotId,
-        key: &Key,
-        end: bool,
+        records: &mut Records<S, C, H>,
+        admission: &Admission,
         now: Instant,
-        released: &mut Vec<H>,
-    ) -> bool {
-        let Some(record) = self.pool.record(slot) else { return false };
+    ) -> Result<SlotId, Refusal> {
+        let key = &admission.key;
+        let supersedes = self.prepare(records, key, now);
+        let has_room = if supersedes.is_some() { Ok(()) } else { self.make_room(records, key.instance, now) };
+        let acquired = has_room.and_then(|()| records.acquire(key));
+        if let Ok(slot) = acquired {
+            self.append(records, key, slot, supersedes.unwrap_or(Superseded::No));
+        } else if Incarnations::<S, C, H>::is_live(self, key) {
+            // What follows the START cannot be told from what core has of the others.
+            self.drop_states(records, key);
+        } else if !admission.end {
+            self.refuse(records, admission);
+        }
+        acquired
+    }
+
+    fn is_live(&self, key: &Key) -> bool {
+        self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty())
+    }
+
+    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
+        let Some(record) = records.pool.record(slot) else { return false };
         let (failed, released_by, superseded) = (record.failed, record.released_by, record.superseded);
         let Some(chain) = self.chains.get_mut(key) else { return false };
         let is_front = chain.stateless.is_none() && chain.incarnations.first() == Some(&slot);
@@ -156,12 +240,12 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
                 chain.stateless = Some(Stateless { released_by, are_several: false });
             }
             self.look_later(key, released_by);
-            self.counts.ended += 1;
-            self.remove_from_chain(slot, key, released);
+            records.counts.ended += 1;
+            self.remove(records, slot, key);
             return false;
         }
         if is_front {
-            self.wait(slot, now);
+            records.wait(slot, now);
             if superseded != Superseded::No {
                 self.look_later(key, released_by);
             }
@@ -169,163 +253,93 @@ impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
         !is_front
     }
 
-    /// A request that was to be held has been released. From now on core may send requests of any incarnation of the id,
-    /// so none is served.
-    pub fn release_unheld(&mut self, slot: SlotId, released: &mut Vec<H>) {
-        if let Some(key) = self.pool.record(slot).map(|record| record.key.clone()) {
-            self.drop_states(&key, released);
-        }
-    }
-
-    /// The ids of the held requests that are being released; to be followed by [`Sequences::have_been_released`].
-    pub fn take_releasing(&mut self) -> Vec<Key> {
-        std::mem::take(&mut self.releasing)
-    }
-
-    /// Held requests of these ids have been released: from now on core can have what follows them.
-    pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
-        for key in keys {
-            // An instance that has gone has taken its chains along.
-            let Some(of) = self.instances.get_mut(&key.instance) else { continue };
-            let payload = of.watermark.release(now);
-            let Some(chain) = self.chains.get_mut(&key) else { continue };
-            if let Some(stateless) = &mut chain.stateless {
-                stateless.released_by = payload;
-                self.look_later(&key, payload);
-            } else if let Some(&front) = chain.incarnations.first()
-                && let Some(record) = self.pool.record_mut(front)
-                && matches!(record.phase, Phase::Releasing)
-            {
-                record.released_by = payload;
-                if chain.incarnations.len() > 1 {
-                    chain.earlier_released_by = payload;
-                }
-                let superseded = record.superseded;
-                self.wait(front, now);
-                if superseded != Superseded::No {
-                    self.look_later(&key, payload);
-                }
-            }
-        }
-    }
-
-    /// Looks at the chains that have waited for what has been passed, or for the time.
-    pub(super) fn conclude(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
-        while let Some(of) = self.instances.get_mut(&instance)
-            && of.looks.peek().is_some_and(|look| look.payload <= of.watermark.passed())
-            && let Some(look) = of.looks.pop()
-        {
-            self.look(&look.key, now, released);
-        }
-        while let Some(of) = self.instances.get_mut(&instance)
-            && of.late_looks.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, key)) = of.late_looks.pop_front()
-        {
-            self.look(&key, now, released);
-        }
-    }
-
-    /// Ends what core has nothing left of, if something else waits for it.
-    fn look(&mut self, key: &Key, now: Instant, released: &mut Vec<H>) {
-        let passed = self.passed(key.instance);
-        let Some(chain) = self.chains.get_mut(key) else { return };
-        if chain.stateless.is_some_and(|stateless| stateless.released_by <= passed) {
-            chain.stateless = None;
-        }
-        let Some(&front) = chain.incarnations.first().filter(|_| chain.stateless.is_none()) else {
-            return self.advance(key, released);
-        };
-        let superseded = self.pool.record(front).map_or(Superseded::No, |record| record.superseded);
-        if superseded == Superseded::No || !self.has_nothing_queued(front) {
-            self.advance(key, released);
-        } else if superseded == Superseded::Soon && self.has_just_answered(front, now) {
-            // If the next one is older, a client that still sends goes on with the front one, and all is well.
-            let due = now + self.policy.rest;
-            if let Some(of) = self.instances.get_mut(&key.instance) {
-                of.late_looks.push_back((due, key.clone()));
-            }
-        } else {
-            self.counts.ended += 1;
-            self.remove_from_chain(front, key, released);
-        }
-    }
-
-    /// Whether an incarnation has waited for its next request for less than the time of rest.
-    fn has_just_answered(&self, slot: SlotId, now: Instant) -> bool {
-        let of = self.pool.record(slot).and_then(|record| self.instances.get(&record.key.instance));
-        of.and_then(|of| of.idle.get(&slot)).is_some_and(|&since| now < since + self.policy.rest)
-    }
-
-    /// Whether an incarnation waits for a request and core has none.
-    fn has_nothing_queued(&self, slot: SlotId) -> bool {
-        let Some(record) = self.pool.record(slot) else { return false };
-        matches!(record.phase, Phase::Waiting) && record.released_by <= self.passed(record.key.instance)
-    }
-
-    /// Frees the slot of an incarnation that is over. If it was in front, the next one receives.
-    pub(super) fn remove_from_chain(&mut self, slot: SlotId, key: &Key, released: &mut Vec<H>) {
-        let held = self.free(slot);
-        if let Some(held) = held {
+    /// If the incarnation was in front, the next one receives.
+    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
+        if records.free(slot) {
             self.releasing.push(key.clone());
-            released.push(held);
         }
         if let Some(chain) = self.chains.get_mut(key) {
             chain.incarnations.retain(|other| other != &slot);
-            self.chains_with_slots -= usize::from(chain.incarnations.is_empty());
+            self.with_slots -= usize::from(chain.incarnations.is_empty());
         }
-        self.advance(key, released);
+        self.advance(records, key);
     }
 
-    /// Releases the START of the incarnation that is in front now. Forgets a chain when core has nothing left of it.
-    fn advance(&mut self, key: &Key, released: &mut Vec<H>) {
-        let passed = self.passed(key.instance);
+    fn places(&self) -> usize {
+        self.with_slots
+    }
+
+    #[cfg(test)]
+    fn known(&self) -> (usize, usize) {
+        let with_slots = self.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
+        assert_eq!(self.with_slots, with_slots);
+        let looks: usize = self.looks.values().map(|looks| looks.by_payload.len() + looks.by_time.len()).sum();
+        (self.chains.len(), looks + self.releasing.len())
+    }
+
+    fn retire_instance(&mut self, instance: u32) -> Vec<SlotId> {
+        let gone: Vec<_> = self.chains.extract_if(|key, _| key.instance == instance).map(|(_, chain)| chain).collect();
+        self.with_slots -= gone.iter().filter(|chain| !chain.incarnations.is_empty()).count();
+        self.looks.remove(&instance);
+        gone.into_iter().flat_map(|chain| chain.incarnations).collect()
+    }
+
+    /// Looks at the chains that have waited for what has been passed, or for the time.
+    fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) {
+        while let Some(key) = self.looks.get_mut(&instance).and_then(|looks| looks.next(records.passed(instance), now))
+        {
+            self.look(records, &key, now);
+        }
+    }
+
+    fn next_look(&self) -> Option<Instant> {
+        self.looks.values().filter_map(|looks| Some(looks.by_time.front()?.0)).min()
+    }
+
+    fn release_unheld(&mut self, records: &mut Records<S, C, H>, key: &Key) {
+        self.drop_states(records, key);
+    }
+
+    fn take_releasing(&mut self) -> Vec<Key> {
+        std::mem::take(&mut self.releasing)
+    }
+
+    fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
+        // An instance that has gone has taken its chains along.
+        let Some(of) = records.instances.get_mut(&key.instance) else { return };
+        let payload = of.watermark.release(now);
         let Some(chain) = self.chains.get_mut(key) else { return };
-        if chain.stateless.is_some() {
-            return;
-        }
-        let Some(&front) = chain.incarnations.first() else {
-            if chain.earlier_released_by <= passed {
-                self.chains.remove(key);
+        if let Some(stateless) = &mut chain.stateless {
+            stateless.released_by = payload;
+            self.look_later(key, payload);
+        } else if let Some(&front) = chain.incarnations.first()
+            && let Some(record) = records.pool.record_mut(front)
+            && matches!(record.phase, Phase::Releasing)
+        {
+            record.released_by = payload;
+            if chain.incarnations.len() > 1 {
+                chain.earlier_released_by = payload;
             }
-            return;
-        };
-        let Some(record) = self.pool.record_mut(front).filter(|record| matches!(record.phase, Phase::Held(_))) else {
-            return;
-        };
-        if record.failed {
-            chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: false });
-            self.counts.ended += 1;
-            self.remove_from_chain(front, key, released);
-        } else if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
-            let instance = self.instances.get(&key.instance);
-            record.released_after = instance.map_or(0, |instance| instance.watermark.releasing());
-            self.held -= 1;
-            self.releasing.push(key.clone());
-            released.push(held);
-        }
-    }
-
-    /// Ends all incarnations of an id, as their requests cannot be told apart. Those that are being worked on end when
-    /// they are settled.
-    fn drop_states(&mut self, key: &Key, released: &mut Vec<H>) {
-        let Some(chain) = self.chains.get_mut(key) else { return };
-        chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: true });
-        for slot in chain.incarnations.clone() {
-            match self.pool.record_mut(slot) {
-                Some(record) if matches!(record.phase, Phase::InFlight { .. }) => record.failed = true,
-                _ => {
-                    self.counts.ended += 1;
-                    self.remove_from_chain(slot, key, released);
-                }
+            let superseded = record.superseded;
+            records.wait(front, now);
+            if superseded != Superseded::No {
+                self.look_later(key, payload);
             }
         }
-        self.releasing.push(key.clone());
+    }
+}
+
+impl Looks {
+    fn at(&mut self, payload: u64, key: &Key) {
+        self.by_payload.push(Look { payload, key: key.clone() });
     }
 
-    fn look_later(&mut self, key: &Key, payload: u64) {
-        if let Some(of) = self.instances.get_mut(&key.instance) {
-            of.looks.push(Look { payload, key: key.clone() });
+    /// The next chain to look at, when so much has been passed.
+    fn next(&mut self, passed: u64, now: Instant) -> Option<Key> {
+        if self.by_payload.peek().is_some_and(|look| look.payload <= passed) {
+            return self.by_payload.pop().map(|look| look.key);
         }
+        self.by_time.front().is_some_and(|(due, _)| *due <= now).then(|| self.by_time.pop_front())?.map(|(_, key)| key)
     }
 }
 

@@ -1,34 +1,84 @@
 //! `direct`: the sequence in each of core's slots.
 
-use super::{Refusal, Sequences};
+use std::collections::HashMap;
+use std::time::Instant;
+
+use super::records::{Phase, Records};
+use super::{Admission, Incarnations, Refusal};
 use crate::sequence::id::Key;
 use crate::state::pool::SlotId;
 
-impl<S: Clone, C: Default, H, E> Sequences<S, C, H, E> {
-    /// The sequence that a request belongs to, unless it is a START.
-    pub(super) fn find_in_lane(&mut self, key: &Key) -> Result<SlotId, Refusal<E>> {
-        let slot = key.lane.and_then(|lane| self.lanes.get(&(key.instance, lane)).copied());
-        let slot = slot.filter(|slot| self.pool.record(*slot).is_some_and(|record| record.key == *key));
-        self.receive(slot.ok_or(Refusal::Unknown)?)
+/// The sequence in each lane of each instance.
+#[derive(Default)]
+pub(super) struct Lanes(HashMap<(u32, u32), SlotId>);
+
+impl Lanes {
+    fn at(&self, key: &Key) -> Option<SlotId> {
+        self.0.get(&(key.instance, key.lane?)).copied()
+    }
+}
+
+impl<S, C, H> Incarnations<S, C, H> for Lanes {
+    fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal> {
+        let key = &admission.key;
+        let slot = self.at(key).filter(|slot| records.pool.record(*slot).is_some_and(|record| record.key == *key));
+        records.receive(slot.ok_or(Refusal::Unknown)?)
     }
 
     /// A START in a lane proves that the sequence before it is over, by END or because core has dropped it.
-    pub(super) fn clear_lane(&mut self, instance: u32, lane: u32) {
-        if let Some(&slot) = self.lanes.get(&(instance, lane))
-            && self.is_waiting(slot)
+    fn start(
+        &mut self,
+        records: &mut Records<S, C, H>,
+        admission: &Admission,
+        now: Instant,
+    ) -> Result<SlotId, Refusal> {
+        let key = &admission.key;
+        if let Some(slot) = self.at(key)
+            && records.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Waiting))
         {
-            self.counts.ended += 1;
-            self.remove_from_lane(slot);
+            records.counts.ended += 1;
+            self.remove(records, slot, key);
         }
+        self.make_room(records, key.instance, now)?;
+        let slot = records.acquire(key)?;
+        self.0.extend(key.lane.map(|lane| ((key.instance, lane), slot)));
+        Ok(slot)
     }
 
-    /// Frees the slot of a sequence that is over.
-    pub(super) fn remove_from_lane(&mut self, slot: SlotId) {
-        let lane = self.pool.record(slot).and_then(|record| Some((record.key.instance, record.key.lane?)));
-        if let Some(lane) = lane.filter(|lane| self.lanes.get(lane) == Some(&slot)) {
-            self.lanes.remove(&lane);
+    /// A START takes the place of the one in its lane.
+    fn is_live(&self, _key: &Key) -> bool {
+        false
+    }
+
+    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
+        if end || records.pool.record(slot).is_some_and(|record| record.failed) {
+            records.counts.ended += 1;
+            self.remove(records, slot, key);
+        } else {
+            records.wait(slot, now);
         }
-        // Nothing is held in a lane.
-        self.free(slot);
+        false
+    }
+
+    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
+        if let Some(lane) = key.lane
+            && self.at(key) == Some(slot)
+        {
+            self.0.remove(&(key.instance, lane));
+        }
+        records.free(slot);
+    }
+
+    fn places(&self) -> usize {
+        self.0.len()
+    }
+
+    #[cfg(test)]
+    fn known(&self) -> (usize, usize) {
+        (self.0.len(), 0)
+    }
+
+    fn retire_instance(&mut self, instance: u32) -> Vec<SlotId> {
+        self.0.extract_if(|(of, _), _| *of == instance).map(|(_, slot)| slot).collect()
     }
 }

@@ -181,7 +181,7 @@ enum Clients {
 
 struct World {
     core: Core,
-    table: Sequences<(), (), Sent, ()>,
+    table: Sequences<(), (), Sent>,
     known: BTreeMap<u64, Known>,
     slots: BTreeMap<u64, SlotId>,
     /// Payloads that have run, and are settled while the next ones run.
@@ -229,6 +229,9 @@ impl World {
         let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
         let admissions: Vec<_> = payload.iter().map(admission).collect();
         let mut released = Vec::new();
+        while let Some(slots) = self.table.slab_needed(&admissions, self.now).or(self.table.slab_due()) {
+            self.table.add_slab((), slots);
+        }
         let admitted = self.table.admit(0, payload.len(), &admissions, self.now, &mut released);
         let mut rows = Vec::new();
         for (sent, admitted) in payload.into_iter().zip(admitted) {
@@ -271,7 +274,7 @@ impl World {
             }
             self.release(std::mem::take(&mut released));
         }
-        self.table.finish_payload(0, self.now, &mut released).unwrap();
+        self.table.finish_payload(0, self.now, &mut released);
         self.release(released);
     }
 
@@ -290,7 +293,7 @@ impl World {
         self.drain();
         self.now += time;
         let mut released = Vec::new();
-        self.table.tick(self.now, &mut released).unwrap();
+        self.table.tick(self.now, &mut released);
         self.release(released);
         self.drain();
     }
@@ -335,13 +338,14 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
         dropped_after: DROPPED,
         quiet: QUIET,
         rest: QUIET,
+        by_lane: false,
         queue_requests: CORE_SLOTS,
         has_place_for_all: true,
     };
     let limits = SlotLimits { reserve: CORE_SLOTS, ..SlotLimits::all_at_once(CORE_SLOTS) };
     let mut world = World {
         core: Core::new(batch),
-        table: Sequences::new(policy, limits, Box::new(|_| Ok(()))).unwrap(),
+        table: Sequences::new(policy, limits),
         known: BTreeMap::new(),
         slots: BTreeMap::new(),
         unsettled: VecDeque::new(),
@@ -360,20 +364,18 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     let World { core, table, slots, excused, overtaken, now, .. } = &mut world;
     prop_assert!(core.slots.iter().all(|slot| slot.in_flight.is_none() && slot.queue.is_empty()), "a request is stuck");
     for (id, (_, incarnation)) in &core.active {
-        let is_live = slots.get(incarnation).is_some_and(|slot| table.pool.record(*slot).is_some());
+        let is_live = slots.get(incarnation).is_some_and(|slot| table.records.pool.record(*slot).is_some());
         // One that came first and is not continued gives way to those that it has overtaken.
         let gives_way = clients == Clients::SendAhead && overtaken.contains(id);
         prop_assert!(is_live || excused.contains(id) || gives_way, "a live sequence was dropped");
     }
-    prop_assert_eq!((table.held, table.releasing.len()), (0, 0));
-    let with_slots = table.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
-    prop_assert_eq!(table.chains_with_slots, with_slots);
-    prop_assert_eq!(table.live(), with_slots, "an incarnation that is over has a slot");
-    prop_assert_eq!(table.chains.len(), with_slots, "a chain was not forgotten");
+    let (known, places) = (table.incarnations.known().0, table.incarnations.places());
+    prop_assert_eq!((table.records.held, table.take_releasing().len()), (0, 0));
+    prop_assert_eq!(table.live(), places, "an incarnation that is over has a slot");
+    prop_assert_eq!(known, places, "a chain was not forgotten");
     let mut released = Vec::new();
-    table.tick(*now + DROPPED * 2000, &mut released).unwrap();
-    prop_assert_eq!((table.live(), table.chains.len(), released.len()), (0, 0, 0));
-    prop_assert!(table.instances.values().all(|instance| instance.looks.is_empty() && instance.late_looks.is_empty()));
+    table.tick(*now + DROPPED * 2000, &mut released);
+    prop_assert_eq!((table.live(), table.incarnations.known(), released.len()), (0, (0, 0), 0));
     Ok(())
 }
 

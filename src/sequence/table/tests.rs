@@ -3,7 +3,7 @@
 use super::*;
 use crate::sequence::SequenceId;
 
-type Table = Sequences<(), (), u32, ()>;
+type Table = Sequences<(), (), u32>;
 
 const IDLE: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_millis(20);
@@ -15,13 +15,22 @@ fn policy() -> Policy {
         dropped_after: IDLE / 2,
         quiet: QUIET,
         rest: QUIET,
+        by_lane: false,
         queue_requests: QUEUE,
         has_place_for_all: false,
     }
 }
 
 fn table_of(policy: Policy, limits: SlotLimits) -> Table {
-    Sequences::new(policy, limits, Box::new(|_| Ok(()))).unwrap()
+    let mut table = Sequences::new(policy, limits);
+    add_slabs(&mut table, &[]);
+    table
+}
+
+fn add_slabs(table: &mut Table, admissions: &[Admission]) {
+    while let Some(slots) = table.slab_needed(admissions, Instant::now()).or(table.slab_due()) {
+        table.add_slab((), slots);
+    }
 }
 
 fn table(capacity: usize) -> Table {
@@ -33,9 +42,10 @@ fn key(id: u64) -> Key {
 }
 
 /// Admits the only request of a payload.
-fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal<()>> {
+fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal> {
     let mut released = Vec::new();
     let admission = Admission { key: key.clone(), start, end };
+    add_slabs(table, std::slice::from_ref(&admission));
     let admitted = table.admit(key.instance, 1, &[admission], now, &mut released).pop().unwrap();
     confirm(table, now);
     admitted.map(|admitted| admitted.slot)
@@ -47,20 +57,20 @@ fn settle(table: &mut Table, instance: u32, slot: SlotId, outcome: Outcome, end:
     if table.settle(slot, outcome, end, now, &mut released) {
         table.hold(slot, 0, &mut released);
     }
-    table.finish_payload(instance, now, &mut released).unwrap();
+    table.finish_payload(instance, now, &mut released);
     confirm(table, now);
     released.len()
 }
 
 /// Admits and settles one request as a payload of its own.
-fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal<()>> {
+fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal> {
     match admit(table, &key(id), start, end, now) {
         Ok(slot) => {
             settle(table, 0, slot, Outcome::Advanced, end, now);
             Ok(slot)
         }
         Err(refusal) => {
-            table.finish_payload(0, now, &mut Vec::new()).unwrap();
+            table.finish_payload(0, now, &mut Vec::new());
             Err(refusal)
         }
     }
@@ -74,7 +84,7 @@ fn confirm(table: &mut Table, now: Instant) {
 
 fn tick(table: &mut Table, now: Instant) -> usize {
     let mut released = Vec::new();
-    table.tick(now, &mut released).unwrap();
+    table.tick(now, &mut released);
     confirm(table, now);
     released.len()
 }
@@ -104,7 +114,7 @@ fn sequences_of_one_request_leave_nothing() {
     }
     assert_eq!((table.live(), table.counts().started, table.counts().ended), (0, 9, 9));
     tick(&mut table, now + QUIET);
-    assert!(table.chains.is_empty() && table.instances[&0].looks.is_empty());
+    assert_eq!(table.incarnations.known(), (0, 0));
 }
 
 #[test]
@@ -225,7 +235,7 @@ fn a_request_in_time_keeps_a_sequence_whose_expiry_waits_for_core() {
 #[test]
 fn silent_lanes_expire_while_others_are_busy() {
     let now = Instant::now();
-    let mut table = table_of(Policy { queue_requests: 1, ..policy() }, SlotLimits::all_at_once(2));
+    let mut table = table_of(Policy { by_lane: true, queue_requests: 1, ..policy() }, SlotLimits::all_at_once(2));
     let lane = |lane| Key { lane: Some(lane), ..key(u64::from(lane) + 1) };
     let silent = admit(&mut table, &lane(0), true, false, now).unwrap();
     settle(&mut table, 0, silent, Outcome::Advanced, false, now);
@@ -252,7 +262,7 @@ fn an_instance_that_goes_ends_each_of_its_sequences_once() {
     table.retire_instance(0, &mut released);
     assert_eq!((table.live(), table.counts().started, table.counts().ended, released.len()), (1, 4, 3, 1));
     assert!(admit(&mut table, &other, false, false, now).is_ok());
-    assert_eq!((table.held, table.chains_with_slots), (0, 1));
+    assert_eq!((table.records.held, table.incarnations.places()), (0, 1));
 }
 
 #[test]
@@ -458,7 +468,7 @@ fn a_start_that_may_have_waited_behind_an_earlier_incarnation_does_not_displace_
             table.hold(slot, 0, &mut released);
         }
     }
-    table.finish_payload(0, now, &mut released).unwrap();
+    table.finish_payload(0, now, &mut released);
     others_go_on(&mut table, now);
     assert_eq!(step(&mut table, 1, false, true, now), Ok(second), "its client is about to go on");
 }
@@ -471,7 +481,7 @@ fn two_incarnations_that_have_requests_at_once_both_end() {
     assert_eq!(admit(&mut table, &key(1), false, false, now), Ok(first));
     assert_eq!(admit(&mut table, &key(1), false, false, now), Err(Refusal::Unknown));
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
-    table.finish_payload(0, now, &mut Vec::new()).unwrap();
+    table.finish_payload(0, now, &mut Vec::new());
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
     tick(&mut table, now + QUIET);
     tick(&mut table, now + QUIET * 2);
@@ -489,7 +499,7 @@ fn where_a_start_that_was_to_be_held_has_been_released_nobody_gets_the_wrong_sta
     assert!(table.settle(second, Outcome::Failed, false, now, &mut released));
     table.release_unheld(second, &mut released);
     confirm(&mut table, now);
-    table.finish_payload(0, now, &mut released).unwrap();
+    table.finish_payload(0, now, &mut released);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
     assert_eq!(table.live(), 0, "nothing is left of them");
@@ -501,13 +511,13 @@ fn where_a_start_that_was_to_be_held_has_been_released_nobody_gets_the_wrong_sta
 #[test]
 fn incarnations_in_different_lanes_never_meet_and_a_start_in_its_own_lane_starts_over() {
     let now = Instant::now();
-    let mut table = table_of(Policy { queue_requests: 1, ..policy() }, SlotLimits::all_at_once(4));
+    let mut table = table_of(Policy { by_lane: true, queue_requests: 1, ..policy() }, SlotLimits::all_at_once(4));
     let lane = |lane| Key { lane: Some(lane), ..key(1) };
     let mut step = |key: &Key, start, end| {
         let slot = admit(&mut table, key, start, end, now);
         match slot {
             Ok(slot) => assert_eq!(settle(&mut table, 0, slot, Outcome::Advanced, end, now), 0),
-            Err(_) => table.finish_payload(0, now, &mut Vec::new()).unwrap(),
+            Err(_) => table.finish_payload(0, now, &mut Vec::new()),
         }
         (slot, table.live())
     };

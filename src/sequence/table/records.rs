@@ -1,0 +1,208 @@
+//! The slots of sequences, what is known of each, and how far core's queue of each instance has been emptied.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use hashlink::{LinkedHashMap, LinkedHashSet};
+
+use super::{Counts, Policy, Refusal};
+use crate::sequence::id::Key;
+use crate::sequence::watermark::Watermark;
+use crate::state::pool::{AcquireError, SlotId, SlotPool};
+
+pub(super) enum Phase<H> {
+    /// A request of it is being worked on.
+    InFlight { start: bool },
+    /// It waits for its next request.
+    Waiting,
+    /// Its START has been answered and is not released.
+    Held(H),
+    /// Its START is being released.
+    Releasing,
+}
+
+/// Whether another START of its id has come since an incarnation's own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Superseded {
+    No,
+    /// One that came so soon that it may have been sent before its own.
+    Soon,
+    /// One that was sent after its own.
+    Later,
+}
+
+pub(super) struct Record<C, H> {
+    pub key: Key,
+    /// `None` while they are checked out.
+    pub contents: Option<C>,
+    pub phase: Phase<H>,
+    /// Its last request is released when the requests of this payload are, at the latest.
+    pub released_by: u64,
+    /// When its last request was released, those of all payloads before this one had been.
+    pub released_after: u64,
+    pub superseded: Superseded,
+    /// Its START was released when the requests of this payload were, at the earliest.
+    pub born: u64,
+    /// It has no state: its START failed, or its requests cannot be told from those of another incarnation.
+    pub failed: bool,
+}
+
+/// What is known of one instance.
+pub(super) struct Instance {
+    pub watermark: Watermark,
+    /// Sequences that wait for a request, and since when.
+    idle: LinkedHashMap<SlotId, Instant>,
+    /// Those whose time is over, until it is certain that core has no request of them.
+    overdue: LinkedHashSet<SlotId>,
+}
+
+/// The records of all incarnations that have a slot.
+pub(super) struct Records<S, C, H> {
+    pub policy: Policy,
+    pub pool: SlotPool<S, Record<C, H>>,
+    pub instances: HashMap<u32, Instance>,
+    pub counts: Counts,
+    /// What sequences that are over kept beside their slots.
+    pub leavings: Vec<C>,
+    /// Number of held requests.
+    pub held: usize,
+    /// Held requests that are no longer to be held.
+    pub released: Vec<H>,
+}
+
+impl<S, C, H> Records<S, C, H> {
+    pub fn new(policy: Policy, pool: SlotPool<S, Record<C, H>>) -> Self {
+        let (instances, counts) = (HashMap::new(), Counts::default());
+        Self { policy, pool, instances, counts, leavings: Vec::new(), held: 0, released: Vec::new() }
+    }
+
+    pub fn instance(&mut self, instance: u32, now: Instant) -> &mut Instance {
+        let Policy { queue_requests, quiet, .. } = self.policy;
+        self.instances.entry(instance).or_insert_with(|| Instance {
+            watermark: Watermark::new(queue_requests, quiet, now),
+            idle: LinkedHashMap::new(),
+            overdue: LinkedHashSet::new(),
+        })
+    }
+
+    /// The payload that has begun last on an instance.
+    pub fn payload(&self, instance: u32) -> u64 {
+        self.instances.get(&instance).map_or(0, |instance| instance.watermark.begun())
+    }
+
+    /// What has been passed on an instance; see [`Watermark::passed`].
+    pub fn passed(&self, instance: u32) -> u64 {
+        self.instances.get(&instance).map_or(0, |instance| instance.watermark.passed())
+    }
+
+    /// A slot for a START.
+    pub fn acquire(&mut self, key: &Key) -> Result<SlotId, Refusal> {
+        let payload = self.payload(key.instance);
+        let record = Record {
+            key: key.clone(),
+            contents: None,
+            phase: Phase::InFlight { start: true },
+            released_by: payload,
+            released_after: 0,
+            superseded: Superseded::No,
+            born: payload,
+            failed: false,
+        };
+        self.pool.acquire(record).map_err(|error| match error {
+            AcquireError::Full => Refusal::Full { capacity: self.pool.capacity() },
+            AcquireError::NoSlab => Refusal::Memory(()),
+        })
+    }
+
+    /// A request comes for the sequence in this slot.
+    pub fn receive(&mut self, slot: SlotId) -> Result<SlotId, Refusal> {
+        let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
+        let Some(instance) = self.instances.get_mut(&record.key.instance) else { return Err(Refusal::Unknown) };
+        if !matches!(record.phase, Phase::Waiting | Phase::Releasing) {
+            return Err(Refusal::Busy);
+        }
+        instance.watermark.follow(record.released_after);
+        record.phase = Phase::InFlight { start: false };
+        record.released_by = instance.watermark.begun();
+        instance.idle.remove(&slot);
+        instance.overdue.remove(&slot);
+        Ok(slot)
+    }
+
+    /// The sequence in this slot waits for its next request.
+    pub fn wait(&mut self, slot: SlotId, now: Instant) {
+        let Some(record) = self.pool.record_mut(slot) else { return };
+        record.phase = Phase::Waiting;
+        if let Some(instance) = self.instances.get_mut(&record.key.instance) {
+            instance.idle.insert(slot, now);
+        }
+    }
+
+    /// Since when a sequence has waited for its next request.
+    pub fn idle_since(&self, slot: SlotId) -> Option<Instant> {
+        let instance = self.instances.get(&self.pool.record(slot)?.key.instance)?;
+        instance.idle.get(&slot).copied()
+    }
+
+    /// Whether a sequence waits for a request and core has none.
+    pub fn has_nothing_queued(&self, slot: SlotId) -> bool {
+        let Some(record) = self.pool.record(slot) else { return false };
+        matches!(record.phase, Phase::Waiting) && record.released_by <= self.passed(record.key.instance)
+    }
+
+    /// Frees a slot. A request that was held with it is released. Returns whether one was.
+    pub fn free(&mut self, slot: SlotId) -> bool {
+        let Some(record) = self.pool.release(slot) else { return false };
+        if let Some(instance) = self.instances.get_mut(&record.key.instance) {
+            instance.idle.remove(&slot);
+            instance.overdue.remove(&slot);
+        }
+        self.leavings.extend(record.contents);
+        let Phase::Held(held) = record.phase else { return false };
+        self.held -= 1;
+        self.released.push(held);
+        true
+    }
+
+    /// Marks the sequences of an instance that have lain idle for too long, and gives one that core has nothing left of.
+    /// Under load a request may wait in core for longer than a sequence may lie idle, so each stays until everything has
+    /// come that was queued when its time was over.
+    pub fn next_expired(&mut self, instance: u32, now: Instant) -> Option<SlotId> {
+        let limit = self.policy.idle_limit;
+        let of = self.instances.get_mut(&instance)?;
+        while let Some((&slot, &since)) = of.idle.front()
+            && now >= since + limit
+        {
+            of.idle.pop_front();
+            of.overdue.insert(slot);
+            if let Some(record) = self.pool.record_mut(slot) {
+                record.released_by = of.watermark.begun();
+            }
+        }
+        let (&slot, passed) = (of.overdue.front()?, of.watermark.passed());
+        self.pool.record(slot).is_none_or(|record| record.released_by <= passed).then_some(slot)
+    }
+
+    /// The sequences of an instance that core has certainly dropped, those first that have lain idle the longest.
+    pub fn droppable(&self, instance: u32, now: Instant) -> impl Iterator<Item = SlotId> {
+        let dropped_after = self.policy.dropped_after;
+        self.instances.get(&instance).into_iter().flat_map(move |of| {
+            let dropped = of.idle.iter().take_while(move |&(_, &since)| now >= since + dropped_after);
+            of.overdue.iter().copied().chain(dropped.map(|(slot, _)| *slot))
+        })
+    }
+
+    /// When a sequence may expire, or a quiet instance prove something.
+    pub fn next_tick(&self, now: Instant) -> Instant {
+        let mut next = now + self.policy.idle_limit;
+        for instance in self.instances.values() {
+            if let Some((_, &since)) = instance.idle.front() {
+                next = next.min(since + self.policy.idle_limit);
+            }
+            if self.held > 0 || !instance.overdue.is_empty() {
+                next = next.min(instance.watermark.next_rest().unwrap_or(now + self.policy.quiet));
+            }
+        }
+        next
+    }
+}
