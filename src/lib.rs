@@ -1,29 +1,31 @@
 //! `libtriton_stateful.so`: a Triton Inference Server backend that serves stateful ONNX models.
 //!
-//! It keeps every sequence's state beside the model, batches the sequences that are ready into one run of ONNX
-//! Runtime, answers, and keeps the new state. `ARCHITECTURE.md` draws the way of a request; this is the map.
+//! It keeps the state of every sequence in the server, runs the sequences that are ready as one batch in ONNX Runtime,
+//! keeps their new states, and answers. `ARCHITECTURE.md` follows a request through the modules and gives the reasons.
+//!
+//! This is the map of the modules. Each uses only modules below it.
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | [`exports`] | the symbols that Triton calls, each one guarded line | backend, instance, model, triton |
-//! | [`instance`] | `execute`: a payload's way from queue to answers | responder, report, batch, model, session, triton |
-//! | [`responder`] | the thread on which answers leave | model, panic |
-//! | [`report`] | what an instance logs of its batches | batch, model, triton |
-//! | [`batch`] | requests to rows of the inputs, rows of the outputs to responses | model, binding, session, triton, memory |
-//! | [`backend`] | what the server's command line says; the shared ONNX Runtime | model, session, triton |
-//! | [`model`] | a loaded model: configuration, session, live sequences | binding, session, triton, sequence, memory |
-//! | [`completion`] | what a configuration leaves unsaid, from the ONNX signature | session, config |
-//! | [`binding`] | the ONNX signature held against the configuration | session, config, memory, state |
-//! | [`explain`] | what was made of a model, as a table | binding, completion, config, session |
-//! | [`session`] | ONNX Runtime; the only module that names `ort` | config, memory |
-//! | [`triton`] | Triton's objects made safe; the only module that calls `triton_sys` | sequence (ids), memory |
-//! | [`config`] | the model configuration, read once into its resolved form | memory (simulated devices), state |
-//! | [`sequence`] | which sequence a request belongs to, and how long it lives | state |
-//! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; the only module that names `cudarc` | |
-//! | [`state`] | the layout of a slot, the table of slots, which states lie in batch buffers | |
-//! | [`tensor`] | data types, shapes, and where a row lies in a batch; used by most | |
-//! | [`error`] | every error, and the one table to Triton's codes | those whose errors it gathers |
+//! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, instance, model, panic, error, triton |
+//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, model, panic, error, session, config, sequence, memory, triton |
+//! | [`responder`] | the thread that sends answers | model, panic |
+//! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | model, panic, error, binding, session, triton, sequence, memory, state, tensor |
+//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, error, session, config, triton |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
 //! | [`panic`] | the guard against panics | error |
+//! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
+//! | [`error`] | all errors, and the one table of their codes for Triton | binding, completion, session, triton, config, sequence, memory, tensor |
+//! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory, state, tensor |
+//! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config, tensor |
+//! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory, tensor |
+//! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | sequence, memory, tensor |
+//! | [`config`] | the model configuration, read once and then used in its resolved form | memory, state, tensor |
+//! | [`sequence`] | which sequence a request belongs to, and how long a sequence lives | state |
+//! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
+//! | [`state`] | the layout of a slot, the table of slots, and which states are in batch buffers | |
+//! | [`tensor`] | data types, shapes, and where a row is in a batch | |
 
 pub mod backend;
 pub mod batch;

@@ -1,9 +1,11 @@
-"""The demo: many streams of speech through a real server, in two parts, and a picture of it.
+"""The demo: sends many streams of speech through a real server, checks the answers, and draws a picture.
 
-Each stream is a stretch of the recording. Its client sends 512 new samples a request over gRPC; the server keeps each
-one's state and the end of its last chunk, and batches them. First every client waits for its answer before it sends on,
-and every answer is checked. Then many streams send at the pace of real time, as microphones do, and what that costs is
-set beside the usual way, a session of ONNX Runtime for each stream.
+Each stream is a part of the recording. Its client sends 512 new samples with each request over gRPC. The server keeps
+the stream's state and the end of its last chunk, and runs requests of several streams as one batch.
+
+Part 1: every client waits for its answer before it sends the next chunk. Every answer is compared with ONNX Runtime
+alone. Part 2: every client sends a chunk every 32 ms, as a microphone does. The costs are compared with those of one
+ONNX Runtime session for each stream.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
 from support import paths
-from support.paced import LATE_S, RefusedError, streams_of
+from support.paced import GIVE_UP_S, LATE_S, LATE_SHARE, RefusedError, streams_of
 from support.real_time import STATE_BYTES, Try, tries
 from support.server import ServerError, TritonServer
 from support.speech import CHUNK_S, Stream, cut_streams, read_recording, silero_oracle
@@ -40,6 +42,18 @@ PICTURED_STREAMS = 4
 FEW_REQUESTS_A_RUN = 4
 CHECKED_AT_PACE = 40
 
+#: Printed before the results, so that no word in them is unknown.
+HOW_ANSWERS_ARE_CHECKED = (
+    "Each answer is compared with ONNX Runtime alone, which runs the same model on one stream at a time, with a batch "
+    f"of one. The answers are right if none differs by more than {TOLERANCE:.0e}."
+)
+HOW_PACE_IS_JUDGED = (
+    f"Now each stream sends a chunk every {CHUNK_S * 1e3:.0f} ms, whether or not the last one is answered. Latency "
+    f"counts from the time when a chunk was due. An answer is late if its latency is above {LATE_S * 1e3:.0f} ms. The "
+    f"pace is held if at most {LATE_SHARE:.0%} of the answers are late and no client falls {GIVE_UP_S} s behind. If it "
+    "is not held, the demo tries fewer streams."
+)
+
 
 @dataclass
 class Answers:
@@ -51,7 +65,7 @@ class Answers:
 
 @dataclass
 class Comparison:
-    """All answers held against the oracle's."""
+    """How far the answers are from those of ONNX Runtime alone."""
 
     steps: int
     bit_equal: int
@@ -113,7 +127,7 @@ async def batch_sizes(server: TritonServer) -> dict[int, int]:
 
 
 def compare(streams: list[Stream], answers: list[list[float]], on_stream: Callable[[Stream], None]) -> Comparison:
-    """Every answer against ONNX Runtime stepped by hand, one stream after another."""
+    """Compares every answer with ONNX Runtime alone, one stream after another."""
     total = sum(stream.steps for stream in streams)
     oracle = silero_oracle()
     bit_equal, worst = 0, 0.0
@@ -140,9 +154,9 @@ def results_table(streams: list[Stream], answers: list[Answers], seconds: float,
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_row("streams", f"{len(streams)}, of {lengths[0]:.0f} to {lengths[-1]:.0f} s")
-    table.add_row("steps (requests)", f"{steps:,} in {seconds:.1f} s")
-    table.add_row("steps a second", f"{steps / seconds:,.0f}")
-    table.add_row("audio a second", f"{steps * CHUNK_S / seconds:,.0f} s")
+    table.add_row("requests", f"{steps:,} in {seconds:.1f} s")
+    table.add_row("requests per second", f"{steps / seconds:,.0f}")
+    table.add_row("audio per second", f"{steps * CHUNK_S / seconds:,.0f} s")
     table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
     verdict = "[green]right[/]" if checked.passed else "[red]WRONG[/]"
     table.add_row("answers", verdict)
@@ -152,12 +166,12 @@ def results_table(streams: list[Stream], answers: list[Answers], seconds: float,
 
 
 def batches_table(runs: dict[int, int]) -> Table:
-    """How large the batches were, in groups that double."""
+    """How large the batches were: 1, 2 to 3, 4 to 7 and so on."""
     requests = sum(size * count for size, count in runs.items())
-    table = Table(title="batches, by Triton's statistics", title_justify="left")
+    table = Table(title="batch sizes (Triton's statistics)", title_justify="left")
     table.add_column("batch size", justify="right")
     table.add_column("runs", justify="right")
-    table.add_column("share of the requests")
+    table.add_column("share of all requests")
     low = 1
     while runs and low <= max(runs):
         high = low * 2 - 1
@@ -167,48 +181,48 @@ def batches_table(runs: dict[int, int]) -> Table:
         table.add_row(label, f"{sum(group.values()):,}", f"{share:4.0%} " + "█" * round(share * 30))
         low = high + 1
     if runs:
-        table.caption = f"{sum(runs.values()):,} runs, {requests / sum(runs.values()):.1f} requests a run"
+        table.caption = f"{sum(runs.values()):,} runs, {requests / sum(runs.values()):.1f} requests per run on average"
     return table
 
 
 def real_time_table(held: Try, asked: int, usual: UsualWay, checked: Comparison) -> Table:
-    """The pace of real time beside the usual way."""
+    """The costs at the pace of real time, beside those of a session for each stream."""
     streams, audio_s = held.pace.streams, held.pace.steps * CHUNK_S
     p50, p99 = held.latency_ms
     usual_us = usual.cpu_s_per_step * 1e6
     server_cores, usual_cores = held.cost.cpu_s / audio_s, usual.cpu_s_per_step * streams / CHUNK_S
-    how = "" if held.paced.held else ", which was not held"
+    how = "" if held.paced.held else ", not held"
     table = Table(title=f"{streams} streams at the pace of real time{how}", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column("this server\n(gRPC)", justify="right", no_wrap=True)
-    table.add_column("a session for each\n(no network)", justify="right")
+    table.add_column("a session\nper stream\n(no network)", justify="right", no_wrap=True)
     table.add_column("ratio", justify="right")
     if streams < asked:
-        table.add_row("streams asked for", f"{asked}: too many here")
-    table.add_row("requests a second", f"{streams / CHUNK_S:,.0f}")
+        table.add_row("streams asked for", f"{asked}: too many")
+    table.add_row("requests per second", f"{streams / CHUNK_S:,.0f}")
     table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
-    table.add_row(f"answers later than {LATE_S * 1e3:.0f} ms", f"{held.paced.late_share:.2%}")
+    table.add_row("late answers", f"{held.paced.late_share:.2%}")
     requests_a_run = held.cost.requests / max(held.cost.runs, 1)
-    table.add_row("requests a run", f"{requests_a_run:.1f}", "1")
+    table.add_row("requests per run", f"{requests_a_run:.1f}", "1")
     for what, ours, theirs, unit in (
-        ("time in ONNX Runtime a step", held.infer_us_per_step, usual_us, "{:.0f} µs"),
-        ("CPU time a step, all in all", held.cpu_us_per_step, usual_us, "{:.0f} µs"),
-        ("cores for all streams", server_cores, usual_cores, "{:.2f}"),
-        ("memory a stream", STATE_BYTES / 1e3, usual.bytes_per_stream / 1e3, "{:,.1f} kB"),
+        ("time in ONNX Runtime per request", held.infer_us_per_step, usual_us, "{:.0f} µs"),
+        ("CPU time per request, in all", held.cpu_us_per_step, usual_us, "{:.0f} µs"),
+        ("CPU cores for all streams", server_cores, usual_cores, "{:.2f}"),
+        ("memory per stream", STATE_BYTES / 1e3, usual.bytes_per_stream / 1e3, "{:,.1f} kB"),
     ):
         table.add_row(what, unit.format(ours), unit.format(theirs), f"{ours / theirs:.3g}")
     client_cores = held.paced.client_cpu_s / audio_s
     table.caption = (
-        f"The clients took {client_cores:.1f} of this machine's {os.cpu_count()} cores. "
-        f"{checked.bit_equal:,} of {checked.steps:,} answers are equal to the last bit."
+        f"The clients used {client_cores:.1f} of this machine's {os.cpu_count()} CPU cores. "
+        f"{checked.bit_equal:,} of the {checked.steps:,} answers that were checked are equal to the last bit."
     )
     if requests_a_run < FEW_REQUESTS_A_RUN:
-        table.caption += " Runs were small: so few streams share little, and gRPC costs each the same."
+        table.caption += " Batches were small: few streams share little, and gRPC costs each request the same."
     return table
 
 
 def draw(streams: list[Stream], answers: list[Answers], held: Try, usual: UsualWay, path: Path) -> None:
-    """The waveforms of the first few streams with the probability of speech over them; latency and cost at pace."""
+    """The first few streams with the probability of speech; below, latency and cost at the pace of real time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -233,7 +247,8 @@ def _draw_stream(axis, stream: Stream, given: Answers) -> None:
     axis.plot(seconds, waveform, color="0.65", linewidth=0.4, rasterized=True)
     axis.set_ylim(-1.05, 1.05)
     axis.set_xlim(0, stream.seconds)
-    axis.set_ylabel("waveform", color="0.5")
+    axis.set_xlabel("time, s", fontsize=8)
+    axis.set_ylabel("amplitude\n(full scale: 1)", color="0.5", fontsize=8)
     title = f"{stream.name}: from {stream.start_s:.1f} s of the recording, gain {stream.gain:.2f}"
     axis.set_title(title, loc="left", fontsize=9)
     speech = axis.twinx()
@@ -242,7 +257,7 @@ def _draw_stream(axis, stream: Stream, given: Answers) -> None:
     speech.fill_between(steps, 0, given.probabilities, color="tab:blue", alpha=0.15)
     speech.set_ylim(-1.05, 1.05)
     speech.set_yticks([0, 0.5, 1])
-    speech.set_ylabel("speech probability", color="tab:blue", fontsize=8)
+    speech.set_ylabel("probability of\nspeech (0 to 1)", color="tab:blue", fontsize=8)
 
 
 def _draw_latencies(axis, held: Try) -> None:
@@ -250,15 +265,16 @@ def _draw_latencies(axis, held: Try) -> None:
     axis.hist(latencies, bins=60, color="tab:blue")
     axis.axvline(LATE_S * 1e3, color="tab:red", linewidth=1)
     axis.set_yscale("log")
-    axis.set_xlabel("latency, ms (red: late)")
-    axis.set_title(f"{held.pace.streams} streams at the pace of real time", loc="left", fontsize=9)
+    axis.set_xlabel("latency, ms (linear; late answers are right of the red line)", fontsize=8)
+    axis.set_ylabel("answers\n(logarithmic)", fontsize=8)
+    axis.set_title(f"Latency of {held.pace.streams} streams at the pace of real time", loc="left", fontsize=9)
 
 
 def _draw_costs(axis, held: Try, usual: UsualWay) -> None:
-    bars = {"a session\nfor each": usual.cpu_s_per_step * 1e6, "this server": held.infer_us_per_step}
+    bars = {"a session\nper stream": usual.cpu_s_per_step * 1e6, "this server": held.infer_us_per_step}
     axis.barh(list(bars), list(bars.values()), color=["0.65", "tab:blue"])
-    axis.set_xlabel("time in ONNX Runtime a step, µs")
-    axis.set_title("batching", loc="left", fontsize=9)
+    axis.set_xlabel("time in ONNX Runtime per request, µs (linear)", fontsize=8)
+    axis.set_title("What batching saves", loc="left", fontsize=9)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> bool:
@@ -282,9 +298,11 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
             probabilities = [given.probabilities for given in answers]
             checked = compare(streams, probabilities, lambda stream: progress.advance(bar, stream.steps))
         console.print()
+        console.print(HOW_ANSWERS_ARE_CHECKED, highlight=False)
         console.print(results_table(streams, answers, seconds, checked))
         console.print(batches_table(runs))
         console.print()
+        console.print(HOW_PACE_IS_JUDGED, highlight=False)
         held = tries(server, MODEL, arguments.real_time, arguments.seed, lambda went: tell(went, console))[-1]
     checked_at_pace = check_at_pace(held)
     usual = measure_usual_way(streams)
@@ -307,7 +325,7 @@ def tell(went: Try, console: Console) -> None:
 
 
 def check_at_pace(held: Try) -> Comparison:
-    """The answers of some of the streams that were sent whole."""
+    """Compares the answers of some of the streams that got all their answers."""
     whole = [
         (stream, given)
         for stream, given in zip(streams_of(held.pace), held.paced.probabilities, strict=True)
@@ -323,13 +341,13 @@ def main() -> int:
         prog="scripts/demo", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     option = parser.add_argument
-    option("--streams", type=_positive, default=48, metavar="N", help="how many at once in the first part (default: 48)")
+    option("--streams", type=_positive, default=48, metavar="N", help="streams at once in part 1 (default: 48)")
     option(
         "--real-time",
         type=_positive,
         default=500,
         metavar="N",
-        help="how many at the pace of real time; fewer are tried while that is too many (default: 500)",
+        help="streams in part 2; fewer if the pace is not held (default: 500)",
     )
     option(
         "--out",
@@ -338,7 +356,7 @@ def main() -> int:
         metavar="FILE",
         help="the picture, PNG or SVG by its name (default: build/demo.png)",
     )
-    option("--seed", type=int, default=1, help="chooses the stretches of the recording (default: 1)")
+    option("--seed", type=int, default=1, help="chooses the parts of the recording (default: 1)")
     arguments = parser.parse_args()
     console = Console()
     try:

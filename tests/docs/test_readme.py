@@ -1,0 +1,33 @@
+"""The README's configuration and client, run as they stand."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+from support import paths
+from support.server import TritonServer
+
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", (paths.ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+[CLIENT] = [text for language, text in BLOCKS if language == "python"]
+[CONFIGURATION] = [text for _, text in BLOCKS if text.startswith("backend:")]
+
+
+def answers(server: TritonServer, model: str) -> list[str]:
+    """What the client prints, for the server's port and this model."""
+    code = CLIENT.replace("localhost:8001", server.grpc_url).replace("silero_vad", model)
+    run = subprocess.run([sys.executable, "-c", code], cwd=paths.ROOT, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_the_client_runs_and_the_configuration_is_the_shipped_one_written_out(tmp_path):
+    shipped = paths.MODELS / "silero_vad"
+    shutil.copytree(shipped, tmp_path / "silero_vad")
+    shutil.copytree(shipped / "1", tmp_path / "my_vad" / "1")
+    (tmp_path / "my_vad" / "config.pbtxt").write_text(CONFIGURATION)
+    with TritonServer(tmp_path) as server:
+        lines = answers(server, "silero_vad")
+        assert len(lines) == 100
+        assert any("probability 0." in line for line in lines) and any("probability 1.00" in line for line in lines)
+        assert answers(server, "my_vad") == lines
