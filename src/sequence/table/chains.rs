@@ -28,7 +28,7 @@ pub(super) struct Chains {
 struct Looks {
     /// When the watermark passes a payload.
     by_payload: BinaryHeap<Look>,
-    /// At a time, because two STARTs may have overtaken each other.
+    /// At a time, because two STARTs may have overtaken each other. Not quite in order: one may be looked at later.
     by_time: VecDeque<(Instant, Key)>,
 }
 
@@ -124,12 +124,14 @@ impl Chains {
             return self.advance(records, key);
         };
         let superseded = records.pool.record(front).map_or(Superseded::No, |record| record.superseded);
-        let rest = records.policy.rest;
+        let rested = records.idle_since(front).map(|since| since + records.policy.rest);
         if superseded == Superseded::No || !records.has_nothing_queued(front) {
             self.advance(records, key);
-        } else if superseded == Superseded::Soon && records.idle_since(front).is_some_and(|since| now < since + rest) {
+        } else if superseded == Superseded::Soon
+            && let Some(rested) = rested.filter(|&rested| now < rested)
+        {
             // If the next one is older, a client that still sends goes on with the front one, and all is well.
-            self.looks.entry(key.instance).or_default().by_time.push_back((now + rest, key.clone()));
+            self.looks.entry(key.instance).or_default().by_time.push_back((rested, key.clone()));
         } else {
             records.counts.ended += 1;
             self.remove(records, front, key);
