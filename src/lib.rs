@@ -8,10 +8,11 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, instance, model, panic, error, triton |
-//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, model, panic, error, session, config, sequence, memory, triton |
+//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, store, model, panic, error, session, config, sequence, memory, triton |
 //! | [`responder`] | the thread that sends answers | model, panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | model, panic, error, binding, session, triton, sequence, memory, state, tensor |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, session, triton, sequence, memory, state, tensor |
+//! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
 //! | [`panic`] | the guard against panics | error |
@@ -24,7 +25,7 @@
 //! | [`config`] | the model configuration, read once and then used in its resolved form | memory, state, tensor |
 //! | [`sequence`] | which sequence a request belongs to, and how long a sequence lives | state |
 //! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
-//! | [`state`] | the layout of a slot, the table of slots, and which states are in batch buffers | |
+//! | [`state`] | the layout of a slot, and the table of slots | |
 //! | [`tensor`] | data types, shapes, and where a row is in a batch | |
 
 pub mod backend;
@@ -44,5 +45,6 @@ pub mod responder;
 pub mod sequence;
 pub mod session;
 pub mod state;
+pub mod store;
 pub mod tensor;
 pub mod triton;

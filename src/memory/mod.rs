@@ -20,7 +20,7 @@ pub use client::{ClientBytes, ClientBytesMut};
 pub use host::Buffer;
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use strings::Strings;
-pub use varying::{Budget, Elsewhere, NoRoom, PAGES_FROM, Varying};
+pub use varying::{Budget, NoRoom, PAGES_FROM, Shared, Varying};
 
 /// Memory that cannot be had.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use initial::InitialStep;
-pub use live::{Answered, Lease, LiveSequences, VaryingSize};
+pub use live::{Answered, Lease, LiveSequences, StateMemory, VaryingSize};
 pub use metrics::Snapshot;
 pub use sessions::Opened;
 pub use site::Site;
@@ -34,7 +34,7 @@ pub struct Model {
     /// What config.pbtxt says.
     pub config: Config,
     /// How the ONNX model fits it.
-    pub binding: Binding,
+    pub binding: Arc<Binding>,
     /// What it is run by.
     pub sessions: Sessions,
     /// The model for initial states, where they depend on the first request.
@@ -111,7 +111,7 @@ impl Model {
         };
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
-        let model = Self { config, binding, sessions, initial_model, sites, next_instance };
+        let model = Self { config, binding: Arc::new(binding), sessions, initial_model, sites, next_instance };
         model.log(location, &session, library, &plan);
         Ok(model)
     }

@@ -7,7 +7,7 @@
 //! Rules: an input or output whose dimensions are known but for the batch keeps one buffer and one tensor per batch
 //! size, so a steady step makes nothing; inputs of other shapes get a tensor when the shape changes, outputs of open
 //! shape are allocated by ONNX Runtime. States of fixed size lie in batch buffers, any two of which can be the two ends
-//! of a run; which state lies where is said elsewhere ([`crate::state::residency`]). Inputs and outputs never share
+//! of a run; which state is where is said elsewhere ([`crate::store`]). Inputs and outputs never share
 //! memory, so a failed run leaves its inputs (and with them every state) as they were.
 
 mod growing;

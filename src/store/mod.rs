@@ -1,0 +1,458 @@
+//! Where every byte of state is.
+//!
+//! One store per instance. [`StateStore::load`] brings the states of a batch to where a run reads them,
+//! [`StateStore::store`] makes what the run wrote the states of the sequences. In between, a state of fixed size is in a
+//! batch buffer or in its slot ([`buffers`]); a growing state is in a tensor that a run made, or beside the slot
+//! ([`varying`]). Nothing above the store knows which. The other calls are for one sequence that has no request running:
+//! they read, replace, copy or move its state, or forget it.
+//!
+//! Rules: a state changes its place only after its bytes are there (on a GPU: after the copy is enqueued; if that fails,
+//! the instance runs nothing more), so a run that fails leaves every state as it was. On a GPU the store holds the memory
+//! of all sequences that copies are under way for until [`StateStore::release`], which the instance calls after it has
+//! waited.
+//!
+//! Not for: the life of sequences, answers, or running the model.
+
+#![forbid(unsafe_code)]
+
+mod buffers;
+mod content;
+mod output_rows;
+mod placement;
+mod varying;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::binding::{Binding, BoundContext, BoundState, Initial, RequestInput};
+use crate::error::Error;
+use crate::memory::rows;
+use crate::model::{Lease, LiveSequences, StateMemory, VaryingSize};
+use crate::panic;
+use crate::session::{Lent, Overlay, Run, Step};
+use crate::state::pool::SlotId;
+use crate::tensor::WindowLayout;
+use buffers::BatchBuffers;
+pub use content::{StateContent, StateRow};
+pub use output_rows::OutputRows;
+use varying::VaryingStates;
+
+/// A state smaller than this is copied: making a tensor over it takes as long.
+const LEND_FROM: usize = 4096;
+
+/// What the store needs to know of a row of a batch.
+#[derive(Default)]
+pub struct RowState {
+    /// The hold on its sequence; `None` for a request without one (warm-up), which starts from the initial state and
+    /// leaves none.
+    pub lease: Option<Lease>,
+    /// It starts its sequence.
+    pub start: bool,
+    /// What the model for initial states says of each state; nothing for the others, and where there is no such model.
+    pub initial: Vec<Option<Initial>>,
+    /// Dimensions of the states of varying size before the run, where [`StateStore::note_dims`] has noted them.
+    pub dims: Vec<Vec<i64>>,
+}
+
+impl RowState {
+    /// Whether its state is the initial one rather than the sequence's.
+    pub const fn is_fresh(&self) -> bool {
+        self.start || self.lease.is_none()
+    }
+
+    /// Nobody knows what its state is now: its sequence ends with it.
+    pub fn spoil(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.spoil();
+        }
+    }
+
+    /// The slot of its sequence, if the state that it needs is the sequence's.
+    fn slot_with_state(&self) -> Option<SlotId> {
+        self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)
+    }
+
+    /// Its lease, if the sequence goes on.
+    fn lease_that_goes_on(&mut self) -> Option<&mut Lease> {
+        self.lease.as_mut().filter(|lease| !lease.ends())
+    }
+}
+
+/// A row of a batch, as the store sees it.
+pub trait HasState {
+    /// The state.
+    fn state(&self) -> &RowState;
+    /// The state, to change.
+    fn state_mut(&mut self) -> &mut RowState;
+    /// Steps that the model sees of an input along an axis; `None` if the request leaves it out.
+    fn steps(&self, binding: &Binding, input: usize, axis: usize) -> Option<usize>;
+}
+
+impl HasState for RowState {
+    fn state(&self) -> &RowState {
+        self
+    }
+
+    fn state_mut(&mut self) -> &mut RowState {
+        self
+    }
+
+    fn steps(&self, _: &Binding, _: usize, _: usize) -> Option<usize> {
+        None
+    }
+}
+
+/// Where the states of an instance's sequences are.
+pub struct StateStore {
+    binding: Arc<Binding>,
+    sequences: Arc<LiveSequences>,
+    /// Most bytes of the varying states of one sequence.
+    limit: usize,
+    buffers: BatchBuffers,
+    varying: VaryingStates,
+    /// States that the next run reads where they are.
+    lent: SmallVec<[usize; 2]>,
+    /// What the sequences of the batch keep, by row.
+    held: Vec<Option<StateMemory>>,
+    /// What other sequences keep whose states are copied.
+    others: Vec<StateMemory>,
+}
+
+impl StateStore {
+    /// A store for an instance; `resident` batches stay in batch buffers beside the one that is written.
+    pub fn new(binding: Arc<Binding>, sequences: Arc<LiveSequences>, resident: usize, limit: usize) -> Self {
+        let (buffers, varying) = (BatchBuffers::new(&binding, resident), VaryingStates::new(&binding));
+        let (lent, held, others) = (SmallVec::new(), Vec::new(), Vec::new());
+        Self { binding, sequences, limit, buffers, varying, lent, held, others }
+    }
+
+    /// Notes the dimensions of the states that vary in size, for rows that are about to be grouped.
+    pub fn note_dims<R: HasState>(&self, rows: &mut [R]) {
+        if self.varying.is_empty() {
+            return;
+        }
+        let memories = self.sequences.state_memories(rows.iter().map(|row| row.state().slot_with_state()));
+        for (row, memory) in rows.iter_mut().zip(memories) {
+            let dims = self.varying.dims(&self.binding, row.state(), memory.as_ref());
+            row.state_mut().dims = dims;
+        }
+    }
+
+    /// Brings the states of a batch to where a run over `places` rows reads them. Puts the rows in the order in which
+    /// their states are there; places beyond the batch repeat its first row.
+    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize, step: &mut Step) -> Result<(), Error> {
+        let slots = batch.iter().map(|row| row.state().lease.as_ref().map(Lease::slot));
+        self.held = self.sequences.state_memories(slots);
+        self.arrange(batch, places);
+        let mut copied = self.make_way(step)?;
+        self.lent = self.lendable(batch, places);
+        let Self { binding, buffers, varying, held, lent, .. } = self;
+        let rows = rows_of(batch, held);
+        let is_lent = |number: usize| lent.contains(&number);
+        copied += varying.fill(&rows, places, binding, step, is_lent)?;
+        copied += buffers.fill(&rows, places, binding, step, is_lent)?;
+        self.sequences.count_copied(copied);
+        Ok(())
+    }
+
+    /// The states of a batch that has been loaded which the run reads where they are.
+    pub fn lent<'a, R: HasState>(&'a self, batch: &'a [R]) -> SmallVec<[Lent<'a>; 2]> {
+        self.lent.iter().filter_map(|&number| self.lend(batch, number)).collect()
+    }
+
+    /// The run of a batch that has been loaded.
+    pub fn run<'a>(&'a self, rows: usize, lent: &'a [Lent<'a>], overlays: &'a [Overlay<'a>]) -> Run<'a> {
+        let (from, into) = self.buffers.ends();
+        Run { rows, from, into, grown: self.varying.grown(), lent, overlays, as_graph: true }
+    }
+
+    /// What the row at `position` keeps of an input to put in front of the next request; `None` at the start of its
+    /// sequence.
+    pub fn context<R: HasState>(&self, position: usize, row: &R, context: BoundContext) -> Option<&[u8]> {
+        let memory = self.held.get(position)?.as_ref().filter(|_| !row.state().is_fresh())?;
+        let from = self.binding.slot.offset(context.slot_entry);
+        Some(memory.slot.part(from..from + context.bytes).host())
+    }
+
+    /// Whether what the last run, over `places` rows, gave can be states.
+    pub fn check(&self, step: &Step, places: usize) -> Result<(), Error> {
+        self.varying.outputs(&self.binding, step, places).map(drop)
+    }
+
+    /// Makes what the last run, over `places` rows, wrote the states of the rows whose `results` are good; a state that
+    /// cannot be kept becomes an error of its row. If this fails as a whole, the states of all rows are lost.
+    /// `may_share`: growing states may stay in the tensors of the run.
+    pub fn store<R: HasState, T>(
+        &mut self,
+        batch: &mut [R],
+        places: usize,
+        step: &mut Step,
+        may_share: bool,
+        results: &mut [Result<T, Error>],
+    ) -> Result<(), Error> {
+        let stays = self.copy_back(batch, places, step, may_share, results)?;
+        step.synchronise()?;
+        if stays {
+            self.varying.stay(&mut self.held, &self.binding, step);
+        }
+        for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
+            let Some(lease) = &mut row.state_mut().lease else { continue };
+            if lease.ends() {
+                self.buffers.forget(lease.slot());
+                continue;
+            }
+            match panic::catch(|| self.buffers.keep(lease.slot(), position, places, step)) {
+                Ok(()) => lease.advance(),
+                Err(error) => {
+                    lease.spoil();
+                    *result = Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives back what sequences keep. On a device, all copies have been waited for.
+    pub fn release(&mut self) {
+        self.held.clear();
+        self.others.clear();
+        self.varying.set_grown(None);
+    }
+
+    /// The sequence is over: its state is not needed.
+    pub fn drop(&mut self, sequence: SlotId) {
+        self.buffers.forget(sequence);
+    }
+
+    /// Puts the rows in the order in which their states are.
+    fn arrange<R: HasState>(&mut self, batch: &mut [R], places: usize) {
+        let common = self.varying.common(&rows_of(batch, &self.held), places);
+        if let Some((_, positions)) = &common {
+            let mut order: Vec<_> = (0..batch.len()).collect();
+            order.sort_by_key(|&row| positions[row]);
+            permute(batch, &order);
+            permute(&mut self.held, &order);
+        }
+        if let Some(order) = self.buffers.plan(batch.iter().map(R::state), places) {
+            permute(batch, order);
+            permute(&mut self.held, order);
+        }
+        let in_order = self.varying.common(&rows_of(batch, &self.held), places);
+        let in_order = in_order.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
+        self.varying.set_grown(in_order.map(|(grown, _)| grown));
+    }
+
+    /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
+    /// Returns the bytes.
+    fn make_way(&mut self, step: &mut Step) -> Result<usize, Error> {
+        let leaving = self.buffers.leaving();
+        let copies_grown = self.varying.grown().is_none() && !self.varying.is_empty();
+        let sharing = if copies_grown { self.varying.take_sharing() } else { Vec::new() };
+        let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
+        let mut others: Vec<SlotId> = Vec::new();
+        for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing) {
+            if !is_held(slot) && !others.contains(&slot) {
+                others.push(slot);
+            }
+        }
+        self.others.extend(self.sequences.state_memories(others.into_iter().map(Some)).into_iter().flatten());
+        let mut copied = 0;
+        for &(slot, spot) in &leaving {
+            let mut memories = self.held.iter_mut().flatten().chain(&mut self.others);
+            if let Some(memory) = memories.find(|memory| memory.id() == slot) {
+                copied += self.buffers.write_back(spot, &mut memory.slot, step);
+            }
+            self.buffers.forget(slot);
+        }
+        if copies_grown {
+            for memory in self.held.iter_mut().flatten().chain(&mut self.others) {
+                copied += self.varying.copy_out(&self.binding, memory, step)?;
+            }
+        }
+        // What is filled next reads from where this writes to.
+        step.end_phase();
+        if !step.is_on_device() {
+            self.others.clear();
+        }
+        Ok(copied)
+    }
+
+    /// The states of the only row of a run that the run can read where they are.
+    fn lendable<R: HasState>(&self, batch: &[R], places: usize) -> SmallVec<[usize; 2]> {
+        if places > 1 {
+            return SmallVec::new();
+        }
+        (0..self.binding.states.len()).filter(|&number| self.lend(batch, number).is_some()).collect()
+    }
+
+    fn lend<'a, R: HasState>(&'a self, batch: &'a [R], number: usize) -> Option<Lent<'a>> {
+        let (row, state) = (batch.first()?.state(), &self.binding.states[number]);
+        let is_there = match (state.is_in_slot(), row.slot_with_state()) {
+            (true, Some(slot)) => self.buffers.spot(slot).is_none(),
+            (true, None) => true,
+            (false, _) => self.varying.grown().is_none(),
+        };
+        let memory = self.held.first()?.as_ref();
+        match StateRow::of(&self.binding, number, row, memory) {
+            StateRow { dims, content: StateContent::Exact(bytes) } if is_there && bytes.byte_len() >= LEND_FROM => {
+                Some(Lent { input: state.input, state: number, dims, bytes })
+            }
+            _ => None,
+        }
+    }
+
+    /// Copies what of the new states does not stay where the run wrote it: varying states, unless they stay in its
+    /// tensors, and contexts. Returns whether they stay.
+    fn copy_back<R: HasState, T>(
+        &mut self,
+        batch: &mut [R],
+        places: usize,
+        step: &Step,
+        may_share: bool,
+        results: &mut [Result<T, Error>],
+    ) -> Result<bool, Error> {
+        if !self.binding.is_copied_back() {
+            return Ok(false);
+        }
+        let Self { binding, varying, held, .. } = self;
+        let outputs = varying.outputs(binding, step, places)?;
+        let new = NewStates { binding, outputs, step, places, limit: self.limit };
+        let mut stays = may_share && results.iter().all(Result::is_ok) && varying.can_stay(batch, places, step);
+        if stays {
+            let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
+            for (position, ((row, memory), result)) in rows.enumerate() {
+                if let Err(error) = new.make_room(position, row, memory, true) {
+                    // This row keeps the state before the run, so the others cannot stay with it.
+                    *result = Err(error);
+                    stays = false;
+                }
+            }
+        }
+        let mut copied = 0;
+        let rows = batch.iter_mut().zip(held).zip(results).enumerate();
+        for (position, ((row, memory), result)) in rows.filter(|(_, (_, result))| result.is_ok()) {
+            match panic::catch(|| new.keep(position, row, memory, stays)).flatten() {
+                Ok(bytes) => copied += bytes,
+                Err(error) => *result = Err(error),
+            }
+        }
+        self.sequences.count_copied(copied);
+        Ok(stays)
+    }
+}
+
+/// The states after a run, as its outputs have them.
+struct NewStates<'a> {
+    binding: &'a Binding,
+    /// Those of varying size.
+    outputs: Vec<(&'a BoundState, OutputRows<'a>)>,
+    step: &'a Step,
+    places: usize,
+    /// Most bytes of the varying states of one sequence.
+    limit: usize,
+}
+
+impl NewStates<'_> {
+    /// Makes room for the varying states of a row, so that keeping them cannot fail; if they stay in the tensors of the
+    /// run, they are only paid for.
+    fn make_room<R: HasState>(
+        &self,
+        position: usize,
+        row: &mut R,
+        memory: &mut Option<StateMemory>,
+        stays: bool,
+    ) -> Result<(), Error> {
+        let (Some(_), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(()) };
+        let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));
+        let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
+        if bytes > self.limit {
+            return Err(Error::StateTooLarge { bytes, limit: self.limit });
+        }
+        Ok(memory.reserve(sizes(), stays)?)
+    }
+
+    /// Copies a row's contexts and, unless they stay, its varying states. Returns the bytes of the latter.
+    fn keep<R: HasState>(
+        &self,
+        position: usize,
+        row: &mut R,
+        memory: &mut Option<StateMemory>,
+        stays: bool,
+    ) -> Result<usize, Error> {
+        if !stays {
+            self.make_room(position, row, memory, false)?;
+        }
+        let ends: Vec<_> = self.contexts(row).collect();
+        let (Some(lease), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(0) };
+        lease.spoil();
+        for context in ends {
+            context.keep(self, position, memory);
+        }
+        let outputs = self.outputs.iter().filter(|_| !stays);
+        outputs.map(|(state, output)| varying::copy_in(state, output, position, memory, self.step)).sum()
+    }
+
+    fn contexts<R: HasState>(&self, row: &R) -> impl Iterator<Item = EndOfRow> {
+        let end = |(input, _, context): (usize, &RequestInput, BoundContext)| {
+            Some(EndOfRow { input, context, length: row.steps(self.binding, input, context.axis)? })
+        };
+        self.binding.contexts().filter_map(end)
+    }
+}
+
+/// The rows of a batch with what their sequences keep.
+fn rows_of<'a, R: HasState>(
+    batch: &'a [R],
+    held: &'a [Option<StateMemory>],
+) -> Vec<(&'a RowState, Option<&'a StateMemory>)> {
+    batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect()
+}
+
+/// The end of a row of an input, which is the context of the next.
+struct EndOfRow {
+    input: usize,
+    context: BoundContext,
+    /// Steps that the model saw.
+    length: usize,
+}
+
+impl EndOfRow {
+    fn keep(&self, new: &NewStates, position: usize, memory: &mut StateMemory) {
+        let Self { input, context, length } = *self;
+        let bound = &new.binding.inputs[input];
+        let (dims, bytes) = new.step.filled(input);
+        let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
+        let from = new.binding.slot.offset(context.slot_entry);
+        let chunks = layout.chunks(position, new.places, length - context.length, context.length);
+        rows::take_window(chunks, bytes, memory.slot.part_mut(from..from + context.bytes).host());
+    }
+}
+
+/// Puts the rows in an order: at each position the row that stood at `order[position]`.
+fn permute<T>(rows: &mut [T], order: &[usize]) {
+    for position in 0..order.len() {
+        let mut from = order[position];
+        // Where a row has been swapped away, it is where the row went that came to its position.
+        while from < position {
+            from = order[from];
+        }
+        rows.swap(position, from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn rows_are_put_in_any_order(order in Just((0..9).collect::<Vec<usize>>()).prop_shuffle()) {
+            let mut rows: Vec<usize> = (100..109).collect();
+            permute(&mut rows, &order);
+            prop_assert_eq!(rows, order.iter().map(|from| 100 + from).collect::<Vec<_>>());
+        }
+    }
+}

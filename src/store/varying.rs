@@ -1,0 +1,225 @@
+//! The states whose size varies: growing tensors and strings.
+//!
+//! They are kept beside the slot. Growing states can also stay in the tensors that a run made of them ([`Grown`]), which
+//! the sequences of the batch share: a next batch of exactly the same sequences reads them as they are, so a sequence
+//! that runs alone never copies its state. Before any other batch each is copied to memory of its sequence. So are the
+//! states of the sequences that wait for their next request: otherwise one of them would keep the memory of all.
+
+use std::sync::{Arc, Weak};
+
+use super::content::{StateContent, StateRow};
+use super::output_rows::OutputRows;
+use super::{HasState, RowState};
+use crate::binding::{Binding, BoundState, StatePlace};
+use crate::error::Error;
+use crate::memory::{Shared, strings};
+use crate::model::{StateMemory, VaryingSize};
+use crate::session::{Grown, Step};
+use crate::state::pool::SlotId;
+use crate::tensor::DataType;
+
+/// The states of varying size of an instance.
+pub(super) struct VaryingStates {
+    /// The number of each in the binding.
+    numbers: Vec<usize>,
+    /// Their tensors may stay as ONNX Runtime makes them.
+    may_stay: bool,
+    /// What the next run reads them from, if those of all rows are in the tensors of one batch.
+    grown: Option<Arc<Grown>>,
+    /// The tensors of the last batch of several sequences, and the slots of the sequences that may have their states
+    /// there.
+    last_grown: (Weak<Grown>, Vec<SlotId>),
+}
+
+impl VaryingStates {
+    pub fn new(binding: &Binding) -> Self {
+        let numbers: Vec<_> =
+            (0..binding.states.len()).filter(|&number| !binding.states[number].is_in_slot()).collect();
+        let may_stay = !binding.growing_that_may_stay().is_empty();
+        Self { numbers, may_stay, grown: None, last_grown: (Weak::new(), Vec::new()) }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// Dimensions of each state of a row before the run.
+    pub fn dims(&self, binding: &Binding, row: &RowState, memory: Option<&StateMemory>) -> Vec<Vec<i64>> {
+        self.numbers.iter().map(|&number| StateRow::of(binding, number, row, memory).dims.to_vec()).collect()
+    }
+
+    /// What the next run reads growing states from, if they are all in the tensors of one batch.
+    pub fn grown(&self) -> Option<&Grown> {
+        self.grown.as_deref()
+    }
+
+    /// The next run reads growing states from these tensors.
+    pub fn set_grown(&mut self, grown: Option<Arc<Grown>>) {
+        self.grown = grown;
+    }
+
+    /// The tensors of a batch of exactly these rows, in which all have their growing states; and at which positions.
+    pub fn common(
+        &self,
+        rows: &[(&RowState, Option<&StateMemory>)],
+        places: usize,
+    ) -> Option<(Arc<Grown>, Vec<usize>)> {
+        if !self.may_stay || rows.len() != places {
+            return None;
+        }
+        let shared = |(row, memory): &(&RowState, Option<&StateMemory>)| shared(row, *memory).cloned();
+        let first = shared(rows.first()?)?.tensors;
+        let position = |row| shared(row).filter(|at| Arc::ptr_eq(&at.tensors, &first)).map(|at| at.position);
+        let positions = rows.iter().map(position).collect::<Option<Vec<_>>>()?;
+        (first.rows() == places).then_some((first, positions))
+    }
+
+    /// Takes the sequences that may still have their states in the tensors of the last batch.
+    pub fn take_sharing(&mut self) -> Vec<SlotId> {
+        let (last, slots) = std::mem::take(&mut self.last_grown);
+        if last.strong_count() > 0 { slots } else { Vec::new() }
+    }
+
+    /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
+    pub fn copy_out(&self, binding: &Binding, memory: &mut StateMemory, step: &Step) -> Result<usize, Error> {
+        let mut copied = 0;
+        for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
+            let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
+            let layout = tensors.dims(index).and_then(|dims| binding.states[*number].layout(dims));
+            if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
+                step.copy_grown(&tensors, index, layout, position, room)?;
+                varying.forget_shared();
+                copied += layout.row_bytes();
+            }
+        }
+        Ok(copied)
+    }
+
+    /// Fills the inputs of the states that are neither lent nor in shared tensors. Places beyond the rows repeat the
+    /// first. Returns the bytes that were copied.
+    pub fn fill(
+        &self,
+        rows: &[(&RowState, Option<&StateMemory>)],
+        places: usize,
+        binding: &Binding,
+        step: &mut Step,
+        is_lent: impl Fn(usize) -> bool,
+    ) -> Result<usize, Error> {
+        if self.grown.is_some() {
+            return Ok(0);
+        }
+        let numbers = self.numbers.iter().filter(|&&number| !is_lent(number));
+        numbers.map(|&number| fill(binding, number, rows, places, step)).sum()
+    }
+
+    /// The new states, as the last run over `places` rows gave them.
+    pub fn outputs<'a>(
+        &self,
+        binding: &'a Binding,
+        step: &'a Step,
+        places: usize,
+    ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, Error> {
+        let output = |&number: &usize| {
+            let state = &binding.states[number];
+            let output = OutputRows::new(binding, state.output, step, places)?;
+            // Where the model left a state's shape open, this is the first time to see it.
+            if output.is_row_of(state) { Ok((state, output)) } else { Err(output.uneven()) }
+        };
+        self.numbers.iter().map(output).collect()
+    }
+
+    /// Whether the new states of a batch over `places` rows may stay in the tensors that the run made.
+    pub fn can_stay<R: HasState>(&self, batch: &[R], places: usize, step: &Step) -> bool {
+        let goes_on = |row: &R| row.state().lease.as_ref().is_some_and(|lease| !lease.ends());
+        self.may_stay && batch.len() == places && batch.iter().all(goes_on) && step.made_growing()
+    }
+
+    /// Leaves the new states of a batch in the tensors that the last run made.
+    pub fn stay(&mut self, held: &mut [Option<StateMemory>], binding: &Binding, step: &mut Step) {
+        let grown = Arc::new(step.take_grown(held.len()));
+        for (position, memory) in held.iter_mut().enumerate() {
+            let Some(memory) = memory else { continue };
+            for (index, (varying, &number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
+                let state = &binding.states[number];
+                let Some(mut dims) = grown.dims(index).map(<[i64]>::to_vec) else { continue };
+                let Some(layout) = state.layout(&dims) else { continue };
+                if let Some(dim) = state.batch_axis.and_then(|axis| dims.get_mut(axis)) {
+                    *dim = 1;
+                }
+                let bytes = state.kept_bytes(layout);
+                varying.share(&dims, Shared { tensors: grown.clone(), position, bytes });
+            }
+        }
+        if held.len() > 1 {
+            self.last_grown = (Arc::downgrade(&grown), held.iter().flatten().map(StateMemory::id).collect());
+        }
+    }
+}
+
+/// Where the growing states of a row are, if they are in shared tensors.
+fn shared<'a>(row: &RowState, memory: Option<&'a StateMemory>) -> Option<&'a Shared<Grown>> {
+    row.slot_with_state()?;
+    memory?.varying.first()?.shared()
+}
+
+/// Fills the input of a state of varying size. Returns the bytes, where it is not one of strings.
+fn fill(
+    binding: &Binding,
+    number: usize,
+    rows: &[(&RowState, Option<&StateMemory>)],
+    places: usize,
+    step: &mut Step,
+) -> Result<usize, Error> {
+    let state = &binding.states[number];
+    let of = |&(row, memory): &(_, _)| StateRow::of(binding, number, row, memory);
+    let Some(first) = rows.first() else { return Ok(0) };
+    let dims = of(first).dims;
+    let layout = state.layout(dims).ok_or_else(|| {
+        let input = &binding.inputs[state.input];
+        Error::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
+    })?;
+    let contents = rows.iter().chain(std::iter::repeat(first)).take(places).map(|row| of(row).content).enumerate();
+    if state.data_type == DataType::Bytes {
+        let elements = |(place, content)| {
+            let elements: Box<dyn Iterator<Item = &[u8]>> = match content {
+                StateContent::Strings(elements) => Box::new(elements.iter()),
+                StateContent::WrittenStrings(written) => Box::new(strings::elements(written).flatten()),
+                _ => return None,
+            };
+            Some(strings::places(layout, place, places).zip(elements))
+        };
+        step.set_strings(state.input, dims, places, contents.filter_map(elements).flatten())?;
+        return Ok(0);
+    }
+    for (place, content) in contents {
+        step.put_row(state.input, dims, layout, (place, places), content.of_row())?;
+    }
+    Ok(rows.iter().filter(|(row, _)| !row.is_fresh()).count() * state.kept_bytes(layout))
+}
+
+/// Bytes that the new state of the row at `position` takes.
+pub(super) fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize {
+    match state.data_type {
+        DataType::Bytes => VaryingSize::Strings(strings::written_bytes(output.strings(position))),
+        _ => VaryingSize::Bytes(state.kept_bytes(output.layout)),
+    }
+}
+
+/// Copies the new state of the row at `position` to memory of its sequence, where room has been made. Returns the bytes.
+pub(super) fn copy_in(
+    state: &BoundState,
+    output: &OutputRows,
+    position: usize,
+    memory: &mut StateMemory,
+    step: &Step,
+) -> Result<usize, Error> {
+    let StatePlace::Beside(number) = state.place else { return Ok(0) };
+    let bytes = size(state, output, position).bytes();
+    let kept = memory.varying[number].write(&output.dims, bytes);
+    if state.data_type == DataType::Bytes {
+        strings::write(output.strings(position), kept.host());
+    } else {
+        step.take_output(state.output, output.layout, (position, output.rows), kept, state.as_fp16)?;
+    }
+    Ok(bytes)
+}
