@@ -20,8 +20,8 @@ use crate::panic;
 use crate::report::Report;
 use crate::responder::Responder;
 use crate::sequence::{Admission, Refusal, SequenceId};
-use crate::session::Step;
-use crate::store::StateStore;
+use crate::session::{Copier, Step};
+use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
 
 /// What one instance needs for its runs. Triton never executes it twice at once.
@@ -34,6 +34,7 @@ pub struct Instance {
     expected: Expected,
     grouping: Grouping,
     isolation: Isolation,
+    copier: Copier,
     step: Step,
     store: StateStore,
     initial: Option<InitialStep>,
@@ -51,15 +52,20 @@ impl Instance {
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
-        let mut step = Step::new(session, &spec, queue)?;
-        let (resident, limit) = (model.config.resident_batches, model.config.states.limits.per_sequence);
-        let mut store = StateStore::new(model.binding.clone(), sequences.clone(), resident, limit);
+        let copier = queue.map_or(Copier::on_host(), Copier::on_device);
+        let mut step = Step::new(session, &spec, copier.clone())?;
+        let limits = StoreLimits {
+            most_rows: model.config.most_rows(),
+            resident_batches: model.config.resident_batches,
+            sequence_bytes: model.config.states.limits.per_sequence,
+        };
+        let mut store = StateStore::new(model.binding.clone(), sequences.clone(), copier.clone(), limits);
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut store, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
             }
             // The next one may have other buffers.
-            step.synchronise()?;
+            copier.synchronise()?;
             store.release();
         }
         if let Some(device) = site.device.as_ref().filter(|device| !device.is_simulated()) {
@@ -86,6 +92,7 @@ impl Instance {
             expected,
             grouping,
             isolation,
+            copier,
             step,
             store,
             initial,
@@ -264,7 +271,7 @@ impl Instance {
     /// Waits for the device, so that states that were copied are in their slots before the slots change hands, and
     /// nothing uses the memory that the store and the step give back.
     fn finish_run(&mut self) -> Result<(), Error> {
-        let synchronised = self.step.synchronise();
+        let synchronised = self.copier.synchronise();
         self.store.release();
         synchronised?;
         self.step.give_back();
@@ -274,14 +281,13 @@ impl Instance {
     /// Gather, load, run, store, answer.
     fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
         let rows = self.model.config.padding.rows(batch.len());
-        self.store.load(batch, rows, &mut self.step)?;
+        self.store.load(batch, rows)?;
         fault::point("gather", batch.iter().map(|row| &row.request));
         let overlays = gather(&self.model.binding, batch, rows, &self.store, &mut self.step)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch.iter().map(|row| &row.request));
-        let lent = self.store.lent(batch);
-        self.step.run(self.store.run(rows, &lent, &overlays))?;
-        drop((lent, overlays));
+        self.step.run(self.store.run(batch, rows, &overlays))?;
+        drop(overlays);
         times.compute_end = monotonic_ns();
         self.store.check(&self.step, rows)?;
         let mut responses = self.respond(batch, rows)?;
@@ -300,7 +306,7 @@ impl Instance {
 
     /// Makes the responses of a batch that ran over `rows` rows.
     fn respond(&self, batch: &[Row], rows: usize) -> Result<Vec<Result<Response, Error>>, Error> {
-        let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
+        let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
         let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.request.response()?)).collect();
         answers.fill_responses(batch, &mut responses)?;
         Ok(responses)

@@ -8,7 +8,7 @@ use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
-use crate::session::{Overlay, Step};
+use crate::session::{Overlay, RowAt, Step};
 use crate::store::StateStore;
 use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::Input;
@@ -97,7 +97,8 @@ fn requests<'a>(
     let buffer = step.input(index, dims, rows)?;
     for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
         if let Some(on_gpu) = sent.on_gpu() {
-            overlays.push(Overlay { input: index, layout, place, rows, from: on_gpu });
+            let at = RowAt { position: place, rows };
+            overlays.push(Overlay { input: index, layout, at, from: on_gpu });
         } else if batch.is_padding(place) {
             rows::shift(layout, buffer, (0, rows), (place, rows));
         } else {

@@ -5,8 +5,8 @@ use crate::binding::{Binding, BoundOutput, TrimBy};
 use crate::error::Error;
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
-use crate::session::{OutputCopy, Step};
-use crate::store::OutputRows;
+use crate::session::{OutputCopy, RowAt, Step};
+use crate::store::{OutputRows, StateStore};
 use crate::tensor::{DataType, WindowLayout};
 use crate::triton::{OutputMemory, Request, Response};
 
@@ -21,12 +21,18 @@ pub struct Answers<'a> {
 
 impl<'a> Answers<'a> {
     /// Reads the outputs of a run of a batch over `rows` rows.
-    pub fn new(binding: &'a Binding, step: &'a Step, batch: &[Row], rows: usize) -> Result<Self, Error> {
+    pub fn new(
+        binding: &'a Binding,
+        store: &'a StateStore,
+        step: &'a Step,
+        batch: &[Row],
+        rows: usize,
+    ) -> Result<Self, Error> {
         let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| {
             if bound.is_only_kept {
                 return Ok(None);
             }
-            match OutputRows::new(binding, index, step, rows) {
+            match OutputRows::new(binding, index, store.output(step, index)?, rows) {
                 Err(_) if !binding.is_needed(index) && !batch.iter().any(|row| row.wants(&bound.name)) => Ok(None),
                 output => output.map(Some),
             }
@@ -90,7 +96,8 @@ impl<'a> Answers<'a> {
         let bytes = answer.layout.row_bytes();
         let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
         if let OutputMemory::Gpu(to) = &memory {
-            let copy = OutputCopy { output: answer.index, layout: answer.layout, place, rows: self.rows, to: *to };
+            let at = RowAt { position: place, rows: self.rows };
+            let copy = OutputCopy { output: answer.index, layout: answer.layout, at, to: *to };
             if self.step.can_copy_output(&copy) {
                 copies.push(copy);
                 return Ok(());

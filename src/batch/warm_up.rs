@@ -11,7 +11,7 @@ use crate::tensor::DataType;
 /// part.
 pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), Error> {
     let mut starts: Vec<_> = std::iter::repeat_with(RowState::default).take(rows).collect();
-    store.load(&mut starts, rows, step)?;
+    store.load(&mut starts, rows)?;
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::State(_) => {}
@@ -34,8 +34,7 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
             Source::Control(BoundControl::CorrelationId(_)) => zeros(step, index, input.data_type, &input.dims, rows)?,
         }
     }
-    let lent = store.lent(&starts);
-    Ok(step.run(Run { as_graph: false, ..store.run(rows, &lent, &[]) })?)
+    Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 
 fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), Error> {

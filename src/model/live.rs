@@ -14,9 +14,18 @@ use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::sequence::{Admission, Admitted, Outcome, Policy, Refusal, Sequences};
-use crate::session::Grown;
+use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::{Answer, Request};
+
+/// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
+/// with the last of these.
+pub struct Grown {
+    /// The tensor of each growing state.
+    pub tensors: Vec<MadeTensor>,
+    /// Rows of each tensor.
+    pub rows: usize,
+}
 
 /// A state that varies in size, which may be in the tensors that a run made.
 pub type Varying = crate::memory::Varying<Grown>;

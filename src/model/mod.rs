@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use initial::InitialStep;
-pub use live::{Answered, Lease, LiveSequences, StateMemory, VaryingSize};
+pub use live::{Answered, Grown, Lease, LiveSequences, StateMemory, VaryingSize};
 pub use metrics::Snapshot;
 pub use sessions::Opened;
 pub use site::Site;

@@ -1,4 +1,4 @@
-//! What a step is made for: the inputs, outputs and states of a model, and rows of states.
+//! What a step is made for: the inputs and outputs of a model; and what its tensors are filled with.
 
 #![forbid(unsafe_code)]
 
@@ -12,10 +12,6 @@ pub struct StepSpec {
     pub inputs: Vec<InputSpec>,
     /// Each output that is fetched.
     pub outputs: Vec<OutputSpec>,
-    /// The states that batch buffers hold.
-    pub states: Vec<StateSpec>,
-    /// Input and output of the states whose tensors may stay as ONNX Runtime makes them.
-    pub growing: Vec<(usize, usize)>,
     /// Most rows of a run.
     pub most_rows: usize,
     /// Numbers of rows that run as CUDA graphs, where the session has them. All dimensions are known then.
@@ -33,8 +29,8 @@ pub struct InputSpec {
     pub batch_axis: Option<usize>,
     /// Its dimensions.
     pub dims: Vec<i64>,
-    /// It is a state.
-    pub is_state: bool,
+    /// The caller gives a tensor for it to each run.
+    pub is_given: bool,
 }
 
 /// An output of a step.
@@ -48,35 +44,13 @@ pub struct OutputSpec {
     pub batch_axis: Option<usize>,
     /// Dimensions, where all are known but the batch axis; `None` lets ONNX Runtime say.
     pub dims: Option<Vec<i64>>,
-    /// Its elements are read after a run, and not only kept as a state.
+    /// Its elements are read on the host after a run.
     pub is_read: bool,
-    /// It is a state.
-    pub is_state: bool,
+    /// If ONNX Runtime makes it, it stays where the model runs.
+    pub stays: bool,
 }
 
-/// A state whose rows all have the same dimensions: an output that becomes an input.
-#[derive(Clone, Debug)]
-pub struct StateSpec {
-    /// Index of the input.
-    pub input: usize,
-    /// Index of the output.
-    pub output: usize,
-    /// Dimensions of a row, with 1 for the batch axis.
-    pub dims: Vec<i64>,
-}
-
-/// A row in a batch buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct RowAt {
-    /// Which batch buffer.
-    pub buffer: usize,
-    /// Which row of it.
-    pub position: usize,
-    /// Rows that its bytes are laid out for.
-    pub rows: usize,
-}
-
-/// The elements of a row of a state.
+/// The elements of a row.
 #[derive(Clone, Copy)]
 pub enum RowContent<'a> {
     /// Zeros.
@@ -110,6 +84,6 @@ impl InputSpec {
     /// Whether it stays on the host, though the model runs on a device.
     pub(super) fn is_left_on_host(&self) -> bool {
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        !self.is_state && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
+        !self.is_given && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
     }
 }

@@ -9,7 +9,7 @@ use super::{RowState, permute};
 use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
-use crate::session::{RowAt, Step};
+use crate::session::{BatchTensor, Copier, Given, RowAt};
 use crate::state::pool::SlotId;
 use crate::tensor::RowLayout;
 
@@ -17,6 +17,9 @@ use crate::tensor::RowLayout;
 pub(super) struct BatchBuffers {
     placement: Placement,
     states: Vec<FixedState>,
+    /// The tensor of each state, in each batch buffer.
+    tensors: Vec<Vec<BatchTensor>>,
+    most_rows: usize,
     plan: Plan,
     /// Slots of the rows of a batch.
     slots: Vec<Option<SlotId>>,
@@ -35,8 +38,8 @@ struct FixedState {
 }
 
 impl BatchBuffers {
-    /// `resident` batches stay beside the one that is written.
-    pub fn new(binding: &Binding, resident: usize) -> Self {
+    /// For runs of up to `most_rows` rows. `resident` batches stay beside the one that is written.
+    pub fn new(binding: &Binding, most_rows: usize, resident: usize) -> Self {
         let states = binding.states.iter().enumerate().filter_map(|(number, state)| match state.place {
             StatePlace::Beside(_) => None,
             StatePlace::Slot(layout) => Some(FixedState {
@@ -50,7 +53,8 @@ impl BatchBuffers {
         let states: Vec<_> = states.collect();
         let by_rows = states.iter().any(|state| state.layout.outer > 1);
         let placement = Placement::new(resident, by_rows);
-        Self { placement, states, plan: Plan::default(), slots: Vec::new(), joining: Vec::new() }
+        let (tensors, plan, slots, joining) = (Vec::new(), Plan::default(), Vec::new(), Vec::new());
+        Self { placement, states, tensors, most_rows, plan, slots, joining }
     }
 
     /// Plans a run over `places` rows. Returns the order of the rows.
@@ -70,9 +74,25 @@ impl BatchBuffers {
         if self.states.is_empty() { Vec::new() } else { self.plan.leaving.clone() }
     }
 
-    /// The batch buffers that the next run reads and writes.
-    pub const fn ends(&self) -> (usize, usize) {
-        (self.plan.from, self.plan.into)
+    /// The tensors that the next run reads and writes, by input and by output.
+    pub fn give<'a>(
+        &'a mut self,
+        binding: &Binding,
+        inputs: &mut [Option<Given<'a>>],
+        outputs: &mut [Option<&'a mut BatchTensor>],
+    ) {
+        let Ok([from, into]) = self.tensors.get_disjoint_mut([self.plan.from, self.plan.into]) else { return };
+        for ((state, from), into) in self.states.iter().zip(from).zip(into) {
+            let state = &binding.states[state.number];
+            inputs[state.input] = Some(Given::Batch(from));
+            outputs[state.output] = Some(into);
+        }
+    }
+
+    /// The tensor that the last run wrote a state to.
+    pub fn written(&self, number: usize) -> Option<&BatchTensor> {
+        let index = self.states.iter().position(|state| state.number == number)?;
+        self.tensors.get(self.plan.into)?.get(index)
     }
 
     /// Where the newest state of a sequence is; `None`: in its slot.
@@ -92,73 +112,102 @@ impl BatchBuffers {
         batch: &[(&RowState, Option<&StateMemory>)],
         places: usize,
         binding: &Binding,
-        step: &mut Step,
+        copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
     ) -> Result<usize, MemoryError> {
         if self.states.is_empty() {
             return Ok(0);
         }
+        self.make_tensors(binding, copier)?;
         let from = self.plan.from;
-        self.joining.clear();
-        let spot_of = |position: usize| self.placement.spot(self.slots[position]?);
-        let is_there = |&position: &usize| spot_of(position) == Some(Spot { buffer: from, position });
-        self.joining.extend((0..batch.len()).filter(|position| !is_there(position)));
-        let mut copied = 0;
-        let filled = || self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number));
-        for (index, state) in filled() {
-            for &position in &self.joining {
-                let to = RowAt { buffer: from, position, rows: places };
-                let (row, memory) = batch[position];
-                match spot_of(position) {
-                    Some(spot) => step.copy_state(index, state.layout, self.row_at(spot), to)?,
+        let mut joining = std::mem::take(&mut self.joining);
+        joining.clear();
+        joining
+            .extend((0..batch.len()).filter(|&at| self.spot_of_row(at) != Some(Spot { buffer: from, position: at })));
+        let (mut copied, mut is_any_lent) = (0, false);
+        for (index, state) in self.states.iter().enumerate() {
+            if is_lent(state.number) {
+                is_any_lent = true;
+                continue;
+            }
+            for &position in &joining {
+                let (at, (row, memory)) = (RowAt { position, rows: places }, batch[position]);
+                match self.spot_of_row(position) {
+                    Some(spot) => {
+                        let source = RowAt { position: spot.position, rows: self.placement.run_rows(spot.buffer) };
+                        if spot.buffer == from {
+                            self.tensors[from][index].repeat_row(copier, state.layout, source, at);
+                        } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, from]) {
+                            filled[index].copy_row(copier, state.layout, &read[index], source, at);
+                        }
+                    }
                     None => {
                         let content = StateRow::of(binding, state.number, row, memory).content.of_row();
-                        step.put_state(index, state.layout, to, content)?;
+                        let tensor = &mut self.tensors[from][index];
+                        tensor.set_rows(places)?;
+                        tensor.put_row(copier, state.layout, at, content)?;
                     }
                 }
                 copied += if row.is_fresh() { 0 } else { state.slot_bytes };
             }
         }
-        step.end_phase();
-        for (index, state) in filled() {
+        copier.end_phase();
+        for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number)) {
             for position in batch.len()..places {
-                let at = |position| RowAt { buffer: from, position, rows: places };
-                step.copy_state(index, state.layout, at(0), at(position))?;
+                let at = |position| RowAt { position, rows: places };
+                self.tensors[from][index].repeat_row(copier, state.layout, at(0), at(position));
             }
         }
-        if filled().count() == self.states.len() {
-            for &position in &self.joining {
+        if !is_any_lent {
+            for &position in &joining {
                 if let Some(slot) = self.slots[position] {
                     self.placement.move_to(slot, Spot { buffer: from, position }, places);
                 }
             }
         }
+        self.joining = joining;
         Ok(copied)
     }
 
     /// From now on the newest state of a sequence is what the last run, over `places` rows, wrote at `position`. States
     /// that are kept as fp16 are rounded there, so that a state is the same whether it moved or not.
-    pub fn keep(&mut self, slot: SlotId, position: usize, places: usize, step: &mut Step) {
+    pub fn keep(&mut self, slot: SlotId, position: usize, places: usize, copier: &Copier) {
         if self.states.is_empty() {
             return;
         }
-        for (index, state) in self.states.iter().enumerate().filter(|(_, state)| state.as_fp16) {
-            step.round_state(index, state.layout, RowAt { buffer: self.plan.into, position, rows: places });
+        let into = self.plan.into;
+        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]).filter(|(state, _)| state.as_fp16) {
+            tensor.round_row(copier, state.layout, RowAt { position, rows: places });
         }
-        self.placement.move_to(slot, Spot { buffer: self.plan.into, position }, places);
+        self.placement.move_to(slot, Spot { buffer: into, position }, places);
     }
 
     /// Copies the state at a spot to a slot. Returns the bytes.
-    pub fn write_back(&self, spot: Spot, slot: &mut SlotMemory, step: &mut Step) -> usize {
-        let from = self.row_at(spot);
-        for (index, state) in self.states.iter().enumerate() {
+    pub fn write_back(&self, Spot { buffer, position }: Spot, slot: &mut SlotMemory, copier: &Copier) -> usize {
+        let from = RowAt { position, rows: self.placement.run_rows(buffer) };
+        for (state, tensor) in self.states.iter().zip(&self.tensors[buffer]) {
             let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
-            step.take_state(index, state.layout, from, kept, state.as_fp16);
+            tensor.take_row(copier, state.layout, from, kept, state.as_fp16);
         }
         self.states.iter().map(|state| state.slot_bytes).sum()
     }
 
-    fn row_at(&self, Spot { buffer, position }: Spot) -> RowAt {
-        RowAt { buffer, position, rows: self.placement.run_rows(buffer) }
+    /// Where the state of a row of the batch is; `None`: in its slot, or it is an initial one.
+    fn spot_of_row(&self, position: usize) -> Option<Spot> {
+        self.placement.spot(self.slots[position]?)
+    }
+
+    /// Makes the buffers that the plan has and that have not been there before.
+    fn make_tensors(&mut self, binding: &Binding, copier: &Copier) -> Result<(), MemoryError> {
+        while self.tensors.len() <= self.plan.from.max(self.plan.into) {
+            let tensor = |state: &FixedState| {
+                let state = &binding.states[state.number];
+                let input = &binding.inputs[state.input];
+                let (data_type, axis) = (input.data_type, input.batch_axis);
+                BatchTensor::for_rows(data_type, axis, copier.device(), &state.dims, self.most_rows)
+            };
+            self.tensors.push(self.states.iter().map(tensor).collect::<Result<_, _>>()?);
+        }
+        Ok(())
     }
 }

@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::memory::rows;
 use crate::model::{Lease, LiveSequences, StateMemory, VaryingSize};
 use crate::panic;
-use crate::session::{Lent, Overlay, Run, Step};
+use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
 use crate::tensor::WindowLayout;
 use buffers::BatchBuffers;
@@ -103,12 +103,24 @@ impl HasState for RowState {
     }
 }
 
+/// Bounds of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreLimits {
+    /// Most rows of a run.
+    pub most_rows: usize,
+    /// Batches that stay in batch buffers beside the one that is written.
+    pub resident_batches: usize,
+    /// Most bytes of the varying states of one sequence.
+    pub sequence_bytes: usize,
+}
+
 /// Where the states of an instance's sequences are.
 pub struct StateStore {
     binding: Arc<Binding>,
     sequences: Arc<LiveSequences>,
     /// Most bytes of the varying states of one sequence.
     limit: usize,
+    copier: Copier,
     buffers: BatchBuffers,
     varying: VaryingStates,
     /// States that the next run reads where they are.
@@ -120,11 +132,12 @@ pub struct StateStore {
 }
 
 impl StateStore {
-    /// A store for an instance; `resident` batches stay in batch buffers beside the one that is written.
-    pub fn new(binding: Arc<Binding>, sequences: Arc<LiveSequences>, resident: usize, limit: usize) -> Self {
-        let (buffers, varying) = (BatchBuffers::new(&binding, resident), VaryingStates::new(&binding));
+    /// A store for an instance of a model whose states are copied by `copier`.
+    pub fn new(binding: Arc<Binding>, sequences: Arc<LiveSequences>, copier: Copier, limits: StoreLimits) -> Self {
+        let buffers = BatchBuffers::new(&binding, limits.most_rows, limits.resident_batches);
+        let (varying, limit) = (VaryingStates::new(&binding), limits.sequence_bytes);
         let (lent, held, others) = (SmallVec::new(), Vec::new(), Vec::new());
-        Self { binding, sequences, limit, buffers, varying, lent, held, others }
+        Self { binding, sequences, limit, copier, buffers, varying, lent, held, others }
     }
 
     /// Notes the dimensions of the states that vary in size, for rows that are about to be grouped.
@@ -141,30 +154,41 @@ impl StateStore {
 
     /// Brings the states of a batch to where a run over `places` rows reads them. Puts the rows in the order in which
     /// their states are there; places beyond the batch repeat its first row.
-    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize, step: &mut Step) -> Result<(), Error> {
+    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize) -> Result<(), Error> {
         let slots = batch.iter().map(|row| row.state().lease.as_ref().map(Lease::slot));
         self.held = self.sequences.state_memories(slots);
         self.arrange(batch, places);
-        let mut copied = self.make_way(step)?;
+        let mut copied = self.make_way()?;
         self.lent = self.lendable(batch, places);
-        let Self { binding, buffers, varying, held, lent, .. } = self;
+        let Self { binding, copier, buffers, varying, held, lent, .. } = self;
         let rows = rows_of(batch, held);
         let is_lent = |number: usize| lent.contains(&number);
-        copied += varying.fill(&rows, places, binding, step, is_lent)?;
-        copied += buffers.fill(&rows, places, binding, step, is_lent)?;
+        copied += varying.fill(&rows, places, binding, copier, is_lent)?;
+        copied += buffers.fill(&rows, places, binding, copier, is_lent)?;
         self.sequences.count_copied(copied);
         Ok(())
     }
 
-    /// The states of a batch that has been loaded which the run reads where they are.
-    pub fn lent<'a, R: HasState>(&'a self, batch: &'a [R]) -> SmallVec<[Lent<'a>; 2]> {
-        self.lent.iter().filter_map(|&number| self.lend(batch, number)).collect()
+    /// The run of a batch that has been loaded, over `rows` rows.
+    pub fn run<'a, R: HasState>(&'a mut self, batch: &'a [R], rows: usize, overlays: &'a [Overlay<'a>]) -> Run<'a> {
+        let Self { binding, buffers, varying, lent, held, .. } = self;
+        let mut inputs: Vec<_> = binding.inputs.iter().map(|_| None).collect();
+        let mut outputs: Vec<_> = binding.outputs.iter().map(|_| None).collect();
+        buffers.give(binding, &mut inputs, &mut outputs);
+        if let (Some(row), Some(memory)) = (batch.first(), held.first()) {
+            for &number in &*lent {
+                inputs[binding.states[number].input] = lend(binding, number, row.state(), memory.as_ref());
+            }
+        }
+        varying.give(binding, &mut inputs);
+        Run { rows, inputs, outputs, overlays, as_graph: true }
     }
 
-    /// The run of a batch that has been loaded.
-    pub fn run<'a>(&'a self, rows: usize, lent: &'a [Lent<'a>], overlays: &'a [Overlay<'a>]) -> Run<'a> {
-        let (from, into) = self.buffers.ends();
-        Run { rows, from, into, grown: self.varying.grown(), lent, overlays, as_graph: true }
+    /// An output of the last run, which must have succeeded.
+    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, Error> {
+        let is_fixed = |number: &usize| self.binding.states[*number].output == index;
+        let number = (0..self.binding.states.len()).find(is_fixed);
+        Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
     }
 
     /// What the row at `position` keeps of an input to put in front of the next request; `None` at the start of its
@@ -192,7 +216,7 @@ impl StateStore {
         results: &mut [Result<T, Error>],
     ) -> Result<(), Error> {
         let stays = self.copy_back(batch, places, step, may_share, results)?;
-        step.synchronise()?;
+        self.copier.synchronise()?;
         if stays {
             self.varying.stay(&mut self.held, &self.binding, step);
         }
@@ -202,7 +226,7 @@ impl StateStore {
                 self.buffers.forget(lease.slot());
                 continue;
             }
-            match panic::catch(|| self.buffers.keep(lease.slot(), position, places, step)) {
+            match panic::catch(|| self.buffers.keep(lease.slot(), position, places, &self.copier)) {
                 Ok(()) => lease.advance(),
                 Err(error) => {
                     lease.spoil();
@@ -217,7 +241,7 @@ impl StateStore {
     pub fn release(&mut self) {
         self.held.clear();
         self.others.clear();
-        self.varying.set_grown(None);
+        self.varying.release();
     }
 
     /// The sequence is over: its state is not needed.
@@ -245,7 +269,7 @@ impl StateStore {
 
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
-    fn make_way(&mut self, step: &mut Step) -> Result<usize, Error> {
+    fn make_way(&mut self) -> Result<usize, Error> {
         let leaving = self.buffers.leaving();
         let copies_grown = self.varying.grown().is_none() && !self.varying.is_empty();
         let sharing = if copies_grown { self.varying.take_sharing() } else { Vec::new() };
@@ -261,18 +285,18 @@ impl StateStore {
         for &(slot, spot) in &leaving {
             let mut memories = self.held.iter_mut().flatten().chain(&mut self.others);
             if let Some(memory) = memories.find(|memory| memory.id() == slot) {
-                copied += self.buffers.write_back(spot, &mut memory.slot, step);
+                copied += self.buffers.write_back(spot, &mut memory.slot, &self.copier);
             }
             self.buffers.forget(slot);
         }
         if copies_grown {
             for memory in self.held.iter_mut().flatten().chain(&mut self.others) {
-                copied += self.varying.copy_out(&self.binding, memory, step)?;
+                copied += self.varying.copy_out(&self.binding, memory, &self.copier)?;
             }
         }
         // What is filled next reads from where this writes to.
-        step.end_phase();
-        if !step.is_on_device() {
+        self.copier.end_phase();
+        if self.copier.device().is_none() {
             self.others.clear();
         }
         Ok(copied)
@@ -280,26 +304,14 @@ impl StateStore {
 
     /// The states of the only row of a run that the run can read where they are.
     fn lendable<R: HasState>(&self, batch: &[R], places: usize) -> SmallVec<[usize; 2]> {
-        if places > 1 {
-            return SmallVec::new();
-        }
-        (0..self.binding.states.len()).filter(|&number| self.lend(batch, number).is_some()).collect()
-    }
-
-    fn lend<'a, R: HasState>(&'a self, batch: &'a [R], number: usize) -> Option<Lent<'a>> {
-        let (row, state) = (batch.first()?.state(), &self.binding.states[number]);
-        let is_there = match (state.is_in_slot(), row.slot_with_state()) {
-            (true, Some(slot)) => self.buffers.spot(slot).is_none(),
-            (true, None) => true,
-            (false, _) => self.varying.grown().is_none(),
+        let (1, Some(row), Some(memory)) = (places, batch.first(), self.held.first()) else { return SmallVec::new() };
+        let is_in_slot = row.state().slot_with_state().is_none_or(|slot| self.buffers.spot(slot).is_none());
+        let is_in_place = |number: usize| match self.binding.states[number].is_in_slot() {
+            true => is_in_slot,
+            false => self.varying.grown().is_none(),
         };
-        let memory = self.held.first()?.as_ref();
-        match StateRow::of(&self.binding, number, row, memory) {
-            StateRow { dims, content: StateContent::Exact(bytes) } if is_there && bytes.byte_len() >= LEND_FROM => {
-                Some(Lent { input: state.input, state: number, dims, bytes })
-            }
-            _ => None,
-        }
+        let can_be_lent = |number: usize| lend(&self.binding, number, row.state(), memory.as_ref()).is_some();
+        (0..self.binding.states.len()).filter(|&number| is_in_place(number) && can_be_lent(number)).collect()
     }
 
     /// Copies what of the new states does not stay where the run wrote it: varying states, unless they stay in its
@@ -318,7 +330,8 @@ impl StateStore {
         let Self { binding, varying, held, .. } = self;
         let outputs = varying.outputs(binding, step, places)?;
         let new = NewStates { binding, outputs, step, places, limit: self.limit };
-        let mut stays = may_share && results.iter().all(Result::is_ok) && varying.can_stay(batch, places, step);
+        let mut stays =
+            may_share && results.iter().all(Result::is_ok) && varying.can_stay(binding, batch, places, step);
         if stays {
             let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
             for (position, ((row, memory), result)) in rows.enumerate() {
@@ -398,6 +411,21 @@ impl NewStates<'_> {
             Some(EndOfRow { input, context, length: row.steps(self.binding, input, context.axis)? })
         };
         self.binding.contexts().filter_map(end)
+    }
+}
+
+/// A state of the only row of a run, as a tensor where it is.
+fn lend<'a>(
+    binding: &'a Binding,
+    number: usize,
+    row: &'a RowState,
+    memory: Option<&'a StateMemory>,
+) -> Option<Given<'a>> {
+    match StateRow::of(binding, number, row, memory) {
+        StateRow { dims, content: StateContent::Exact(bytes) } if bytes.byte_len() >= LEND_FROM => {
+            Some(Given::Lent { dims, bytes })
+        }
+        _ => None,
     }
 }
 

@@ -1,9 +1,9 @@
 //! An output of a run, taken apart into rows.
 
-use crate::binding::{Binding, BoundOutput, BoundState, StatePlace};
+use crate::binding::{Binding, BoundOutput, BoundState};
 use crate::error::Error;
 use crate::memory::strings;
-use crate::session::{OutputView, Step};
+use crate::session::OutputView;
 use crate::tensor::RowLayout;
 
 /// An output of a run, taken apart into rows.
@@ -23,9 +23,9 @@ pub struct OutputRows<'a> {
 }
 
 impl<'a> OutputRows<'a> {
-    /// Reads output number `index` of a run over `rows` rows.
-    pub fn new(binding: &'a Binding, index: usize, step: &'a Step, rows: usize) -> Result<Self, Error> {
-        let (bound, mut view) = (&binding.outputs[index], step.output(index)?);
+    /// Output number `index` of a run over `rows` rows.
+    pub fn new(binding: &'a Binding, index: usize, mut view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
+        let bound = &binding.outputs[index];
         // What the model says of a batch as a whole is the row's if there is only one.
         if view.dims.is_empty() && bound.batch_axis.is_some() && rows == 1 {
             view.dims = &[1];
@@ -52,14 +52,9 @@ impl<'a> OutputRows<'a> {
         Error::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows: self.rows }
     }
 
-    /// Whether the rows are what a state can be.
+    /// Whether the rows are what a state of varying size can be.
     pub(super) fn is_row_of(&self, state: &BoundState) -> bool {
-        match state.place {
-            StatePlace::Slot(layout) => self.layout == layout,
-            StatePlace::Beside(_) => {
-                let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
-                self.dims.len() == state.dims.len() && self.dims.iter().zip(&state.dims).all(fits)
-            }
-        }
+        let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
+        self.dims.len() == state.dims.len() && self.dims.iter().zip(&state.dims).all(fits)
     }
 }

@@ -12,9 +12,9 @@ use super::output_rows::OutputRows;
 use super::{HasState, RowState};
 use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::Error;
-use crate::memory::{Shared, strings};
-use crate::model::{StateMemory, VaryingSize};
-use crate::session::{Grown, Step};
+use crate::memory::{PAGES_FROM, Shared, strings};
+use crate::model::{Grown, StateMemory, VaryingSize};
+use crate::session::{BatchTensor, Copier, Given, MadeTensor, RowAt, Step, StringTensor};
 use crate::state::pool::SlotId;
 use crate::tensor::DataType;
 
@@ -22,6 +22,8 @@ use crate::tensor::DataType;
 pub(super) struct VaryingStates {
     /// The number of each in the binding.
     numbers: Vec<usize>,
+    /// What the next run reads each from, if it is neither lent nor in shared tensors.
+    inputs: Vec<Option<Input>>,
     /// Their tensors may stay as ONNX Runtime makes them.
     may_stay: bool,
     /// What the next run reads them from, if those of all rows are in the tensors of one batch.
@@ -31,12 +33,19 @@ pub(super) struct VaryingStates {
     last_grown: (Weak<Grown>, Vec<SlotId>),
 }
 
+/// The states of a batch, put together.
+enum Input {
+    Rows(BatchTensor),
+    Strings(StringTensor),
+}
+
 impl VaryingStates {
     pub fn new(binding: &Binding) -> Self {
         let numbers: Vec<_> =
             (0..binding.states.len()).filter(|&number| !binding.states[number].is_in_slot()).collect();
         let may_stay = !binding.growing_that_may_stay().is_empty();
-        Self { numbers, may_stay, grown: None, last_grown: (Weak::new(), Vec::new()) }
+        let inputs = numbers.iter().map(|_| None).collect();
+        Self { numbers, inputs, may_stay, grown: None, last_grown: (Weak::new(), Vec::new()) }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -71,7 +80,7 @@ impl VaryingStates {
         let first = shared(rows.first()?)?.tensors;
         let position = |row| shared(row).filter(|at| Arc::ptr_eq(&at.tensors, &first)).map(|at| at.position);
         let positions = rows.iter().map(position).collect::<Option<Vec<_>>>()?;
-        (first.rows() == places).then_some((first, positions))
+        (first.rows == places).then_some((first, positions))
     }
 
     /// Takes the sequences that may still have their states in the tensors of the last batch.
@@ -81,13 +90,14 @@ impl VaryingStates {
     }
 
     /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
-    pub fn copy_out(&self, binding: &Binding, memory: &mut StateMemory, step: &Step) -> Result<usize, Error> {
+    pub fn copy_out(&self, binding: &Binding, memory: &mut StateMemory, copier: &Copier) -> Result<usize, Error> {
         let mut copied = 0;
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
             let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
-            let layout = tensors.dims(index).and_then(|dims| binding.states[*number].layout(dims));
+            let Some(tensor) = tensors.tensors.get(index) else { continue };
+            let layout = binding.states[*number].layout(tensor.dims());
             if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
-                step.copy_grown(&tensors, index, layout, position, room)?;
+                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room)?;
                 varying.forget_shared();
                 copied += layout.row_bytes();
             }
@@ -95,21 +105,48 @@ impl VaryingStates {
         Ok(copied)
     }
 
-    /// Fills the inputs of the states that are neither lent nor in shared tensors. Places beyond the rows repeat the
+    /// Puts the states of a batch together that are neither lent nor in shared tensors. Places beyond the rows repeat the
     /// first. Returns the bytes that were copied.
     pub fn fill(
-        &self,
+        &mut self,
         rows: &[(&RowState, Option<&StateMemory>)],
         places: usize,
         binding: &Binding,
-        step: &mut Step,
+        copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
     ) -> Result<usize, Error> {
         if self.grown.is_some() {
             return Ok(0);
         }
-        let numbers = self.numbers.iter().filter(|&&number| !is_lent(number));
-        numbers.map(|&number| fill(binding, number, rows, places, step)).sum()
+        let inputs = self.numbers.iter().zip(&mut self.inputs).filter(|(number, _)| !is_lent(**number));
+        inputs.map(|(&number, input)| fill(input, binding, number, rows, places, copier)).sum()
+    }
+
+    /// The tensors that the next run reads, by input; those that are lent are there already.
+    pub fn give<'a>(&'a mut self, binding: &Binding, inputs: &mut [Option<Given<'a>>]) {
+        for (index, (&number, input)) in self.numbers.iter().zip(&mut self.inputs).enumerate() {
+            let given = &mut inputs[binding.states[number].input];
+            if given.is_some() {
+                continue;
+            }
+            *given = match (&self.grown, input) {
+                (Some(grown), _) => grown.tensors.get(index).map(Given::Made),
+                (None, Some(Input::Rows(tensor))) => Some(Given::Batch(tensor)),
+                (None, Some(Input::Strings(tensor))) => Some(Given::Strings(tensor)),
+                (None, None) => None,
+            };
+        }
+    }
+
+    /// Gives back what the last run has read.
+    pub fn release(&mut self) {
+        self.grown = None;
+        for input in &mut self.inputs {
+            match input {
+                Some(Input::Rows(tensor)) => tensor.give_back(PAGES_FROM),
+                _ => *input = None,
+            }
+        }
     }
 
     /// The new states, as the last run over `places` rows gave them.
@@ -121,7 +158,7 @@ impl VaryingStates {
     ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, Error> {
         let output = |&number: &usize| {
             let state = &binding.states[number];
-            let output = OutputRows::new(binding, state.output, step, places)?;
+            let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, places)?;
             // Where the model left a state's shape open, this is the first time to see it.
             if output.is_row_of(state) { Ok((state, output)) } else { Err(output.uneven()) }
         };
@@ -129,19 +166,25 @@ impl VaryingStates {
     }
 
     /// Whether the new states of a batch over `places` rows may stay in the tensors that the run made.
-    pub fn can_stay<R: HasState>(&self, batch: &[R], places: usize, step: &Step) -> bool {
+    pub fn can_stay<R: HasState>(&self, binding: &Binding, batch: &[R], places: usize, step: &Step) -> bool {
         let goes_on = |row: &R| row.state().lease.as_ref().is_some_and(|lease| !lease.ends());
-        self.may_stay && batch.len() == places && batch.iter().all(goes_on) && step.made_growing()
+        self.may_stay
+            && batch.len() == places
+            && batch.iter().all(goes_on)
+            && self.numbers.iter().all(|&number| step.has_made(binding.states[number].output))
     }
 
     /// Leaves the new states of a batch in the tensors that the last run made.
     pub fn stay(&mut self, held: &mut [Option<StateMemory>], binding: &Binding, step: &mut Step) {
-        let grown = Arc::new(step.take_grown(held.len()));
+        let made = self.numbers.iter().filter_map(|&number| step.take_made(binding.states[number].output));
+        let grown = Arc::new(Grown { tensors: made.collect(), rows: held.len() });
         for (position, memory) in held.iter_mut().enumerate() {
             let Some(memory) = memory else { continue };
             for (index, (varying, &number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
                 let state = &binding.states[number];
-                let Some(mut dims) = grown.dims(index).map(<[i64]>::to_vec) else { continue };
+                let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims().to_vec()) else {
+                    continue;
+                };
                 let Some(layout) = state.layout(&dims) else { continue };
                 if let Some(dim) = state.batch_axis.and_then(|axis| dims.get_mut(axis)) {
                     *dim = 1;
@@ -162,13 +205,14 @@ fn shared<'a>(row: &RowState, memory: Option<&'a StateMemory>) -> Option<&'a Sha
     memory?.varying.first()?.shared()
 }
 
-/// Fills the input of a state of varying size. Returns the bytes, where it is not one of strings.
+/// Puts a state of all rows together. Returns the bytes, where it is not one of strings.
 fn fill(
+    input: &mut Option<Input>,
     binding: &Binding,
     number: usize,
     rows: &[(&RowState, Option<&StateMemory>)],
     places: usize,
-    step: &mut Step,
+    copier: &Copier,
 ) -> Result<usize, Error> {
     let state = &binding.states[number];
     let of = |&(row, memory): &(_, _)| StateRow::of(binding, number, row, memory);
@@ -188,11 +232,21 @@ fn fill(
             };
             Some(strings::places(layout, place, places).zip(elements))
         };
-        step.set_strings(state.input, dims, places, contents.filter_map(elements).flatten())?;
+        let mut dims = dims.to_vec();
+        if let Some(axis) = binding.inputs[state.input].batch_axis {
+            dims[axis] = places as i64;
+        }
+        *input = Some(Input::Strings(StringTensor::new(contents.filter_map(elements).flatten(), &dims)?));
         return Ok(0);
     }
-    for (place, content) in contents {
-        step.put_row(state.input, dims, layout, (place, places), content.of_row())?;
+    if input.is_none() {
+        let batch_axis = binding.inputs[state.input].batch_axis;
+        *input = Some(Input::Rows(BatchTensor::new(state.data_type, batch_axis, copier.device())?));
+    }
+    let Some(Input::Rows(tensor)) = input else { return Ok(0) };
+    tensor.shape(dims, places)?;
+    for (position, content) in contents {
+        tensor.put_row(copier, layout, RowAt { position, rows: places }, content.of_row())?;
     }
     Ok(rows.iter().filter(|(row, _)| !row.is_fresh()).count() * state.kept_bytes(layout))
 }
@@ -219,7 +273,8 @@ pub(super) fn copy_in(
     if state.data_type == DataType::Bytes {
         strings::write(output.strings(position), kept.host());
     } else {
-        step.take_output(state.output, output.layout, (position, output.rows), kept, state.as_fp16)?;
+        let at = RowAt { position, rows: output.rows };
+        step.take_output(state.output, output.layout, at, kept, state.as_fp16)?;
     }
     Ok(bytes)
 }
