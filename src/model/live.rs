@@ -133,6 +133,24 @@ impl LiveSequences {
         Ok(sequences)
     }
 
+    /// Sequences without a model, for the tests of what is below it.
+    #[cfg(test)]
+    pub fn for_tests(slot: SlotSpec, capacity: usize, bytes: usize) -> Arc<Self> {
+        let forever = Duration::from_secs(3600);
+        let policy = Policy {
+            idle_limit: forever,
+            dropped_after: forever,
+            quiet: forever,
+            rest: forever,
+            by_lane: false,
+            queue_requests: capacity,
+            has_place_for_all: true,
+        };
+        let metrics = SequenceMetrics::new("test", 1, None);
+        let limits = SlotLimits::all_at_once(capacity);
+        Arc::new(Self::new(policy, limits, slot, Budget::new(bytes), Arc::default(), metrics).unwrap())
+    }
+
     /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`].
     pub fn admit(
         self: &Arc<Self>,

@@ -17,6 +17,7 @@
 
 mod buffers;
 mod content;
+mod operations;
 mod output_rows;
 mod placement;
 mod varying;
@@ -32,14 +33,64 @@ use crate::model::{Lease, LiveSequences, StateMemory, VaryingSize};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
-use crate::tensor::WindowLayout;
+use crate::tensor::{Dims, WindowLayout};
 use buffers::BatchBuffers;
 pub use content::{StateContent, StateRow};
+pub use operations::SequenceState;
 pub use output_rows::OutputRows;
+use placement::Spot;
 use varying::VaryingStates;
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
 const LEND_FROM: usize = 4096;
+
+/// Why a state cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It is not of this model.
+    #[error("{came_states} states and {came_contexts} contexts came, and the model has {states} and {contexts}")]
+    Count {
+        /// States that came.
+        came_states: usize,
+        /// Contexts that came.
+        came_contexts: usize,
+        /// States of the model.
+        states: usize,
+        /// Contexts of the model.
+        contexts: usize,
+    },
+    /// A value has dims that the state cannot have.
+    #[error("the value for state '{name}' has dims {}, and a row has {}", Dims(came), Dims(wanted))]
+    Dims {
+        /// The state's input.
+        name: String,
+        /// What came.
+        came: Vec<i64>,
+        /// What a row has; -1 is any.
+        wanted: Vec<i64>,
+    },
+    /// A value has other elements than its dims say.
+    #[error("the value for state '{name}' does not have the elements of dims {}", Dims(dims))]
+    Elements {
+        /// The state's input.
+        name: String,
+        /// What the value says.
+        dims: Vec<i64>,
+    },
+    /// A context has another size.
+    #[error("the context for input '{name}' has {came} bytes, and {wanted} are kept")]
+    Context {
+        /// The input.
+        name: String,
+        /// Bytes that came.
+        came: usize,
+        /// Bytes that are kept.
+        wanted: usize,
+    },
+    /// It cannot be kept.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
 
 /// What the store needs to know of a row of a batch.
 #[derive(Default)]
@@ -220,6 +271,12 @@ impl StateStore {
         if stays {
             self.varying.stay(&mut self.held, &self.binding, step);
         }
+        self.commit(batch, places, results);
+        Ok(())
+    }
+
+    /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
+    fn commit<R: HasState, T>(&mut self, batch: &mut [R], places: usize, results: &mut [Result<T, Error>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
             let Some(lease) = &mut row.state_mut().lease else { continue };
             if lease.ends() {
@@ -234,7 +291,6 @@ impl StateStore {
                 }
             }
         }
-        Ok(())
     }
 
     /// Gives back what sequences keep. On a device, all copies have been waited for.
@@ -270,34 +326,38 @@ impl StateStore {
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
     fn make_way(&mut self) -> Result<usize, Error> {
-        let leaving = self.buffers.leaving();
-        let copies_grown = self.varying.grown().is_none() && !self.varying.is_empty();
-        let sharing = if copies_grown { self.varying.take_sharing() } else { Vec::new() };
+        let sharing = if self.varying.grown().is_none() { self.varying.take_sharing() } else { Vec::new() };
+        let copied = self.copy_to_slots(&self.buffers.leaving(), &sharing)?;
+        // What is filled next reads from where this writes to.
+        self.copier.end_phase();
+        if self.copier.device().is_none() {
+            self.others.clear();
+        }
+        Ok(copied)
+    }
+
+    /// Copies states to their slots, and growing states to memory of their sequences: those of `sharing`, and those of the
+    /// batch, unless the run reads them where they are. Returns the bytes.
+    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> Result<usize, Error> {
         let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
         let mut others: Vec<SlotId> = Vec::new();
-        for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing) {
+        for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing.iter().copied()) {
             if !is_held(slot) && !others.contains(&slot) {
                 others.push(slot);
             }
         }
-        self.others.extend(self.sequences.state_memories(others.into_iter().map(Some)).into_iter().flatten());
+        self.others = self.sequences.state_memories(others.into_iter().map(Some)).into_iter().flatten().collect();
         let mut copied = 0;
-        for &(slot, spot) in &leaving {
+        for &(slot, spot) in leaving {
             let mut memories = self.held.iter_mut().flatten().chain(&mut self.others);
             if let Some(memory) = memories.find(|memory| memory.id() == slot) {
                 copied += self.buffers.write_back(spot, &mut memory.slot, &self.copier);
             }
             self.buffers.forget(slot);
         }
-        if copies_grown {
-            for memory in self.held.iter_mut().flatten().chain(&mut self.others) {
-                copied += self.varying.copy_out(&self.binding, memory, &self.copier)?;
-            }
-        }
-        // What is filled next reads from where this writes to.
-        self.copier.end_phase();
-        if self.copier.device().is_none() {
-            self.others.clear();
+        let held = self.held.iter_mut().flatten().filter(|_| self.varying.grown().is_none());
+        for memory in held.chain(self.others.iter_mut().filter(|memory| sharing.contains(&memory.id()))) {
+            copied += self.varying.copy_out(&self.binding, memory, &self.copier)?;
         }
         Ok(copied)
     }
@@ -470,17 +530,4 @@ fn permute<T>(rows: &mut [T], order: &[usize]) {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn rows_are_put_in_any_order(order in Just((0..9).collect::<Vec<usize>>()).prop_shuffle()) {
-            let mut rows: Vec<usize> = (100..109).collect();
-            permute(&mut rows, &order);
-            prop_assert_eq!(rows, order.iter().map(|from| 100 + from).collect::<Vec<_>>());
-        }
-    }
-}
+mod tests;
