@@ -278,7 +278,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Gather, load, run, store, answer.
+    /// Load, gather, run, respond, store, answer. States are loaded first, as that decides the order of the rows.
     fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
         let rows = self.model.config.padding.rows(batch.len());
         self.store.load(batch, rows)?;

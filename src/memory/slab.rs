@@ -59,7 +59,7 @@ impl Slab {
 }
 
 /// Where some of a slot's bytes are.
-enum Place {
+enum Part {
     /// Offset in the device's buffer, and how many.
     Device(usize, usize),
     /// Within the host's part of the slot.
@@ -76,24 +76,24 @@ impl SlotMemory {
     /// Some of the slot's bytes, which all lie on the same side. Panics if they do not.
     pub fn part(&self, range: Range<usize>) -> Bytes<'_> {
         match self.place(range) {
-            Place::Device(offset, bytes) => Bytes::Device(self.slab.span(offset, bytes)),
-            Place::Host(range) => Bytes::Host(&self.host()[range]),
+            Part::Device(offset, bytes) => Bytes::Device(self.slab.span(offset, bytes)),
+            Part::Host(range) => Bytes::Host(&self.host()[range]),
         }
     }
 
     /// As [`SlotMemory::part`], to change.
     pub fn part_mut(&mut self, range: Range<usize>) -> BytesMut<'_> {
         match self.place(range) {
-            Place::Device(offset, bytes) => BytesMut::Device(self.slab.span(offset, bytes)),
-            Place::Host(range) => BytesMut::Host(&mut self.host_mut()[range]),
+            Part::Device(offset, bytes) => BytesMut::Device(self.slab.span(offset, bytes)),
+            Part::Host(range) => BytesMut::Host(&mut self.host_mut()[range]),
         }
     }
 
-    fn place(&self, range: Range<usize>) -> Place {
+    fn place(&self, range: Range<usize>) -> Part {
         let on_device = self.slab.device_bytes;
         match range.end <= on_device && self.slab.device.is_some() {
-            true => Place::Device(self.index * on_device + range.start, range.len()),
-            false => Place::Host(range.start - on_device..range.end - on_device),
+            true => Part::Device(self.index * on_device + range.start, range.len()),
+            false => Part::Host(range.start - on_device..range.end - on_device),
         }
     }
 

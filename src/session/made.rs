@@ -13,6 +13,7 @@ use crate::tensor::RowLayout;
 pub struct MadeTensor {
     pub(super) value: Arc<Value>,
     pub(super) dims: Vec<i64>,
+    /// Of its elements; none for strings.
     pub(super) bytes: usize,
     pub(super) is_on_device: bool,
     /// Last: the tensor goes back to its allocator.
@@ -25,42 +26,8 @@ impl MadeTensor {
         &self.dims
     }
 
-    /// Copies a row out; from a device to the host too, after a wait. What is copied on a device is there after
-    /// [`Copier::synchronise`]; the queue keeps the tensor until then.
-    pub fn take_row(
-        &self,
-        copier: &Copier,
-        layout: RowLayout,
-        at: RowAt,
-        mut to: BytesMut,
-    ) -> Result<(), SessionError> {
-        if let (true, Some(device), BytesMut::Host(to)) = (self.is_on_device, copier.device(), &mut to)
-            && !to.is_empty()
-        {
-            let mut batch = device.allocate_pinned(self.bytes).map_err(MemoryError::from)?;
-            if let Some(mut queue) = copier.queue() {
-                // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device
-                // has failed, and copies nothing more.
-                unsafe { queue.download(self.value.address().map_err(SessionError::Run)?, &mut batch, self.bytes) }?;
-                queue.synchronise()?;
-            }
-            take_on_host(layout, batch.bytes(), at, to, false);
-            return Ok(());
-        }
-        let made = Made { value: &self.value, bytes: self.bytes, is_on_device: self.is_on_device };
-        made.take_row(copier, layout, at, to, false)
-    }
-}
-
-/// A tensor that ONNX Runtime made, while it is the step's.
-pub(super) struct Made<'a> {
-    pub value: &'a Arc<Value>,
-    pub bytes: usize,
-    pub is_on_device: bool,
-}
-
-impl Made<'_> {
-    /// Takes a row out, into fp16 if it is kept so.
+    /// Copies a row out, into fp16 if it is kept so; from a device to the host too, after a wait. What is copied on a
+    /// device is there after [`Copier::synchronise`]; the queue keeps the tensor until then.
     pub fn take_row(
         &self,
         copier: &Copier,
@@ -71,20 +38,33 @@ impl Made<'_> {
     ) -> Result<(), SessionError> {
         match (to, copier.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {
-                let address = self.value.address().map_err(SessionError::Run)?;
-                let from = row_of(layout, address, self.bytes, at);
+                let from = row_of(layout, self.address()?, self.bytes, at);
                 let to = row_alone(&mut queue, layout, span, as_fp16);
                 queue.keep(self.value.clone());
                 // SAFETY: a row of a tensor and memory of a state, both of which the queue keeps.
                 unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
             }
-            (to, _) => {
-                assert!(!self.is_on_device || self.bytes == 0, "a tensor on a device is read on the host");
-                // SAFETY: the size is that of the dimensions, and the tensor is on the host.
-                let batch = unsafe { self.value.bytes(self.bytes) }.map_err(SessionError::Run)?;
-                take_on_host(layout, batch, at, to.host(), as_fp16);
+            (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {
+                let mut batch = queue.device().allocate_pinned(self.bytes).map_err(MemoryError::from)?;
+                // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device
+                // has failed, and copies nothing more.
+                unsafe { queue.download(self.address()?, &mut batch, self.bytes) }?;
+                queue.synchronise()?;
+                take_on_host(layout, &batch.bytes()[..self.bytes], at, to.host(), as_fp16);
             }
+            (to, _) => take_on_host(layout, self.host()?, at, to.host(), as_fp16),
         }
         Ok(())
+    }
+
+    /// The elements, which are on the host.
+    pub(super) fn host(&self) -> Result<&[u8], SessionError> {
+        assert!(!self.is_on_device || self.bytes == 0, "a tensor on a device is read on the host");
+        // SAFETY: the size is that of the dimensions, and the tensor is on the host.
+        unsafe { self.value.bytes(self.bytes) }.map_err(SessionError::Run)
+    }
+
+    pub(super) fn address(&self) -> Result<u64, SessionError> {
+        self.value.address().map_err(SessionError::Run)
     }
 }

@@ -5,7 +5,8 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::batch_tensor::BatchTensor;
-use super::open::SessionError;
+use super::made::MadeTensor;
+use super::open::{Session, SessionError};
 use super::value::Value;
 use crate::memory::device::DeviceMemory;
 use crate::memory::{Store, Strings};
@@ -24,8 +25,10 @@ pub(super) struct Output {
     pub is_input: bool,
     /// ONNX Runtime is to leave it where the model runs.
     pub stays: bool,
+    /// The run is to make a tensor of it.
+    pub is_to_be_made: bool,
     /// What ONNX Runtime made in the last run, where it decides the shape.
-    pub made: Option<Arc<Value>>,
+    pub made: Option<MadeTensor>,
     /// Where the last run wrote it, if to a tensor of the caller's on a device.
     pub given: Option<OutputGiven>,
     pub strings: Strings,
@@ -55,47 +58,38 @@ impl Output {
     }
 
     /// Takes a tensor over that ONNX Runtime made.
-    pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
-        if self.dims.is_none() {
-            // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
-            self.made = unsafe { Value::from_run(value) }.map(Arc::new);
+    pub fn take(&self, value: *mut ort::sys::OrtValue) -> Option<Value> {
+        // SAFETY: Run was passed null for this output, so it made the tensor and left it to us.
+        if self.is_to_be_made { unsafe { Value::from_run(value) } } else { None }
+    }
+
+    /// Keeps a tensor that ONNX Runtime made, and reads its shape and strings.
+    pub fn keep_made(&mut self, value: Option<Value>, session: &Arc<Session>) -> Result<(), SessionError> {
+        if !self.is_to_be_made {
+            return Ok(());
         }
+        let failed = |why| tensor_error(&self.name, why);
+        let value = value.ok_or_else(|| failed("the run made none".to_owned()))?;
+        let dims = value.dims().map_err(failed)?;
+        let count = element_count(&dims);
+        let bytes = count.and_then(|count| count.checked_mul(self.tensor.data_type.byte_size().unwrap_or(0)));
+        let (Some(count), Some(bytes)) = (count, bytes) else { return Err(failed("its size overflows".to_owned())) };
+        if self.tensor.data_type == DataType::Bytes {
+            self.strings = value.strings(count)?;
+        }
+        let (value, is_on_device, _session) = (Arc::new(value), self.stays, session.clone());
+        self.made = Some(MadeTensor { value, dims, bytes, is_on_device, _session });
+        Ok(())
     }
 
     /// Copies the input that ONNX Runtime returned for this output, as its memory may be written again, to `own`; if
     /// there is none, to a buffer of the output.
     pub fn copy_input(&mut self, own: Option<&mut BatchTensor>) -> Result<(), SessionError> {
         let Some(made) = self.made.take_if(|_| self.tensor.data_type != DataType::Bytes) else { return Ok(()) };
-        let bytes = self.tensor.bytes;
-        // SAFETY: `settle` computed the size from the tensor's own dimensions; it is on the host.
-        let given = unsafe { made.bytes(bytes) }.map_err(|why| tensor_error(&self.name, why))?;
-        let dims = self.tensor.dims.clone();
         let own = own.unwrap_or(&mut self.tensor);
-        own.bytes = bytes;
-        own.dims.clone_from(&dims);
-        own.reserve()?;
-        own.host_mut()?.copy_from_slice(given);
-        Ok(())
-    }
-
-    /// Notes the shape of a tensor that ONNX Runtime made.
-    pub fn settle(&mut self) -> Result<(), SessionError> {
-        if self.dims.is_some() {
-            return Ok(());
-        }
-        let failed = |why| tensor_error(&self.name, why);
-        let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
-        // Tensors over our buffer have other dimensions.
-        self.tensor.by_rows.clear();
-        self.tensor.dims = made.dims().map_err(failed)?;
-        if self.tensor.data_type == DataType::Bytes {
-            let count = element_count(&self.tensor.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;
-            self.strings = made.strings(count)?;
-            return Ok(());
-        }
-        let bytes =
-            element_count(&self.tensor.dims).and_then(|count| count.checked_mul(self.tensor.data_type.byte_size()?));
-        self.tensor.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;
+        let rows = own.batch_axis.and_then(|axis| made.dims.get(axis)).map_or(1, |&rows| rows as usize);
+        own.shape(&made.dims, rows)?;
+        own.host_mut()?.copy_from_slice(made.host()?);
         Ok(())
     }
 }

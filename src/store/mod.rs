@@ -33,7 +33,7 @@ use crate::model::{Lease, LiveSequences, StateMemory, VaryingSize};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
-use crate::tensor::{Dims, WindowLayout};
+use crate::tensor::WindowLayout;
 use buffers::BatchBuffers;
 pub use content::{StateContent, StateRow};
 pub use operations::SequenceState;
@@ -47,46 +47,9 @@ const LEND_FROM: usize = 4096;
 /// Why a state cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// It is not of this model.
-    #[error("{came_states} states and {came_contexts} contexts came, and the model has {states} and {contexts}")]
-    Count {
-        /// States that came.
-        came_states: usize,
-        /// Contexts that came.
-        came_contexts: usize,
-        /// States of the model.
-        states: usize,
-        /// Contexts of the model.
-        contexts: usize,
-    },
-    /// A value has dims that the state cannot have.
-    #[error("the value for state '{name}' has dims {}, and a row has {}", Dims(came), Dims(wanted))]
-    Dims {
-        /// The state's input.
-        name: String,
-        /// What came.
-        came: Vec<i64>,
-        /// What a row has; -1 is any.
-        wanted: Vec<i64>,
-    },
-    /// A value has other elements than its dims say.
-    #[error("the value for state '{name}' does not have the elements of dims {}", Dims(dims))]
-    Elements {
-        /// The state's input.
-        name: String,
-        /// What the value says.
-        dims: Vec<i64>,
-    },
-    /// A context has another size.
-    #[error("the context for input '{name}' has {came} bytes, and {wanted} are kept")]
-    Context {
-        /// The input.
-        name: String,
-        /// Bytes that came.
-        came: usize,
-        /// Bytes that are kept.
-        wanted: usize,
-    },
+    /// It is not a state of this model.
+    #[error("{0}")]
+    Misfit(String),
     /// It cannot be kept.
     #[error(transparent)]
     Store(#[from] Error),
@@ -293,7 +256,7 @@ impl StateStore {
         }
     }
 
-    /// Gives back what sequences keep. On a device, all copies have been waited for.
+    /// Gives back what sequences keep: a run is over. On a device, all copies have been waited for.
     pub fn release(&mut self) {
         self.held.clear();
         self.others.clear();
@@ -307,8 +270,7 @@ impl StateStore {
 
     /// Puts the rows in the order in which their states are.
     fn arrange<R: HasState>(&mut self, batch: &mut [R], places: usize) {
-        let common = self.varying.common(&rows_of(batch, &self.held), places);
-        if let Some((_, positions)) = &common {
+        if let Some((_, positions)) = self.varying.common(batch, &self.held, places) {
             let mut order: Vec<_> = (0..batch.len()).collect();
             order.sort_by_key(|&row| positions[row]);
             permute(batch, &order);
@@ -318,8 +280,8 @@ impl StateStore {
             permute(batch, order);
             permute(&mut self.held, order);
         }
-        let in_order = self.varying.common(&rows_of(batch, &self.held), places);
-        let in_order = in_order.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
+        let common = self.varying.common(batch, &self.held, places);
+        let in_order = common.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
         self.varying.set_grown(in_order.map(|(grown, _)| grown));
     }
 

@@ -10,7 +10,7 @@ use crate::memory::{MemoryError, strings};
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
 use crate::state::pool::SlotId;
-use crate::tensor::{DataType, element_count};
+use crate::tensor::{DataType, Dims, element_count};
 
 /// What a sequence has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,26 +80,25 @@ impl StateStore {
     }
 
     fn check_value(&self, value: &SequenceState) -> Result<(), WriteError> {
-        let (states, contexts) = (self.binding.states.len(), self.binding.contexts().count());
-        if (value.states.len(), value.contexts.len()) != (states, contexts) {
-            let (came_states, came_contexts) = (value.states.len(), value.contexts.len());
-            return Err(WriteError::Count { came_states, came_contexts, states, contexts });
+        let misfit = |why| Err(WriteError::Misfit(why));
+        let (came, wanted) = (value.states.len(), self.binding.states.len());
+        if came != wanted {
+            return misfit(format!("{came} states came, and the model has {wanted}"));
         }
         for (state, value) in self.binding.states.iter().zip(&value.states) {
-            let name = || self.binding.inputs[state.input].name.clone();
+            let (name, dims) = (&self.binding.inputs[state.input].name, Dims(&value.dims));
             let fits = |(&dim, &wanted): (&i64, &i64)| dim >= 0 && (dim == wanted || wanted < 0);
             if value.dims.len() != state.dims.len() || !value.dims.iter().zip(&state.dims).all(fits) {
-                return Err(WriteError::Dims { name: name(), came: value.dims.clone(), wanted: state.dims.clone() });
+                return misfit(format!("the value for '{name}' has dims {dims}, and a row has {}", Dims(&state.dims)));
             }
             if !has_elements(state.data_type, value) {
-                return Err(WriteError::Elements { name: name(), dims: value.dims.clone() });
+                return misfit(format!("the value for '{name}' does not have the elements of dims {dims}"));
             }
         }
-        for ((input, _, of), bytes) in self.binding.contexts().zip(&value.contexts) {
-            if bytes.len() != of.bytes {
-                let name = self.binding.inputs[input].name.clone();
-                return Err(WriteError::Context { name, came: bytes.len(), wanted: of.bytes });
-            }
+        let wanted: Vec<_> = self.binding.contexts().map(|(_, _, of)| of.bytes).collect();
+        let came: Vec<_> = value.contexts.iter().map(Vec::len).collect();
+        if came != wanted {
+            return misfit(format!("contexts of {came:?} bytes came, and the model has contexts of {wanted:?} bytes"));
         }
         let bytes = self.sizes(value).map(VaryingSize::bytes).fold(0, usize::saturating_add);
         if bytes > self.limit {

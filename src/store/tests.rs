@@ -231,12 +231,15 @@ fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
         value
     };
     for (wrong, words) in [
-        (altered(|value| drop(value.states.pop())), "3 states and 1 contexts came, and the model has 4 and 1"),
-        (altered(|value| value.states[0].dims = vec![1, 3]), "state 'S0' has dims [1, 3], and a row has [1, 2]"),
-        (altered(|value| value.states[2].dims = vec![1, -1]), "state 'S2' has dims [1, -1]"),
-        (altered(|value| value.states[2].dims = vec![1, 9]), "state 'S2' does not have the elements of dims [1, 9]"),
-        (altered(|value| value.states[3] = floats(&[1, 2], &[0.0; 2])), "state 'S3' does not have the elements"),
-        (altered(|value| value.contexts[0].truncate(4)), "input 'X' has 4 bytes, and 8 are kept"),
+        (altered(|value| drop(value.states.pop())), "3 states came, and the model has 4"),
+        (altered(|value| value.states[0].dims = vec![1, 3]), "'S0' has dims [1, 3], and a row has [1, 2]"),
+        (altered(|value| value.states[2].dims = vec![1, -1]), "'S2' has dims [1, -1]"),
+        (altered(|value| value.states[2].dims = vec![1, 9]), "'S2' does not have the elements of dims [1, 9]"),
+        (altered(|value| value.states[3] = floats(&[1, 2], &[0.0; 2])), "'S3' does not have the elements"),
+        (
+            altered(|value| value.contexts[0].truncate(4)),
+            "contexts of [4] bytes came, and the model has contexts of [8] bytes",
+        ),
         (altered(|value| value.states[2] = floats(&[1, 50], &[0.0; 50])), "200 are allowed"),
     ] {
         let error = world.store.write(world.slots[0], &wrong).unwrap_err().to_string();

@@ -68,19 +68,23 @@ impl VaryingStates {
     }
 
     /// The tensors of a batch of exactly these rows, in which all have their growing states; and at which positions.
-    pub fn common(
+    pub fn common<R: HasState>(
         &self,
-        rows: &[(&RowState, Option<&StateMemory>)],
+        batch: &[R],
+        held: &[Option<StateMemory>],
         places: usize,
     ) -> Option<(Arc<Grown>, Vec<usize>)> {
-        if !self.may_stay || rows.len() != places {
+        if !self.may_stay || batch.len() != places {
             return None;
         }
-        let shared = |(row, memory): &(&RowState, Option<&StateMemory>)| shared(row, *memory).cloned();
-        let first = shared(rows.first()?)?.tensors;
-        let position = |row| shared(row).filter(|at| Arc::ptr_eq(&at.tensors, &first)).map(|at| at.position);
-        let positions = rows.iter().map(position).collect::<Option<Vec<_>>>()?;
-        (first.rows == places).then_some((first, positions))
+        let shared = |(row, memory): (&R, &'_ Option<StateMemory>)| {
+            row.state().slot_with_state()?;
+            memory.as_ref()?.varying.first()?.shared().cloned()
+        };
+        let rows = batch.iter().zip(held).map(shared).collect::<Option<Vec<_>>>()?;
+        let grown = rows.first()?.tensors.clone();
+        let is_common = grown.rows == places && rows.iter().all(|at| Arc::ptr_eq(&at.tensors, &grown));
+        is_common.then(|| (grown, rows.iter().map(|at| at.position).collect()))
     }
 
     /// Takes the sequences that may still have their states in the tensors of the last batch.
@@ -97,7 +101,7 @@ impl VaryingStates {
             let Some(tensor) = tensors.tensors.get(index) else { continue };
             let layout = binding.states[*number].layout(tensor.dims());
             if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
-                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room)?;
+                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, false)?;
                 varying.forget_shared();
                 copied += layout.row_bytes();
             }
@@ -197,12 +201,6 @@ impl VaryingStates {
             self.last_grown = (Arc::downgrade(&grown), held.iter().flatten().map(StateMemory::id).collect());
         }
     }
-}
-
-/// Where the growing states of a row are, if they are in shared tensors.
-fn shared<'a>(row: &RowState, memory: Option<&'a StateMemory>) -> Option<&'a Shared<Grown>> {
-    row.slot_with_state()?;
-    memory?.varying.first()?.shared()
 }
 
 /// Puts a state of all rows together. Returns the bytes, where it is not one of strings.

@@ -24,9 +24,9 @@ use super::batch_tensor::{BatchTensor, RowAt, row_of, take_on_host};
 use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
-use super::made::{Made, MadeTensor};
+use super::made::MadeTensor;
 use super::open::{Session, SessionError};
-use super::output::{Output, tensor_error};
+use super::output::Output;
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
@@ -131,6 +131,7 @@ impl Step {
                 is_input,
                 is_read: output.is_read,
                 stays: stays && output.dims.is_none(),
+                is_to_be_made: false,
                 made: None,
                 given: None,
                 strings: Strings::default(),
@@ -169,12 +170,8 @@ impl Step {
         to: BytesMut,
         as_fp16: bool,
     ) -> Result<(), SessionError> {
-        let Output { made, tensor, stays, .. } = &self.outputs[index];
-        match made {
-            Some(value) => {
-                let made = Made { value, bytes: tensor.bytes, is_on_device: *stays };
-                made.take_row(&self.copier, layout, at, to, as_fp16)
-            }
+        match &self.outputs[index].made {
+            Some(made) => made.take_row(&self.copier, layout, at, to, as_fp16),
             None => {
                 take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), as_fp16);
                 Ok(())
@@ -189,9 +186,7 @@ impl Step {
 
     /// Takes the tensor that ONNX Runtime made of an output in the last run.
     pub fn take_made(&mut self, index: usize) -> Option<MadeTensor> {
-        let Output { made, tensor, stays, .. } = &mut self.outputs[index];
-        let (value, is_on_device, session) = (made.take()?, *stays, self.session.clone());
-        Some(MadeTensor { value, dims: tensor.dims.clone(), bytes: tensor.bytes, is_on_device, _session: session })
+        self.outputs[index].made.take()
     }
 
     /// Whether a row of an output of the last run can be copied on the step's device: it is one piece there, and goes to
@@ -224,12 +219,10 @@ impl Step {
         if !is_one_piece || !is_there || to.byte_len() != bytes {
             return Ok(None);
         }
-        let row = match (&output.made, &output.given) {
-            (_, Some(given)) => row_of(layout, given.address, given.bytes, at),
-            (Some(value), _) if output.stays => {
-                row_of(layout, value.address().map_err(SessionError::Run)?, output.tensor.bytes, at)
-            }
-            (None, _) if matches!(output.tensor.store, Store::Device(_)) => output.tensor.row(layout, at),
+        let row = match (&output.given, &output.made) {
+            (Some(given), _) => row_of(layout, given.address, given.bytes, at),
+            (None, Some(made)) if made.is_on_device => row_of(layout, made.address()?, made.bytes, at),
+            (None, None) if matches!(output.tensor.store, Store::Device(_)) => output.tensor.row(layout, at),
             _ => return Ok(None),
         };
         Ok(Some(row.address + (at.position * bytes) as u64))
@@ -269,16 +262,19 @@ impl Step {
     pub fn output<'a>(&'a self, index: usize, given: Option<&'a BatchTensor>) -> Result<OutputView<'a>, SessionError> {
         let output = &self.outputs[index];
         let tensor = given.unwrap_or(&output.tensor);
-        let bytes = match (&output.made, output.tensor.device.is_some()) {
-            (_, true) if !output.is_read => &[],
-            (_, true) => output.tensor.staging.as_ref().map_or(&[][..], |staging| &staging.bytes()[..tensor.bytes]),
-            (None, false) => tensor.host(),
-            (Some(value), false) => {
-                // SAFETY: `settle` computed the size from the tensor's own dimensions; it is on the host.
-                unsafe { value.bytes(tensor.bytes) }.map_err(|why| tensor_error(&output.name, why))?
-            }
+        let (dims, byte_len) = match &output.made {
+            Some(made) => (&made.dims, made.bytes),
+            None => (&tensor.dims, tensor.bytes),
         };
-        Ok(OutputView { dims: &tensor.dims, bytes, strings: &output.strings })
+        let bytes = match (&output.made, output.tensor.device.is_some()) {
+            (_, true) => {
+                let fetched = output.tensor.staging.as_ref().filter(|_| output.is_read);
+                fetched.map_or(&[][..], |staging| &staging.bytes()[..byte_len])
+            }
+            (Some(made), false) => made.host()?,
+            (None, false) => tensor.host(),
+        };
+        Ok(OutputView { dims, bytes, strings: &output.strings })
     }
 
     /// Gives back large buffers and the tensors that ONNX Runtime made. To be called when the rows of the last batch have

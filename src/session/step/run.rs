@@ -118,10 +118,12 @@ impl Step {
         let key = if run.as_graph && self.graphs.is_some() { GraphKey::of(run) } else { None };
         self.call(key)?;
         drop(lent);
-        for (output, value) in self.outputs.iter_mut().zip(&self.arguments.output_values) {
-            output.take(*value);
+        // All of them, before one is found that cannot be read.
+        let made = self.outputs.iter().zip(&self.arguments.output_values).map(|(output, &value)| output.take(value));
+        let made: SmallVec<[_; 8]> = made.collect();
+        for (output, value) in self.outputs.iter_mut().zip(made) {
+            output.keep_made(value, &self.session)?;
         }
-        self.outputs.iter_mut().try_for_each(Output::settle)?;
         for (index, output) in self.outputs.iter_mut().enumerate().filter(|(_, output)| output.is_input) {
             output.copy_input(run.outputs.get_mut(index).and_then(Option::as_deref_mut))?;
         }
@@ -176,10 +178,12 @@ impl Step {
         for (index, output) in self.outputs.iter_mut().enumerate() {
             (output.made, output.given) = (None, None);
             let given = run.outputs.get_mut(index).and_then(Option::as_mut);
-            self.arguments.output_values.push(match given {
+            let value = match given {
                 Some(tensor) if !output.is_input => rows_value(tensor, run.rows, &output.name)?,
                 _ => output.prepare(run.rows)?,
-            });
+            };
+            output.is_to_be_made = value.is_null();
+            self.arguments.output_values.push(value);
         }
         Ok(())
     }
@@ -189,9 +193,9 @@ impl Step {
         let Some(bound) = &mut self.bound_run else { return self.call_unbound(graph) };
         let Arguments { input_names, input_values, output_values, .. } = &mut self.arguments;
         let inputs = input_names.iter().copied().zip(input_values.iter().copied());
-        let fetches = self.outputs.iter().zip(&*output_values).map(|(output, &value)| match output.stays {
-            true => Fetch::OnDevice(&output.name),
-            false if value.is_null() => Fetch::OnHost(&output.name),
+        let fetches = self.outputs.iter().zip(&*output_values).map(|(output, &value)| match value.is_null() {
+            true if output.stays => Fetch::OnDevice(&output.name),
+            true => Fetch::OnHost(&output.name),
             false => Fetch::Into(&output.name, value),
         });
         let _no_capture = self.session.is_on_gpu().then(while_nothing_is_captured);
@@ -230,22 +234,21 @@ impl Step {
     fn fetch_read(&mut self, run: &Run) -> Result<(), SessionError> {
         let Some(mut queue) = self.copier.queue() else { return Ok(()) };
         for (index, output) in self.outputs.iter_mut().enumerate().filter(|(_, output)| output.is_read) {
-            let Output { tensor, made, given, stays, .. } = output;
-            let address = match (run.outputs.get(index).and_then(Option::as_ref), made) {
+            let Output { tensor, made, given, .. } = output;
+            let (address, bytes) = match (run.outputs.get(index).and_then(Option::as_ref), made) {
                 (Some(of_caller), _) => {
-                    tensor.bytes = of_caller.bytes;
                     *given = OutputGiven::new(of_caller);
-                    of_caller.store.address() as u64
+                    (of_caller.store.address() as u64, of_caller.bytes)
                 }
-                (_, Some(value)) if *stays => value.address().map_err(SessionError::Run)?,
+                (None, Some(made)) if made.is_on_device => (made.address()?, made.bytes),
                 // On the host already.
-                (_, Some(_)) => continue,
-                (_, None) => tensor.store.address() as u64,
+                (None, Some(_)) => continue,
+                (None, None) => (tensor.store.address() as u64, tensor.bytes),
             };
-            tensor.reserve_staging(tensor.bytes)?;
+            tensor.reserve_staging(bytes)?;
             if let Some(staging) = &mut tensor.staging {
                 // SAFETY: the tensor has that many bytes; `run` waits before it gives the two up.
-                unsafe { queue.download(address, staging, tensor.bytes)? };
+                unsafe { queue.download(address, staging, bytes)? };
             }
         }
         Ok(queue.synchronise()?)
