@@ -12,7 +12,7 @@ use crate::batch::residence::Residence;
 use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
-use crate::config::{Place, Strategy};
+use crate::config::{InstanceKind, Strategy};
 use crate::error::Error;
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
@@ -37,7 +37,7 @@ pub struct Instance {
     triton: triton::Instance,
     model: Arc<Model>,
     sequences: Arc<LiveSequences>,
-    place: Place,
+    kind: InstanceKind,
     number: u32,
     expected: Expected,
     grouping: Grouping,
@@ -53,8 +53,8 @@ impl Instance {
     /// An instance of a loaded model.
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
         let number = model.next_instance();
-        let site = model.site(place(triton, &model, number)?)?;
-        let (place, sequences) = (site.place, site.sequences.clone());
+        let site = model.site(instance_kind(triton, &model, number)?)?;
+        let (kind, sequences) = (site.kind, site.sequences.clone());
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
@@ -87,7 +87,7 @@ impl Instance {
         Ok(Self {
             triton,
             sequences,
-            place,
+            kind,
             number,
             expected,
             grouping,
@@ -179,7 +179,7 @@ impl Instance {
     }
 
     fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
-        match self.model.site(self.place) {
+        match self.model.site(self.kind) {
             Ok(site) => self.model.refusal(site, refusal, id),
             Err(error) => error,
         }
@@ -393,14 +393,14 @@ impl Instance {
 }
 
 /// Where an instance runs.
-fn place(triton: triton::Instance, model: &Model, number: u32) -> Result<Place, Error> {
+fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, Error> {
     if !model.config.is_on_gpu() {
-        return Ok(Place::Cpu);
+        return Ok(InstanceKind::Cpu);
     }
     Ok(match triton.gpu()? {
-        Some(gpu) => Place::Gpu(gpu),
-        None if simulated_devices() > 0 => model.place_in_turn(number),
-        None => Place::Cpu,
+        Some(gpu) => InstanceKind::Gpu(gpu),
+        None if simulated_devices() > 0 => model.kind_in_turn(number),
+        None => InstanceKind::Cpu,
     })
 }
 

@@ -79,7 +79,7 @@ pub enum CompletionError {
     )]
     NoBatch {
         /// As written.
-        max_batch_size: i64,
+        max_batch_size: usize,
         /// An output whose dims are all fixed.
         output: String,
         /// Its type and dims.
@@ -88,7 +88,4 @@ pub enum CompletionError {
     /// What is written is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The configuration that Triton gave could not be changed.
-    #[error("the model configuration cannot be completed: {0}")]
-    Unreadable(#[from] serde_json::Error),
 }

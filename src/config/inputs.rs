@@ -1,7 +1,7 @@
 //! What this backend adds to requests' inputs: their context, the padding of chunks of different lengths.
 
 use super::error::ConfigError;
-use super::parameters::{self, Parameters, Written, bad, parameter_line};
+use super::parameters::{self, Assigned, Parameters, bad, parameter_line};
 
 /// An input that is fed with the end of the sequence's previous one in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,8 +90,8 @@ impl Ragged {
         let inputs: Vec<_> = written.into_iter().map(input).collect::<Result<_, _>>()?;
         let (text, written) = assignments(OUTPUTS, OUTPUT_FORM)?;
         let output = |(output, value)| match value {
-            Written::List(_) => Err(bad(OUTPUTS, text, OUTPUT_FORM)),
-            Written::One(lengths) => Ok(PaddedOutput { output, lengths: Some(lengths).filter(|name| name != ALL) }),
+            Assigned::List(_) => Err(bad(OUTPUTS, text, OUTPUT_FORM)),
+            Assigned::One(lengths) => Ok(PaddedOutput { output, lengths: Some(lengths).filter(|name| name != ALL) }),
         };
         let outputs: Vec<_> = written.into_iter().map(output).collect::<Result<_, _>>()?;
         if inputs.is_empty() && !outputs.is_empty() {
@@ -123,9 +123,9 @@ fn with_axis(
     name: &'static str,
     text: &str,
     form: &str,
-    value: Written,
+    value: Assigned,
 ) -> Result<(String, Option<usize>), ConfigError> {
-    let Written::One(value) = value else { return Err(bad(name, text, form)) };
+    let Assigned::One(value) = value else { return Err(bad(name, text, form)) };
     match value.rsplit_once('@') {
         None => Ok((value, None)),
         Some((value, axis)) => match axis.parse() {

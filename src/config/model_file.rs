@@ -38,13 +38,13 @@ pub fn find(
 pub fn find_named(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf, ConfigError> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     let path = version_dir.join(name);
-    match inside && path.is_file() {
-        true => Ok(path),
-        false => Err(ConfigError::NoModelFile {
-            dir: version_dir.to_owned(),
-            why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
-        }),
+    if inside && path.is_file() {
+        return Ok(path);
     }
+    Err(ConfigError::NoModelFile {
+        dir: version_dir.to_owned(),
+        why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
+    })
 }
 
 fn onnx_files(dir: &Path) -> Vec<String> {

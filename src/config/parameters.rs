@@ -62,6 +62,7 @@ const TRITONS_PREFIX: &str = "TRITON_";
 const SESSION_PREFIX: &str = "session.";
 
 /// The parameters as written, every name known.
+#[derive(Clone, Debug)]
 pub struct Parameters(BTreeMap<String, Parameter>);
 
 impl Parameters {
@@ -77,6 +78,12 @@ impl Parameters {
             }
         }
         Ok(Self(written))
+    }
+
+    /// Gives a parameter that was not written.
+    pub fn set(&mut self, name: &'static str, value: String) {
+        debug_assert!(KNOWN.contains(&name));
+        self.0.insert(name.to_owned(), Parameter { string_value: value });
     }
 
     /// Entries for ONNX Runtime's session configuration.
@@ -124,9 +131,7 @@ impl Parameters {
             _ => Err(bad(name, text, format!("{allowed} is expected"))),
         }
     }
-}
 
-impl Parameters {
     /// A switch, written `0` or `1`.
     pub fn switch(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.choice(name, &[("0", false), ("1", true)]).map(|given| given.unwrap_or(default))
@@ -187,10 +192,7 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
         pairs.push(StatePair { input: input.to_owned(), output: output.to_owned() });
         rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
     }
-    match pairs.is_empty() {
-        true => Err(bad(NAME, text, FORM)),
-        false => Ok(pairs),
-    }
+    if pairs.is_empty() { Err(bad(NAME, text, FORM)) } else { Ok(pairs) }
 }
 
 /// Names of state pairs: those of one pair, or a `*` in each name that stands for the same text.
@@ -287,7 +289,7 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, Config
 
 /// A value of a list of assignments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum Assigned {
     /// `name=value`
     One(String),
     /// `name=[value, value]`
@@ -296,8 +298,8 @@ pub enum Written {
 
 /// Reads the assignments of parameter `name`: `name=value` or `name=[value, value]`, separated by spaces or commas. An
 /// error says what `form` is expected.
-pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result<Vec<(String, Written)>, ConfigError> {
-    let mut assigned: Vec<(String, Written)> = Vec::new();
+pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result<Vec<(String, Assigned)>, ConfigError> {
+    let mut assigned: Vec<(String, Assigned)> = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
         let (key, behind) = rest.split_once('=').ok_or_else(|| bad(name, text, form))?;
@@ -305,16 +307,16 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
         let (value, behind) = match behind.strip_prefix('[') {
             Some(list) => {
                 let (list, behind) = list.split_once(']').ok_or_else(|| bad(name, text, form))?;
-                (Written::List(list.split(',').map(|value| value.trim().to_owned()).collect()), behind)
+                (Assigned::List(list.split(',').map(|value| value.trim().to_owned()).collect()), behind)
             }
             None => {
                 let (value, behind) = behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len()));
-                (Written::One(value.to_owned()), behind)
+                (Assigned::One(value.to_owned()), behind)
             }
         };
         let is_empty = match &value {
-            Written::One(value) => value.is_empty(),
-            Written::List(values) => values.iter().any(String::is_empty),
+            Assigned::One(value) => value.is_empty(),
+            Assigned::List(values) => values.iter().any(String::is_empty),
         };
         if key.is_empty() || key.contains([' ', ',']) || is_empty {
             return Err(bad(name, text, form));
@@ -332,12 +334,12 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
 /// model says their data type.
 pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
     const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
-    let values = |written| match written {
-        Written::One(value) => vec![value],
-        Written::List(values) => values,
+    let values = |value| match value {
+        Assigned::One(value) => vec![value],
+        Assigned::List(values) => values,
     };
     let assigned = assignments("constant_inputs", text, FORM)?;
-    Ok(assigned.into_iter().map(|(name, written)| (name, values(written))).collect())
+    Ok(assigned.into_iter().map(|(name, value)| (name, values(value))).collect())
 }
 
 #[cfg(test)]

@@ -10,14 +10,14 @@ use crate::state::pool::SlotLimits;
 
 /// The host, or a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum InstanceKind {
     /// `KIND_CPU`.
     Cpu,
     /// `KIND_GPU`: the GPU of that number.
     Gpu(i32),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for InstanceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("CPU"),
@@ -30,7 +30,7 @@ impl fmt::Display for Place {
 #[derive(Clone, Debug)]
 pub struct Placement {
     /// Where they run.
-    pub place: Place,
+    pub kind: InstanceKind,
     /// How many.
     pub instances: usize,
     /// Bounds of their pool.
@@ -40,7 +40,7 @@ pub struct Placement {
 }
 
 /// How many instances each place has.
-pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place, usize>, ConfigError> {
+pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<InstanceKind, usize>, ConfigError> {
     let mut instances = BTreeMap::new();
     let mut add = |place, count: usize| *instances.entry(place).or_insert(0) += count;
     for group in groups {
@@ -53,7 +53,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place,
                     let device = i32::try_from(gpu.0).ok().filter(|&device| device >= 0);
                     let device = device
                         .ok_or_else(|| field("instance_group.gpus", gpu.0.to_string(), "a GPU's number is expected"))?;
-                    add(Place::Gpu(device), count);
+                    add(InstanceKind::Gpu(device), count);
                 }
             }
             kind => {
@@ -68,12 +68,12 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place,
 }
 
 /// Where instances of KIND_CPU run: in turn on the devices that are simulated, if there are such.
-fn in_simulation(count: usize) -> BTreeMap<Place, usize> {
+fn in_simulation(count: usize) -> BTreeMap<InstanceKind, usize> {
     match simulated_devices() {
-        0 => BTreeMap::from([(Place::Cpu, count)]),
+        0 => BTreeMap::from([(InstanceKind::Cpu, count)]),
         devices => {
             let of_device = |device: usize| count / devices + usize::from(device < count % devices);
-            let counts = (0..devices).map(|device| (Place::Gpu(device as i32), of_device(device)));
+            let counts = (0..devices).map(|device| (InstanceKind::Gpu(device as i32), of_device(device)));
             counts.filter(|(_, count)| *count > 0).collect()
         }
     }

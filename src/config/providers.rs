@@ -85,20 +85,18 @@ impl Providers {
     /// Reads and checks them. `on_gpu`: some instances run on a GPU.
     pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self, ConfigError> {
         let given = Given::new(parameters, accelerators)?;
-        match on_gpu {
-            true => given.on_gpu(parameters),
-            false => {
-                given.on_cpu();
-                if given.is_fp16 {
-                    return Err(bad(
-                        "compute_precision",
-                        "fp16",
-                        "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
-                    ));
-                }
-                Ok(Self::default())
-            }
+        if on_gpu {
+            return given.on_gpu(parameters);
         }
+        given.on_cpu();
+        if given.is_fp16 {
+            return Err(bad(
+                "compute_precision",
+                "fp16",
+                "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
+            ));
+        }
+        Ok(Self::default())
     }
 }
 

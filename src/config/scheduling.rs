@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
+use super::partial::OldestSequences;
 use super::raw::{self, Int};
 use super::resolved::unsigned;
 use crate::state::pool::SlotLimits;
@@ -68,6 +69,18 @@ impl Scheduling {
         let queue_delay =
             delay("sequence_batching.oldest.max_queue_delay_microseconds", oldest.max_queue_delay_microseconds)?;
         Ok(Self { strategy: Strategy::Oldest, candidates, queue_delay })
+    }
+}
+
+impl From<OldestSequences> for raw::SequenceBatching {
+    fn from(OldestSequences { idle_us_max, candidates_max, queue_delay_us_max }: OldestSequences) -> Self {
+        let int = |number: u32| Int(i64::from(number));
+        let oldest = raw::Oldest {
+            max_candidate_sequences: int(candidates_max),
+            max_queue_delay_microseconds: int(queue_delay_us_max),
+            ..raw::Oldest::default()
+        };
+        Self { max_sequence_idle_microseconds: int(idle_us_max), oldest: Some(oldest), ..Self::default() }
     }
 }
 
@@ -181,9 +194,11 @@ pub(super) fn slot_limits(
 /// other.
 fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<(), ConfigError> {
     let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
-    let at_least_a_batch = |name, value: usize| match value >= max_batch_size {
-        true => Ok(()),
-        false => Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}"))),
+    let at_least_a_batch = |name, value: usize| {
+        if value >= max_batch_size {
+            return Ok(());
+        }
+        Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")))
     };
     if first_slab < max_batch_size && first_slab == capacity {
         return Err(bad(

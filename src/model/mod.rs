@@ -19,7 +19,7 @@ pub use site::Site;
 
 use crate::binding::{Binding, InitialModel};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, Opening, Place, Placement};
+use crate::config::{self, Additions, Config, InstanceKind, PartialConfig, Placement};
 use crate::error::Error;
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
@@ -69,31 +69,31 @@ impl Model {
         library: &Arc<Library>,
         default_max_batch_size: usize,
     ) -> Result<Self, Error> {
-        let json = triton.config_json()?;
-        let opening = Opening::from_json(&json)?;
+        let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(
-            opening.model_file.as_ref(),
-            opening.states.initial_model.as_deref(),
+            partial.model_file.as_ref(),
+            partial.states.initial_model.as_deref(),
             &version_dir,
         )?;
-        let mut sessions = Sessions::new(library.clone(), file, opening.session.clone(), opening.providers.clone());
-        let devices = Devices::open(&opening, &sessions)?;
+        let mut sessions = Sessions::new(library.clone(), file, partial.session.clone(), partial.providers.clone());
+        let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
         let plan = Plan::new(
-            &json,
-            &opening,
+            &partial,
             session.signature(),
             session.graph_description(),
             batch_scale(sessions.file()),
             settings,
         )?;
-        if let Some(completed) = &plan.completed {
-            triton.set_config_json(completed)?;
+        if plan.additions != Additions::default() {
+            partial.add(&plan.additions);
+            triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
-        // Triton's copy lacks the parameters that were completed: Triton takes none from a backend.
-        let mut config = Config::from_json(plan.completed.as_deref().unwrap_or(&json))?;
+        // Triton's copy is not read again. Triton keeps what was added, but for the parameter, which it takes from no
+        // backend and which only this library needs.
+        let mut config = partial.resolve()?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
@@ -107,7 +107,7 @@ impl Model {
         }
         let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
         let site = |placement: &Placement| {
-            Site::new(&config, &binding, placement, devices.of(placement.place), location.version)
+            Site::new(&config, &binding, placement, devices.of(placement.kind), location.version)
         };
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
@@ -117,14 +117,14 @@ impl Model {
     }
 
     /// Where an instance of that kind runs.
-    pub fn site(&self, place: Place) -> Result<&Site, Error> {
-        let site = self.sites.iter().find(|site| site.place == place);
-        site.ok_or_else(|| Error::NoSite { model: self.config.model.clone(), place: place.to_string() })
+    pub fn site(&self, kind: InstanceKind) -> Result<&Site, Error> {
+        let site = self.sites.iter().find(|site| site.kind == kind);
+        site.ok_or_else(|| Error::NoSite { model: self.config.model.clone(), place: kind.to_string() })
     }
 
     /// Where instance number `number` runs, if they take turns.
-    pub fn place_in_turn(&self, number: u32) -> Place {
-        self.sites[number as usize % self.sites.len()].place
+    pub fn kind_in_turn(&self, number: u32) -> InstanceKind {
+        self.sites[number as usize % self.sites.len()].kind
     }
 
     /// A number for a new instance, never given twice.
@@ -169,12 +169,12 @@ impl Model {
         }
         let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
-        for Site { place, placement, device, .. } in &self.sites {
+        for Site { kind, placement, device, .. } in &self.sites {
             let capacity = placement.slots.capacity;
             let memory =
                 device.as_ref().map_or("host memory".to_owned(), |device| format!("memory of {}", device.name()));
             log::info!(
-                "model {name}: on the {place}, a pool of {capacity} × {bytes} = {} bytes of {memory} at most; up to \
+                "model {name}: on the {kind}, a pool of {capacity} × {bytes} = {} bytes of {memory} at most; up to \
                  {buffers} batch buffers of {rows} × {} bytes for each instance",
                 capacity.saturating_mul(bytes),
                 self.binding.batch_bytes()

@@ -10,7 +10,7 @@ use super::metrics::SequenceMetrics;
 use super::reaper::Reaper;
 use super::sessions::Sessions;
 use crate::binding::Binding;
-use crate::config::{Config, Opening, Place, Placement, Strategy};
+use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::error::Error;
 use crate::memory::device::{Device, DeviceError, Traffic};
 use crate::memory::{Budget, SlotSpec};
@@ -24,7 +24,7 @@ const REST_MARGIN: Duration = Duration::from_millis(750);
 /// so its state never has to go from one place to another.
 pub struct Site {
     /// Which.
-    pub place: Place,
+    pub kind: InstanceKind,
     /// Bounds of the pool.
     pub placement: Placement,
     /// The GPU.
@@ -72,8 +72,8 @@ impl Site {
         let sequences = LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics);
         let sequences = Arc::new(sequences.map_err(|source| Error::PoolAtLoad { slots, slot_bytes, source })?);
         let reaper = Reaper::start(sequences.clone()).map_err(Error::Reaper)?;
-        let (place, placement, used_before) = (placement.place, placement.clone(), Mutex::new(used_before));
-        Ok(Self { place, placement, device, sequences, traffic, used_before, _reaper: reaper })
+        let (kind, placement, used_before) = (placement.kind, placement.clone(), Mutex::new(used_before));
+        Ok(Self { kind, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
 
     /// Bytes of the GPU's memory that are in use before an instance is made; 0 without one. The first instance answers
@@ -110,41 +110,41 @@ pub struct Found {
 
 /// The devices of a model's places.
 pub struct Devices {
-    by_place: Vec<(Place, Option<Found>)>,
+    by_kind: Vec<(InstanceKind, Option<Found>)>,
     /// A session to read the model by.
     pub probe: Arc<Session>,
 }
 
 impl Devices {
     /// Opens them, and the first session. What cannot be had is an error, unless instances may run on the CPU instead.
-    pub fn open(opening: &Opening, sessions: &Sessions) -> Result<Self, Error> {
-        let opened = Self::open_strictly(opening, sessions);
+    pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, Error> {
+        let opened = Self::open_strictly(partial, sessions);
         match opened {
-            Err(error) if opening.providers.allow_cpu_fallback && error.is_want_of_gpu() => {
+            Err(error) if partial.providers.allow_cpu_fallback && error.is_want_of_gpu() => {
                 log::warn!("{error}: instances of KIND_GPU run on the CPU, as 'allow_cpu_fallback' says");
-                let by_place = opening.places.iter().map(|&place| (place, None)).collect();
-                Ok(Self { by_place, probe: sessions.probe(None)? })
+                let by_kind = partial.instances.keys().map(|&kind| (kind, None)).collect();
+                Ok(Self { by_kind, probe: sessions.probe(None)? })
             }
             opened => opened,
         }
     }
 
-    fn open_strictly(opening: &Opening, sessions: &Sessions) -> Result<Self, Error> {
-        let by_place = opening.places.iter().map(|&place| Ok((place, find(place)?)));
-        let by_place = by_place.collect::<Result<Vec<_>, Error>>()?;
-        let first = by_place.iter().find_map(|(_, found)| found.as_ref());
+    fn open_strictly(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, Error> {
+        let by_kind = partial.instances.keys().map(|&kind| Ok((kind, find(kind)?)));
+        let by_kind = by_kind.collect::<Result<Vec<_>, Error>>()?;
+        let first = by_kind.iter().find_map(|(_, found)| found.as_ref());
         let probe = sessions.probe(first.map(|found| &found.device))?;
-        Ok(Self { by_place, probe })
+        Ok(Self { by_kind, probe })
     }
 
     /// The device of a place; none for the host.
-    pub fn of(&self, place: Place) -> Option<Found> {
-        self.by_place.iter().find(|(known, _)| *known == place).and_then(|(_, found)| found.clone())
+    pub fn of(&self, kind: InstanceKind) -> Option<Found> {
+        self.by_kind.iter().find(|(known, _)| *known == kind).and_then(|(_, found)| found.clone())
     }
 }
 
-fn find(place: Place) -> Result<Option<Found>, DeviceError> {
-    let Place::Gpu(number) = place else { return Ok(None) };
+fn find(kind: InstanceKind) -> Result<Option<Found>, DeviceError> {
+    let InstanceKind::Gpu(number) = kind else { return Ok(None) };
     let device = Device::open(number)?;
     let used_before = device.used_bytes()?;
     Ok(Some(Found { device, used_before }))

@@ -12,7 +12,7 @@ use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::binding::Binding;
 use triton_stateful::completion::{Plan, Settings};
-use triton_stateful::config::{Config, Opening, read_initial_files};
+use triton_stateful::config::{PartialConfig, read_initial_files};
 use triton_stateful::error::Error;
 use triton_stateful::explain::{explain, explain_batch_scale};
 use triton_stateful::session::{BatchScale, EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
@@ -46,8 +46,6 @@ enum Problem {
     NoFile(PathBuf),
     #[error(transparent)]
     Backend(#[from] Error),
-    #[error("the completed configuration cannot be read: {0}")]
-    Unreadable(#[from] serde_json::Error),
 }
 
 fn main() -> ExitCode {
@@ -80,23 +78,19 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     if !arguments.model.is_file() {
         return Err(Problem::NoFile(arguments.model.clone()));
     }
-    let json = written(arguments);
-    let bytes = serde_json::to_vec(&json)?;
-    let opening = Opening::from_json(&bytes).map_err(Error::from)?;
+    let mut partial = PartialConfig::new(arguments.config()).map_err(Error::from)?;
     let library = library(arguments)?;
-    let session = Session::open(&library, &arguments.model, &opening.session, Provider::Cpu).map_err(Error::from)?;
+    let session = Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(Error::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
     let batch_scale = BatchScale::find(&arguments.model).unwrap_or_else(|error| {
         eprintln!("the nodes of {} cannot be read: {error}", arguments.model.display());
         None
     });
     let (signature, description) = (session.signature(), session.graph_description());
-    let plan = Plan::new(&bytes, &opening, signature, description, batch_scale, settings).map_err(Error::from)?;
-    let mut completed: Map<String, Value> = match &plan.completed {
-        Some(completed) => serde_json::from_slice(completed)?,
-        None => json,
-    };
-    let config = Config::from_json(&serde_json::to_vec(&completed)?).map_err(Error::from)?;
+    let plan = Plan::new(&partial, signature, description, batch_scale, settings).map_err(Error::from)?;
+    partial.add(&plan.additions);
+    let mut completed = partial.document().as_object().cloned().unwrap_or_default();
+    let config = partial.resolve().map_err(Error::from)?;
     // A model lies in a folder of its version, and the files beside that.
     let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
     let files = read_initial_files(repository, config.states.initial_files()).map_err(Error::from)?;
@@ -115,17 +109,19 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     Ok(Inspected { table, warnings: plan.warnings, pbtxt: pbtxt::write(&completed) })
 }
 
-/// The configuration as far as the arguments give it.
-fn written(arguments: &Arguments) -> Map<String, Value> {
-    let text = |(name, value): &(String, String)| (name.clone(), json!({ "string_value": value }));
-    let parameters: Map<String, Value> = arguments.parameters.iter().map(text).collect();
-    let mut config = Map::new();
-    config.insert("backend".to_owned(), json!("stateful"));
-    if let Some(size) = arguments.max_batch_size {
-        config.insert("max_batch_size".to_owned(), json!(size));
+impl Arguments {
+    /// The configuration as far as the arguments give it.
+    fn config(&self) -> Map<String, Value> {
+        let text = |(name, value): &(String, String)| (name.clone(), json!({ "string_value": value }));
+        let parameters: Map<String, Value> = self.parameters.iter().map(text).collect();
+        let mut config = Map::new();
+        config.insert("backend".to_owned(), json!("stateful"));
+        if let Some(size) = self.max_batch_size {
+            config.insert("max_batch_size".to_owned(), json!(size));
+        }
+        config.insert("parameters".to_owned(), Value::Object(parameters));
+        config
     }
-    config.insert("parameters".to_owned(), Value::Object(parameters));
-    config
 }
 
 fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, Error> {
