@@ -7,8 +7,9 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::error::Error;
+use crate::error::LoadError;
 use crate::model::{Location, Model};
+use crate::panic::Panic;
 use crate::session::{EnvironmentOptions, Library, LogLevel, SearchPath};
 use crate::triton;
 
@@ -35,7 +36,7 @@ struct BackendConfig {
 }
 
 /// Finds the server and ONNX Runtime. May come again, for another server in the same process.
-pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
+pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     triton::load()?;
     triton::install_log();
     let config: BackendConfig =
@@ -54,8 +55,8 @@ pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
 }
 
 /// Loads the model that Triton describes.
-pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, Error> {
-    let library = Library::loaded().ok_or_else(|| Error::Panic("a model came before the backend".to_owned()))?;
+pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, LoadError> {
+    let library = Library::loaded().ok_or_else(|| Panic("a model came before the backend".to_owned()))?;
     let location = Location { version: model.version()?, repository: model.repository()? };
     let config: BackendConfig =
         serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
@@ -65,14 +66,14 @@ pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Mode
 
 type CommandLine = BTreeMap<String, String>;
 
-fn check_names(cmdline: &CommandLine) -> Result<(), Error> {
+fn check_names(cmdline: &CommandLine) -> Result<(), LoadError> {
     let is_tritons = |name: &str| TRITONS_OWN.contains(&name) || name.starts_with(TRITONS_GPU_LIMIT);
     let unknown = |name: &&String| !KNOWN.contains(&name.as_str()) && !is_tritons(name);
     match cmdline.keys().find(unknown) {
         None => Ok(()),
         Some(name) => {
             let (name, value) = (name.clone(), cmdline[name].clone());
-            Err(Error::BackendConfig { name, value, allowed: format!("known settings are {}", KNOWN.join(", ")) })
+            Err(LoadError::BackendConfig { name, value, allowed: format!("known settings are {}", KNOWN.join(", ")) })
         }
     }
 }
@@ -87,12 +88,12 @@ fn search_path(cmdline: &CommandLine, folder: PathBuf) -> SearchPath {
     }
 }
 
-fn environment_options(cmdline: &CommandLine) -> Result<EnvironmentOptions, Error> {
+fn environment_options(cmdline: &CommandLine) -> Result<EnvironmentOptions, LoadError> {
     const LEVELS: [LogLevel; 5] =
         [LogLevel::Verbose, LogLevel::Info, LogLevel::Warning, LogLevel::Error, LogLevel::Fatal];
     let number = |name: &str, default: usize, most: usize| match cmdline.get(name) {
         None => Ok(default),
-        Some(value) => value.parse().ok().filter(|&number| number <= most).ok_or_else(|| Error::BackendConfig {
+        Some(value) => value.parse().ok().filter(|&number| number <= most).ok_or_else(|| LoadError::BackendConfig {
             name: name.to_owned(),
             value: value.clone(),
             allowed: format!("a number from 0 to {most} is expected"),

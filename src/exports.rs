@@ -14,10 +14,9 @@ use triton_sys::{
 };
 
 use crate::backend;
-use crate::error::Error;
 use crate::instance::Instance;
 use crate::model::Model;
-use crate::panic;
+use crate::panic::{self, Panic};
 use crate::triton::{self, Request};
 
 const _: entry_point::TRITONBACKEND_Initialize = TRITONBACKEND_Initialize;
@@ -39,15 +38,12 @@ const _: () = {
     is_sent::<Request>();
 };
 
-fn guard(work: impl FnOnce() -> Result<(), Error>) -> *mut TRITONSERVER_Error {
-    match panic::catch(work).and_then(|done| done) {
-        Ok(()) => ptr::null_mut(),
-        Err(error) => triton::Error::from(error).into_raw(),
-    }
+fn guard(work: impl FnOnce() -> Result<(), triton::Error>) -> *mut TRITONSERVER_Error {
+    panic::catch_result(work).map_or_else(triton::Error::into_raw, |()| ptr::null_mut())
 }
 
-fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Error> {
-    NonNull::new(pointer).ok_or_else(|| Error::Panic("Triton passed a null pointer".to_owned()))
+fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Panic> {
+    NonNull::new(pointer).ok_or_else(|| Panic("Triton passed a null pointer".to_owned()))
 }
 
 /// Called once when the backend is loaded, and again by a second server in the same process.
@@ -57,7 +53,7 @@ fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Error> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_Initialize(backend: *mut TRITONBACKEND_Backend) -> *mut TRITONSERVER_Error {
     // SAFETY: Triton's backend, alive during the call.
-    guard(|| backend::initialize(unsafe { triton::Backend::new(non_null(backend)?) }))
+    guard(|| Ok(backend::initialize(unsafe { triton::Backend::new(non_null(backend)?) })?))
 }
 
 /// Called when the server stops. What a process shares stays for the next server in it.
@@ -85,7 +81,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
             // SAFETY: made above, and Triton has not taken it.
             drop(unsafe { Arc::from_raw(loaded) });
         }
-        Ok(kept?)
+        kept
     })
 }
 
@@ -133,7 +129,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
             // SAFETY: made above, and Triton has not taken it.
             drop(unsafe { Box::from_raw(made) });
         }
-        Ok(kept?)
+        kept
     })
 }
 

@@ -13,7 +13,7 @@ use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
-use crate::error::Error;
+use crate::error::{LoadError, RequestError as Error};
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
 use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
@@ -51,7 +51,7 @@ pub struct Instance {
 
 impl Instance {
     /// An instance of a loaded model.
-    pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
+    pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         let number = model.next_instance();
         let site = model.site(instance_kind(triton, &model, number)?)?;
         let (kind, sequences) = (site.kind, site.sequences.clone());
@@ -108,7 +108,7 @@ impl Instance {
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
         if let Err(error) = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered)) {
             log::error!("{error}");
-            if let Err(error) = panic::catch(|| self.settle()).flatten() {
+            if let Err(error) = panic::catch_result(|| self.settle()) {
                 log::error!("{error}");
             }
         }
@@ -179,10 +179,7 @@ impl Instance {
     }
 
     fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
-        match self.model.site(self.kind) {
-            Ok(site) => self.model.refusal(site, refusal, id),
-            Err(error) => error,
-        }
+        self.model.refusal(self.kind, refusal, id)
     }
 
     /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
@@ -211,7 +208,7 @@ impl Instance {
         let mut failed = Vec::new();
         for mut row in rows {
             let initial = match row.is_fresh() {
-                true => panic::catch(|| step.run(&self.model.binding, &of.binding, Some(&row.request))).flatten(),
+                true => panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request))),
                 false => Ok(Vec::new()),
             };
             match initial {
@@ -253,13 +250,13 @@ impl Instance {
         if brought.is_err() {
             self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
         }
-        brought
+        Ok(brought?)
     }
 
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
     /// fail: a failed run has changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
-        let ran = panic::catch(|| self.run(batch, times, is_last)).flatten();
+        let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let settled = self.settle();
         let error = match (ran, settled) {
             (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
@@ -345,7 +342,7 @@ impl Instance {
         // one sequence would keep the memory of all.
         let stay = (is_last || rows == 1) && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
-            panic::catch(|| answers.make_room(place, row, limit, stay)).flatten()?;
+            panic::catch_result(|| answers.make_room(place, row, limit, stay))?;
             Ok(row.request.response()?)
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
@@ -359,7 +356,7 @@ impl Instance {
                 }
             }
             if response.is_ok() {
-                match panic::catch(|| answers.keep_state(place, row, growing_stay)).flatten() {
+                match panic::catch_result(|| answers.keep_state(place, row, growing_stay)) {
                     Ok(copied) => self.sequences.count_copied(copied),
                     Err(error) => *response = Err(error),
                 }
@@ -393,7 +390,7 @@ impl Instance {
 }
 
 /// Where an instance runs.
-fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, Error> {
+fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, LoadError> {
     if !model.config.is_on_gpu() {
         return Ok(InstanceKind::Cpu);
     }

@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use super::{Row, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
-use crate::error::Error;
+use crate::error::RequestError as Error;
 use crate::panic;
 use crate::sequence::{Key, SequenceId};
 use crate::tensor::{DataType, element_count};
@@ -84,7 +84,7 @@ impl Expected {
             request.release_unanswered();
             return Decoded::Null;
         }
-        let problem = panic::catch(|| self.check(&mut request, id.as_ref())).flatten().err();
+        let problem = panic::catch_result(|| self.check(&mut request, id.as_ref())).err();
         let key = id.map(|id| Key { instance, lane, id });
         Decoded::Row(Row { lease: None, key, start, end, initial: Vec::new(), problem, answer: None, request })
     }

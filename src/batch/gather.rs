@@ -6,7 +6,7 @@ use super::Row;
 use super::residence::Residence;
 use super::state_row::{StateContent, StateRow};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
-use crate::error::Error;
+use crate::error::RequestError as Error;
 use crate::memory::ClientBytes;
 use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};

@@ -17,7 +17,7 @@ pub mod warm_up;
 
 use self::isolation::Member;
 use crate::binding::{Binding, Initial, Source};
-use crate::error::Error;
+use crate::error::RequestError as Error;
 use crate::model::Lease;
 use crate::sequence::Key;
 use crate::state::pool::SlotId;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use super::Row;
 use super::state_row::StateRow;
 use crate::binding::{Binding, StatePlace};
-use crate::error::Error;
+use crate::error::RequestError as Error;
 use crate::memory::{Elsewhere, MemoryError, SlotMemory, Varying};
 use crate::model::{Answered, LiveSequences};
 use crate::session::{Grown, Lent, RowAt, Step};

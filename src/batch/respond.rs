@@ -3,7 +3,7 @@
 use super::residence::Residence;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
-use crate::error::Error;
+use crate::error::RequestError as Error;
 use crate::memory::{SlotMemory, Varying, reserve, rows, strings};
 use crate::model::VaryingSize;
 use crate::panic;
@@ -57,7 +57,7 @@ impl<'a> Answers<'a> {
         let (mut copies, mut failed) = (Vec::new(), Vec::new());
         for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            let filled = panic::catch(|| self.fill_response(response, place, row, &mut copies)).flatten();
+            let filled = panic::catch_result(|| self.fill_response(response, place, row, &mut copies));
             if let Err(error) = filled {
                 failed.push((place, error));
             }

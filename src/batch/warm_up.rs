@@ -3,7 +3,7 @@
 use super::gather::constant;
 use super::state_row::StateRow;
 use crate::binding::{Binding, BoundControl, Flag, Source, StatePlace};
-use crate::error::Error;
+use crate::error::RequestError as Error;
 use crate::session::{RowAt, Run, Step};
 use crate::tensor::DataType;
 

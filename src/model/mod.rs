@@ -20,7 +20,7 @@ pub use site::Site;
 use crate::binding::{Binding, InitialModel};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Additions, Config, InstanceKind, PartialConfig, Placement};
-use crate::error::Error;
+use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::sequence::{Refusal, SequenceId};
@@ -68,7 +68,7 @@ impl Model {
         location: &Location,
         library: &Arc<Library>,
         default_max_batch_size: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(
@@ -103,7 +103,7 @@ impl Model {
             config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
-            return Err(Error::CudaGraph(why));
+            return Err(LoadError::CudaGraph(why));
         }
         let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
         let site = |placement: &Placement| {
@@ -117,9 +117,9 @@ impl Model {
     }
 
     /// Where an instance of that kind runs.
-    pub fn site(&self, kind: InstanceKind) -> Result<&Site, Error> {
+    pub fn site(&self, kind: InstanceKind) -> Result<&Site, LoadError> {
         let site = self.sites.iter().find(|site| site.kind == kind);
-        site.ok_or_else(|| Error::NoSite { model: self.config.model.clone(), place: kind.to_string() })
+        site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
     }
 
     /// Where instance number `number` runs, if they take turns.
@@ -132,15 +132,17 @@ impl Model {
         self.next_instance.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Why a request has no sequence, in words for its client.
-    pub fn refusal(&self, site: &Site, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
+    /// Why a request to an instance of that kind has no sequence, in words for its client.
+    pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
         match refusal {
-            Refusal::Unknown => Error::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
+            Refusal::Unknown => RequestError::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
             Refusal::Full { capacity } => {
-                Error::PoolFull { id, capacity, reason: site.placement.capacity_reason.clone() }
+                let site = self.sites.iter().find(|site| site.kind == kind);
+                let reason = site.map_or(String::new(), |site| site.placement.capacity_reason.clone());
+                RequestError::PoolFull { id, capacity, reason }
             }
-            Refusal::Memory(source) => Error::PoolMemory { id, source },
-            Refusal::Busy => Error::SequenceBusy(id),
+            Refusal::Memory(source) => RequestError::PoolMemory { id, source },
+            Refusal::Busy => RequestError::SequenceBusy(id),
         }
     }
 
@@ -222,7 +224,7 @@ fn load_initial_model(
     version_dir: &Path,
     library: &Library,
     binding: &mut Binding,
-) -> Result<Option<LoadedInitialModel>, Error> {
+) -> Result<Option<LoadedInitialModel>, LoadError> {
     let Some(name) = &config.states.initial_model else { return Ok(None) };
     let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
     let session = Arc::new(Session::open(library, &file, &config.session, Provider::Cpu)?);
@@ -232,7 +234,7 @@ fn load_initial_model(
         return Ok(Some(LoadedInitialModel { session, binding: bound }));
     }
     let ran = InitialStep::new(session, &bound)?.run(binding, &bound, None);
-    let initial = ran.map_err(|error| Error::InitialModel { file: name.clone(), source: Box::new(error) })?;
+    let initial = ran.map_err(|error| LoadError::InitialModel { file: name.clone(), source: error })?;
     binding.set_initial(initial);
     Ok(None)
 }

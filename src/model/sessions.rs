@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::binding::Binding;
 use crate::config::{Config, Providers, SessionOptions};
-use crate::error::Error;
+use crate::error::LoadError;
 use crate::memory::device::{Device, OwnedStream};
 use crate::session::{Library, Provider, Session};
 
@@ -79,7 +79,7 @@ impl Sessions {
     }
 
     /// A session to read the model by, which an instance takes over.
-    pub fn probe(&self, device: Option<&Arc<Device>>) -> Result<Arc<Session>, Error> {
+    pub fn probe(&self, device: Option<&Arc<Device>>) -> Result<Arc<Session>, LoadError> {
         let Some(device) = device else { return self.on_cpu() };
         let mut without_tensorrt = self.providers.clone();
         // TensorRT wants to know the shapes, which are read from the model.
@@ -97,7 +97,7 @@ impl Sessions {
     }
 
     /// A session for an instance.
-    pub fn for_instance(&self, device: Option<&Arc<Device>>) -> Result<Opened, Error> {
+    pub fn for_instance(&self, device: Option<&Arc<Device>>) -> Result<Opened, LoadError> {
         let Some(device) = device else { return Ok(Opened { session: self.on_cpu()?, stream: None }) };
         let spare = self.spare.lock().take_if(|(number, _)| *number == device.number());
         match spare {
@@ -106,7 +106,7 @@ impl Sessions {
         }
     }
 
-    fn on_cpu(&self) -> Result<Arc<Session>, Error> {
+    fn on_cpu(&self) -> Result<Arc<Session>, LoadError> {
         let mut on_cpu = self.on_cpu.lock();
         if let Some(session) = &*on_cpu {
             return Ok(session.clone());
@@ -115,7 +115,7 @@ impl Sessions {
         Ok(on_cpu.insert(Arc::new(session)).clone())
     }
 
-    fn open_on(&self, device: &Arc<Device>, providers: &Providers) -> Result<Opened, Error> {
+    fn open_on(&self, device: &Arc<Device>, providers: &Providers) -> Result<Opened, LoadError> {
         let stream = OwnedStream::open(device)?;
         if device.is_simulated() {
             return Ok(Opened { session: self.on_cpu()?, stream: Some(stream) });

@@ -11,7 +11,7 @@ use super::reaper::Reaper;
 use super::sessions::Sessions;
 use crate::binding::Binding;
 use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
-use crate::error::Error;
+use crate::error::LoadError;
 use crate::memory::device::{Device, DeviceError, Traffic};
 use crate::memory::{Budget, SlotSpec};
 use crate::sequence::Policy;
@@ -46,7 +46,7 @@ impl Site {
         placement: &Placement,
         found: Option<Found>,
         version: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, LoadError> {
         let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
         let queue_requests = match config.strategy {
             Strategy::Direct => 1,
@@ -70,8 +70,8 @@ impl Site {
         let budget = Budget::new(config.states.limits.total);
         let (slots, slot_bytes) = (placement.slots.first_slab, spec.slot_bytes);
         let sequences = LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics);
-        let sequences = Arc::new(sequences.map_err(|source| Error::PoolAtLoad { slots, slot_bytes, source })?);
-        let reaper = Reaper::start(sequences.clone()).map_err(Error::Reaper)?;
+        let sequences = Arc::new(sequences.map_err(|source| LoadError::PoolAtLoad { slots, slot_bytes, source })?);
+        let reaper = Reaper::start(sequences.clone()).map_err(LoadError::Reaper)?;
         let (kind, placement, used_before) = (placement.kind, placement.clone(), Mutex::new(used_before));
         Ok(Self { kind, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
@@ -117,7 +117,7 @@ pub struct Devices {
 
 impl Devices {
     /// Opens them, and the first session. What cannot be had is an error, unless instances may run on the CPU instead.
-    pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, Error> {
+    pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
         let opened = Self::open_strictly(partial, sessions);
         match opened {
             Err(error) if partial.providers.allow_cpu_fallback && error.is_want_of_gpu() => {
@@ -129,9 +129,9 @@ impl Devices {
         }
     }
 
-    fn open_strictly(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, Error> {
+    fn open_strictly(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
         let by_kind = partial.instances.keys().map(|&kind| Ok((kind, find(kind)?)));
-        let by_kind = by_kind.collect::<Result<Vec<_>, Error>>()?;
+        let by_kind = by_kind.collect::<Result<Vec<_>, LoadError>>()?;
         let first = by_kind.iter().find_map(|(_, found)| found.as_ref());
         let probe = sessions.probe(first.map(|found| &found.device))?;
         Ok(Self { by_kind, probe })

@@ -22,7 +22,7 @@ mod value;
 
 pub use batch_scale::BatchScale;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
-pub use open::{Provider, Session, SessionError};
+pub use open::{OpenError, Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use spec::{InputSpec, OutputSpec, OutputView, RowAt, RowContent, StateSpec, StepSpec};
 pub use step::{Grown, Lent, OutputCopy, Overlay, Run, Step};

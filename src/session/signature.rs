@@ -2,7 +2,7 @@
 
 use ort::value::{Outlet, TensorElementType, ValueType};
 
-use super::open::SessionError;
+use super::open::OpenError;
 use crate::tensor::{DataType, is_batch_name};
 
 /// Inputs and outputs of a model, in the model's order.
@@ -43,7 +43,7 @@ impl Signature {
         symbols().find(|symbol| is_batch_name(symbol)).or_else(shared).map(String::as_str)
     }
 
-    pub(super) fn of(session: &ort::session::Session) -> Result<Self, SessionError> {
+    pub(super) fn of(session: &ort::session::Session) -> Result<Self, OpenError> {
         let infos = |outlets: &[Outlet]| {
             outlets.iter().map(|outlet| TensorInfo::new(outlet.name(), outlet.dtype())).collect::<Result<_, _>>()
         };
@@ -54,9 +54,9 @@ impl Signature {
 }
 
 impl TensorInfo {
-    fn new(name: &str, value: &ValueType) -> Result<Self, SessionError> {
+    fn new(name: &str, value: &ValueType) -> Result<Self, OpenError> {
         let name = name.to_owned();
-        let unsupported = |what: String| SessionError::Unsupported { name: name.clone(), what };
+        let unsupported = |what: String| OpenError::Unsupported { name: name.clone(), what };
         let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
             return Err(unsupported(format!("{value}")));
         };

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use triton_stateful::binding::Binding;
 use triton_stateful::completion::{Plan, Settings};
 use triton_stateful::config::{PartialConfig, read_initial_files};
-use triton_stateful::error::Error;
+use triton_stateful::error::LoadError;
 use triton_stateful::explain::{explain, explain_batch_scale};
 use triton_stateful::session::{BatchScale, EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
 
@@ -45,7 +45,7 @@ enum Problem {
     #[error("{0} is no file")]
     NoFile(PathBuf),
     #[error(transparent)]
-    Backend(#[from] Error),
+    Backend(#[from] LoadError),
 }
 
 fn main() -> ExitCode {
@@ -78,23 +78,24 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     if !arguments.model.is_file() {
         return Err(Problem::NoFile(arguments.model.clone()));
     }
-    let mut partial = PartialConfig::new(arguments.config()).map_err(Error::from)?;
+    let mut partial = PartialConfig::new(arguments.config()).map_err(LoadError::from)?;
     let library = library(arguments)?;
-    let session = Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(Error::from)?;
+    let session =
+        Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
     let batch_scale = BatchScale::find(&arguments.model).unwrap_or_else(|error| {
         eprintln!("the nodes of {} cannot be read: {error}", arguments.model.display());
         None
     });
     let (signature, description) = (session.signature(), session.graph_description());
-    let plan = Plan::new(&partial, signature, description, batch_scale, settings).map_err(Error::from)?;
+    let plan = Plan::new(&partial, signature, description, batch_scale, settings).map_err(LoadError::from)?;
     partial.add(&plan.additions);
     let mut completed = partial.document().as_object().cloned().unwrap_or_default();
-    let config = partial.resolve().map_err(Error::from)?;
+    let config = partial.resolve().map_err(LoadError::from)?;
     // A model lies in a folder of its version, and the files beside that.
     let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
-    let files = read_initial_files(repository, config.states.initial_files()).map_err(Error::from)?;
-    let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(Error::from)?;
+    let files = read_initial_files(repository, config.states.initial_files()).map_err(LoadError::from)?;
+    let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(LoadError::from)?;
     let pairs: Vec<String> = plan.pairs.iter().map(|pair| format!("<<<{}, {}>>>", pair.input, pair.output)).collect();
     // Without it Triton takes a GPU where it sees one.
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
@@ -124,7 +125,7 @@ impl Arguments {
     }
 }
 
-fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, Error> {
+fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, LoadError> {
     let program = std::env::current_exe().ok();
     let beside = |folder: &str| program.as_ref()?.parent()?.parent().map(|build| build.join(folder));
     let search = SearchPath {
