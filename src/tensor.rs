@@ -203,9 +203,9 @@ impl WindowLayout {
         self.steps
     }
 
-    /// The chunks of the window of `length` steps from `from` on, of row `place` of `rows`, in the order that they have
-    /// alone.
-    pub fn chunks(self, place: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> + Clone {
+    /// The chunks of the window of `length` steps from `from` on, of row number `row` of `rows`, in the order that they
+    /// have alone.
+    pub fn chunks(self, row: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> + Clone {
         let Self { outer, middle, inner_bytes, steps, batch_is_first } = self;
         // What lies between the two axes is outside of the steps if the batch axis comes first, else inside.
         let runs = if batch_is_first { 1 } else { length };
@@ -213,17 +213,20 @@ impl WindowLayout {
         let outer = if bytes == 0 { 0 } else { outer };
         (0..outer).flat_map(move |o| {
             (0..runs).flat_map(move |step| {
-                (0..middle).map(move |m| match batch_is_first {
-                    true => Chunk {
-                        in_batch: (((o * rows + place) * middle + m) * steps + from) * inner_bytes,
-                        alone: (o * middle + m) * length * inner_bytes,
-                        bytes,
-                    },
-                    false => Chunk {
-                        in_batch: (((o * steps + from + step) * middle + m) * rows + place) * inner_bytes,
-                        alone: ((o * length + step) * middle + m) * inner_bytes,
-                        bytes,
-                    },
+                (0..middle).map(move |m| {
+                    if batch_is_first {
+                        Chunk {
+                            in_batch: (((o * rows + row) * middle + m) * steps + from) * inner_bytes,
+                            alone: (o * middle + m) * length * inner_bytes,
+                            bytes,
+                        }
+                    } else {
+                        Chunk {
+                            in_batch: (((o * steps + from + step) * middle + m) * rows + row) * inner_bytes,
+                            alone: ((o * length + step) * middle + m) * inner_bytes,
+                            bytes,
+                        }
+                    }
                 })
             })
         })

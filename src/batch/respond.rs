@@ -4,7 +4,7 @@ use super::residence::Residence;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
 use crate::error::RequestError as Error;
-use crate::memory::{SlotMemory, Varying, reserve, rows, strings};
+use crate::memory::{SlotMemory, Varying, reserve, rows, strings, zeros};
 use crate::model::VaryingSize;
 use crate::panic;
 use crate::session::{OutputCopy, OutputView, Step};
@@ -340,8 +340,7 @@ impl<'a> Answer<'a> {
         elements: impl Iterator<Item = &'s [u8]> + Clone,
     ) -> Result<(), Error> {
         let count = strings::written_bytes(elements.clone());
-        let mut bytes = reserve(count)?;
-        bytes.resize(count, 0);
+        let mut bytes = zeros(count)?;
         strings::write(elements, &mut bytes);
         let memory = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
         fill(self.bound, memory, std::iter::once(bytes.as_slice()))

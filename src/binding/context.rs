@@ -139,13 +139,14 @@ impl Search<'_> {
         let model = Dims(&self.info.dims);
         let is_batch =
             |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], self.batch_symbol);
-        match axis < self.info.dims.len() {
-            false => Err(self.error(format!("the model's dims {model} have no axis {axis}"))),
-            true if is_batch(axis) => {
-                Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
-            }
-            true if !self.fits(axis) => Err(self.error(self.does_not_make(&[axis]))),
-            true => Ok(axis),
+        if axis >= self.info.dims.len() {
+            Err(self.error(format!("the model's dims {model} have no axis {axis}")))
+        } else if is_batch(axis) {
+            Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
+        } else if !self.fits(axis) {
+            Err(self.error(self.does_not_make(&[axis])))
+        } else {
+            Ok(axis)
         }
     }
 
@@ -174,10 +175,10 @@ impl Search<'_> {
             .filter_map(|&axis| self.dims_to_write(axis))
             .map(|dims| format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&dims)))
             .collect();
-        match entries.is_empty() {
-            true => format!("{wrong}: the dimension that the context stands along must be longer than {length}"),
-            false => format!("{wrong}: write input {}", entries.join(" or ")),
+        if entries.is_empty() {
+            return format!("{wrong}: the dimension that the context stands along must be longer than {length}");
         }
+        format!("{wrong}: write input {}", entries.join(" or "))
     }
 
     /// The dims with which the context stands along `axis`; `None` if none do.

@@ -11,9 +11,8 @@ impl Binding {
         let fed = || self.inputs.iter().filter(|input| input.data_type != DataType::Bytes);
         let shapes = |rows: usize| {
             let shape = |input: &BoundInput| {
-                let dim = |(axis, &dim): (usize, &i64)| match Some(axis) == input.batch_axis {
-                    true => rows.to_string(),
-                    false => dim.to_string(),
+                let dim = |(axis, &dim): (usize, &i64)| {
+                    if Some(axis) == input.batch_axis { rows.to_string() } else { dim.to_string() }
                 };
                 let dims: Vec<_> = input.dims.iter().enumerate().map(dim).collect();
                 format!("{}:{}", input.name, dims.join("x"))

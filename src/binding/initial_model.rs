@@ -87,17 +87,11 @@ fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<InitialInput, Bind
         Some(batch) if batch == axis => theirs < 0 || theirs == 1,
         _ => is_context(axis) || agree(theirs, ours),
     };
-    match info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
-        true => Ok(InitialInput { input: index, request }),
-        false => Err(error(
-            info,
-            format!(
-                "is {}, but requests carry {}, one row of it",
-                describe(info.data_type, &info.dims),
-                describe(input.data_type, &input.dims)
-            ),
-        )),
+    if info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
+        return Ok(InitialInput { input: index, request });
     }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
+    Err(error(info, format!("is {theirs}, but requests carry {ours}, one row of it")))
 }
 
 fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, BindingError> {
@@ -117,15 +111,9 @@ fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, Bi
     }
     // A tensor whose rank the model leaves open is held against the state when it has run.
     let has_batch = agrees(&state.dims) || info.dims.is_empty() && !state.dims.is_empty() && !without_batch.is_empty();
-    match has_batch || agrees(&without_batch) {
-        true => Ok(InitialOutput { state: number, has_batch }),
-        false => Err(error(
-            info,
-            format!(
-                "is {}, but a row of that state is {}",
-                describe(info.data_type, &info.dims),
-                describe(state.data_type, &state.dims)
-            ),
-        )),
+    if has_batch || agrees(&without_batch) {
+        return Ok(InitialOutput { state: number, has_batch });
     }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(state.data_type, &state.dims));
+    Err(error(info, format!("is {theirs}, but a row of that state is {ours}")))
 }

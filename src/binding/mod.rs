@@ -249,10 +249,7 @@ fn describe(data_type: DataType, dims: &[i64]) -> String {
 }
 
 fn check_type(what: String, configured: DataType, model: DataType) -> Result<(), BindingError> {
-    match configured == model {
-        true => Ok(()),
-        false => Err(BindingError::DataType { what, configured, model }),
-    }
+    if configured == model { Ok(()) } else { Err(BindingError::DataType { what, configured, model }) }
 }
 
 /// A tensor's name as Triton takes it; one with a NUL, which none has, becomes empty.

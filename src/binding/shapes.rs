@@ -24,10 +24,10 @@ pub(super) fn match_dims(
         rule,
     };
     if !config.is_batched() {
-        return match all_agree(&tensor.dims, model) {
-            true => Ok((None, ShapeForm::Plain)),
-            false => Err(error("with max_batch_size 0 they must be the same".to_owned())),
-        };
+        if all_agree(&tensor.dims, model) {
+            return Ok((None, ShapeForm::Plain));
+        }
+        return Err(error("with max_batch_size 0 they must be the same".to_owned()));
     }
     if list == INPUT && tensor.dims == model && model.iter().all(|&dim| dim >= 0) {
         return Ok((None, ShapeForm::Unbatched));
@@ -48,18 +48,16 @@ pub(super) fn match_dims(
         return Err(error("the model's tensor has no batch dimension; set max_batch_size to 0".to_owned()));
     };
     if !batches(batch, config) {
-        return Err(error(match model.iter().any(|&dim| dim < 0) {
-            true => "its first dimension is not the batch: write the model's dims, with -1 where its batch stands"
-                .to_owned(),
-            false => {
-                format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)
-            }
+        return Err(error(if model.iter().any(|&dim| dim < 0) {
+            "its first dimension is not the batch: write the model's dims, with -1 where its batch stands".to_owned()
+        } else {
+            format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)
         }));
     }
-    match all_agree(&tensor.dims, behind) {
-        true => Ok((Some(0), ShapeForm::Plain)),
-        false => Err(error(format!("without the batch dimension they must be {}", Dims(behind)))),
+    if !all_agree(&tensor.dims, behind) {
+        return Err(error(format!("without the batch dimension they must be {}", Dims(behind))));
     }
+    Ok((Some(0), ShapeForm::Plain))
 }
 
 pub(super) const INPUT: &str = "input";

@@ -154,15 +154,16 @@ fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -
         batches(rest.remove(*axis), config) && all_agree(&rest, dims)
     };
     let marked = |axis: &usize| model[*axis] < 0 && dims[*axis] < 0 && all_agree(model, dims);
-    let axes: Vec<usize> = match model.len() == dims.len() {
-        true => (0..model.len()).filter(marked).collect(),
-        false => (0..model.len()).filter(left_out).collect(),
+    let axes: Vec<usize> = if model.len() == dims.len() {
+        (0..model.len()).filter(marked).collect()
+    } else {
+        (0..model.len()).filter(left_out).collect()
     };
     let unbatched = config.max_batch_size == 1 && all_agree(model, dims);
-    match axes.is_empty() && !unbatched {
-        false => Ok(axes),
-        true => Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,")),
+    if axes.is_empty() && !unbatched {
+        return Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,"));
     }
+    Ok(axes)
 }
 
 fn declared_error(info: &TensorInfo, declared: &DeclaredState, form: &str) -> BindingError {
@@ -199,15 +200,15 @@ fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
     // varies may be fixed at one end.
     let (a, b) = (&input.dims, &ends.output.dims);
     let dims_agree = b.is_empty() || (a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b)));
-    match input.data_type == ends.output.data_type && dims_agree {
-        true => Ok(()),
-        false => Err(BindingError::StateEnds {
-            input: ends.pair.input.clone(),
-            output: ends.pair.output.clone(),
-            input_is: describe(input.data_type, &ends.input.dims),
-            output_is: describe(ends.output.data_type, &ends.output.dims),
-        }),
+    if input.data_type == ends.output.data_type && dims_agree {
+        return Ok(());
     }
+    Err(BindingError::StateEnds {
+        input: ends.pair.input.clone(),
+        output: ends.pair.output.clone(),
+        input_is: describe(input.data_type, &ends.input.dims),
+        output_is: describe(ends.output.data_type, &ends.output.dims),
+    })
 }
 
 /// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's batch,

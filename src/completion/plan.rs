@@ -1,5 +1,7 @@
 //! What a configuration says together with what is found for it.
 
+use std::path::Path;
+
 use super::fill::{Known, additions};
 use super::pairing::Taken;
 use super::{CompletionError, state_pairs, unpaired};
@@ -42,18 +44,28 @@ pub struct Settings {
 }
 
 impl Plan {
-    /// Finds the states, and what the configuration lacks.
+    /// Finds the states of the model in `file`, and what the configuration lacks.
     pub fn new(
         config: &PartialConfig,
+        file: &Path,
         signature: &Signature,
         graph_description: Option<&str>,
-        batch_scale: Option<BatchScale>,
         settings: Settings,
     ) -> Result<Self, CompletionError> {
         let (pairs, from) = config.states.all_pairs(graph_description, || by_name(config, signature, settings))?;
         let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
-        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings: Vec::new(), batch_scale };
+        let mut warnings = Vec::new();
+        // A model is served even if ONNX Runtime alone can read its file.
+        let batch_scale = BatchScale::find(file).unwrap_or_else(|error| {
+            warnings.push(format!(
+                "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
+                 its sequences change each other's answers unless max_batch_size is 1",
+                file.display()
+            ));
+            None
+        });
+        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, batch_scale };
         if !settings.completes {
             return Ok(plan);
         }

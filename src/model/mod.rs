@@ -24,7 +24,7 @@ use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::sequence::{Refusal, SequenceId};
-use crate::session::{BatchScale, Library, Provider, Session};
+use crate::session::{Library, Provider, Session};
 use crate::triton;
 use sessions::Sessions;
 use site::Devices;
@@ -80,13 +80,8 @@ impl Model {
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let plan = Plan::new(
-            &partial,
-            session.signature(),
-            session.graph_description(),
-            batch_scale(sessions.file()),
-            settings,
-        )?;
+        let (signature, description) = (session.signature(), session.graph_description());
+        let plan = Plan::new(&partial, sessions.file(), signature, description, settings)?;
         if plan.additions != Additions::default() {
             partial.add(&plan.additions);
             triton.set_config_json(partial.document().to_string().as_bytes())?;
@@ -203,19 +198,6 @@ impl Model {
             );
         }
     }
-}
-
-/// The nodes of the model that quantize with one scale for the whole batch. A model is served even if its file can be
-/// read by ONNX Runtime alone.
-fn batch_scale(file: &Path) -> Option<BatchScale> {
-    BatchScale::find(file).unwrap_or_else(|error| {
-        log::warn!(
-            "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
-             its sequences change each other's answers unless max_batch_size is 1",
-            file.display()
-        );
-        None
-    })
 }
 
 /// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.

@@ -60,13 +60,13 @@ impl BoundRun {
             (ort::api().ClearBoundOutputs)(self.binding.0);
         }
         let (values, is_made) = ran?;
-        let release = |(value, is_made): (*mut OrtValue, bool)| match is_made {
-            true => value,
-            false => {
-                // SAFETY: a reference of ours to a tensor that its owner keeps.
-                unsafe { (ort::api().ReleaseValue)(value) };
-                ptr::null_mut()
+        let release = |(value, is_made): (*mut OrtValue, bool)| {
+            if is_made {
+                return value;
             }
+            // SAFETY: a reference of ours to a tensor that its owner keeps.
+            unsafe { (ort::api().ReleaseValue)(value) };
+            ptr::null_mut()
         };
         Ok(values.into_iter().zip(is_made).map(release).collect())
     }

@@ -183,10 +183,10 @@ impl SearchPath {
 
 fn named(path: &Path, by: &str) -> Result<PathBuf, LibraryError> {
     let unusable = |why| LibraryError::Unusable { path: path.to_owned(), why };
-    match path.is_file() {
-        true => std::path::absolute(path).map_err(|error| unusable(error.to_string())),
-        false => Err(unusable(format!("{by} names it, but it is no file"))),
+    if !path.is_file() {
+        return Err(unusable(format!("{by} names it, but it is no file")));
     }
+    std::path::absolute(path).map_err(|error| unusable(error.to_string()))
 }
 
 /// `libonnxruntime.so`, or the newest `libonnxruntime.so.<version>`, in `dir`.

@@ -254,9 +254,10 @@ pub(super) fn take_on_host(
     row: &mut [u8],
     as_fp16: bool,
 ) {
-    match as_fp16 {
-        true => rows::take_narrowed(layout, batch, index, rows, row),
-        false => rows::take(layout, batch, index, rows, row),
+    if as_fp16 {
+        rows::take_narrowed(layout, batch, index, rows, row);
+    } else {
+        rows::take(layout, batch, index, rows, row);
     }
 }
 

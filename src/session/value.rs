@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::open::SessionError;
 use crate::memory::device::Device;
-use crate::memory::{MemoryError, Strings, reserve};
+use crate::memory::{MemoryError, Strings, zeros};
 use crate::tensor::{DataType, STRING_BYTES, element_count};
 
 /// Turns a status into its message.
@@ -93,9 +93,7 @@ impl Value {
         let mut bytes = 0;
         // SAFETY: the value is a live tensor; ONNX Runtime checks its type.
         unsafe { check((api.GetStringTensorDataLength)(self.as_ptr(), &mut bytes)) }.map_err(SessionError::Run)?;
-        let (mut content, mut starts) = (reserve(bytes)?, reserve(count)?);
-        content.resize(bytes, 0u8);
-        starts.resize(count, 0usize);
+        let (mut content, mut starts) = (zeros::<u8>(bytes)?, zeros::<usize>(count)?);
         // SAFETY: both buffers have the sizes that are passed, which ONNX Runtime checks against the tensor.
         unsafe {
             let read = api.GetStringTensorContent;

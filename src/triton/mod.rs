@@ -48,10 +48,10 @@ pub fn load() -> Result<(), ServerError> {
 }
 
 const fn check_version(offered: Version) -> Result<(), ServerError> {
-    match offered.major == 1 && offered.minor < OLDEST_BACKEND_API {
-        true => Err(ServerError::TooOld(offered)),
-        false => Ok(()),
+    if offered.major == 1 && offered.minor < OLDEST_BACKEND_API {
+        return Err(ServerError::TooOld(offered));
     }
+    Ok(())
 }
 
 #[cfg(test)]

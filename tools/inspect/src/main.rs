@@ -15,7 +15,7 @@ use triton_stateful::completion::{Plan, Settings};
 use triton_stateful::config::{PartialConfig, read_initial_files};
 use triton_stateful::error::LoadError;
 use triton_stateful::explain::{explain, explain_batch_scale};
-use triton_stateful::session::{BatchScale, EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
+use triton_stateful::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
 /// states. Prints a config.pbtxt ready to save.
@@ -83,12 +83,8 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let session =
         Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
-    let batch_scale = BatchScale::find(&arguments.model).unwrap_or_else(|error| {
-        eprintln!("the nodes of {} cannot be read: {error}", arguments.model.display());
-        None
-    });
     let (signature, description) = (session.signature(), session.graph_description());
-    let plan = Plan::new(&partial, signature, description, batch_scale, settings).map_err(LoadError::from)?;
+    let plan = Plan::new(&partial, &arguments.model, signature, description, settings).map_err(LoadError::from)?;
     partial.add(&plan.additions);
     let mut completed = partial.document().as_object().cloned().unwrap_or_default();
     let config = partial.resolve().map_err(LoadError::from)?;
