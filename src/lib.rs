@@ -27,22 +27,33 @@
 //! | [`tensor`] | data types, shapes, and where a row is in a batch | |
 //! | [`panic`] | the guard against panics | |
 
-pub mod backend;
-pub mod batch;
-pub mod binding;
-pub mod completion;
-pub mod config;
-pub mod error;
-pub mod explain;
+mod backend;
+mod batch;
+mod binding;
+mod completion;
+mod config;
+mod error;
+mod explain;
 pub mod exports;
-pub mod instance;
+mod instance;
 pub mod memory;
-pub mod model;
-pub mod panic;
-pub mod report;
-pub mod responder;
-pub mod sequence;
-pub mod session;
-pub mod state;
+mod model;
+mod panic;
+mod report;
+mod responder;
+mod sequence;
+mod session;
+mod state;
 pub mod tensor;
-pub mod triton;
+mod triton;
+
+/// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The other tools and the tests use
+/// [`exports`], [`memory`] and [`tensor`].
+pub mod inspect {
+    pub use crate::binding::Binding;
+    pub use crate::completion::{Plan, Settings};
+    pub use crate::config::{PartialConfig, read_initial_files};
+    pub use crate::error::LoadError;
+    pub use crate::explain::{explain, explain_batch_scale};
+    pub use crate::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
+}

@@ -26,7 +26,7 @@ pub use bound::{
 pub use error::BindingError;
 use feeds::{Feeds, feed_without_requests, find};
 pub use initial::{Initial, InitialContent};
-pub use initial_model::{InitialInput, InitialModel, InitialOutput};
+pub use initial_model::{InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};
 use ragged::{bind_trims, forbid_padding};
 use shapes::{request_input, response_output};

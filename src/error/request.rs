@@ -11,7 +11,6 @@ use crate::triton::{self, Code};
 
 /// Why a request fails. Where a text does not say otherwise, the state of its sequence is as it was before.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum RequestError {
     /// A call to Triton failed.
     #[error(transparent)]

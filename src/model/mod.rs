@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use initial::InitialStep;
 pub use live::{Answered, Lease, LiveSequences, VaryingSize};
-pub use metrics::Snapshot;
 pub use sessions::Opened;
 pub use site::Site;
 

@@ -20,7 +20,6 @@ use crate::memory::device::{DeviceError, OwnedStream, while_nothing_is_captured}
 
 /// Why a model cannot be opened, in ONNX Runtime's own words.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum OpenError {
     /// The model could not be loaded.
     #[error("ONNX Runtime cannot load {path}: {why}")]
@@ -48,7 +47,6 @@ pub enum OpenError {
 
 /// Why a session cannot be run, in ONNX Runtime's own words.
 #[derive(Debug, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum SessionError {
     /// The tensor of an input or output could not be made.
     #[error("ONNX Runtime cannot make a tensor for '{name}': {why}")]

@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 use triton_sys::{TRITONBACKEND_ModelInstance, call};
 
 use super::error::{Error, check};
-use super::model::{Model, text};
+use super::model::Model;
 use super::request::Request;
 
 /// Points in time of a run, in nanoseconds of the monotonic clock, as Triton's statistics want them.
@@ -54,16 +54,6 @@ impl Instance {
     /// `raw` must be a live instance that Triton passed, and outlive this.
     pub const unsafe fn new(raw: NonNull<TRITONBACKEND_ModelInstance>) -> Self {
         Self(raw)
-    }
-
-    /// Name of the instance, unique in the server.
-    pub fn name(self) -> Result<String, Error> {
-        let mut name = ptr::null();
-        // SAFETY: alive by `new`; the name stays the instance's and is copied.
-        unsafe {
-            check(call!(TRITONBACKEND_ModelInstanceName(self.0.as_ptr(), &mut name)))?;
-            Ok(text(name))
-        }
     }
 
     /// The GPU that it is to run on; `None` for the CPU.

@@ -72,16 +72,6 @@ impl Model {
         NonNull::new(backend).map(Backend).ok_or_else(|| Error::new(Code::Internal, "Triton gave no backend"))
     }
 
-    /// Name of the model.
-    pub fn name(self) -> Result<String, Error> {
-        let mut name = ptr::null();
-        // SAFETY: alive by `new`; the name stays the model's and is copied.
-        unsafe {
-            check(call!(TRITONBACKEND_ModelName(self.0.as_ptr(), &mut name)))?;
-            Ok(text(name))
-        }
-    }
-
     /// Version of the model.
     pub fn version(self) -> Result<u64, Error> {
         let mut version = 0;

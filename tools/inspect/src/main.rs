@@ -10,12 +10,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
-use triton_stateful::binding::Binding;
-use triton_stateful::completion::{Plan, Settings};
-use triton_stateful::config::{PartialConfig, read_initial_files};
-use triton_stateful::error::LoadError;
-use triton_stateful::explain::{explain, explain_batch_scale};
-use triton_stateful::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
+use triton_stateful::inspect::{
+    Binding, EnvironmentOptions, Library, LoadError, LogLevel, PartialConfig, Plan, Provider, SearchPath, Session,
+    Settings, explain, explain_batch_scale, read_initial_files,
+};
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
 /// states. Prints a config.pbtxt ready to save.
