@@ -1,4 +1,4 @@
-//! What a step, and the provider that it runs on, need to know of a binding.
+//! What a step and its provider need to know of a binding.
 
 use super::{Binding, BoundInput, BoundState, Source, trim_lengths};
 use crate::session::{InputSpec, OutputSpec, StateSpec, StepSpec};
@@ -26,7 +26,7 @@ impl Binding {
         ([shapes(1), shapes(most_rows), shapes(most_rows)], open)
     }
 
-    /// Why runs cannot be CUDA graphs: what of a tensor is not the same each time. `None` if they can.
+    /// Why runs cannot be CUDA graphs: a tensor is not the same each time. `None` if they can.
     pub fn unfit_for_graphs(&self) -> Option<String> {
         let (_, open) = self.profile_shapes(1);
         if let Some(name) = open.first() {
@@ -44,8 +44,7 @@ impl Binding {
         open.map(|output| format!("dimensions of '{}' are open", output.name))
     }
 
-    /// What the step needs to know, for runs of up to `most_rows` rows, of which those of `graph_rows` rows can be CUDA
-    /// graphs.
+    /// For runs of up to `most_rows` rows. Those of `graph_rows` rows can be CUDA graphs.
     pub fn step_spec(&self, most_rows: usize, graph_rows: Vec<usize>) -> StepSpec {
         let inputs = self.inputs.iter().map(|input| InputSpec {
             name: input.name.clone(),

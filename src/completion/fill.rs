@@ -19,7 +19,7 @@ pub struct Known<'a> {
     pub taken: &'a [&'a str],
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
-    /// A row's result depends on the other rows of its batch.
+    /// Whether a row's result depends on the other rows of its batch.
     pub mixes_rows: bool,
 }
 
@@ -46,7 +46,7 @@ pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -
     Ok(additions)
 }
 
-/// `max_batch_size`; where the rows of a run change each other's results, runs of one row.
+/// Adds `max_batch_size`. Where the rows of a run change each other's results, a run gets one row.
 fn add_batch(config: &PartialConfig, known: &Known, additions: &mut Additions) {
     let usual = known.default_max_batch_size.max(MAX_BATCH_SIZE);
     if !known.mixes_rows || config.has_rows_per_run() {
@@ -100,7 +100,7 @@ fn outputs(
     Ok(infos.into_iter().map(tensor).collect())
 }
 
-/// Refuses batches of a model whose outputs cannot have them.
+/// Refuses a `max_batch_size` where an output of the model has no batch dimension.
 fn check_batch(signature: &Signature, known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
     let is_fixed = |info: &&TensorInfo| !info.dims.is_empty() && info.dims.iter().all(|&dim| dim >= 0);
     let mut answers = signature.outputs.iter().filter(|info| known.is_of_responses(info, signature));
@@ -113,7 +113,7 @@ fn check_batch(signature: &Signature, known: &Known, max_batch_size: usize) -> R
     }
 }
 
-/// Whether Triton cannot carry a tensor: it has no dims, and no batch in front of them.
+/// Whether a tensor has no dims, not even a batch dimension. Triton cannot carry it.
 fn is_scalar(info: &TensorInfo, axes: Option<&BatchAxes>) -> bool {
     info.dims.is_empty() && axes.is_none()
 }
@@ -212,7 +212,7 @@ impl BatchAxes {
         (!request_axes.is_empty()).then_some(Self { inputs, outputs })
     }
 
-    /// Whether the tensors that the configuration lists leave the batch out.
+    /// Whether the dims in the configuration leave the batch out.
     fn fit_listed(&self, config: &PartialConfig, signature: &Signature) -> bool {
         let leaves_out = |listed: &[TensorConfig], infos: &[TensorInfo], axes: &[Option<usize>]| {
             listed.iter().all(|tensor| {
@@ -227,7 +227,8 @@ impl BatchAxes {
     }
 }
 
-/// The name of the batch dimension: that of the first dimension of what requests carry.
+/// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an input
+/// of requests.
 fn batch_symbol<'a>(signature: &'a Signature, known: &Known) -> Option<&'a str> {
     let of_requests = signature.inputs.iter().filter(|info| known.is_of_requests(info));
     let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
@@ -243,15 +244,15 @@ fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option
     let named: Vec<usize> = open.iter().copied().filter(|&axis| symbol == Some(info.symbols[axis].as_str())).collect();
     match (named.as_slice(), open.as_slice()) {
         (&[axis], _) => Some(axis),
-        // A state has its batch anywhere; with a name of its own a dimension is another.
+        // A state may have its batch anywhere, but not in a dimension with another name.
         (&[], &[axis]) if is_state && (symbol.is_none() || info.symbols[axis].is_empty()) => Some(axis),
         (&[], &[0, ..]) if !is_state && info.symbols[0].is_empty() => Some(0),
         _ => None,
     }
 }
 
-/// The batch axis of an output for whose dims the exporter has made names up: its only open dimension, or the first
-/// where all inputs of requests have the batch there.
+/// The batch axis of an output whose dims have names that the exporter made up: its only open dimension, or the first
+/// one if the batch is first in all inputs of requests.
 fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
     let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
     match *open.as_slice() {

@@ -1,4 +1,4 @@
-//! What a configuration says together with what is found for it.
+//! The states of a model and what its configuration lacks, found together.
 
 use std::path::Path;
 
@@ -15,9 +15,9 @@ pub struct Plan {
     pub pairs: Vec<StatePair>,
     /// What the configuration lacks; empty if nothing may be completed.
     pub additions: Additions,
-    /// Where things come from, for whoever asks why.
+    /// Where the parts of the configuration come from, for the tables that explain it.
     pub origins: Origins,
-    /// What an operator should look at.
+    /// For the operator.
     pub warnings: Vec<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
     pub batch_scale: Option<BatchScale>,
@@ -37,7 +37,7 @@ pub struct Origins {
 /// What the server allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Whether what is missing is filled in. Pairs that the configuration wants found are found in any case.
+    /// Whether what is missing is filled in. `state_pairs: auto` finds the states in any case.
     pub completes: bool,
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,

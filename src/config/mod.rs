@@ -1,8 +1,12 @@
-//! The model configuration: read once, checked once, and from then on only in its resolved form.
+//! The model configuration, parsed once.
 //!
-//! [`raw`] mirrors the JSON that Triton hands over; [`parameters`] reads this backend's own `parameters`; [`Config`]
-//! is what the rest of the code sees. Every error names the field or parameter, the value that came and what is
-//! allowed. Not for: the ONNX model's signature (see [`crate::binding`]).
+//! [`PartialConfig`] is what the user wrote: it parses the JSON that Triton hands over ([`raw`]) and this backend's own
+//! `parameters` ([`parameters`]), and takes what completion adds. It becomes the [`Config`], which is all that the rest
+//! of the code sees. Every error names the field or parameter, the value that came and what is allowed.
+//!
+//! To add a parameter: list its name in [`parameters`], read it where [`Config::new`] or [`PartialConfig::new`] reads
+//! its neighbours, and describe it in the reference of parameters. Not for: the ONNX model's signature
+//! ([`crate::binding`]).
 
 #![forbid(unsafe_code)]
 

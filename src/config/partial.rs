@@ -1,8 +1,8 @@
-//! A configuration as it was written. It may lack what completion adds, and says all that must be known before the
-//! ONNX model is open.
+//! A configuration as the user wrote it, before completion.
 //!
-//! This is the only place where Triton's JSON is parsed. What completion adds goes into the parsed value and into the
-//! JSON for Triton at once ([`PartialConfig::add`]), and the parsed value becomes the [`Config`]
+//! This is the only place where Triton's JSON is parsed. The parsed value says all that must be known before the ONNX
+//! model is open. What completion finds is added to the parsed value and to the JSON for Triton at once
+//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`]
 //! ([`PartialConfig::resolve`]).
 
 use std::collections::BTreeMap;
@@ -32,19 +32,19 @@ pub struct PartialConfig {
     pub max_batch_size: usize,
     /// File name and the field that gave it; `None` to look for one.
     pub model_file: Option<(&'static str, String)>,
-    /// How ONNX Runtime runs it.
+    /// How ONNX Runtime runs the model.
     pub session: SessionOptions,
-    /// How ONNX Runtime runs it on a GPU.
+    /// How ONNX Runtime runs the model on a GPU.
     pub providers: Providers,
-    /// Where it runs, with the number of instances there.
+    /// How many instances there are of each kind.
     pub instances: BTreeMap<InstanceKind, usize>,
-    /// What is written about states.
+    /// What the configuration says about states.
     pub states: States,
     /// Inputs that requests carry.
     pub inputs: Vec<TensorConfig>,
     /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
-    /// Inputs that are fed with the end of the previous request's in front.
+    /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
     pub(super) model: String,
     pub(super) controls: Vec<Control>,
@@ -142,7 +142,7 @@ impl PartialConfig {
         self.states.pairs == StatePairs::Auto
     }
 
-    /// Whether it says how Triton schedules requests.
+    /// Whether the configuration says how Triton schedules requests.
     pub const fn has_scheduling(&self) -> bool {
         self.sequence_batching.is_some() || self.has_other_scheduling
     }
@@ -187,7 +187,7 @@ impl PartialConfig {
         &self.document
     }
 
-    /// Checks what is there now, and makes the configuration of it that the rest of the code works with.
+    /// Makes the resolved configuration, or says what is wrong or still missing.
     pub fn resolve(self) -> Result<Config, ConfigError> {
         Config::new(self)
     }

@@ -8,7 +8,7 @@ use super::raw;
 use crate::memory::device::simulated_devices;
 use crate::state::pool::SlotLimits;
 
-/// The host, or a GPU.
+/// The kind of an instance group: the host, or one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum InstanceKind {
     /// `KIND_CPU`.
@@ -26,27 +26,25 @@ impl fmt::Display for InstanceKind {
     }
 }
 
-/// The instances of one place, which share a pool.
+/// The instances of one kind, which share a pool.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Where they run.
     pub kind: InstanceKind,
-    /// How many.
     pub instances: usize,
-    /// Bounds of their pool.
+    /// The bounds of their pool.
     pub slots: SlotLimits,
     /// How its capacity came about, for logs and errors.
     pub capacity_reason: String,
 }
 
-/// How many instances each place has.
+/// How many instances there are of each kind.
 pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<InstanceKind, usize>, ConfigError> {
     let mut instances = BTreeMap::new();
-    let mut add = |place, count: usize| *instances.entry(place).or_insert(0) += count;
+    let mut add = |kind, count: usize| *instances.entry(kind).or_insert(0) += count;
     for group in groups {
         let count = group.count.0.max(1) as usize;
         match group.kind.as_str() {
-            "" | "KIND_CPU" => in_simulation(count).into_iter().for_each(|(place, count)| add(place, count)),
+            "" | "KIND_CPU" => in_simulation(count).into_iter().for_each(|(kind, count)| add(kind, count)),
             // Core lists the devices of a group that names none.
             "KIND_GPU" => {
                 for gpu in &group.gpus {
@@ -67,7 +65,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
     Ok(instances)
 }
 
-/// Where instances of KIND_CPU run: in turn on the devices that are simulated, if there are such.
+/// Where instances of KIND_CPU run: on the CPU, or in turn on the simulated devices, if there are any.
 fn in_simulation(count: usize) -> BTreeMap<InstanceKind, usize> {
     match simulated_devices() {
         0 => BTreeMap::from([(InstanceKind::Cpu, count)]),

@@ -1,7 +1,7 @@
 //! Triton's model configuration as JSON, field by field, as far as this backend reads it.
 //!
 //! Triton prints protobuf field names, enums by name, and 64-bit integers as numbers or as strings depending on the
-//! field; [`Int`] reads both. Fields that are not named here are Triton's business and pass unread.
+//! field; [`Int`] reads both. Fields that are not named here are left to Triton.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ impl<'de> Deserialize<'de> for Int {
             Large(u64),
             Text(String),
         }
-        // Triton's unsigned fields go further than any use of them here.
+        // Triton has unsigned fields. No value above i64::MAX makes a difference here.
         let large = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         match Form::deserialize(deserializer)? {
             Form::Number(number) => Ok(Self(number)),

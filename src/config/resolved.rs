@@ -16,52 +16,49 @@ use super::session_options::SessionOptions;
 use super::states::States;
 use crate::tensor::DataType;
 
-/// Everything a model's configuration says, checked.
+/// A model's configuration, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The model's name.
     pub model: String,
-    /// Most requests of a payload; 0 if tensors have no batch axis of Triton's.
+    /// Most requests of a payload; 0 if Triton puts no batch dimension in front of tensors.
     pub max_batch_size: usize,
-    /// Most requests of one run: those of a larger payload are run one part after the other.
+    /// Most requests of one run. A larger payload takes several runs.
     pub max_rows_per_run: usize,
-    /// What requests carry.
+    /// Inputs that requests carry.
     pub inputs: Vec<TensorConfig>,
-    /// What responses may carry.
+    /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
-    /// Which outputs become which inputs of the sequence's next request, and what they are at first.
+    /// Which outputs become which inputs of the sequence's next request, and their initial values.
     pub states: States,
     /// Inputs that are filled from a request's flags and sequence id.
     pub controls: Vec<Control>,
-    /// Inputs with a fixed value: name and elements as written.
+    /// Inputs with a fixed value: their name, and their elements as written.
     pub constants: Vec<(String, Vec<String>)>,
-    /// Inputs that are fed with the end of the previous request's in front.
+    /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
     /// Inputs whose rows may have different lengths in one batch.
     pub ragged: Ragged,
-    /// Numbers of rows that are run at load.
+    /// Numbers of rows of the runs at load.
     pub warmup_batch_sizes: Vec<usize>,
-    /// Batches whose states stay where their last run wrote them, beside the batch that is written.
+    /// How many batches can leave their states where the last run wrote them, besides the one that is being written.
     pub resident_batches: usize,
-    /// How Triton schedules the sequences.
     pub strategy: Strategy,
-    /// To which sizes batches are filled up.
+    /// Sizes that batches are filled up to.
     pub padding: Padding,
-    /// Whether an END alone is run; else it is answered with outputs without elements.
+    /// Whether an END that is no START runs. If not, it is answered with outputs that have no elements.
     pub infer_end_requests: bool,
     /// What the model's instances log.
     pub logging: Logging,
-    /// How ONNX Runtime is to run it.
+    /// How ONNX Runtime runs the model.
     pub session: SessionOptions,
-    /// Whether states of TYPE_FP32 are kept as TYPE_FP16.
     pub store_states_as_fp16: bool,
-    /// Where its instances run, with the bounds of the state pools; in the order of the places.
+    /// Where the instances run, each once, with the bounds of its state pool.
     pub placements: Vec<Placement>,
-    /// Sequences are dropped after lying idle this long.
+    /// A sequence that is idle for this long is dropped.
     pub idle_limit: Duration,
-    /// Core has dropped a sequence that has lain idle this long.
+    /// When a sequence is idle for this long, core has dropped it.
     pub dropped_after: Duration,
-    /// Core sends what it has queued for an idle instance within this time.
+    /// Core sends what it has queued to an idle instance within this time.
     pub quiet: Duration,
     /// Sequences that core sends to one instance at a time.
     pub candidates: usize,
@@ -72,21 +69,23 @@ pub struct Config {
 pub struct TensorConfig {
     /// Name in the model and in requests.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
-    /// Dimensions as the model has them (after `reshape`), without Triton's batch dimension; -1 is open.
+    /// Dimensions in the model (after `reshape`), without Triton's batch dimension; -1 is open.
     pub dims: Vec<i64>,
-    /// Whether a request may leave it out.
     pub optional: bool,
 }
 
 /// One state: an output whose value is the input of the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatePair {
-    /// Name of the model's input.
     pub input: String,
-    /// Name of the model's output.
     pub output: String,
+}
+
+impl fmt::Display for StatePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<<<{}, {}>>>", self.input, self.output)
+    }
 }
 
 impl Config {
@@ -148,17 +147,16 @@ impl Config {
         })
     }
 
-    /// Most rows of a run, padding among them.
+    /// Most rows of a run, with padding.
     pub fn most_rows(&self) -> usize {
         self.padding.rows(self.max_rows_per_run)
     }
 
-    /// Whether core gives each instance one sequence at a time, and the START of another has to wait.
+    /// Whether core gives each instance one sequence at a time, so that the START of another one waits.
     pub fn holds_one_sequence(&self) -> bool {
         self.strategy == Strategy::Direct && self.max_batch_size <= 1
     }
 
-    /// Whether some instances run on a GPU.
     pub fn is_on_gpu(&self) -> bool {
         self.placements.iter().any(|placement| placement.kind != InstanceKind::Cpu)
     }

@@ -1,4 +1,4 @@
-//! States: their pairs, their initial values, and how much memory those that vary may have.
+//! States: their pairs, their initial values, and how much memory those that vary in size may have.
 
 use super::error::{ConfigError, field};
 use super::parameters::{self, Assigned, PairPattern, Parameters, bad};
@@ -11,30 +11,28 @@ use crate::tensor::{DataType, Dims, element_count};
 pub struct States {
     /// `state_pairs`.
     pub pairs: StatePairs,
-    /// `state_pair_patterns`: names that are pairs.
+    /// `state_pair_patterns`.
     pub patterns: Vec<PairPattern>,
     /// `sequence_batching.state`.
     pub declared: Vec<DeclaredState>,
-    /// `initial_states`: name of a state's input, and its value.
+    /// `initial_states`: the name of a state's input, and its value.
     pub initial: Vec<(String, InitialValue)>,
     /// `initial_state_model`: a file in the version folder.
     pub initial_model: Option<String>,
-    /// Most bytes that the varying states of one sequence may have, and those of all.
+    /// How much memory states that vary in size may have.
     pub limits: StateLimits,
 }
 
 /// `state_pairs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StatePairs {
-    /// Not there.
     Absent,
-    /// `auto`: found by their names.
+    /// `auto`: the states are found by their names.
     Auto,
-    /// As written.
     Listed(Vec<StatePair>),
 }
 
-/// Where the states come from that `sequence_batching.state` does not have.
+/// Where the states come from that are not declared in `sequence_batching.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairsFrom {
     /// `state_pairs`.
@@ -48,29 +46,25 @@ pub enum PairsFrom {
 /// An entry of `sequence_batching.state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredState {
-    /// Its two ends.
     pub pair: StatePair,
-    /// Element type.
     pub data_type: DataType,
-    /// Dimensions without the batch axis, or with -1 in its place; -1 is open.
+    /// Without the batch axis, or with -1 in its place; -1 is open.
     pub dims: Vec<i64>,
-    /// Its `initial_state`.
     pub initial: Option<DeclaredInitial>,
 }
 
-/// An `initial_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredInitial {
-    /// Dimensions, as in the state's, none open.
+    /// As the state's, with no open dimension.
     pub dims: Vec<i64>,
-    /// `data_file`; zeros without one.
+    /// `data_file`; `None` for zeros.
     pub file: Option<String>,
 }
 
 /// A value of `initial_states`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialValue {
-    /// Every element is this.
+    /// The value of every element.
     Fill(String),
     /// The elements of a row.
     List(Vec<String>),
@@ -78,14 +72,14 @@ pub enum InitialValue {
     File(String),
 }
 
-/// How much the states that vary in size may have.
+/// Most bytes of the states that vary in size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLimits {
     /// `max_state_bytes_per_sequence`.
     pub per_sequence: usize,
     /// `max_state_bytes`.
     pub total: usize,
-    /// One of them is in the configuration.
+    /// Whether the configuration has one of the two.
     pub are_written: bool,
 }
 
@@ -104,8 +98,8 @@ impl States {
         Ok(Self { pairs, patterns, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
     }
 
-    /// The states: those written, else those that the model's graph description names, as NVIDIA's stateful_backend
-    /// reads it, else what `by_name` finds; and those declared.
+    /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
+    /// description, as in NVIDIA's stateful_backend; if it names none, those that `by_name` finds.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,
@@ -123,7 +117,7 @@ impl States {
         Ok((self.union(&found)?, from))
     }
 
-    /// All pairs: those written or `found`, and those declared. A name may stand in one pair only.
+    /// The pairs that are `found` and those that are declared. A name may be in one pair only.
     fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
         let mut all: Vec<StatePair> = Vec::new();
         for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
@@ -136,7 +130,7 @@ impl States {
         Ok(all)
     }
 
-    /// Files in the folder `initial_state` that the configuration names, each with its state's input.
+    /// The files of initial states: the name of a state's input, and the file in the folder `initial_state`.
     pub fn initial_files(&self) -> impl Iterator<Item = (&str, &str)> {
         let declared = self
             .declared
@@ -235,7 +229,7 @@ impl StateLimits {
     fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
         let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
         let written = (bytes("max_state_bytes")?, bytes("max_state_bytes_per_sequence")?);
-        // What a batch makes comes on top while it runs, and other models want their part, too.
+        // A run needs memory beside that, and so do other models.
         let total = written.0.unwrap_or_else(|| machine_memory() / 4);
         let per_sequence = written.1.unwrap_or_else(|| total.min(machine_memory() / 64));
         if per_sequence > total {
@@ -246,7 +240,7 @@ impl StateLimits {
     }
 }
 
-/// Bytes of memory that this process may have: the machine's, or what its control group allows.
+/// Bytes of memory that this process may use: the machine's, or what its control group allows.
 pub(super) fn machine_memory() -> usize {
     let system = sysinfo::System::new_with_specifics(
         sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),

@@ -30,8 +30,7 @@ pub struct TensorInfo {
 }
 
 impl Signature {
-    /// The name of the batch dimension, as far as names tell it: a usual one, else one that every state has, and
-    /// something else that the model takes.
+    /// The name of the batch dimension, if names tell it: a usual one, else one that every state and another input have.
     pub fn batch_symbol(&self, is_state: impl Fn(&TensorInfo) -> bool) -> Option<&str> {
         let named = |info: &'_ TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
         let (states, others): (Vec<_>, Vec<_>) = self.inputs.iter().partition(|info| is_state(info));

@@ -86,14 +86,14 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     partial.add(&plan.additions);
     let mut completed = partial.document().as_object().cloned().unwrap_or_default();
     let config = partial.resolve().map_err(LoadError::from)?;
-    // A model lies in a folder of its version, and the files beside that.
+    // The file is in the folder of its version. The files of initial states are beside that folder.
     let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
     let files = read_initial_files(repository, config.states.initial_files()).map_err(LoadError::from)?;
     let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(LoadError::from)?;
-    let pairs: Vec<String> = plan.pairs.iter().map(|pair| format!("<<<{}, {}>>>", pair.input, pair.output)).collect();
-    // Without it Triton takes a GPU where it sees one.
+    let pairs: Vec<String> = plan.pairs.iter().map(ToString::to_string).collect();
+    // Without an instance group Triton uses a GPU if there is one.
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
-    // Last, as one writes them.
+    // People write the parameters last.
     let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
     parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
     completed.insert("parameters".to_owned(), parameters);
@@ -124,7 +124,7 @@ fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, LoadError> 
     let beside = |folder: &str| program.as_ref()?.parent()?.parent().map(|build| build.join(folder));
     let search = SearchPath {
         configured: arguments.ort_library.clone(),
-        // As scripts/build lays the program and the backend out.
+        // scripts/build puts the program and the backend there.
         backend_dir: beside("backends/stateful"),
         environment: std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from),
         backends_dir: None,
