@@ -1,4 +1,4 @@
-//! Inputs of requests and outputs of responses: configured dims against the model's, and the batch axis.
+//! Inputs of requests and outputs of responses: whether their configured dims fit the model's, and their batch axis.
 
 use super::context::WrittenContext;
 use super::error::BindingError;
@@ -8,7 +8,7 @@ use crate::config::{Config, TensorConfig};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, is_batch_name};
 
-/// Holds the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
+/// Checks the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
 pub(super) fn match_dims(
     config: &Config,
     list: &'static str,
@@ -62,7 +62,7 @@ pub(super) fn match_dims(
 
 pub(super) const INPUT: &str = "input";
 
-/// Whether a dimension's name is the batch's: the one that the requests' inputs give it, else a usual one.
+/// Whether a dimension has the batch's name: the one that inputs of requests have for it, else a usual one.
 pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
     match batch_symbol {
         Some(of_requests) => symbol == of_requests,
@@ -83,7 +83,7 @@ pub(super) fn request_input(
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
     let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
-    // What clients send of the model's dims.
+    // The model's dims without the context, as clients send them.
     let mut dims = info.dims.clone();
     if let Some(context) = &context {
         context.take_off(&mut dims);
@@ -98,7 +98,7 @@ pub(super) fn request_input(
                 .to_owned(),
         });
     }
-    // Where only the configuration fixes a dimension, Triton holds requests to it.
+    // Triton checks requests against a dimension that only the configuration fixes.
     let behind = dims.len() - tensor.dims.len();
     for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {
         if *dim < 0 {
