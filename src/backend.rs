@@ -1,4 +1,4 @@
-//! The backend in its server: what the command line says, and the ONNX Runtime that all models share.
+//! The backend in its server: the server's command line, and the ONNX Runtime that all models share.
 
 #![forbid(unsafe_code)]
 
@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
+use crate::config::ConfigError;
 use crate::error::LoadError;
 use crate::model::{Location, Model};
 use crate::panic::Panic;
@@ -17,10 +18,10 @@ use crate::triton;
 const TRITONS_OWN: [&str; 4] =
     ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
-/// Its `--model-load-gpu-limit`, for each GPU.
+/// Triton's `--model-load-gpu-limit`, of which there is one for each GPU.
 const TRITONS_GPU_LIMIT: &str = "model-load-gpu-limit-";
 
-/// Settings of ours: where ONNX Runtime is, what it logs, and whether all models share its threads.
+/// This backend's own settings.
 const KNOWN: [&str; 5] = [
     "ort-library-path",
     "ort-logging-level",
@@ -29,21 +30,14 @@ const KNOWN: [&str; 5] = [
     "inter_op_thread_count",
 ];
 
-#[derive(Deserialize)]
-struct BackendConfig {
-    #[serde(default)]
-    cmdline: BTreeMap<String, String>,
-}
-
-/// Finds the server and ONNX Runtime. May come again, for another server in the same process.
+/// Finds the server and ONNX Runtime. Called again for another server in the same process.
 pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     triton::load()?;
     triton::install_log();
-    let config: BackendConfig =
-        serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
-    check_names(&config.cmdline)?;
-    let search = search_path(&config.cmdline, backend.folder()?);
-    let library = Library::load(&search, environment_options(&config.cmdline)?)?;
+    let command_line = command_line(backend)?;
+    check_names(&command_line)?;
+    let search = search_path(&command_line, backend.folder()?);
+    let library = Library::load(&search, environment_options(&command_line)?)?;
     log::info!(
         "stateful backend {}: ONNX Runtime {} from {} ({})",
         env!("CARGO_PKG_VERSION"),
@@ -58,13 +52,23 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
 pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, LoadError> {
     let library = Library::loaded().ok_or_else(|| Panic("a model came before the backend".to_owned()))?;
     let location = Location { version: model.version()?, repository: model.repository()? };
-    let config: BackendConfig =
-        serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
-    let default_max_batch_size = config.cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok());
+    let default_max_batch_size =
+        command_line(backend)?.get("default-max-batch-size").and_then(|size| size.parse().ok());
     Model::load(model, &location, &library, default_max_batch_size.unwrap_or(0))
 }
 
+/// What the server's command line says to backends: names and values.
 type CommandLine = BTreeMap<String, String>;
+
+fn command_line(backend: triton::Backend) -> Result<CommandLine, LoadError> {
+    #[derive(Deserialize)]
+    struct BackendConfig {
+        #[serde(default)]
+        cmdline: CommandLine,
+    }
+    let config: BackendConfig = serde_json::from_slice(&backend.config_json()?).map_err(ConfigError::from)?;
+    Ok(config.cmdline)
+}
 
 fn check_names(cmdline: &CommandLine) -> Result<(), LoadError> {
     let is_tritons = |name: &str| TRITONS_OWN.contains(&name) || name.starts_with(TRITONS_GPU_LIMIT);

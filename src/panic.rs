@@ -1,4 +1,4 @@
-//! The guard against panics: none may cross into Triton, which is C++.
+//! The guard against panics. None may unwind into Triton, which is C++.
 
 #![forbid(unsafe_code)]
 
@@ -15,8 +15,8 @@ compile_error!("with panic = \"abort\" a panic would end the whole server: build
 
 /// Calls `work`; a panic in it becomes an error.
 ///
-/// What `work` changed stays changed. Its callers hold nothing that a panic could leave half done: requests and leases
-/// put themselves right when they are dropped, and buffers are written anew by every step.
+/// What `work` has changed stays changed. That is safe: a request or a lease that a panic drops is answered and given
+/// back, and every step writes its buffers anew.
 pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|payload| Panic(text(payload.as_ref())))
 }

@@ -28,40 +28,34 @@ use crate::triton;
 use sessions::Sessions;
 use site::Devices;
 
-/// A loaded model. Dropping it stops the reapers of its sites.
+/// A loaded model. Dropping it stops the threads that expire its sequences.
 pub struct Model {
-    /// What config.pbtxt says.
     pub config: Config,
-    /// How the ONNX model fits it.
+    /// What its inputs and outputs are for.
     pub binding: Binding,
-    /// What it is run by.
     pub sessions: Sessions,
-    /// The model for initial states, where they depend on the first request.
+    /// The model for initial states, if they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
-    /// Where its instances run, with the sequences there.
     sites: Vec<Site>,
     next_instance: AtomicU32,
 }
 
 /// A model for initial states.
 pub struct LoadedInitialModel {
-    /// The ONNX model.
     pub session: Arc<Session>,
-    /// How it fits the model that it is for.
     pub binding: InitialModel,
 }
 
-/// Where a model lies.
+/// Where the files of a model are.
 #[derive(Clone, Debug)]
 pub struct Location {
-    /// Version of the model.
     pub version: u64,
     /// The model's folder, with a folder for each version.
     pub repository: PathBuf,
 }
 
 impl Model {
-    /// Opens the ONNX model, completes the configuration from it, holds one against the other and makes the state pool.
+    /// Opens the ONNX model, completes the configuration from it, binds the one to the other, and makes the state pools.
     pub fn load(
         triton: triton::Model,
         location: &Location,
@@ -85,15 +79,15 @@ impl Model {
             partial.add(&plan.additions);
             triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
-        // Triton's copy is not read again. Triton keeps what was added, but for the parameter, which it takes from no
-        // backend and which only this library needs.
+        // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no parameters
+        // from a backend.
         let mut config = partial.resolve()?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
         config.session = sessions.options().clone();
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
-            // Full batches, as stateful_backend has it.
+            // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
@@ -110,13 +104,13 @@ impl Model {
         Ok(model)
     }
 
-    /// Where an instance of that kind runs.
+    /// The site of the instances of that kind.
     pub fn site(&self, kind: InstanceKind) -> Result<&Site, LoadError> {
         let site = self.sites.iter().find(|site| site.kind == kind);
         site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
     }
 
-    /// Where instance number `number` runs, if they take turns.
+    /// The kind of instance number `number`, if instances take turns.
     pub fn kind_in_turn(&self, number: u32) -> InstanceKind {
         self.sites[number as usize % self.sites.len()].kind
     }
@@ -140,7 +134,7 @@ impl Model {
         }
     }
 
-    /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
+    /// Logs the whole resolved configuration, so that an operator can see what the backend understood.
     fn log(&self, location: &Location, session: &Session, library: &Library, plan: &Plan) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
@@ -199,7 +193,7 @@ impl Model {
     }
 }
 
-/// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.
+/// Loads the model for initial states. One without inputs gives the same each time, so it runs only once, here.
 fn load_initial_model(
     config: &Config,
     version_dir: &Path,

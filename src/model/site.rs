@@ -1,4 +1,4 @@
-//! Where the instances of a model run, and the sequences that live there.
+//! Where the instances of a model run, and the sequences there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,26 +20,23 @@ use crate::session::Session;
 /// A client that sends ahead leaves no longer pauses within a sequence, also on a busy machine.
 const REST_MARGIN: Duration = Duration::from_millis(750);
 
-/// The host, or a GPU, with the sequences of the instances there. Core gives a sequence to one instance for its life,
-/// so its state never has to go from one place to another.
+/// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one instance,
+/// so its state never moves to another site.
 pub struct Site {
-    /// Which.
     pub kind: InstanceKind,
-    /// Bounds of the pool.
     pub placement: Placement,
-    /// The GPU.
+    /// The GPU; `None` on the host.
     pub device: Option<Arc<Device>>,
-    /// The sequences, with their states.
     pub sequences: Arc<LiveSequences>,
-    /// What has gone between the host and the device.
+    /// The traffic between the host and the device.
     pub traffic: Arc<Traffic>,
-    /// Bytes of the GPU's memory that were in use before, until the first instance has said what is.
+    /// Bytes of the GPU's memory that were in use before the model was loaded; taken by the first instance.
     used_before: Mutex<Option<usize>>,
     _reaper: Reaper,
 }
 
 impl Site {
-    /// Makes the pool of a place.
+    /// Makes the pool, and starts the thread that expires sequences.
     pub fn new(
         config: &Config,
         binding: &Binding,
@@ -76,8 +73,8 @@ impl Site {
         Ok(Self { kind, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
 
-    /// Bytes of the GPU's memory that are in use before an instance is made; 0 without one. The first instance answers
-    /// for what the model has there already.
+    /// Bytes of the GPU's memory that are in use before an instance is made; 0 on the host. What the model itself has there
+    /// counts as the first instance's.
     pub fn used_before_instance(&self) -> Result<usize, DeviceError> {
         match self.used_before.lock().take() {
             Some(bytes) => Ok(bytes),
@@ -85,7 +82,7 @@ impl Site {
         }
     }
 
-    /// Bytes of the GPU's memory that are in use; 0 without one.
+    /// Bytes of the GPU's memory that are in use; 0 on the host.
     pub fn used_bytes(&self) -> Result<usize, DeviceError> {
         self.device.as_ref().map_or(Ok(0), |device| device.used_bytes())
     }
@@ -100,7 +97,7 @@ impl Drop for Site {
     }
 }
 
-/// The GPU of a place.
+/// A GPU that was found.
 #[derive(Clone)]
 pub struct Found {
     device: Arc<Device>,
@@ -108,15 +105,15 @@ pub struct Found {
     used_before: usize,
 }
 
-/// The devices of a model's places.
+/// The devices that a model's instances run on.
 pub struct Devices {
     by_kind: Vec<(InstanceKind, Option<Found>)>,
-    /// A session to read the model by.
+    /// A session to read the model's signature from.
     pub probe: Arc<Session>,
 }
 
 impl Devices {
-    /// Opens them, and the first session. What cannot be had is an error, unless instances may run on the CPU instead.
+    /// Opens the devices and the first session. Without a usable GPU it fails, unless instances may run on the CPU instead.
     pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
         let opened = Self::open_strictly(partial, sessions);
         match opened {
@@ -137,7 +134,7 @@ impl Devices {
         Ok(Self { by_kind, probe })
     }
 
-    /// The device of a place; none for the host.
+    /// The device of the instances of a kind; `None` for the host.
     pub fn of(&self, kind: InstanceKind) -> Option<Found> {
         self.by_kind.iter().find(|(known, _)| *known == kind).and_then(|(_, found)| found.clone())
     }

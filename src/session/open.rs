@@ -78,25 +78,21 @@ pub struct Session {
     graph_description: Option<String>,
     run_options: RunOptions,
     options: SessionOptions,
-    /// Has the stream that the runs are enqueued on, so it goes behind the session.
+    /// The last field, because the session uses its stream and must be dropped first.
     provider: Provider,
 }
 
-/// What runs a model.
+/// What a session runs on.
 pub enum Provider {
     /// The CPU.
     Cpu,
-    /// A GPU, on a stream of it.
-    Gpu {
-        /// The stream, which no other session has.
-        stream: Arc<OwnedStream>,
-        /// The providers and their options.
-        providers: Providers,
-    },
+    /// A GPU, with a stream that no other session has.
+    #[expect(missing_docs, reason = "the types say what they are")]
+    Gpu { stream: Arc<OwnedStream>, providers: Providers },
 }
 
 impl Provider {
-    /// Whether a session could run so: the error says why not.
+    /// Checks whether a session can run on it.
     pub fn check(&self, library: &Library, options: &SessionOptions) -> Result<(), OpenError> {
         let mut builder = builder(library, options).map_err(SessionError::Run)?;
         self.append_to(&mut builder)
@@ -133,12 +129,12 @@ impl Session {
         Ok(Self { inner, signature, graph_description, run_options, options, provider })
     }
 
-    /// What the model takes and gives.
+    /// The model's inputs and outputs.
     pub const fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// What the graph says about itself, if anything.
+    /// The description in the model's graph.
     pub fn graph_description(&self) -> Option<&str> {
         self.graph_description.as_deref()
     }
@@ -170,7 +166,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // It gives memory back.
+        // Dropping the session frees memory on the GPU.
         let _no_capture = self.is_on_gpu().then(while_nothing_is_captured);
         // SAFETY: dropped here only.
         unsafe { ManuallyDrop::drop(&mut self.inner) };
@@ -220,7 +216,7 @@ impl RunOptions {
             entries.push((c"memory.enable_memory_arena_shrinkage", arenas.clone()));
         }
         if let Provider::Gpu { providers, .. } = provider {
-            // We wait ourselves, behind the copies of the outputs.
+            // The step waits itself, after the copies of the outputs.
             entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
             if providers.cuda_graph {
                 const NO_GRAPH: i32 = -1;
