@@ -12,7 +12,7 @@
 //! | [`responder`] | the thread that sends answers | model, panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
 //! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | model, panic, error, binding, session, triton, sequence, memory, state, tensor |
-//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, error, session, config, triton |
+//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
 //! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, binding, completion, session, triton, config, sequence, memory, tensor |
