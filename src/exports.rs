@@ -27,8 +27,8 @@ const _: entry_point::TRITONBACKEND_ModelInstanceFinalize = TRITONBACKEND_ModelI
 const _: entry_point::TRITONBACKEND_ModelInstanceExecute = TRITONBACKEND_ModelInstanceExecute;
 
 /// Triton may call on any thread and passes our objects as `void *`, where the compiler cannot check that they may be
-/// shared or sent. So it checks here: several threads use a model at once, and one thread at a time uses an instance or a
-/// request.
+/// shared or sent. So it checks here: several threads use a model at once, and one thread at a time uses an instance or
+/// a request.
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
     const fn is_sent<T: Send>() {}

@@ -1,7 +1,7 @@
 //! Sends the answers of an instance, on a thread of its own while the next batch runs.
 //!
-//! Sending an answer and releasing its request call into Triton's front end. With gRPC that often takes longer than a run.
-//! The states of a batch are kept before its answers are sent, so only its clients wait for them.
+//! Sending an answer and releasing its request call into Triton's front end. With gRPC that often takes longer than a
+//! run. The states of a batch are kept before its answers are sent, so only its clients wait for them.
 //!
 //! Rules: payloads are settled in the order in which they ran, on either thread; dropping the responder settles all of
 //! them.

@@ -130,8 +130,9 @@ pub struct RowLayout {
 }
 
 impl RowLayout {
-    /// The layout of a tensor with `dims`, where the length of the batch axis does not matter. `None` if another dimension
-    /// is open or a product overflows. Strings have no fixed size, so for them it counts elements instead of bytes.
+    /// The layout of a tensor with `dims`, where the length of the batch axis does not matter. `None` if another
+    /// dimension is open or a product overflows. Strings have no fixed size, so for them it counts elements instead of
+    /// bytes.
     pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>) -> Option<Self> {
         let split = batch_axis.unwrap_or(0);
         let behind = batch_axis.map_or(0, |axis| axis + 1);
@@ -176,8 +177,8 @@ pub struct Chunk {
 }
 
 impl WindowLayout {
-    /// The layout of a tensor with `dims`, where the length of the batch axis does not matter. `None` if the two axes are
-    /// the same, a dimension is open, or a product overflows. As in [`RowLayout`], strings count elements.
+    /// The layout of a tensor with `dims`, where the length of the batch axis does not matter. `None` if the two axes
+    /// are the same, a dimension is open, or a product overflows. As in [`RowLayout`], strings count elements.
     pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>, axis: usize) -> Option<Self> {
         let steps = usize::try_from(*dims.get(axis)?).ok()?;
         let element = data_type.byte_size().unwrap_or(1);

@@ -105,8 +105,8 @@ pub enum Flag {
 pub enum ShapeForm {
     /// As in the model, with 1 for the batch axis, which is the first one. This is Triton's form.
     Plain,
-    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's batch
-    /// dimension in front of them, and responses have not. This is the form of NVIDIA's stateful_backend.
+    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's
+    /// batch dimension in front of them, and responses have not. This is the form of NVIDIA's stateful_backend.
     BatchInside,
     /// The model's tensor has no batch axis, but others have. Requests have Triton's batch dimension in front of it.
     Unbatched,

@@ -24,8 +24,8 @@ impl<'a> Feeds<'a> {
         find(self.infos.iter().copied(), name, named_by, "input")
     }
 
-    /// The name of the batch dimension, from an input that is fed. If Triton puts no batch dimension in front, it is the
-    /// name of the first dimension.
+    /// The name of the batch dimension, from an input that is fed. If Triton puts no batch dimension in front, it is
+    /// the name of the first dimension.
     pub(super) fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
         let of_input = |(fed, info): (&Option<BoundInput>, &&'a TensorInfo)| {
             let axis = fed.as_ref()?.batch_axis.or((!config.is_batched()).then_some(0))?;

@@ -159,8 +159,8 @@ impl Binding {
         self.states.iter().any(|state| state.output == output) || trim_lengths(&self.outputs).contains(&output)
     }
 
-    /// Bytes of a slot that are where the model runs: the states. The contexts behind them are on the host, where inputs
-    /// are gathered.
+    /// Bytes of a slot that are where the model runs: the states. The contexts behind them are on the host, where
+    /// inputs are gathered.
     pub fn device_bytes(&self) -> usize {
         self.slot.part_bytes(self.states.len())
     }

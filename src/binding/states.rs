@@ -27,8 +27,8 @@ pub(super) struct StateBinder<'a> {
 }
 
 impl StateBinder<'_> {
-    /// Binds a state that comes after those `before` it: feeds its input and fetches its output. `None` if the model does
-    /// not take the state.
+    /// Binds a state that comes after those `before` it: feeds its input and fetches its output. `None` if the model
+    /// does not take the state.
     pub fn bind(
         &self,
         pair: &StatePair,
@@ -40,8 +40,8 @@ impl StateBinder<'_> {
         let declared = self.config.states.declaration(pair);
         let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
         let (index, info) = match feeds.find(&pair.input, named_by) {
-            // An optimiser may have dropped the input, as with controls. If the name is misspelt, another input is unfed,
-            // which is an error.
+            // An optimiser may have dropped the input, as with controls. If the name is misspelt, another input is
+            // unfed, which is an error.
             Err(_) if declared.is_some() => return Ok(None),
             found => found?,
         };
@@ -136,7 +136,8 @@ fn batch_axis(
         (&[], &[], _) if !config.is_batched() && all_have_names => Ok(None),
         (.., []) => Err(state_error(
             info,
-            "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch dimension",
+            "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch \
+             dimension",
         )),
         _ => Err(state_error(
             info,
@@ -146,8 +147,8 @@ fn batch_axis(
     }
 }
 
-/// The axes that can be the batch, because the other dimensions are the declared ones. The declared dims leave the batch
-/// out or have -1 in its place.
+/// The axes that can be the batch, because the other dimensions are the declared ones. The declared dims leave the
+/// batch out or have -1 in its place.
 fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -> Result<Vec<usize>, BindingError> {
     let (model, dims) = (&info.dims, &declared.dims);
     let left_out = |axis: &usize| {
@@ -197,8 +198,8 @@ fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), Bindin
 }
 
 fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
-    // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that varies
-    // may be fixed at one end.
+    // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that
+    // varies may be fixed at one end.
     let (a, b) = (&input.dims, &ends.output.dims);
     let dims_agree = b.is_empty() || (a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b)));
     if input.data_type == ends.output.data_type && dims_agree {
@@ -212,8 +213,8 @@ fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
     })
 }
 
-/// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's batch,
-/// or by the only dimension that is open there and fixed in the input.
+/// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's
+/// batch, or by the only dimension that is open there and fixed in the input.
 fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
     let (input, output) = (ends.input, ends.output);
     let others = || (0..output.dims.len()).filter(|&other| other != axis);

@@ -227,8 +227,8 @@ impl BatchAxes {
     }
 }
 
-/// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an input
-/// of requests.
+/// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an
+/// input of requests.
 fn batch_symbol<'a>(signature: &'a Signature, known: &Known) -> Option<&'a str> {
     let of_requests = signature.inputs.iter().filter(|info| known.is_of_requests(info));
     let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
@@ -470,7 +470,7 @@ mod tests {
             (&json!(64), &x, &json!("y"))
         );
         assert_eq!(config["sequence_batching"], json!({ "direct": {} }));
-        // Dims with the batch say that there is to be none.
+        // Dims that list the batch mean that Triton has none.
         let full = json!([{ "name": "x", "data_type": "TYPE_FP32", "dims": [-1, 4] }]);
         let config = completed(json!({ "input": full }), &model, &S, &[]).unwrap();
         assert_eq!(config.get("max_batch_size"), None);

@@ -1,7 +1,8 @@
 //! Warns of inputs of requests that may be states: an output has their type and dims.
 //!
 //! Some of a model's states may have names that say so, and others not. Then the model loads, but clients are asked for
-//! inputs that they do not have. What is found here is not made a state. The warning has the line to write if it is one.
+//! inputs that they do not have. What is found here is not made a state. The warning has the line to write if it is
+//! one.
 
 use super::pairing::{Taken, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line};
 use crate::config::StatePair;

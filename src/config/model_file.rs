@@ -4,7 +4,8 @@ use std::path::{Component, Path, PathBuf};
 
 use super::error::ConfigError;
 
-/// The file name that Triton fills in for a model named `….stateful` whose configuration names no file and no backend.
+/// The file name that Triton fills in for a model named `….stateful` whose configuration names no file and no
+/// backend.
 const TRITONS_NAME: &str = "model.stateful";
 
 /// The file named by `onnx_file_name`, else by `default_model_filename`, else `model.onnx`, else the only `.onnx`.

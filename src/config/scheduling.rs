@@ -129,8 +129,8 @@ pub(super) fn core_idle_limit(batching: &raw::SequenceBatching) -> Result<Durati
     Ok(limit(Duration::from_micros(idle as u64)))
 }
 
-/// How much longer a sequence may be idle here than in core, because its last request may wait in core's queue; at least
-/// `quiet`.
+/// How much longer a sequence may be idle here than in core, because its last request may wait in core's queue; at
+/// least `quiet`.
 pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration, ConfigError> {
     let margin =
         parameters.number("sequence_idle_margin_microseconds", 0u64.., "a number of microseconds, 0 or more,")?;
@@ -181,8 +181,8 @@ pub(super) fn slot_limits(
     check_slabs(limits, max_batch_size, &reason)?;
     if shrink_above <= grow_below {
         log::warn!(
-            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, {grow_below}, \
-             or buffers come and go with every few sequences"
+            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, \
+             {grow_below}, or buffers come and go with every few sequences"
         );
     }
     Ok((limits, reason))

@@ -9,8 +9,8 @@ use super::raw::Optimization;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Threads that work on one operator; 0 for one per core. The default is 1 (the onnxruntime backend's is 0), because
-    /// small steps are fastest with one thread, and batches and instances run in parallel.
+    /// Threads that work on one operator; 0 for one per core. The default is 1 (the onnxruntime backend's is 0),
+    /// because small steps are fastest with one thread, and batches and instances run in parallel.
     pub intra_op_threads: usize,
     /// Threads that run operators side by side, with parallel execution; 0 for one per core.
     pub inter_op_threads: usize,

@@ -68,7 +68,7 @@ pub enum LoadError {
 
 impl LoadError {
     /// Whether there is no GPU that could run the model.
-    pub const fn is_want_of_gpu(&self) -> bool {
+    pub const fn means_no_gpu(&self) -> bool {
         use DeviceError::{NoDevice, NoDriver, UselessDriver};
         matches!(
             self,

@@ -55,7 +55,8 @@ pub struct Location {
 }
 
 impl Model {
-    /// Opens the ONNX model, completes the configuration from it, binds the one to the other, and makes the state pools.
+    /// Opens the ONNX model, completes the configuration from it, binds the one to the other, and makes the state
+    /// pools.
     pub fn load(
         triton: triton::Model,
         location: &Location,
@@ -79,8 +80,8 @@ impl Model {
             partial.add(&plan.additions);
             triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
-        // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no parameters
-        // from a backend.
+        // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no
+        // parameters from a backend.
         let mut config = partial.resolve()?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;

@@ -1,5 +1,5 @@
-//! The sessions of a model: one for all instances on the CPU, where its runs may overlap; and one for each instance on a
-//! GPU, where a session has a single stream.
+//! The sessions of a model: one for all instances on the CPU, where its runs may overlap; and one for each instance on
+//! a GPU, where a session has a single stream.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -49,8 +49,8 @@ impl Sessions {
         &self.providers
     }
 
-    /// Sets the options that depend on the model. A model with growing states is opened anew on the CPU, with pages of their
-    /// own for large tensors. TensorRT gets the shapes for its engines.
+    /// Sets the options that depend on the model. A model with growing states is opened anew on the CPU, with pages of
+    /// their own for large tensors. TensorRT gets the shapes for its engines.
     pub fn complete(&mut self, config: &Config, binding: &Binding) {
         if binding.has_varying_states() && !self.options.mem_arena_is_written {
             self.options.pages = true;

@@ -20,8 +20,8 @@ use crate::session::Session;
 /// A client that sends ahead leaves no longer pauses within a sequence, also on a busy machine.
 const REST_MARGIN: Duration = Duration::from_millis(750);
 
-/// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one instance,
-/// so its state never moves to another site.
+/// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one
+/// instance, so its state never moves to another site.
 pub struct Site {
     pub kind: InstanceKind,
     pub placement: Placement,
@@ -73,8 +73,8 @@ impl Site {
         Ok(Self { kind, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
 
-    /// Bytes of the GPU's memory that are in use before an instance is made; 0 on the host. What the model itself has there
-    /// counts as the first instance's.
+    /// Bytes of the GPU's memory that are in use before an instance is made; 0 on the host. What the model itself has
+    /// there counts as the first instance's.
     pub fn used_before_instance(&self) -> Result<usize, DeviceError> {
         match self.used_before.lock().take() {
             Some(bytes) => Ok(bytes),
@@ -113,11 +113,12 @@ pub struct Devices {
 }
 
 impl Devices {
-    /// Opens the devices and the first session. Without a usable GPU it fails, unless instances may run on the CPU instead.
+    /// Opens the devices and the first session. Without a usable GPU it fails, unless instances may run on the CPU
+    /// instead.
     pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
         let opened = Self::open_strictly(partial, sessions);
         match opened {
-            Err(error) if partial.providers.allow_cpu_fallback && error.is_want_of_gpu() => {
+            Err(error) if partial.providers.allow_cpu_fallback && error.means_no_gpu() => {
                 log::warn!("{error}: instances of KIND_GPU run on the CPU, as 'allow_cpu_fallback' says");
                 let by_kind = partial.instances.keys().map(|&kind| (kind, None)).collect();
                 Ok(Self { by_kind, probe: sessions.probe(None)? })

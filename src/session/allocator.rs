@@ -1,8 +1,8 @@
-//! The allocator of sessions whose models have growing states. A large tensor gets pages of its own, which go back to the
-//! system when it is freed.
+//! The allocator of sessions whose models have growing states. A large tensor gets pages of its own, which go back to
+//! the system when it is freed.
 //!
-//! ONNX Runtime's arena keeps memory that is freed, and the C library's allocator keeps much of it. A server had up to ten
-//! times the memory of a state of 64 MiB after that state was dropped.
+//! ONNX Runtime's arena keeps memory that is freed, and the C library's allocator keeps much of it. A server had up to
+//! ten times the memory of a state of 64 MiB after that state was dropped.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -20,8 +20,8 @@ use crate::memory::{Buffer, PAGES_FROM};
 struct Pages {
     /// By address.
     used: BTreeMap<usize, Buffer>,
-    /// Freed ones, for the next run. A tensor of up to [`SPARE_TO`] bytes has small pages, and making them takes the system
-    /// longer than a run takes to write them. A larger one has large pages, which are made quickly.
+    /// Freed ones, for the next run. A tensor of up to [`SPARE_TO`] bytes has small pages, and making them takes the
+    /// system longer than a run takes to write them. A larger one has large pages, which are made quickly.
     spare: Vec<Buffer>,
 }
 

@@ -64,7 +64,7 @@ impl BoundRun {
             if is_made {
                 return value;
             }
-            // SAFETY: a reference of ours to a tensor that its owner keeps.
+            // SAFETY: this reference is ours, and the tensor's owner has another one.
             unsafe { (ort::api().ReleaseValue)(value) };
             ptr::null_mut()
         };

@@ -1,9 +1,9 @@
 //! Runs as CUDA graphs: captured once for each number of rows and pair of batch buffers, and replayed from then on.
 //!
-//! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to the
-//! thread that captured it, because ONNX Runtime keeps it there. While one is captured, nothing else in this process may
-//! allocate or run on a GPU ([`CAPTURE`]). A run that would have to wait for that runs without a graph, and the next one
-//! tries again.
+//! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
+//! the thread that captured it, because ONNX Runtime keeps it there. While one is captured, nothing else in this
+//! process may allocate or run on a GPU ([`CAPTURE`]). A run that would have to wait for that runs without a graph, and
+//! the next one tries again.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
@@ -46,8 +46,8 @@ impl Graphs {
         Self { rows, made: HashMap::new(), next_id: 1 }
     }
 
-    /// Calls `run` with the options of a run; and once more, for a run without a graph, if none can be captured. Without a
-    /// key, the run gets no graph.
+    /// Calls `run` with the options of a run; and once more, for a run without a graph, if none can be captured.
+    /// Without a key, the run gets no graph.
     pub fn run(
         &mut self,
         session: &Session,

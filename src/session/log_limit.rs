@@ -1,5 +1,5 @@
-//! Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as often
-//! as it likes.
+//! Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as
+//! often as it likes.
 
 #![forbid(unsafe_code)]
 

@@ -2,8 +2,8 @@
 //!
 //! The `ort` crate loads the library, makes the environment and builds sessions. The step itself ([`Step`]) calls
 //! `OrtApi::Run` with tensors that are made once over our own buffers, because the safe layer would allocate on each
-//! call. This is the only module that names `ort`. [`BatchScale`] reads the model's file itself. Not for: which sequence
-//! a state belongs to, or where it is between runs.
+//! call. This is the only module that names `ort`. [`BatchScale`] reads the model's file itself. Not for: which
+//! sequence a state belongs to, or where it is between runs.
 
 mod allocator;
 mod batch_scale;

@@ -45,8 +45,8 @@ impl Output {
         }
     }
 
-    /// Copies the input that ONNX Runtime returned for this output, because the input's memory may be written again. It is
-    /// copied to `own`, or to the output's own buffer.
+    /// Copies the input that ONNX Runtime returned for this output, because the input's memory may be written again. It
+    /// is copied to `own`, or to the output's own buffer.
     pub fn copy_input(&mut self, own: Option<&mut Tensors>) -> Result<(), SessionError> {
         let Some(made) = self.made.take_if(|_| self.tensors.data_type != DataType::Bytes) else { return Ok(()) };
         let bytes = self.tensors.bytes;

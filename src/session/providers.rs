@@ -11,8 +11,8 @@ use super::value::check;
 use crate::config::{Options, Providers};
 use crate::memory::device::OwnedStream;
 
-/// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search at
-/// each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.
+/// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search
+/// at each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.
 const CUDA_DEFAULTS: [(&str, &str); 3] =
     [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
 

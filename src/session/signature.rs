@@ -30,7 +30,8 @@ pub struct TensorInfo {
 }
 
 impl Signature {
-    /// The name of the batch dimension, if names tell it: a usual one, else one that every state and another input have.
+    /// The name of the batch dimension, if names tell it: a usual one, else one that every state and another input
+    /// have.
     pub fn batch_symbol(&self, is_state: impl Fn(&TensorInfo) -> bool) -> Option<&str> {
         let named = |info: &'_ TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
         let (states, others): (Vec<_>, Vec<_>) = self.inputs.iter().partition(|info| is_state(info));

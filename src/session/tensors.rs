@@ -51,8 +51,8 @@ impl Tensors {
         Ok(tensors)
     }
 
-    /// Makes room for `rows` rows of `dims` (whose batch axis is ignored). If the shape is another than the last one, the
-    /// elements are undefined.
+    /// Makes room for `rows` rows of `dims` (whose batch axis is ignored). If the shape is another than the last one,
+    /// the elements are undefined.
     pub fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
         self.set_dims(dims, rows)?;
         self.reserve()

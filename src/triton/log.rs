@@ -7,8 +7,8 @@ use triton_sys::{TRITONSERVER_LogLevel, call};
 
 struct TritonLog;
 
-/// Sends all log records of this library to Triton's log, whose own switches decide which levels are logged. Later calls
-/// do nothing.
+/// Sends all log records of this library to Triton's log, whose own switches decide which levels are logged. Later
+/// calls do nothing.
 pub fn install() {
     if log::set_logger(&TritonLog).is_ok() {
         log::set_max_level(LevelFilter::Debug);

@@ -1,7 +1,7 @@
 //! Custom metrics in Triton's Prometheus endpoint.
 //!
-//! A server that was built or started without metrics answers UNSUPPORTED. Then this backend has no metrics and works as
-//! with them.
+//! A server that was built or started without metrics answers UNSUPPORTED. Then this backend has no metrics and works
+//! as with them.
 
 use std::ffi::CString;
 use std::ptr::{self, NonNull};

@@ -16,8 +16,8 @@ use crate::tensor::DataType;
 
 /// A request that this backend must answer and release.
 ///
-/// Dropping it releases it, and first answers it with an error if it has no answer. So whatever happens to the code that
-/// holds a request, its client gets one answer and Triton gets it back once.
+/// Dropping it releases it, and first answers it with an error if it has no answer. So whatever happens to the code
+/// that holds a request, its client gets one answer and Triton gets it back once.
 pub struct Request {
     raw: RawRequest,
     answered: bool,
@@ -324,31 +324,30 @@ impl Piece {
         (len > 0).then(|| unsafe { Foreign::new(gpu, start.expose_provenance() as u64, len) })
     }
 
-    /// Its bytes. Panics if they are on a GPU.
+    /// Its bytes on the host. Panics if they are on a GPU.
     fn on_host(&self) -> ClientBytes<'_> {
         let Lent { start, len } = self.bytes;
         assert!(self.gpu.is_none() || len == 0, "an input in memory of a GPU is read on the host");
-        // SAFETY: Triton vouches for that many bytes of host memory until the request is released; the request owns this
-        // piece.
+        // SAFETY: Triton keeps these bytes on the host until the request is released, and the request owns this piece.
         unsafe { ClientBytes::new(start, len) }
     }
 }
 
 impl<'a> Input<'a> {
-    /// Element type; `None` for one that Triton does not name.
+    /// `None` if Triton names no type.
     pub const fn data_type(self) -> Option<DataType> {
         self.0.data_type
     }
 
-    /// Dimensions, Triton's batch dimension first if the model has one.
+    /// With Triton's batch dimension first, if the model has one.
     pub const fn dims(self) -> &'a [i64] {
         let Lent { start, len } = self.0.dims;
-        // SAFETY: Triton's own array, which nobody changes; alive as long as the request, which 'a borrows.
+        // SAFETY: Triton's own array, which nothing changes. It lives as long as the request, which 'a borrows.
         if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
     }
 
-    /// The elements' bytes, in as many pieces as Triton has them; none where they have been read as strings. Panics on
-    /// one that is on a GPU and has not been copied to the host.
+    /// The bytes of the elements, in as many pieces as Triton has them; none if they have been read as strings. Panics
+    /// if a piece is on a GPU and has not been copied to the host.
     pub fn pieces(self) -> impl Iterator<Item = ClientBytes<'a>> + Clone {
         let (lent, owned) = match &self.0.elements {
             Elements::Lent(buffers) => (buffers.as_slice(), None),
@@ -358,7 +357,7 @@ impl<'a> Input<'a> {
         lent.iter().map(Piece::on_host).chain(owned)
     }
 
-    /// The elements, where they have been read as strings.
+    /// The elements, if they have been read as strings.
     pub fn strings(self) -> Option<&'a Strings> {
         match &self.0.elements {
             Elements::Strings(read) => Some(read),
@@ -366,7 +365,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether both are copies of ours with the same elements. What a client can still change is never the same.
+    /// Whether both have been copied and have the same elements. Elements that a client can still change are never the
+    /// same.
     pub fn is_same(self, other: Self) -> bool {
         match (&self.0.elements, &other.0.elements) {
             (Elements::Owned(one), Elements::Owned(other)) => one == other,
@@ -383,7 +383,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether some of the elements are in memory of a GPU.
+    /// Whether any of the elements are in memory of a GPU.
     pub fn is_on_gpus(self) -> bool {
         matches!(&self.0.elements, Elements::Lent(buffers) if buffers.iter().any(|piece| piece.on_gpu().is_some()))
     }
@@ -398,7 +398,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A name as Triton takes it; one with a NUL, which no tensor can have, becomes empty.
+/// A name for Triton. No tensor's name has a NUL; one that had would become empty.
 pub fn c_name(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }

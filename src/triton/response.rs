@@ -43,8 +43,8 @@ impl Response {
         Self(raw)
     }
 
-    /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two calls
-    /// return the same memory.
+    /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two
+    /// calls return the same memory.
     pub fn output(
         &self,
         name: &CStr,

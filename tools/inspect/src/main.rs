@@ -22,8 +22,8 @@ use triton_stateful::inspect::{
 struct Arguments {
     /// The model
     model: PathBuf,
-    /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs, input_context,
-    /// initial_states, padded_inputs, padded_outputs and so on
+    /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs,
+    /// input_context, initial_states, padded_inputs, padded_outputs and so on
     #[arg(short, long = "parameter", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, String)>,
     /// Most rows of a batch, for a model with a batch dimension [default: 64]
