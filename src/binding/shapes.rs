@@ -130,9 +130,10 @@ pub(super) fn response_output(
 ) -> Result<BoundOutput, BindingError> {
     check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
     // A model may say nothing at all about an output's shape, not even its rank.
-    let batch_axis = match info.dims.is_empty() && config.is_batched() {
-        true => Some(0),
-        false => match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?.0,
+    let batch_axis = if info.dims.is_empty() && config.is_batched() {
+        Some(0)
+    } else {
+        match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?.0
     };
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.
