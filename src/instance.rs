@@ -13,7 +13,7 @@ use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
-use crate::error::{LoadError, RequestError as Error};
+use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
 use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
@@ -27,7 +27,7 @@ use crate::triton::{self, Request, Response, Times, monotonic_ns};
 /// What came of a run.
 struct Responded {
     /// The response of each row.
-    responses: Vec<Result<Response, Error>>,
+    responses: Vec<Result<Response, RequestError>>,
     /// The growing states are to stay in the tensors of the run.
     growing_stay: bool,
 }
@@ -178,7 +178,7 @@ impl Instance {
         rows
     }
 
-    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
+    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
         self.model.refusal(self.kind, refusal, id)
     }
 
@@ -187,7 +187,7 @@ impl Instance {
     fn set_aside(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let mut running = Vec::with_capacity(rows.len());
         for mut row in rows {
-            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(Error::Cancelled));
+            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(RequestError::Cancelled));
             if let Some(error) = problem {
                 self.refuse(&mut row, error, times);
             } else if row.end && !row.start && row.lease.is_some() && !self.model.config.infer_end_requests {
@@ -245,7 +245,7 @@ impl Instance {
 
     /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
     /// be written over.
-    fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
+    fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), RequestError> {
         let brought = panic::catch(|| self.residence.bring_home(rows, &mut self.step, &self.sequences));
         if brought.is_err() {
             self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
@@ -280,7 +280,7 @@ impl Instance {
 
     /// Waits for the device, so that states that were moved are in their slots before the slots change hands, and
     /// nothing uses the memory that the step gives back.
-    fn settle(&mut self) -> Result<(), Error> {
+    fn settle(&mut self) -> Result<(), RequestError> {
         let synchronised = self.step.synchronise();
         self.residence.settle(&self.sequences);
         synchronised?;
@@ -289,7 +289,7 @@ impl Instance {
     }
 
     /// Gather, run, respond, and keep the states.
-    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
+    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), RequestError> {
         let (binding, sequences) = (&self.model.binding, &self.sequences);
         let rows = self.model.config.padding.rows(batch.len());
         self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
@@ -308,7 +308,7 @@ impl Instance {
         // The rows give back what states were moved to. They may be half-way, so nothing is run again.
         if let Err(error) = self.step.synchronise() {
             batch.iter_mut().for_each(Row::spoil);
-            self.fail(batch, &Error::from(error).into(), times);
+            self.fail(batch, &RequestError::from(error).into(), times);
             return Ok(());
         }
         if growing_stay {
@@ -335,7 +335,7 @@ impl Instance {
     }
 
     /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
-    fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
+    fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
         // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
@@ -375,7 +375,7 @@ impl Instance {
     }
 
     /// Answers a request that does not run.
-    fn refuse(&self, row: &mut Row, error: Error, times: Times) {
+    fn refuse(&self, row: &mut Row, error: RequestError, times: Times) {
         row.answer = row.request.make_answer(Err(error.into()));
         self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
     }
