@@ -1,4 +1,5 @@
-//! What was made of a model, in two tables: its inputs and outputs, and its states, each with the reason.
+//! Explains what the backend makes of a model, in two tables: its inputs and outputs, and its states, each with the
+//! reason. For the log and for `stateful-inspect`.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +10,7 @@ use crate::completion::Origins;
 use crate::config::{Config, PairsFrom};
 use crate::session::{BatchScale, Signature, TensorInfo};
 
-/// The tables, as lines of text.
+/// The two tables as text.
 pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {
     let explained = Explained { config, binding, origins };
     let mut tensors = table(["", "name", "type", "dims", "batch axis", "taken for", "why"]);
@@ -33,7 +34,7 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// What it means for the sequences that the model quantizes with one scale for the whole batch.
+/// Explains what quantizing with one scale for the whole batch means for the model's sequences.
 pub fn explain_batch_scale(scale: &BatchScale, config: &Config) -> String {
     let rows = config.max_rows_per_run;
     if rows == 1 {
@@ -162,7 +163,7 @@ fn requests(request: &RequestInput, info: &TensorInfo) -> String {
     text += match request.form {
         ShapeForm::Plain => "",
         ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
-        // Triton has no scalars, and wants a batch dimension in front.
+        // Triton has no scalars, and puts a batch dimension in front.
         ShapeForm::Unbatched if info.dims.is_empty() => ", one value for a batch, sent as [1, 1]",
         ShapeForm::Unbatched => ", one value for a batch",
     };

@@ -12,8 +12,8 @@ use crate::batch::residence::Residence;
 use crate::batch::respond::{Answers, complete_state, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
-use crate::config::{Place, Strategy};
-use crate::error::Error;
+use crate::config::{InstanceKind, Strategy};
+use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
 use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
@@ -27,7 +27,7 @@ use crate::triton::{self, Request, Response, Times, monotonic_ns};
 /// What came of a run.
 struct Responded {
     /// The response of each row.
-    responses: Vec<Result<Response, Error>>,
+    responses: Vec<Result<Response, RequestError>>,
     /// The growing states are to stay in the tensors of the run.
     growing_stay: bool,
 }
@@ -37,7 +37,7 @@ pub struct Instance {
     triton: triton::Instance,
     model: Arc<Model>,
     sequences: Arc<LiveSequences>,
-    place: Place,
+    kind: InstanceKind,
     number: u32,
     expected: Expected,
     grouping: Grouping,
@@ -51,10 +51,10 @@ pub struct Instance {
 
 impl Instance {
     /// An instance of a loaded model.
-    pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
+    pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         let number = model.next_instance();
-        let site = model.site(place(triton, &model, number)?)?;
-        let (place, sequences) = (site.place, site.sequences.clone());
+        let site = model.site(instance_kind(triton, &model, number)?)?;
+        let (kind, sequences) = (site.kind, site.sequences.clone());
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
@@ -87,7 +87,7 @@ impl Instance {
         Ok(Self {
             triton,
             sequences,
-            place,
+            kind,
             number,
             expected,
             grouping,
@@ -108,7 +108,7 @@ impl Instance {
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
         if let Err(error) = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered)) {
             log::error!("{error}");
-            if let Err(error) = panic::catch(|| self.settle()).flatten() {
+            if let Err(error) = panic::catch_result(|| self.settle()) {
                 log::error!("{error}");
             }
         }
@@ -178,11 +178,8 @@ impl Instance {
         rows
     }
 
-    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
-        match self.model.site(self.place) {
-            Ok(site) => self.model.refusal(site, refusal, id),
-            Err(error) => error,
-        }
+    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
+        self.model.refusal(self.kind, refusal, id)
     }
 
     /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
@@ -190,7 +187,7 @@ impl Instance {
     fn set_aside(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let mut running = Vec::with_capacity(rows.len());
         for mut row in rows {
-            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(Error::Cancelled));
+            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(RequestError::Cancelled));
             if let Some(error) = problem {
                 self.refuse(&mut row, error, times);
             } else if row.end && !row.start && row.lease.is_some() && !self.model.config.infer_end_requests {
@@ -211,7 +208,7 @@ impl Instance {
         let mut failed = Vec::new();
         for mut row in rows {
             let initial = match row.is_fresh() {
-                true => panic::catch(|| step.run(&self.model.binding, &of.binding, Some(&row.request))).flatten(),
+                true => panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request))),
                 false => Ok(Vec::new()),
             };
             match initial {
@@ -248,18 +245,18 @@ impl Instance {
 
     /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
     /// be written over.
-    fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), Error> {
+    fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), RequestError> {
         let brought = panic::catch(|| self.residence.bring_home(rows, &mut self.step, &self.sequences));
         if brought.is_err() {
             self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
         }
-        brought
+        Ok(brought?)
     }
 
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
     /// fail: a failed run has changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
-        let ran = panic::catch(|| self.run(batch, times, is_last)).flatten();
+        let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let settled = self.settle();
         let error = match (ran, settled) {
             (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
@@ -283,7 +280,7 @@ impl Instance {
 
     /// Waits for the device, so that states that were moved are in their slots before the slots change hands, and
     /// nothing uses the memory that the step gives back.
-    fn settle(&mut self) -> Result<(), Error> {
+    fn settle(&mut self) -> Result<(), RequestError> {
         let synchronised = self.step.synchronise();
         self.residence.settle(&self.sequences);
         synchronised?;
@@ -292,7 +289,7 @@ impl Instance {
     }
 
     /// Gather, run, respond, and keep the states.
-    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
+    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), RequestError> {
         let (binding, sequences) = (&self.model.binding, &self.sequences);
         let rows = self.model.config.padding.rows(batch.len());
         self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
@@ -311,7 +308,7 @@ impl Instance {
         // The rows give back what states were moved to. They may be half-way, so nothing is run again.
         if let Err(error) = self.step.synchronise() {
             batch.iter_mut().for_each(Row::spoil);
-            self.fail(batch, &Error::from(error).into(), times);
+            self.fail(batch, &RequestError::from(error).into(), times);
             return Ok(());
         }
         if growing_stay {
@@ -338,14 +335,14 @@ impl Instance {
     }
 
     /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
-    fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, Error> {
+    fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
         let limit = self.model.config.states.limits.per_sequence;
         // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
         // one sequence would keep the memory of all.
         let stay = (is_last || rows == 1) && self.residence.growing_can_stay(batch, rows, &self.step);
         let respond = |(place, row): (usize, &mut Row)| {
-            panic::catch(|| answers.make_room(place, row, limit, stay)).flatten()?;
+            panic::catch_result(|| answers.make_room(place, row, limit, stay))?;
             Ok(row.request.response()?)
         };
         let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
@@ -359,7 +356,7 @@ impl Instance {
                 }
             }
             if response.is_ok() {
-                match panic::catch(|| answers.keep_state(place, row, growing_stay)).flatten() {
+                match panic::catch_result(|| answers.keep_state(place, row, growing_stay)) {
                     Ok(copied) => self.sequences.count_copied(copied),
                     Err(error) => *response = Err(error),
                 }
@@ -378,7 +375,7 @@ impl Instance {
     }
 
     /// Answers a request that does not run.
-    fn refuse(&self, row: &mut Row, error: Error, times: Times) {
+    fn refuse(&self, row: &mut Row, error: RequestError, times: Times) {
         row.answer = row.request.make_answer(Err(error.into()));
         self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
     }
@@ -393,14 +390,14 @@ impl Instance {
 }
 
 /// Where an instance runs.
-fn place(triton: triton::Instance, model: &Model, number: u32) -> Result<Place, Error> {
+fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, LoadError> {
     if !model.config.is_on_gpu() {
-        return Ok(Place::Cpu);
+        return Ok(InstanceKind::Cpu);
     }
     Ok(match triton.gpu()? {
-        Some(gpu) => Place::Gpu(gpu),
-        None if simulated_devices() > 0 => model.place_in_turn(number),
-        None => Place::Cpu,
+        Some(gpu) => InstanceKind::Gpu(gpu),
+        None if simulated_devices() > 0 => model.kind_in_turn(number),
+        None => InstanceKind::Cpu,
     })
 }
 

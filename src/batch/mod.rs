@@ -17,7 +17,7 @@ pub mod warm_up;
 
 use self::isolation::Member;
 use crate::binding::{Binding, Initial, Source};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::model::Lease;
 use crate::sequence::Key;
 use crate::state::pool::SlotId;
@@ -39,7 +39,7 @@ pub struct Row {
     /// What the model for initial states says of each state; nothing for the others, and where there is no such model.
     pub initial: Vec<Option<Initial>>,
     /// Why it cannot run, if so.
-    pub problem: Option<Error>,
+    pub problem: Option<RequestError>,
     /// What its client is to be sent.
     pub answer: Option<Answer>,
     /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use super::Row;
 use super::state_row::StateRow;
 use crate::binding::{Binding, StatePlace};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::memory::{Elsewhere, MemoryError, SlotMemory, Varying};
 use crate::model::{Answered, LiveSequences};
 use crate::session::{Grown, Lent, RowAt, Step};
@@ -109,7 +109,7 @@ impl Residence {
         binding: &Binding,
         step: &mut Step,
         sequences: &LiveSequences,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         self.grown = None;
         let grown = self.common_tensors(batch).filter(|grown| grown.rows() == places && batch.len() == places);
         if grown.is_some() {
@@ -238,7 +238,7 @@ impl Residence {
         binding: &Binding,
         step: &mut Step,
         sequences: &LiveSequences,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         let (last, slots) = std::mem::take(&mut self.last_grown);
         let is_here = |slot: SlotId| rows.iter().any(|row| row.slot_with_state() == Some(slot));
         let idle: Vec<_> = slots.into_iter().filter(|slot| last.strong_count() > 0 && !is_here(*slot)).collect();
@@ -268,7 +268,7 @@ impl Residence {
         step: &Step,
         contents: &mut [Varying],
         sequences: &LiveSequences,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         for (index, state) in self.growing.iter().enumerate() {
             let Some(varying) = contents.get_mut(state.beside) else { continue };
             let Some(Elsewhere { tensors, position, .. }) = varying.elsewhere().cloned() else { continue };

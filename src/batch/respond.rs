@@ -3,8 +3,8 @@
 use super::residence::Residence;
 use super::{Row, fault};
 use crate::binding::{Binding, BoundContext, BoundOutput, BoundState, RequestInput, StatePlace, TrimBy};
-use crate::error::Error;
-use crate::memory::{SlotMemory, Varying, reserve, rows, strings};
+use crate::error::RequestError;
+use crate::memory::{SlotMemory, Varying, reserve, rows, strings, zeros};
 use crate::model::VaryingSize;
 use crate::panic;
 use crate::session::{OutputCopy, OutputView, Step};
@@ -32,7 +32,7 @@ struct Answer<'a> {
 
 impl<'a> Answers<'a> {
     /// Reads the outputs of a run of a batch over `rows` rows.
-    pub fn new(binding: &'a Binding, step: &'a Step, batch: &[Row], rows: usize) -> Result<Self, Error> {
+    pub fn new(binding: &'a Binding, step: &'a Step, batch: &[Row], rows: usize) -> Result<Self, RequestError> {
         let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| {
             if bound.is_only_kept {
                 return Ok(None);
@@ -42,7 +42,7 @@ impl<'a> Answers<'a> {
                 answer => answer.map(Some),
             }
         });
-        let outputs = outputs.collect::<Result<Vec<_>, Error>>()?;
+        let outputs = outputs.collect::<Result<Vec<_>, RequestError>>()?;
         // Where the model left a state's shape open, this is the first time to see it.
         let states = binding.states.iter().filter_map(|state| Some((state, outputs[state.output].as_ref()?)));
         match states.clone().find(|(state, answer)| !answer.is_row_of(state)) {
@@ -53,11 +53,15 @@ impl<'a> Answers<'a> {
 
     /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
     /// an error.
-    pub fn fill_responses(&self, batch: &[Row], responses: &mut [Result<Response, Error>]) -> Result<(), Error> {
+    pub fn fill_responses(
+        &self,
+        batch: &[Row],
+        responses: &mut [Result<Response, RequestError>],
+    ) -> Result<(), RequestError> {
         let (mut copies, mut failed) = (Vec::new(), Vec::new());
         for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            let filled = panic::catch(|| self.fill_response(response, place, row, &mut copies)).flatten();
+            let filled = panic::catch_result(|| self.fill_response(response, place, row, &mut copies));
             if let Err(error) = filled {
                 failed.push((place, error));
             }
@@ -75,13 +79,13 @@ impl<'a> Answers<'a> {
         place: usize,
         row: &Row,
         copies: &mut Vec<OutputCopy<'r>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         fault::point("respond", [&row.request]);
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
             let mut outputs = self.outputs.iter().flatten();
             let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
-            let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+            let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, place, row)?;
@@ -95,12 +99,12 @@ impl<'a> Answers<'a> {
 
     /// Makes room for the new states of the row at `place` that vary in size, `limit` bytes at most, so that
     /// [`Answers::keep_state`] cannot fail; if they are to stay in the tensors of the run, they are only paid for.
-    pub fn make_room(&self, place: usize, row: &mut Row, limit: usize, stay: bool) -> Result<(), Error> {
+    pub fn make_room(&self, place: usize, row: &mut Row, limit: usize, stay: bool) -> Result<(), RequestError> {
         let Some(lease) = row.lease.as_mut().filter(|lease| !lease.ends()) else { return Ok(()) };
         let sizes = || self.varying().map(|(state, answer)| self.varying_size(state, answer, place));
         let bytes = sizes().map(VaryingSize::bytes).fold(0usize, usize::saturating_add);
         if bytes > limit {
-            return Err(Error::StateTooLarge { bytes, limit });
+            return Err(RequestError::StateTooLarge { bytes, limit });
         }
         Ok(lease.reserve(sizes(), stay)?)
     }
@@ -108,7 +112,7 @@ impl<'a> Answers<'a> {
     /// Writes what of the new state of the row at `place`, for which room has been made, does not stay where the run
     /// wrote it; [`complete_state`] does the rest. `stay`: what varies in size stays in the tensors of the run. Returns
     /// the bytes of growing states that were copied.
-    pub fn keep_state(&self, place: usize, row: &mut Row, stay: bool) -> Result<usize, Error> {
+    pub fn keep_state(&self, place: usize, row: &mut Row, stay: bool) -> Result<usize, RequestError> {
         let mut copied = 0;
         if !self.binding.is_copied_back() {
             return Ok(copied);
@@ -155,7 +159,7 @@ impl<'a> Answers<'a> {
         answer: &Answer,
         place: usize,
         varying: &mut Varying,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         if state.data_type == DataType::Bytes {
             let bytes = strings::written_bytes(answer.strings(place, self.rows));
             strings::write(answer.strings(place, self.rows), varying.write(&answer.dims, bytes).host());
@@ -172,7 +176,7 @@ impl<'a> Answers<'a> {
         answer: &Answer,
         place: usize,
         copies: &mut Vec<OutputCopy<'r>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         if answer.bound.data_type == DataType::Bytes {
             return answer.send_strings(response, &answer.dims, answer.strings(place, self.rows));
         }
@@ -196,13 +200,18 @@ impl<'a> Answers<'a> {
         axis: usize,
         length: Option<usize>,
         place: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         let (bound, view) = (answer.bound, &answer.view);
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
         let layout = layout.ok_or_else(|| answer.uneven(self.rows))?;
         let length = length.unwrap_or(layout.steps());
         if length > layout.steps() {
-            return Err(Error::OutputLength { name: bound.name.clone(), dims: view.dims.to_vec(), axis, length });
+            return Err(RequestError::OutputLength {
+                name: bound.name.clone(),
+                dims: view.dims.to_vec(),
+                axis,
+                length,
+            });
         }
         let mut dims = answer.dims.clone();
         dims[axis] = length as i64;
@@ -216,7 +225,7 @@ impl<'a> Answers<'a> {
     }
 
     /// How much of an output belongs to the row at `place`; `None` for all of it: the request has left the input out.
-    fn length(&self, answer: &Answer, by: TrimBy, place: usize, row: &Row) -> Result<Option<usize>, Error> {
+    fn length(&self, answer: &Answer, by: TrimBy, place: usize, row: &Row) -> Result<Option<usize>, RequestError> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
             TrimBy::Output(output) => {
@@ -243,7 +252,11 @@ impl<'a> Answers<'a> {
 }
 
 /// Writes an output, which is these pieces one after another, to where Triton wants it.
-fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Item = &'p [u8]>) -> Result<(), Error> {
+fn fill<'p>(
+    bound: &BoundOutput,
+    memory: OutputMemory,
+    pieces: impl Iterator<Item = &'p [u8]>,
+) -> Result<(), RequestError> {
     match memory {
         OutputMemory::Host(mut bytes) => {
             pieces.for_each(|piece| bytes.write(piece));
@@ -253,7 +266,7 @@ fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Ite
             let mut bytes = reserve(on_gpu.byte_len())?;
             pieces.for_each(|piece| bytes.extend_from_slice(piece));
             let (name, gpu) = (bound.name.clone(), on_gpu.gpu());
-            on_gpu.write(&bytes).map_err(|source| Error::OutputOnGpu { name, gpu, source })?;
+            on_gpu.write(&bytes).map_err(|source| RequestError::OutputOnGpu { name, gpu, source })?;
         }
     }
     Ok(())
@@ -289,24 +302,24 @@ impl EndOfRow {
 }
 
 /// A response with the outputs that the request wants, none of them with an element.
-pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, Error> {
+pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, RequestError> {
     let response = request.response()?;
     for index in 0..request.output_count()? {
         let name = request.output_name(index)?;
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
-        let output = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+        let output = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
     Ok(response)
 }
 
 impl<'a> Answer<'a> {
-    fn new(index: usize, bound: &'a BoundOutput, mut view: OutputView<'a>, rows: usize) -> Result<Self, Error> {
+    fn new(index: usize, bound: &'a BoundOutput, mut view: OutputView<'a>, rows: usize) -> Result<Self, RequestError> {
         // What the model says of a batch as a whole is the row's if there is but one.
         if view.dims.is_empty() && bound.batch_axis.is_some() && rows == 1 {
             view.dims = &[1];
         }
-        let uneven = || Error::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
+        let uneven = || RequestError::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
         if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
             return Err(uneven());
         }
@@ -338,16 +351,15 @@ impl<'a> Answer<'a> {
         response: &Response,
         dims: &[i64],
         elements: impl Iterator<Item = &'s [u8]> + Clone,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         let count = strings::written_bytes(elements.clone());
-        let mut bytes = reserve(count)?;
-        bytes.resize(count, 0);
+        let mut bytes = zeros(count)?;
         strings::write(elements, &mut bytes);
         let memory = response.output(&self.bound.c_name, DataType::Bytes, dims, bytes.len())?;
         fill(self.bound, memory, std::iter::once(bytes.as_slice()))
     }
 
-    fn uneven(&self, rows: usize) -> Error {
-        Error::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows }
+    fn uneven(&self, rows: usize) -> RequestError {
+        RequestError::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows }
     }
 }

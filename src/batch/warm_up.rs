@@ -3,13 +3,13 @@
 use super::gather::constant;
 use super::state_row::StateRow;
 use crate::binding::{Binding, BoundControl, Flag, Source, StatePlace};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::session::{RowAt, Run, Step};
 use crate::tensor::DataType;
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
 /// part.
-pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Error> {
+pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), RequestError> {
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
             Source::State(number) => states(binding, *number, index, rows, step)?,
@@ -35,7 +35,7 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Er
     Ok(step.run(Run { rows, from: 0, into: 1, ..Run::default() })?)
 }
 
-fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), Error> {
+fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), RequestError> {
     if data_type != DataType::Bytes {
         step.input(index, dims, rows)?.fill(0);
         return Ok(());
@@ -43,7 +43,7 @@ fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows:
     Ok(step.set_strings(index, dims, rows, std::iter::empty())?)
 }
 
-fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
+fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), RequestError> {
     let state = &binding.states[number];
     let StateRow { dims, content } = StateRow::initial(&state.initial);
     let Some(layout) = state.layout(dims).filter(|_| state.data_type != DataType::Bytes) else {
@@ -62,7 +62,7 @@ fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mu
 }
 
 /// Every row is as long as the input that the lengths are of.
-fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
+fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), RequestError> {
     let (input, measured) = (&binding.inputs[index], &binding.inputs[of]);
     let Source::Request(request) = &measured.source else { return Ok(()) };
     let length = request.ragged_axis.map_or(0, |axis| match (measured.dims[axis], request.context) {

@@ -91,9 +91,10 @@ impl SlotMemory {
 
     fn place(&self, range: Range<usize>) -> Place {
         let on_device = self.slab.device_bytes;
-        match range.end <= on_device && self.slab.device.is_some() {
-            true => Place::Device(self.index * on_device + range.start, range.len()),
-            false => Place::Host(range.start - on_device..range.end - on_device),
+        if range.end <= on_device && self.slab.device.is_some() {
+            Place::Device(self.index * on_device + range.start, range.len())
+        } else {
+            Place::Host(range.start - on_device..range.end - on_device)
         }
     }
 

@@ -20,25 +20,24 @@ pub(super) struct Output {
     pub dims: Option<Vec<i64>>,
     /// As in [`OutputSpec`].
     pub is_read: bool,
-    /// It is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing to one of
-    /// ours.
+    /// Whether it is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing.
     pub is_input: bool,
-    /// ONNX Runtime is to leave it where the model runs.
+    /// Whether ONNX Runtime leaves it where the model runs.
     pub stays: bool,
-    /// What ONNX Runtime made in the last run, where it decides the shape.
+    /// What ONNX Runtime made in the last run, if it decides the shape.
     pub made: Option<Arc<Value>>,
     pub strings: Strings,
 }
 
 impl Output {
-    /// The tensor to write to, or null for ONNX Runtime to make one.
+    /// The tensor to write to; null to let ONNX Runtime make one.
     pub fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
         let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
         self.tensors.shape(dims, rows)?;
         self.tensors.value().map_err(|why| tensor_error(&self.name, why))
     }
 
-    /// Takes a tensor over that ONNX Runtime made.
+    /// Takes over a tensor that ONNX Runtime made.
     pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
         if self.dims.is_none() {
             // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
@@ -46,8 +45,8 @@ impl Output {
         }
     }
 
-    /// Copies the input that ONNX Runtime returned for this output, as its memory may be written again, to `own`; if
-    /// there is none, to a buffer of the output.
+    /// Copies the input that ONNX Runtime returned for this output, because the input's memory may be written again. It
+    /// is copied to `own`, or to the output's own buffer.
     pub fn copy_input(&mut self, own: Option<&mut Tensors>) -> Result<(), SessionError> {
         let Some(made) = self.made.take_if(|_| self.tensors.data_type != DataType::Bytes) else { return Ok(()) };
         let bytes = self.tensors.bytes;

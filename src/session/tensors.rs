@@ -1,4 +1,4 @@
-//! A tensor of a step, in buffers of ours where the model runs; and rows in and out of it.
+//! A tensor of a step, in our own buffer where the model runs; and copies of rows into it and out of it.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub(super) struct Tensors {
     /// Dimensions, with the number of rows of the last use.
     pub dims: Vec<i64>,
     pub bytes: usize,
-    /// Over the buffer, so they go before it.
+    /// Over the buffer, so they must be dropped before it.
     pub by_rows: Vec<Option<Value>>,
     pub store: Store,
     /// The host's side of a buffer on a device.
@@ -43,7 +43,7 @@ impl Tensors {
         })
     }
 
-    /// With a buffer for up to `rows` rows of `dims`, which is never replaced.
+    /// With a buffer for up to `rows` rows of `dims` that is never replaced.
     pub fn for_rows(&self, dims: &[i64], rows: usize) -> Result<Self, MemoryError> {
         let mut tensors = Self::new(self.data_type, self.batch_axis, self.device.as_ref())?;
         tensors.set_dims(dims, rows)?;
@@ -51,8 +51,8 @@ impl Tensors {
         Ok(tensors)
     }
 
-    /// Makes ready for `rows` rows of `dims` (whose batch axis is ignored). Contents are undefined when the shape
-    /// differs from the last one.
+    /// Makes room for `rows` rows of `dims` (whose batch axis is ignored). If the shape is another than the last one,
+    /// the elements are undefined.
     pub fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
         self.set_dims(dims, rows)?;
         self.reserve()
@@ -77,7 +77,7 @@ impl Tensors {
         }
     }
 
-    /// As [`Tensors::host`], to write; what is on a device must be uploaded then.
+    /// As [`Tensors::host`], to write. A tensor on a device must be uploaded afterwards.
     pub fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
         self.reserve_staging(self.bytes)?;
         Ok(match (&mut self.store, &mut self.staging) {
@@ -120,14 +120,14 @@ impl Tensors {
         }
     }
 
-    /// Lets a queue keep the buffer, as long as something is under way that uses it.
+    /// Lets a queue keep the buffer until the work that uses it is done.
     fn keep_in(&self, queue: &mut Queue) {
         if let Store::Device(buffer) = &self.store {
             queue.keep(buffer.memory().clone());
         }
     }
 
-    /// Row number `index` of `rows` of the buffer on the device. Panics if it is not within.
+    /// Row number `index` of `rows` of the buffer on the device. Panics if the buffer has no such row.
     pub fn row(&self, layout: RowLayout, index: usize, rows: usize) -> RowIn {
         row_of(layout, self.store.address() as u64, self.store.byte_len(), index, rows)
     }
@@ -221,17 +221,17 @@ pub(super) fn put(
     Ok(())
 }
 
-/// Row number `index` of a batch of `rows` in so many bytes of a device. Panics if it is not within them.
+/// Row number `index` of a batch of `rows`, in `bytes` bytes of a device. Panics if they have no such row.
 pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, index: usize, rows: usize) -> RowIn {
-    // Where a row is one piece, it may be behind the first `rows` rows: a larger batch has left it there.
+    // A row that is one piece may lie behind the first `rows` rows, because a larger batch has left it there.
     let pieces_to_end = layout.outer.saturating_sub(1).saturating_mul(rows).saturating_add(index + 1);
     let end = pieces_to_end.saturating_mul(layout.inner_bytes);
     assert!(layout.row_bytes() == 0 || end <= bytes, "row {index} of {rows} is not in {bytes} bytes");
     RowIn { address, index, rows }
 }
 
-/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it
-/// has another size.
+/// The memory of a device that a row of a batch is copied to, as fp16 if it is kept so. The queue keeps that memory.
+/// Panics if it has another size.
 pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp16: bool) -> RowIn {
     let wanted = if as_fp16 { layout.row_bytes() / 2 } else { layout.row_bytes() };
     assert_eq!(span.byte_len(), wanted, "row of another size");
@@ -239,14 +239,14 @@ pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp1
     RowIn::alone(span.address())
 }
 
-/// Lets a queue keep memory as long as something is under way that uses it.
+/// Lets a queue keep memory until the work that uses it is done.
 fn keep_span(queue: &mut Queue, span: Span) {
     if let Some(memory) = span.memory() {
         queue.keep(memory.clone());
     }
 }
 
-/// Takes a row out of a batch on the host, into fp16 if it is kept so.
+/// Copies a row out of a batch on the host, as fp16 if it is kept so.
 pub(super) fn take_on_host(
     layout: RowLayout,
     batch: &[u8],
@@ -254,13 +254,14 @@ pub(super) fn take_on_host(
     row: &mut [u8],
     as_fp16: bool,
 ) {
-    match as_fp16 {
-        true => rows::take_narrowed(layout, batch, index, rows, row),
-        false => rows::take(layout, batch, index, rows, row),
+    if as_fp16 {
+        rows::take_narrowed(layout, batch, index, rows, row);
+    } else {
+        rows::take(layout, batch, index, rows, row);
     }
 }
 
-/// What becomes of a row that may be kept as fp16.
+/// How a row changes that may be kept as fp16.
 pub(super) const fn narrowing(as_fp16: bool) -> Change {
     if as_fp16 { Change::Narrow } else { Change::None }
 }
