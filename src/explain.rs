@@ -1,5 +1,5 @@
-//! Explains what the backend makes of a model, in two tables: its inputs and outputs, and its states, each with the
-//! reason. For the log and for `stateful-inspect`.
+//! Explains what the backend makes of a model, in two tables: its inputs and outputs, and its states if it has any, each
+//! with the reason. For the log and for `stateful-inspect`.
 
 #![forbid(unsafe_code)]
 
@@ -23,15 +23,21 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
     for info in &signature.outputs {
         tensors.add_row(explained.output(info));
     }
+    if binding.states.is_empty() {
+        return lines(&tensors).join("\n");
+    }
     let mut states = table(["state", "type", "dims of a row", "batch axis", "bytes", "at START", "why"]);
     for state in &binding.states {
         states.add_row(explained.state(state));
     }
     let slot = &binding.slot;
     let bytes = format!("state: {} bytes a sequence, {} with alignment", slot.state_bytes(), slot.slot_bytes());
-    let tables = [tensors, states].map(|table| table.to_string());
-    let lines = tables.iter().flat_map(|table| table.lines()).map(str::trim_end).chain([bytes.as_str()]);
-    lines.collect::<Vec<_>>().join("\n")
+    [lines(&tensors), lines(&states), vec![bytes]].concat().join("\n")
+}
+
+/// The lines of a table, without the blanks at their ends.
+fn lines(table: &Table) -> Vec<String> {
+    table.to_string().lines().map(|line| line.trim_end().to_owned()).collect()
 }
 
 /// Explains what quantizing with one scale for the whole batch means for the model's sequences.
