@@ -1,4 +1,4 @@
-//! The backend in its server: what the command line says, and the ONNX Runtime that all models share.
+//! The backend in its server: the server's command line, and the ONNX Runtime that all models share.
 
 #![forbid(unsafe_code)]
 
@@ -7,8 +7,10 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::error::Error;
+use crate::config::ConfigError;
+use crate::error::LoadError;
 use crate::model::{Location, Model};
+use crate::panic::Panic;
 use crate::session::{EnvironmentOptions, Library, LogLevel, SearchPath};
 use crate::triton;
 
@@ -16,10 +18,10 @@ use crate::triton;
 const TRITONS_OWN: [&str; 4] =
     ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
-/// Its `--model-load-gpu-limit`, for each GPU.
+/// Triton's `--model-load-gpu-limit`, of which there is one for each GPU.
 const TRITONS_GPU_LIMIT: &str = "model-load-gpu-limit-";
 
-/// Settings of ours: where ONNX Runtime is, what it logs, and whether all models share its threads.
+/// This backend's own settings.
 const KNOWN: [&str; 5] = [
     "ort-library-path",
     "ort-logging-level",
@@ -28,21 +30,14 @@ const KNOWN: [&str; 5] = [
     "inter_op_thread_count",
 ];
 
-#[derive(Deserialize)]
-struct BackendConfig {
-    #[serde(default)]
-    cmdline: BTreeMap<String, String>,
-}
-
-/// Finds the server and ONNX Runtime. May come again, for another server in the same process.
-pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
+/// Finds the server and ONNX Runtime. Called again for another server in the same process.
+pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     triton::load()?;
     triton::install_log();
-    let config: BackendConfig =
-        serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
-    check_names(&config.cmdline)?;
-    let search = search_path(&config.cmdline, backend.folder()?);
-    let library = Library::load(&search, environment_options(&config.cmdline)?)?;
+    let command_line = command_line(backend)?;
+    check_names(&command_line)?;
+    let search = search_path(&command_line, backend.folder()?);
+    let library = Library::load(&search, environment_options(&command_line)?)?;
     log::info!(
         "stateful backend {}: ONNX Runtime {} from {} ({})",
         env!("CARGO_PKG_VERSION"),
@@ -54,25 +49,35 @@ pub fn initialize(backend: triton::Backend) -> Result<(), Error> {
 }
 
 /// Loads the model that Triton describes.
-pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, Error> {
-    let library = Library::loaded().ok_or_else(|| Error::Panic("a model came before the backend".to_owned()))?;
+pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, LoadError> {
+    let library = Library::loaded().ok_or_else(|| Panic("a model came before the backend".to_owned()))?;
     let location = Location { version: model.version()?, repository: model.repository()? };
-    let config: BackendConfig =
-        serde_json::from_slice(&backend.config_json()?).map_err(crate::config::ConfigError::from)?;
-    let default_max_batch_size = config.cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok());
+    let default_max_batch_size =
+        command_line(backend)?.get("default-max-batch-size").and_then(|size| size.parse().ok());
     Model::load(model, &location, &library, default_max_batch_size.unwrap_or(0))
 }
 
+/// What the server's command line says to backends: names and values.
 type CommandLine = BTreeMap<String, String>;
 
-fn check_names(cmdline: &CommandLine) -> Result<(), Error> {
+fn command_line(backend: triton::Backend) -> Result<CommandLine, LoadError> {
+    #[derive(Deserialize)]
+    struct BackendConfig {
+        #[serde(default)]
+        cmdline: CommandLine,
+    }
+    let config: BackendConfig = serde_json::from_slice(&backend.config_json()?).map_err(ConfigError::from)?;
+    Ok(config.cmdline)
+}
+
+fn check_names(cmdline: &CommandLine) -> Result<(), LoadError> {
     let is_tritons = |name: &str| TRITONS_OWN.contains(&name) || name.starts_with(TRITONS_GPU_LIMIT);
     let unknown = |name: &&String| !KNOWN.contains(&name.as_str()) && !is_tritons(name);
     match cmdline.keys().find(unknown) {
         None => Ok(()),
         Some(name) => {
             let (name, value) = (name.clone(), cmdline[name].clone());
-            Err(Error::BackendConfig { name, value, allowed: format!("known settings are {}", KNOWN.join(", ")) })
+            Err(LoadError::BackendConfig { name, value, allowed: format!("known settings are {}", KNOWN.join(", ")) })
         }
     }
 }
@@ -87,12 +92,12 @@ fn search_path(cmdline: &CommandLine, folder: PathBuf) -> SearchPath {
     }
 }
 
-fn environment_options(cmdline: &CommandLine) -> Result<EnvironmentOptions, Error> {
+fn environment_options(cmdline: &CommandLine) -> Result<EnvironmentOptions, LoadError> {
     const LEVELS: [LogLevel; 5] =
         [LogLevel::Verbose, LogLevel::Info, LogLevel::Warning, LogLevel::Error, LogLevel::Fatal];
     let number = |name: &str, default: usize, most: usize| match cmdline.get(name) {
         None => Ok(default),
-        Some(value) => value.parse().ok().filter(|&number| number <= most).ok_or_else(|| Error::BackendConfig {
+        Some(value) => value.parse().ok().filter(|&number| number <= most).ok_or_else(|| LoadError::BackendConfig {
             name: name.to_owned(),
             value: value.clone(),
             allowed: format!("a number from 0 to {most} is expected"),

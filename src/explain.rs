@@ -1,4 +1,5 @@
-//! What was made of a model, in two tables: its inputs and outputs, and its states, each with the reason.
+//! Explains what the backend makes of a model, in two tables: its inputs and outputs, and its states if it has any, each
+//! with the reason. For the log and for `stateful-inspect`.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +10,7 @@ use crate::completion::Origins;
 use crate::config::{Config, PairsFrom};
 use crate::session::{BatchScale, Signature, TensorInfo};
 
-/// The tables, as lines of text.
+/// The two tables as text.
 pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {
     let explained = Explained { config, binding, origins };
     let mut tensors = table(["", "name", "type", "dims", "batch axis", "taken for", "why"]);
@@ -22,18 +23,24 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
     for info in &signature.outputs {
         tensors.add_row(explained.output(info));
     }
+    if binding.states.is_empty() {
+        return lines(&tensors).join("\n");
+    }
     let mut states = table(["state", "type", "dims of a row", "batch axis", "bytes", "at START", "why"]);
     for state in &binding.states {
         states.add_row(explained.state(state));
     }
     let slot = &binding.slot;
     let bytes = format!("state: {} bytes a sequence, {} with alignment", slot.state_bytes(), slot.slot_bytes());
-    let tables = [tensors, states].map(|table| table.to_string());
-    let lines = tables.iter().flat_map(|table| table.lines()).map(str::trim_end).chain([bytes.as_str()]);
-    lines.collect::<Vec<_>>().join("\n")
+    [lines(&tensors), lines(&states), vec![bytes]].concat().join("\n")
 }
 
-/// What it means for the sequences that the model quantizes with one scale for the whole batch.
+/// The lines of a table, without the blanks at their ends.
+fn lines(table: &Table) -> Vec<String> {
+    table.to_string().lines().map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// Explains what quantizing with one scale for the whole batch means for the model's sequences.
 pub fn explain_batch_scale(scale: &BatchScale, config: &Config) -> String {
     let rows = config.max_rows_per_run;
     if rows == 1 {
@@ -162,7 +169,7 @@ fn requests(request: &RequestInput, info: &TensorInfo) -> String {
     text += match request.form {
         ShapeForm::Plain => "",
         ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
-        // Triton has no scalars, and wants a batch dimension in front.
+        // Triton has no scalars, and puts a batch dimension in front.
         ShapeForm::Unbatched if info.dims.is_empty() => ", one value for a batch, sent as [1, 1]",
         ShapeForm::Unbatched => ", one value for a batch",
     };

@@ -1,8 +1,7 @@
-//! The symbols that Triton looks up. Each is one guarded line: no error and no panic gets past it but as Triton's
-//! error object.
+//! The symbols that Triton looks up. Each is guarded: an error or a panic reaches Triton only as its own error object.
 //!
-//! A pointer is kept with each of Triton's objects: an `Arc<Model>` with a model, a `Box<Instance>` with an instance.
-//! Finalize may be called after an Initialize that failed, so a null one is nothing to free.
+//! Triton keeps a pointer of ours with each of its objects: an `Arc<Model>` with a model, a `Box<Instance>` with an
+//! instance. Triton may call Finalize after an Initialize that failed. Then the pointer is null.
 
 use std::ffi::c_void;
 use std::ptr::{self, NonNull};
@@ -14,10 +13,9 @@ use triton_sys::{
 };
 
 use crate::backend;
-use crate::error::Error;
 use crate::instance::Instance;
 use crate::model::Model;
-use crate::panic;
+use crate::panic::{self, Panic};
 use crate::triton::{self, Request};
 
 const _: entry_point::TRITONBACKEND_Initialize = TRITONBACKEND_Initialize;
@@ -28,9 +26,9 @@ const _: entry_point::TRITONBACKEND_ModelInstanceInitialize = TRITONBACKEND_Mode
 const _: entry_point::TRITONBACKEND_ModelInstanceFinalize = TRITONBACKEND_ModelInstanceFinalize;
 const _: entry_point::TRITONBACKEND_ModelInstanceExecute = TRITONBACKEND_ModelInstanceExecute;
 
-/// Triton may call on any thread, and passes our objects as `void *`, so the compiler checks nothing there: it does
-/// here. Several instances use a model at once, on one thread each; an instance and a request are used by one thread
-/// at a time.
+/// Triton may call on any thread and passes our objects as `void *`, where the compiler cannot check that they may be
+/// shared or sent. So it checks here: several threads use a model at once, and one thread at a time uses an instance or
+/// a request.
 const _: () = {
     const fn is_shared<T: Send + Sync>() {}
     const fn is_sent<T: Send>() {}
@@ -39,15 +37,12 @@ const _: () = {
     is_sent::<Request>();
 };
 
-fn guard(work: impl FnOnce() -> Result<(), Error>) -> *mut TRITONSERVER_Error {
-    match panic::catch(work).and_then(|done| done) {
-        Ok(()) => ptr::null_mut(),
-        Err(error) => triton::Error::from(error).into_raw(),
-    }
+fn guard(work: impl FnOnce() -> Result<(), triton::Error>) -> *mut TRITONSERVER_Error {
+    panic::catch_result(work).map_or_else(triton::Error::into_raw, |()| ptr::null_mut())
 }
 
-fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Error> {
-    NonNull::new(pointer).ok_or_else(|| Error::Panic("Triton passed a null pointer".to_owned()))
+fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Panic> {
+    NonNull::new(pointer).ok_or_else(|| Panic("Triton passed a null pointer".to_owned()))
 }
 
 /// Called once when the backend is loaded, and again by a second server in the same process.
@@ -57,10 +52,10 @@ fn non_null<T>(pointer: *mut T) -> Result<NonNull<T>, Error> {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn TRITONBACKEND_Initialize(backend: *mut TRITONBACKEND_Backend) -> *mut TRITONSERVER_Error {
     // SAFETY: Triton's backend, alive during the call.
-    guard(|| backend::initialize(unsafe { triton::Backend::new(non_null(backend)?) }))
+    guard(|| Ok(backend::initialize(unsafe { triton::Backend::new(non_null(backend)?) })?))
 }
 
-/// Called when the server stops. What a process shares stays for the next server in it.
+/// Called when the server stops. ONNX Runtime stays, for the next server in the process.
 ///
 /// # Safety
 /// Called by Triton.
@@ -69,7 +64,7 @@ pub const unsafe extern "C" fn TRITONBACKEND_Finalize(_backend: *mut TRITONBACKE
     ptr::null_mut()
 }
 
-/// Called when a model version is loaded.
+/// Called when a version of a model is loaded.
 ///
 /// # Safety
 /// Called by Triton, with a live model.
@@ -85,7 +80,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInitialize(model: *mut TRITONBACKEND
             // SAFETY: made above, and Triton has not taken it.
             drop(unsafe { Arc::from_raw(loaded) });
         }
-        Ok(kept?)
+        kept
     })
 }
 
@@ -133,7 +128,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
             // SAFETY: made above, and Triton has not taken it.
             drop(unsafe { Box::from_raw(made) });
         }
-        Ok(kept?)
+        kept
     })
 }
 
@@ -159,9 +154,9 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
     })
 }
 
-/// Called with the requests of a batch, never twice at once for an instance. With an error core would answer and
-/// release them, so there is one only before the first of them is taken; from then on each is answered and released
-/// here, whatever happens.
+/// Called with the requests of a payload, never twice at once for an instance. If this returned an error, core would
+/// answer and release the requests. So an error is returned only before the first request is taken. From then on, this
+/// backend answers and releases all of them, whatever happens.
 ///
 /// # Safety
 /// Called by Triton, with a live instance and `count` live requests.

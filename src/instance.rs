@@ -11,8 +11,8 @@ use crate::batch::isolation::{Isolation, Standing};
 use crate::batch::respond::{Answers, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
-use crate::config::{Place, Strategy};
-use crate::error::Error;
+use crate::config::{InstanceKind, Strategy};
+use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
 use crate::memory::device::{Queue, simulated_devices};
 use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
@@ -29,7 +29,7 @@ pub struct Instance {
     triton: triton::Instance,
     model: Arc<Model>,
     sequences: Arc<LiveSequences>,
-    place: Place,
+    kind: InstanceKind,
     number: u32,
     expected: Expected,
     grouping: Grouping,
@@ -44,10 +44,10 @@ pub struct Instance {
 
 impl Instance {
     /// An instance of a loaded model.
-    pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, Error> {
+    pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         let number = model.next_instance();
-        let site = model.site(place(triton, &model, number)?)?;
-        let (place, sequences) = (site.place, site.sequences.clone());
+        let site = model.site(instance_kind(triton, &model, number)?)?;
+        let (kind, sequences) = (site.kind, site.sequences.clone());
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
@@ -87,7 +87,7 @@ impl Instance {
         Ok(Self {
             triton,
             sequences,
-            place,
+            kind,
             number,
             expected,
             grouping,
@@ -109,7 +109,7 @@ impl Instance {
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
         if let Err(error) = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered)) {
             log::error!("{error}");
-            if let Err(error) = panic::catch(|| self.finish_run()).flatten() {
+            if let Err(error) = panic::catch_result(|| self.finish_run()) {
                 log::error!("{error}");
             }
         }
@@ -176,11 +176,8 @@ impl Instance {
         rows
     }
 
-    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
-        match self.model.site(self.place) {
-            Ok(site) => self.model.refusal(site, refusal, id),
-            Err(error) => error,
-        }
+    fn refusal(&self, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
+        self.model.refusal(self.kind, refusal, id)
     }
 
     /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
@@ -188,7 +185,7 @@ impl Instance {
     fn set_aside(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let mut running = Vec::with_capacity(rows.len());
         for mut row in rows {
-            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(Error::Cancelled));
+            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(RequestError::Cancelled));
             if let Some(error) = problem {
                 self.refuse(&mut row, error, times);
             } else if row.end && !row.state.start && row.state.lease.is_some() && !self.model.config.infer_end_requests
@@ -210,7 +207,7 @@ impl Instance {
         let mut failed = Vec::new();
         for mut row in rows {
             let initial = match row.state.is_fresh() {
-                true => panic::catch(|| step.run(&self.model.binding, &of.binding, Some(&row.request))).flatten(),
+                true => panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request))),
                 false => Ok(Vec::new()),
             };
             match initial {
@@ -248,7 +245,7 @@ impl Instance {
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
     /// fail: a failed run has changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
-        let ran = panic::catch(|| self.run(batch, times, is_last)).flatten();
+        let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let finished = self.finish_run();
         let error = match (ran, finished) {
             (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
@@ -270,7 +267,7 @@ impl Instance {
 
     /// Waits for the device, so that states that were copied are in their slots before the slots change hands, and
     /// nothing uses the memory that the store and the step give back.
-    fn finish_run(&mut self) -> Result<(), Error> {
+    fn finish_run(&mut self) -> Result<(), RequestError> {
         let synchronised = self.copier.synchronise();
         self.store.release();
         synchronised?;
@@ -279,7 +276,7 @@ impl Instance {
     }
 
     /// Load, gather, run, respond, store, answer. States are loaded first, as that decides the order of the rows.
-    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), Error> {
+    fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), RequestError> {
         let rows = self.model.config.padding.rows(batch.len());
         self.store.load(batch, rows)?;
         fault::point("gather", batch.iter().map(|row| &row.request));
@@ -305,7 +302,7 @@ impl Instance {
     }
 
     /// Makes the responses of a batch that ran over `rows` rows.
-    fn respond(&self, batch: &[Row], rows: usize) -> Result<Vec<Result<Response, Error>>, Error> {
+    fn respond(&self, batch: &[Row], rows: usize) -> Result<Vec<Result<Response, RequestError>>, RequestError> {
         let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
         let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.request.response()?)).collect();
         answers.fill_responses(batch, &mut responses)?;
@@ -313,7 +310,7 @@ impl Instance {
     }
 
     /// Answers the rows of a batch whose states have been stored.
-    fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, Error>>, mut times: Times) {
+    fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, RequestError>>, mut times: Times) {
         for (row, response) in batch.iter_mut().zip(responses) {
             let response = response.and_then(|response| {
                 panic::catch(|| fault::point("complete", [&row.request])).inspect_err(|_| row.state.spoil())?;
@@ -347,7 +344,7 @@ impl Instance {
     }
 
     /// Answers a request that does not run.
-    fn refuse(&self, row: &mut Row, error: Error, times: Times) {
+    fn refuse(&self, row: &mut Row, error: RequestError, times: Times) {
         row.answer = row.request.make_answer(Err(error.into()));
         self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
     }
@@ -362,14 +359,14 @@ impl Instance {
 }
 
 /// Where an instance runs.
-fn place(triton: triton::Instance, model: &Model, number: u32) -> Result<Place, Error> {
+fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result<InstanceKind, LoadError> {
     if !model.config.is_on_gpu() {
-        return Ok(Place::Cpu);
+        return Ok(InstanceKind::Cpu);
     }
     Ok(match triton.gpu()? {
-        Some(gpu) => Place::Gpu(gpu),
-        None if simulated_devices() > 0 => model.place_in_turn(number),
-        None => Place::Cpu,
+        Some(gpu) => InstanceKind::Gpu(gpu),
+        None if simulated_devices() > 0 => model.kind_in_turn(number),
+        None => InstanceKind::Cpu,
     })
 }
 

@@ -7,17 +7,16 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, instance, model, panic, error, triton |
+//! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, instance, model, panic, triton |
 //! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, store, model, panic, error, session, config, sequence, memory, triton |
 //! | [`responder`] | the thread that sends answers | model, panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
 //! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, session, triton, sequence, memory, state, tensor |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
-//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, error, session, config, triton |
+//! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
-//! | [`panic`] | the guard against panics | error |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
-//! | [`error`] | all errors, and the one table of their codes for Triton | binding, completion, session, triton, config, sequence, memory, tensor |
+//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, binding, completion, session, triton, config, sequence, memory, tensor |
 //! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory, state, tensor |
 //! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config, tensor |
 //! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory, tensor |
@@ -27,24 +26,36 @@
 //! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
 //! | [`state`] | the layout of a slot, and the table of slots | |
 //! | [`tensor`] | data types, shapes, and where a row is in a batch | |
+//! | [`panic`] | the guard against panics | |
 
-pub mod backend;
-pub mod batch;
-pub mod binding;
-pub mod completion;
-pub mod config;
-pub mod error;
-pub mod explain;
+mod backend;
+mod batch;
+mod binding;
+mod completion;
+mod config;
+mod error;
+mod explain;
 pub mod exports;
-pub mod instance;
+mod instance;
 pub mod memory;
-pub mod model;
-pub mod panic;
-pub mod report;
-pub mod responder;
-pub mod sequence;
-pub mod session;
-pub mod state;
-pub mod store;
+mod model;
+mod panic;
+mod report;
+mod responder;
+mod sequence;
+mod session;
+mod state;
+mod store;
 pub mod tensor;
-pub mod triton;
+mod triton;
+
+/// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The other tools and the tests use
+/// [`exports`], [`memory`] and [`tensor`].
+pub mod inspect {
+    pub use crate::binding::Binding;
+    pub use crate::completion::{Plan, Settings};
+    pub use crate::config::{PartialConfig, read_initial_files};
+    pub use crate::error::LoadError;
+    pub use crate::explain::{explain, explain_batch_scale};
+    pub use crate::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
+}

@@ -1,21 +1,29 @@
-//! The guard against panics: none may cross into Triton, which is C++.
+//! The guard against panics. None may unwind into Triton, which is C++.
 
 #![forbid(unsafe_code)]
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::Error;
+/// A panic in the code of this library, which is a bug; the server lives on.
+#[derive(Debug, thiserror::Error)]
+#[error("the stateful backend panicked: {0}; please report it")]
+pub struct Panic(pub String);
 
 #[cfg(panic = "abort")]
 compile_error!("with panic = \"abort\" a panic would end the whole server: build with panic = \"unwind\"");
 
 /// Calls `work`; a panic in it becomes an error.
 ///
-/// What `work` changed stays changed. Its callers hold nothing that a panic could leave half done: requests and leases
-/// put themselves right when they are dropped, and buffers are written anew by every step.
-pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Error> {
-    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| Error::Panic(text(payload.as_ref())))
+/// What `work` has changed stays changed. That is safe: a request or a lease that a panic drops is answered and given
+/// back, and every step writes its buffers anew.
+pub fn catch<T>(work: impl FnOnce() -> T) -> Result<T, Panic> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|payload| Panic(text(payload.as_ref())))
+}
+
+/// Calls `work`, which may fail; a panic in it becomes an error of the same type.
+pub fn catch_result<T, E: From<Panic>>(work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    catch(work)?
 }
 
 fn text(payload: &(dyn Any + Send)) -> String {
@@ -33,5 +41,7 @@ mod tests {
         let error = catch(|| -> i32 { panic!("number {}", 7) }).unwrap_err();
         assert!(error.to_string().contains("number 7"), "{error}");
         assert!(catch(|| std::panic::panic_any(5)).is_err());
+        assert!(matches!(catch_result(|| Err::<i32, _>(Panic("own".to_owned()))), Err(Panic(text)) if text == "own"));
+        assert!(matches!(catch_result::<i32, Panic>(|| panic!("caught")), Err(Panic(text)) if text == "caught"));
     }
 }

@@ -1,5 +1,4 @@
-//! What an instance logs of its work: a line for each batch and a report from time to time, as far as the configuration
-//! asks for them.
+//! What an instance logs of its work, as configured: a line for each batch, and a report from time to time.
 
 #![forbid(unsafe_code)]
 
@@ -21,7 +20,6 @@ struct Sums {
     respond_ns: u64,
 }
 
-/// The reporter of one instance.
 pub struct Report {
     model: String,
     logging: Logging,
@@ -30,7 +28,6 @@ pub struct Report {
 }
 
 impl Report {
-    /// A reporter as the configuration wants it.
     pub fn new(config: &Config) -> Self {
         Self { model: config.model.clone(), logging: config.logging, since: Instant::now(), sums: Sums::default() }
     }
@@ -83,7 +80,8 @@ impl Report {
             let slots = sequences.snapshot();
             log::log!(
                 level,
-                "{name}, last {:.1} s: {} requests in {} batches, average batch size {average:.2}, largest {}; {} slots used of {} in {} slabs, at most {}",
+                "{name}, last {:.1} s: {} requests in {} batches, average batch size {average:.2}, largest {}; {} slots \
+                 used of {} in {} slabs, at most {}",
                 time.as_secs_f64(),
                 sums.requests,
                 sums.batches,

@@ -1,10 +1,10 @@
-//! The thread on which answers leave while the next batch runs.
+//! Sends the answers of an instance, on a thread of its own while the next batch runs.
 //!
-//! Sending an answer and releasing its request calls into Triton's front end, which under gRPC costs more than many a
-//! run. By then a batch's states are kept, so nothing but its clients waits for it.
+//! Sending an answer and releasing its request call into Triton's front end. With gRPC that often takes longer than a
+//! run. The states of a batch are kept before its answers are sent, so only its clients wait for them.
 //!
-//! Rules: payloads are settled in the order in which they ran, whichever thread does it; none is left behind when the
-//! responder is dropped.
+//! Rules: payloads are settled in the order in which they ran, on either thread; dropping the responder settles all of
+//! them.
 
 #![forbid(unsafe_code)]
 
@@ -18,10 +18,9 @@ use std::time::Instant;
 use crate::model::{Answered, LiveSequences};
 use crate::panic;
 
-/// A payload is settled at once if that takes less: waking a thread is not free.
+/// A payload that takes less time than this is settled at once, because waking a thread takes time, too.
 const HAND_OVER_NS: u64 = 50_000;
 
-/// The sender of an instance's answers.
 pub struct Responder {
     queue: Option<Sender<Vec<Answered>>>,
     thread: Option<JoinHandle<()>>,
@@ -31,14 +30,14 @@ pub struct Responder {
 struct Shared {
     sequences: Arc<LiveSequences>,
     instance: u32,
-    /// Payloads that have been handed over and not been settled.
+    /// Payloads that the thread has not settled yet.
     waiting: AtomicUsize,
-    /// What settling one request took, a moving average.
+    /// How long it takes to settle a request, as a moving average.
     request_ns: AtomicU64,
 }
 
 impl Responder {
-    /// A responder for an instance; `overlaps`: the next payload may run before the last one is settled.
+    /// `overlaps`: the next payload may run before the last one is settled. Without it there is no thread.
     pub fn new(sequences: Arc<LiveSequences>, instance: u32, overlaps: bool) -> Self {
         let (waiting, request_ns) = (AtomicUsize::new(0), AtomicU64::new(0));
         let shared = Arc::new(Shared { sequences, instance, waiting, request_ns });
@@ -49,7 +48,7 @@ impl Responder {
         Self { queue, thread, shared }
     }
 
-    /// Settles a payload: now, or on the thread if that takes long and another sequence could run meanwhile.
+    /// Settles a payload: at once, or on the thread if that takes long and another sequence can run meanwhile.
     pub fn dispatch(&self, answered: Vec<Answered>) {
         let is_idle = self.shared.waiting.load(Ordering::Acquire) == 0;
         let ns = self.shared.request_ns.load(Ordering::Relaxed) * answered.len() as u64;

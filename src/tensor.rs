@@ -1,7 +1,7 @@
 //! Data types and shapes of tensors, in the terms that Triton and ONNX share.
 //!
-//! Rules: a [`DataType`] is a name and a size, nothing more; a shape is a list of signed dimensions in which -1 stands
-//! for "open". Nothing here knows Triton, ONNX Runtime or memory.
+//! Rules: a [`DataType`] is a name and a size; a shape is a list of signed dimensions, where -1 stands for an open one.
+//! Nothing here knows Triton, ONNX Runtime or memory.
 
 #![forbid(unsafe_code)]
 
@@ -103,7 +103,7 @@ impl fmt::Display for Dims<'_> {
     }
 }
 
-/// Bytes that each element of a string tensor takes in ONNX Runtime, even an empty one.
+/// Bytes that an element of a string tensor takes in ONNX Runtime, even an empty string.
 pub const STRING_BYTES: usize = 32;
 
 /// Number of elements in `dims`; `None` if a dimension is open (negative) or the product overflows.
@@ -111,27 +111,28 @@ pub fn element_count(dims: &[i64]) -> Option<usize> {
     dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
 }
 
-/// Whether a dimension has a name that exporters give the batch.
+/// Whether exporters give this name to the batch dimension.
 pub fn is_batch_name(symbol: &str) -> bool {
     ["batch", "batch_size", "batchsize", "n", "b", "bs"].contains(&symbol.to_lowercase().as_str())
 }
 
-/// Where one row of a batched tensor lies: `outer` chunks of `inner_bytes`, one batch row apart.
+/// Where a row lies in a batched tensor: in `outer` chunks of `inner_bytes` bytes.
 ///
-/// A tensor `[d0, …, batch, …, dn]` with `rows` rows holds chunk `o` of row `r` at byte
-/// `(o * rows + r) * inner_bytes`; alone, a row is its chunks one after another. The batch axis may be anywhere, or
-/// nowhere (then `outer` is 1 and the tensor is its only row).
+/// A tensor `[d0, …, batch, …, dn]` with `rows` rows has chunk `o` of row `r` at byte `(o * rows + r) * inner_bytes`.
+/// Alone, a row is its chunks one after another. The batch axis may be any dimension. Without one, `outer` is 1 and the
+/// tensor is its only row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowLayout {
     /// Product of the dimensions before the batch axis.
     pub outer: usize,
-    /// Bytes of all dimensions behind the batch axis.
+    /// Bytes of the dimensions after the batch axis.
     pub inner_bytes: usize,
 }
 
 impl RowLayout {
-    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if another dimension is open or a
-    /// product overflows. Strings have no fixed size: theirs counts elements instead of bytes.
+    /// The layout of a tensor with `dims`, where the length of the batch axis does not matter. `None` if another
+    /// dimension is open or a product overflows. Strings have no fixed size, so for them it counts elements instead of
+    /// bytes.
     pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>) -> Option<Self> {
         let split = batch_axis.unwrap_or(0);
         let behind = batch_axis.map_or(0, |axis| axis + 1);
@@ -147,17 +148,17 @@ impl RowLayout {
     }
 }
 
-/// Where the steps of one row along one axis lie in a batched tensor, and where in the same steps alone.
+/// Where some steps of a row, along one axis, lie in a batched tensor, and where they lie alone.
 ///
-/// A *window* is `length` steps from step `from` on. Alone, its elements lie as those of a tensor with the row's dims
-/// and `length` for the axis. Batch axis and window axis are two, in either order; there may be no batch axis.
+/// A *window* is `length` steps from step `from` on. Alone, its elements lie as in a tensor with the row's dims and
+/// `length` for the axis. The batch axis may be before or after the axis of the window, or missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowLayout {
-    /// Product of the dimensions before both axes.
+    /// The product of the dimensions before both axes.
     outer: usize,
-    /// Product of the dimensions between them.
+    /// The product of the dimensions between them.
     middle: usize,
-    /// Bytes of the dimensions behind both.
+    /// Bytes of the dimensions after both.
     inner_bytes: usize,
     /// Steps that the tensor has.
     steps: usize,
@@ -176,8 +177,8 @@ pub struct Chunk {
 }
 
 impl WindowLayout {
-    /// Layout of a tensor with `dims` (the batch axis's own value is ignored). `None` if the axes are one, a dimension
-    /// is open, or a product overflows. As in [`RowLayout`], strings count elements instead of bytes.
+    /// The layout of a tensor with `dims`, where the length of the batch axis does not matter. `None` if the two axes
+    /// are the same, a dimension is open, or a product overflows. As in [`RowLayout`], strings count elements.
     pub fn new(data_type: DataType, dims: &[i64], batch_axis: Option<usize>, axis: usize) -> Option<Self> {
         let steps = usize::try_from(*dims.get(axis)?).ok()?;
         let element = data_type.byte_size().unwrap_or(1);
@@ -203,27 +204,30 @@ impl WindowLayout {
         self.steps
     }
 
-    /// The chunks of the window of `length` steps from `from` on, of row `place` of `rows`, in the order that they have
-    /// alone.
-    pub fn chunks(self, place: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> + Clone {
+    /// The chunks of the window of `length` steps from `from` on, of row number `row` of `rows`, in the order that they
+    /// have alone.
+    pub fn chunks(self, row: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> + Clone {
         let Self { outer, middle, inner_bytes, steps, batch_is_first } = self;
-        // What lies between the two axes is outside of the steps if the batch axis comes first, else inside.
+        // If the batch axis comes first, the steps are inside the dimensions between the two axes, else around them.
         let runs = if batch_is_first { 1 } else { length };
         let bytes = if batch_is_first { length * inner_bytes } else { inner_bytes };
         let outer = if bytes == 0 { 0 } else { outer };
         (0..outer).flat_map(move |o| {
             (0..runs).flat_map(move |step| {
-                (0..middle).map(move |m| match batch_is_first {
-                    true => Chunk {
-                        in_batch: (((o * rows + place) * middle + m) * steps + from) * inner_bytes,
-                        alone: (o * middle + m) * length * inner_bytes,
-                        bytes,
-                    },
-                    false => Chunk {
-                        in_batch: (((o * steps + from + step) * middle + m) * rows + place) * inner_bytes,
-                        alone: ((o * length + step) * middle + m) * inner_bytes,
-                        bytes,
-                    },
+                (0..middle).map(move |m| {
+                    if batch_is_first {
+                        Chunk {
+                            in_batch: (((o * rows + row) * middle + m) * steps + from) * inner_bytes,
+                            alone: (o * middle + m) * length * inner_bytes,
+                            bytes,
+                        }
+                    } else {
+                        Chunk {
+                            in_batch: (((o * steps + from + step) * middle + m) * rows + row) * inner_bytes,
+                            alone: ((o * length + step) * middle + m) * inner_bytes,
+                            bytes,
+                        }
+                    }
                 })
             })
         })

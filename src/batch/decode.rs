@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use super::{Row, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::panic;
 use crate::sequence::{Key, SequenceId};
 use crate::store::RowState;
@@ -40,7 +40,7 @@ pub enum Decoded {
     /// A filler of the `direct` strategy: released and forgotten.
     Null,
     /// Not even its sequence can be told.
-    Unreadable(Request, Error),
+    Unreadable(Request, RequestError),
 }
 
 impl Expected {
@@ -85,16 +85,16 @@ impl Expected {
             request.release_unanswered();
             return Decoded::Null;
         }
-        let problem = panic::catch(|| self.check(&mut request, id.as_ref())).flatten().err();
+        let problem = panic::catch_result(|| self.check(&mut request, id.as_ref())).err();
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
         Decoded::Row(Row { state, key, end, problem, answer: None, request })
     }
 
-    fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), Error> {
+    fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), RequestError> {
         fault::point("decode", [&*request]);
         if let (Some(data_type), Some(id @ SequenceId::Name(_))) = (self.numeric_id, id) {
-            return Err(Error::SequenceIdType { id: id.clone(), data_type });
+            return Err(RequestError::SequenceIdType { id: id.clone(), data_type });
         }
         request.bind_inputs(&self.names)?;
         self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index, self.gpu))
@@ -111,7 +111,7 @@ struct Identity {
 }
 
 impl Identity {
-    fn of(request: &Request) -> Result<Self, Error> {
+    fn of(request: &Request) -> Result<Self, RequestError> {
         let (start, end) = request.start_and_end()?;
         Ok(Self { id: request.sequence_id()?, start, end, outputs: request.output_count()? })
     }
@@ -119,30 +119,30 @@ impl Identity {
 
 impl ExpectedInput {
     /// Checks an input for an instance on that GPU, and copies what others could change or the instance cannot reach.
-    fn check(&self, request: &mut Request, index: usize, gpu: Option<i32>) -> Result<(), Error> {
+    fn check(&self, request: &mut Request, index: usize, gpu: Option<i32>) -> Result<(), RequestError> {
         let Some(input) = request.input(index) else {
-            return if self.optional { Ok(()) } else { Err(Error::InputMissing(self.name.clone())) };
+            return if self.optional { Ok(()) } else { Err(RequestError::InputMissing(self.name.clone())) };
         };
         if input.data_type() != Some(self.data_type) {
             let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
-            return Err(Error::InputType { name: self.name.clone(), came, wanted: self.data_type });
+            return Err(RequestError::InputType { name: self.name.clone(), came, wanted: self.data_type });
         }
         let fits = |(&wanted, &came): (&i64, &i64)| wanted == came || (wanted < 0 && came >= 0);
         if input.dims().len() != self.dims.len() || !self.dims.iter().zip(input.dims()).all(fits) {
             let (came, wanted) = (input.dims().to_vec(), self.dims.clone());
-            return Err(Error::InputShape { name: self.name.clone(), came, wanted });
+            return Err(RequestError::InputShape { name: self.name.clone(), came, wanted });
         }
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if self.data_type == DataType::Bytes {
             let came = request.read_strings(index).map_err(|error| self.not_copied(error))?;
             return match came == Some(count) {
                 true => Ok(()),
-                false => Err(Error::InputStrings { name: self.name.clone(), came, wanted: count }),
+                false => Err(RequestError::InputStrings { name: self.name.clone(), came, wanted: count }),
             };
         }
         let wanted = count.saturating_mul(self.data_type.byte_size().unwrap_or(1));
         if input.bytes() != wanted {
-            return Err(Error::InputBytes { name: self.name.clone(), came: input.bytes(), wanted });
+            return Err(RequestError::InputBytes { name: self.name.clone(), came: input.bytes(), wanted });
         }
         if self.is_shared || !self.is_in_reach(input, gpu) {
             request.copy_input(index).map_err(|error| self.not_copied(error))?;
@@ -156,10 +156,10 @@ impl ExpectedInput {
         !input.is_on_gpus() || gpu.is_some_and(is_on_gpu)
     }
 
-    fn not_copied(&self, error: NotCopied) -> Error {
+    fn not_copied(&self, error: NotCopied) -> RequestError {
         match error {
-            NotCopied::Gpu(gpu, source) => Error::InputOnGpu { name: self.name.clone(), gpu, source },
-            NotCopied::Memory(source) => Error::InputMemory { name: self.name.clone(), source },
+            NotCopied::Gpu(gpu, source) => RequestError::InputOnGpu { name: self.name.clone(), gpu, source },
+            NotCopied::Memory(source) => RequestError::InputMemory { name: self.name.clone(), source },
         }
     }
 }

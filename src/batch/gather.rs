@@ -2,7 +2,7 @@
 
 use super::Row;
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::memory::ClientBytes;
 use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
@@ -22,7 +22,7 @@ pub fn gather<'a>(
     places: usize,
     store: &StateStore,
     step: &mut Step,
-) -> Result<Vec<Overlay<'a>>, Error> {
+) -> Result<Vec<Overlay<'a>>, RequestError> {
     let batch = Padded { batch, places };
     let mut overlays = Vec::new();
     for (index, input) in binding.inputs.iter().enumerate() {
@@ -73,7 +73,7 @@ fn requests<'a>(
     request: &'a RequestInput,
     batch: Padded<'a>,
     overlays: &mut Vec<Overlay<'a>>,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let Some(first) = batch.batch[0].request.input(request.position) else {
         step.omit(index);
         return Ok(());
@@ -124,7 +124,7 @@ fn windows(
     request: &RequestInput,
     axis: usize,
     batch: Padded,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let length = |sent: &Input| request.row_length(sent.dims(), axis);
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
     let (rows, longest, whole_row) = (batch.places, layout.steps(), self::layout(input, &dims)?);
@@ -164,7 +164,7 @@ fn windows_layout(
     request: &RequestInput,
     axis: usize,
     batch: Padded,
-) -> Result<(Vec<i64>, WindowLayout), Error> {
+) -> Result<(Vec<i64>, WindowLayout), RequestError> {
     let mut rows = batch.inputs(request).map(|(_, sent)| sent.dims()).peekable();
     let mut dims = rows.peek().map(|dims| request.form.model_dims(dims).to_vec()).unwrap_or_default();
     dims[axis] = rows.map(|dims| request.row_length(dims, axis)).max().unwrap_or(0) as i64;
@@ -181,7 +181,7 @@ fn string_windows(
     request: &RequestInput,
     axis: usize,
     batch: Padded,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
     let (rows, sent) = (batch.places, batch.strings(request));
     let lengths = batch.inputs(request).map(|(_, sent)| request.row_length(sent.dims(), axis));
@@ -205,7 +205,7 @@ fn lengths(
     input: &BoundInput,
     of: usize,
     batch: Padded,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let buffer = step.input(index, &input.dims, batch.places)?;
     let element = input.data_type.byte_size().unwrap_or(1);
     let lengths = batch.rows().map(|row| row.steps_of(binding, of).unwrap_or(0) as u64);
@@ -221,7 +221,7 @@ fn controls(
     input: &BoundInput,
     control: &BoundControl,
     batch: Padded,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     if input.data_type == DataType::Bytes {
         let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_bytes()).unwrap_or_default());
         let ids: Strings = ids.collect();
@@ -264,7 +264,7 @@ pub(super) fn constant(
     input: &BoundInput,
     bytes: &[u8],
     rows: usize,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let buffer = step.input(index, &input.dims, rows)?;
     match input.batch_axis {
         None => buffer.copy_from_slice(bytes),
@@ -276,10 +276,10 @@ pub(super) fn constant(
     Ok(())
 }
 
-fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, Error> {
+fn layout(input: &BoundInput, dims: &[i64]) -> Result<RowLayout, RequestError> {
     RowLayout::new(input.data_type, dims, input.batch_axis).ok_or_else(|| wrong_shape(input, dims))
 }
 
-fn wrong_shape(input: &BoundInput, dims: &[i64]) -> Error {
-    Error::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
+fn wrong_shape(input: &BoundInput, dims: &[i64]) -> RequestError {
+    RequestError::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
 }

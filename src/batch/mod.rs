@@ -15,7 +15,7 @@ pub mod warm_up;
 
 use self::isolation::Member;
 use crate::binding::{Binding, Source};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::model::Lease;
 use crate::sequence::Key;
 use crate::store::{HasState, RowState};
@@ -32,7 +32,7 @@ pub struct Row {
     /// It ends its sequence.
     pub end: bool,
     /// Why it cannot run, if so.
-    pub problem: Option<Error>,
+    pub problem: Option<RequestError>,
     /// What its client is to be sent.
     pub answer: Option<Answer>,
     /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.

@@ -2,7 +2,7 @@
 
 use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, TrimBy};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
 use crate::session::{OutputCopy, RowAt, Step};
@@ -27,7 +27,7 @@ impl<'a> Answers<'a> {
         step: &'a Step,
         batch: &[Row],
         rows: usize,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, RequestError> {
         let outputs = binding.outputs.iter().enumerate().map(|(index, bound)| {
             if bound.is_only_kept {
                 return Ok(None);
@@ -37,16 +37,20 @@ impl<'a> Answers<'a> {
                 output => output.map(Some),
             }
         });
-        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, Error>>()?, rows })
+        Ok(Self { binding, step, outputs: outputs.collect::<Result<Vec<_>, RequestError>>()?, rows })
     }
 
     /// Fills the responses of a batch with the outputs that each row's request wants. One that cannot be filled becomes
     /// an error.
-    pub fn fill_responses(&self, batch: &[Row], responses: &mut [Result<Response, Error>]) -> Result<(), Error> {
+    pub fn fill_responses(
+        &self,
+        batch: &[Row],
+        responses: &mut [Result<Response, RequestError>],
+    ) -> Result<(), RequestError> {
         let (mut copies, mut failed) = (Vec::new(), Vec::new());
         for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            let filled = panic::catch(|| self.fill_response(response, place, row, &mut copies)).flatten();
+            let filled = panic::catch_result(|| self.fill_response(response, place, row, &mut copies));
             if let Err(error) = filled {
                 failed.push((place, error));
             }
@@ -64,13 +68,13 @@ impl<'a> Answers<'a> {
         place: usize,
         row: &Row,
         copies: &mut Vec<OutputCopy<'r>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         fault::point("respond", [&row.request]);
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
             let mut outputs = self.outputs.iter().flatten();
             let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
-            let answer = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+            let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, place, row)?;
@@ -89,7 +93,7 @@ impl<'a> Answers<'a> {
         answer: &OutputRows,
         place: usize,
         copies: &mut Vec<OutputCopy<'r>>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         if answer.bound.data_type == DataType::Bytes {
             return send_strings(answer.bound, response, &answer.dims, answer.strings(place));
         }
@@ -114,13 +118,18 @@ impl<'a> Answers<'a> {
         axis: usize,
         length: Option<usize>,
         place: usize,
-    ) -> Result<(), Error> {
+    ) -> Result<(), RequestError> {
         let (bound, view) = (answer.bound, &answer.view);
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
         let layout = layout.ok_or_else(|| answer.uneven())?;
         let length = length.unwrap_or(layout.steps());
         if length > layout.steps() {
-            return Err(Error::OutputLength { name: bound.name.clone(), dims: view.dims.to_vec(), axis, length });
+            return Err(RequestError::OutputLength {
+                name: bound.name.clone(),
+                dims: view.dims.to_vec(),
+                axis,
+                length,
+            });
         }
         let mut dims = answer.dims.clone();
         dims[axis] = length as i64;
@@ -134,7 +143,7 @@ impl<'a> Answers<'a> {
     }
 
     /// How much of an output belongs to the row at `place`; `None` for all of it: the request has left the input out.
-    fn length(&self, answer: &OutputRows, by: TrimBy, place: usize, row: &Row) -> Result<Option<usize>, Error> {
+    fn length(&self, answer: &OutputRows, by: TrimBy, place: usize, row: &Row) -> Result<Option<usize>, RequestError> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
             TrimBy::Output(output) => {
@@ -153,7 +162,11 @@ impl<'a> Answers<'a> {
 }
 
 /// Writes an output, which is these pieces one after another, to where Triton wants it.
-fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Item = &'p [u8]>) -> Result<(), Error> {
+fn fill<'p>(
+    bound: &BoundOutput,
+    memory: OutputMemory,
+    pieces: impl Iterator<Item = &'p [u8]>,
+) -> Result<(), RequestError> {
     match memory {
         OutputMemory::Host(mut bytes) => {
             pieces.for_each(|piece| bytes.write(piece));
@@ -163,19 +176,19 @@ fn fill<'p>(bound: &BoundOutput, memory: OutputMemory, pieces: impl Iterator<Ite
             let mut bytes = reserve(on_gpu.byte_len())?;
             pieces.for_each(|piece| bytes.extend_from_slice(piece));
             let (name, gpu) = (bound.name.clone(), on_gpu.gpu());
-            on_gpu.write(&bytes).map_err(|source| Error::OutputOnGpu { name, gpu, source })?;
+            on_gpu.write(&bytes).map_err(|source| RequestError::OutputOnGpu { name, gpu, source })?;
         }
     }
     Ok(())
 }
 
 /// A response with the outputs that the request wants, none of them with an element.
-pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, Error> {
+pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, RequestError> {
     let response = request.response()?;
     for index in 0..request.output_count()? {
         let name = request.output_name(index)?;
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
-        let output = wanted.ok_or_else(|| Error::UnknownOutput(name.to_owned()))?;
+        let output = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
     Ok(response)
@@ -187,7 +200,7 @@ fn send_strings<'s>(
     response: &Response,
     dims: &[i64],
     elements: impl Iterator<Item = &'s [u8]> + Clone,
-) -> Result<(), Error> {
+) -> Result<(), RequestError> {
     let count = strings::written_bytes(elements.clone());
     let mut bytes = reserve(count)?;
     bytes.resize(count, 0);

@@ -2,14 +2,14 @@
 
 use super::gather::constant;
 use crate::binding::{Binding, BoundControl, Flag, Source};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::session::{Run, Step};
 use crate::store::{RowState, StateStore};
 use crate::tensor::DataType;
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
 /// part.
-pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), Error> {
+pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), RequestError> {
     let mut starts: Vec<_> = std::iter::repeat_with(RowState::default).take(rows).collect();
     store.load(&mut starts, rows)?;
     for (index, input) in binding.inputs.iter().enumerate() {
@@ -37,7 +37,7 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
     Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 
-fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), Error> {
+fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), RequestError> {
     if data_type != DataType::Bytes {
         step.input(index, dims, rows)?.fill(0);
         return Ok(());
@@ -46,7 +46,7 @@ fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows:
 }
 
 /// Every row is as long as the input that the lengths are of.
-fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), Error> {
+fn lengths(binding: &Binding, of: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), RequestError> {
     let (input, measured) = (&binding.inputs[index], &binding.inputs[of]);
     let Source::Request(request) = &measured.source else { return Ok(()) };
     let length = request.ragged_axis.map_or(0, |axis| match (measured.dims[axis], request.context) {

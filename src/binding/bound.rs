@@ -8,9 +8,7 @@ use crate::tensor::{DataType, RowLayout};
 /// An input of the model.
 #[derive(Clone, Debug)]
 pub struct BoundInput {
-    /// Name in the model and in requests.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
     /// Dimensions in the model; -1 is open.
     pub dims: Vec<i64>,
@@ -23,35 +21,32 @@ pub struct BoundInput {
 /// What fills an input.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// The requests.
     Request(RequestInput),
     /// The length of each row of this input.
     Lengths {
         /// Index in [`Binding::inputs`](super::Binding::inputs).
         of: usize,
     },
-    /// The state of this number.
+    /// The state of this number in [`Binding::states`](super::Binding::states).
     State(usize),
-    /// A control.
     Control(BoundControl),
-    /// Always these bytes (of one row, where there is a batch axis).
+    /// These bytes; those of one row, if there is a batch axis.
     Constant(Vec<u8>),
 }
 
 /// How requests carry an input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestInput {
-    /// Place among the inputs that requests carry.
+    /// Number among the inputs that requests carry.
     pub position: usize,
-    /// How their shape relates to the model's.
     pub form: ShapeForm,
     /// Whether a request may leave it out; the model then has a value of its own.
     pub optional: bool,
-    /// What is put in front of each request's elements.
+    /// What goes in front of each request's elements.
     pub context: Option<BoundContext>,
     /// The axis along which rows may have different lengths.
     pub ragged_axis: Option<usize>,
-    /// Whether rows of different lengths share a batch, the shorter ones filled up.
+    /// Whether rows of different lengths share a batch, in which the shorter ones are filled up.
     pub is_padded: bool,
 }
 
@@ -63,7 +58,7 @@ impl RequestInput {
         context + own
     }
 
-    /// The axis along which a row is not simply the request's elements, if there is one.
+    /// The axis along which a row has more than the request's elements, if there is one.
     pub fn window_axis(&self) -> Option<usize> {
         self.context.map(|context| context.axis).or(self.ragged_axis.filter(|_| self.is_padded))
     }
@@ -78,51 +73,47 @@ pub struct BoundContext {
     pub length: usize,
     /// Bytes of a row.
     pub bytes: usize,
-    /// Place in the slot, to be asked of [`Binding::slot`](super::Binding::slot).
+    /// Its number in the slot ([`Binding::slot`](super::Binding::slot)).
     pub slot_entry: usize,
 }
 
 /// A control, in the type that the model takes.
 #[derive(Clone, Debug)]
 pub enum BoundControl {
-    /// One of these two elements, by a flag of the request.
+    /// The element `yes` if the request has the flag, else `no`.
     Flag {
-        /// Which flag.
         flag: Flag,
-        /// The element that says no.
         no: Vec<u8>,
-        /// The element that says yes.
         yes: Vec<u8>,
     },
-    /// The sequence id.
     CorrelationId(DataType),
 }
 
-/// What a request can say of itself.
+/// What a control input tells the model of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
     /// It starts a sequence.
     Start,
     /// It ends its sequence.
     End,
-    /// It is one.
+    /// It is a request and no padding.
     Ready,
 }
 
 /// How a request's shape relates to the shape in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShapeForm {
-    /// As in the model, with 1 for the batch axis, which is the first: what Triton does.
+    /// As in the model, with 1 for the batch axis, which is the first one. This is Triton's form.
     Plain,
-    /// The configuration's dims are the model's, with -1 for the batch axis wherever it stands; requests have Triton's
-    /// batch dimension in front of them, responses have not: what NVIDIA's stateful_backend does.
+    /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's
+    /// batch dimension in front of them, and responses have not. This is the form of NVIDIA's stateful_backend.
     BatchInside,
-    /// The model's tensor has no batch axis, though others have; requests have Triton's batch dimension in front of it.
+    /// The model's tensor has no batch axis, but others have. Requests have Triton's batch dimension in front of it.
     Unbatched,
 }
 
 impl ShapeForm {
-    /// The part of a request's dims that are the model's.
+    /// The model's part of a request's dims.
     pub fn model_dims(self, request: &[i64]) -> &[i64] {
         match self {
             Self::Plain => request,
@@ -134,23 +125,21 @@ impl ShapeForm {
 /// An output that is fetched.
 #[derive(Clone, Debug)]
 pub struct BoundOutput {
-    /// Name in the model and in responses.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
     /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
-    /// Dimensions, where all but the batch axis are known.
+    /// `None` if a dimension other than the batch axis is open.
     pub dims: Option<Vec<i64>>,
     /// Whether responses may carry it.
     pub is_response: bool,
     /// Its shape in a response without elements: 0 for the batch axis and for open dimensions.
     pub empty_dims: Vec<i64>,
-    /// What of it belongs to a row, where rows of different lengths share a batch; `None` if all does.
+    /// The part that belongs to a row, if rows of different lengths share a batch; `None` for all.
     pub trim: Option<Trim>,
     /// Its name as Triton takes it.
     pub c_name: CString,
-    /// It is a state that stays where the run wrote it, and nothing else: nobody reads it after the run.
+    /// Whether it is only a state that stays where the run wrote it, so that nothing reads it after the run.
     pub is_only_kept: bool,
 }
 
@@ -161,26 +150,24 @@ pub struct BoundState {
     pub input: usize,
     /// Index in [`Binding::outputs`](super::Binding::outputs).
     pub output: usize,
-    /// Element type.
     pub data_type: DataType,
     /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
     /// Dimensions of a row: 1 for the batch axis, -1 where the size varies.
     pub dims: Vec<i64>,
-    /// Where a sequence keeps it.
     pub place: StatePlace,
-    /// TYPE_FP32 is kept as TYPE_FP16, rounded to nearest even.
+    /// Whether TYPE_FP32 is kept as TYPE_FP16, rounded to nearest even.
     pub as_fp16: bool,
-    /// What it is when a sequence starts.
+    /// Its value when a sequence starts.
     pub initial: Initial,
 }
 
 /// Where a sequence keeps a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatePlace {
-    /// In its slot: every row has this layout.
+    /// In its slot. Every row has this layout.
     Slot(RowLayout),
-    /// Beside its slot, as it varies in size: under this number.
+    /// Beside its slot, because it varies in size, under this number.
     Beside(usize),
 }
 
@@ -190,7 +177,7 @@ impl BoundState {
         matches!(self.place, StatePlace::Slot(_))
     }
 
-    /// Bytes of a row of `layout` when it is kept.
+    /// Bytes that a row of `layout` takes when it is kept.
     pub const fn kept_bytes(&self, layout: RowLayout) -> usize {
         layout.row_bytes() / if self.as_fp16 { 2 } else { 1 }
     }

@@ -1,4 +1,4 @@
-//! Contexts: along which axis they are kept, and what they leave for requests to bring.
+//! Contexts: along which axis they are kept, and which dims they leave for requests.
 
 use super::error::BindingError;
 use super::shapes::{INPUT, is_batch, match_dims};
@@ -7,7 +7,7 @@ use crate::config::{Config, Context, TensorConfig, context_line};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, WindowLayout};
 
-/// An entry of `input_context`, its axis found.
+/// An entry of `input_context` whose axis is found.
 pub(super) struct WrittenContext<'a> {
     written: &'a Context,
     axis: usize,
@@ -39,7 +39,7 @@ impl<'a> WrittenContext<'a> {
         }
     }
 
-    /// A row has one axis along which it is more than the request.
+    /// Refuses padding along another axis: only one axis of a row can have more than the request.
     pub fn check_padding(&self, ragged_axis: Option<usize>) -> Result<(), BindingError> {
         match ragged_axis {
             Some(axis) if axis != self.axis => Err(BindingError::Parameter {
@@ -99,13 +99,13 @@ impl<'a> WrittenContext<'a> {
     }
 }
 
-/// What remains of a model's dimension for clients to send; 0 if the context leaves nothing.
+/// The part of a model's dimension that clients send; 0 if the context leaves nothing.
 fn without(dim: i64, length: usize) -> i64 {
     if dim < 0 { dim } else { (dim - length as i64).max(0) }
 }
 
-/// The search for a context's axis: as written, else where the configuration's dims differ from the model's by the
-/// context's length, else the only open one.
+/// The search for a context's axis: the one that is written, else the one along which the configuration's dims differ
+/// from the model's by the context's length, else the only open one.
 struct Search<'a> {
     config: &'a Config,
     tensor: &'a TensorConfig,
@@ -134,18 +134,19 @@ impl Search<'_> {
         }
     }
 
-    /// Whether an axis that is written can be the one.
+    /// Checks an axis that is written.
     fn check(&self, axis: usize) -> Result<usize, BindingError> {
         let model = Dims(&self.info.dims);
         let is_batch =
             |axis| self.batch_axis(axis) == Some(Some(axis)) || is_batch(&self.info.symbols[axis], self.batch_symbol);
-        match axis < self.info.dims.len() {
-            false => Err(self.error(format!("the model's dims {model} have no axis {axis}"))),
-            true if is_batch(axis) => {
-                Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
-            }
-            true if !self.fits(axis) => Err(self.error(self.does_not_make(&[axis]))),
-            true => Ok(axis),
+        if axis >= self.info.dims.len() {
+            Err(self.error(format!("the model's dims {model} have no axis {axis}")))
+        } else if is_batch(axis) {
+            Err(self.error(format!("axis {axis} of the model's {model} is the batch: write another")))
+        } else if !self.fits(axis) {
+            Err(self.error(self.does_not_make(&[axis])))
+        } else {
+            Ok(axis)
         }
     }
 
@@ -162,7 +163,7 @@ impl Search<'_> {
         self.batch_axis(axis).is_some_and(|batch| batch != Some(axis))
     }
 
-    /// That the configuration's dims are not what the context leaves along one of these axes, and which would be.
+    /// Says that the configuration's dims do not fit a context along any of these axes, and which dims would.
     fn does_not_make(&self, axes: &[usize]) -> String {
         let TensorConfig { name, data_type, dims, .. } = self.tensor;
         let (written, model, length) = (Dims(dims), Dims(&self.info.dims), self.written.length);
@@ -174,13 +175,13 @@ impl Search<'_> {
             .filter_map(|&axis| self.dims_to_write(axis))
             .map(|dims| format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&dims)))
             .collect();
-        match entries.is_empty() {
-            true => format!("{wrong}: the dimension that the context stands along must be longer than {length}"),
-            false => format!("{wrong}: write input {}", entries.join(" or ")),
+        if entries.is_empty() {
+            return format!("{wrong}: the dimension that the context stands along must be longer than {length}");
         }
+        format!("{wrong}: write input {}", entries.join(" or "))
     }
 
-    /// The dims with which the context stands along `axis`; `None` if none do.
+    /// The dims to write for a context along `axis`; `None` if there are none.
     fn dims_to_write(&self, axis: usize) -> Option<Vec<i64>> {
         let mut whole = self.info.dims.clone();
         whole[axis] = without(whole[axis], self.written.length);

@@ -141,12 +141,11 @@ fn an_initial_state_is_one_sequence_s() {
     for (given, fits) in [(&[2, 1, 8], true), (&[2, 3, 8], false)] {
         let initial = json!([{ "data_type": "TYPE_FP32", "dims": given, "zero_data": true }]);
         let bound = bind(&declared(&[2, -1, 8], initial), &with_state(&[2, -1, 8]));
-        match fits {
-            true => assert_eq!(bound.unwrap().states[0].initial.dims, [2, 1, 8]),
-            false => {
-                let (error, text) = (bound.unwrap_err().to_string(), Dims(given).to_string());
-                assert!(error.contains("'s_in'") && error.contains(&text) && error.contains("[2, 1, 8]"), "{error}");
-            }
+        if fits {
+            assert_eq!(bound.unwrap().states[0].initial.dims, [2, 1, 8]);
+        } else {
+            let (error, text) = (bound.unwrap_err().to_string(), Dims(given).to_string());
+            assert!(error.contains("'s_in'") && error.contains(&text) && error.contains("[2, 1, 8]"), "{error}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What feeds each input of the model, while it is being found out.
+//! Collects what feeds each input of the model.
 
 use super::fixed::{constant_input, control_input};
 use super::ragged::lengths_input;
@@ -7,7 +7,7 @@ use crate::config::Config;
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
 
-/// The model's inputs, required ones first and then those with a default, and what feeds them so far.
+/// The model's inputs, required ones first and then those with a default, and what feeds each so far.
 pub(super) struct Feeds<'a> {
     infos: Vec<&'a TensorInfo>,
     required: usize,
@@ -24,8 +24,8 @@ impl<'a> Feeds<'a> {
         find(self.infos.iter().copied(), name, named_by, "input")
     }
 
-    /// The name that the model gives its batch dimension, where an input that is fed has it. Without Triton's batch it
-    /// is taken to be the first.
+    /// The name of the batch dimension, from an input that is fed. If Triton puts no batch dimension in front, it is
+    /// the name of the first dimension.
     pub(super) fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
         let of_input = |(fed, info): (&Option<BoundInput>, &&'a TensorInfo)| {
             let axis = fed.as_ref()?.batch_axis.or((!config.is_batched()).then_some(0))?;
@@ -52,7 +52,7 @@ impl<'a> Feeds<'a> {
         }
     }
 
-    /// The inputs that are fed, all that have no default among them. The indices of those with a default move up.
+    /// The inputs that are fed. Every input without a default must be. The indices of the others move up.
     pub(super) fn into_inputs(self, states: &mut [BoundState]) -> Result<Vec<BoundInput>, BindingError> {
         let is_missing = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
         if let Some((index, _)) = self.fed.iter().enumerate().find(is_missing) {
@@ -70,10 +70,10 @@ impl<'a> Feeds<'a> {
     }
 }
 
-/// Feeds what no request carries and is no state: controls, constants, lengths.
+/// Feeds the inputs that no request carries and that are no states: controls, constants, lengths.
 pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Result<(), BindingError> {
     for control in &config.controls {
-        // A control that the model does not take is Triton's business only.
+        // Triton may have controls that the model does not take.
         if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
             feeds.place(index, control_input(config, control, info)?)?;
         }

@@ -1,4 +1,4 @@
-//! What a step, and the provider that it runs on, need to know of a binding.
+//! What a step and its provider need to know of a binding.
 
 use super::{Binding, BoundInput, Source, trim_lengths};
 use crate::session::{InputSpec, OutputSpec, StepSpec};
@@ -11,9 +11,8 @@ impl Binding {
         let fed = || self.inputs.iter().filter(|input| input.data_type != DataType::Bytes);
         let shapes = |rows: usize| {
             let shape = |input: &BoundInput| {
-                let dim = |(axis, &dim): (usize, &i64)| match Some(axis) == input.batch_axis {
-                    true => rows.to_string(),
-                    false => dim.to_string(),
+                let dim = |(axis, &dim): (usize, &i64)| {
+                    if Some(axis) == input.batch_axis { rows.to_string() } else { dim.to_string() }
                 };
                 let dims: Vec<_> = input.dims.iter().enumerate().map(dim).collect();
                 format!("{}:{}", input.name, dims.join("x"))
@@ -27,7 +26,7 @@ impl Binding {
         ([shapes(1), shapes(most_rows), shapes(most_rows)], open)
     }
 
-    /// Why runs cannot be CUDA graphs: what of a tensor is not the same each time. `None` if they can.
+    /// Why runs cannot be CUDA graphs: a tensor is not the same each time. `None` if they can.
     pub fn unfit_for_graphs(&self) -> Option<String> {
         let (_, open) = self.profile_shapes(1);
         if let Some(name) = open.first() {
@@ -45,8 +44,7 @@ impl Binding {
         open.map(|output| format!("dimensions of '{}' are open", output.name))
     }
 
-    /// What the step needs to know, for runs of up to `most_rows` rows, of which those of `graph_rows` rows can be CUDA
-    /// graphs.
+    /// For runs of up to `most_rows` rows. Those of `graph_rows` rows can be CUDA graphs.
     pub fn step_spec(&self, most_rows: usize, graph_rows: Vec<usize>) -> StepSpec {
         let inputs = self.inputs.iter().map(|input| InputSpec {
             name: input.name.clone(),

@@ -12,28 +12,25 @@ use crate::tensor::{DataType, Dims, element_count};
 /// A state's initial value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Initial {
-    /// Dimensions of the row, none of them open.
+    /// The dimensions of a row. None is open.
     pub dims: Vec<i64>,
-    /// Its elements.
     pub content: InitialContent,
 }
 
 /// The elements of an initial value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialContent {
-    /// Zeros, or empty strings.
+    /// Zeros or empty strings.
     Zeros,
-    /// These bytes.
     Bytes(Vec<u8>),
-    /// These strings.
     Strings(Strings),
-    /// What the model for initial states says, which is run for each START.
+    /// What the model for initial states gives, which runs for each START.
     Model,
 }
 
 impl Initial {
-    /// The value that the configuration gives for a state with the row's `dims`, else zeros. An open dimension is then
-    /// 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
+    /// The value that the configuration gives for a state whose rows have `dims`, else zeros. For zeros, an open
+    /// dimension is 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
     pub(super) fn new(
         name: &str,
         data_type: DataType,
@@ -87,12 +84,12 @@ impl Initial {
 
 const INITIAL_STATES: &str = "parameter 'initial_states'";
 
-/// The row's dims with those of the declared initial state, which may leave the batch axis out.
+/// The dims of a row, from those of the declared initial state, which may leave the batch axis out.
 fn declared_dims(row: &[i64], initial: &[i64]) -> Vec<i64> {
     if row.iter().zip(initial).all(|(&row, &initial)| row < 0 || row == initial) && row.len() == initial.len() {
         return initial.to_vec();
     }
-    // The batch axis is the one without which they agree; where several do, they are all 1.
+    // The dims agree without the batch axis. If that holds for several axes, each of them is 1.
     let without = |axis: &usize| {
         let mut rest = row.to_vec();
         rest.remove(*axis);
@@ -159,7 +156,7 @@ impl Value<'_> {
         element_bytes(self.data_type, value).map_err(|why| self.error(why))
     }
 
-    /// The dims of a row with `count` elements; the one open dimension is what makes them right.
+    /// The dims of a row with `count` elements, which decide the one open dimension.
     fn close(&self, dims: &[i64], count: usize) -> Result<Vec<i64>, BindingError> {
         let wrong = |wanted: String| {
             let unit = self.data_type.byte_size().map_or(String::new(), |size| format!(" ({} bytes)", count * size));

@@ -1,4 +1,4 @@
-//! The model for initial states: a second graph whose outputs are what states begin with.
+//! The model for initial states: a second ONNX model whose outputs are the initial values of states.
 
 use super::error::BindingError;
 use super::{Binding, RequestInput, Source, agree, check_type, describe};
@@ -7,9 +7,7 @@ use crate::session::{InputSpec, OutputSpec, Signature, StepSpec, TensorInfo};
 /// How the model for initial states fits the binding. It runs for one row at a time.
 #[derive(Clone, Debug)]
 pub struct InitialModel {
-    /// What its inputs take, in its order.
     pub inputs: Vec<InitialInput>,
-    /// What its outputs are for.
     pub outputs: Vec<InitialOutput>,
     /// What a step of it feeds and fetches.
     pub step: StepSpec,
@@ -18,9 +16,8 @@ pub struct InitialModel {
 /// An input of the model for initial states.
 #[derive(Clone, Debug)]
 pub struct InitialInput {
-    /// Which input of requests, with its place in the binding.
+    /// The input of requests that it takes: its index in the binding.
     pub input: usize,
-    /// Place among the inputs that requests carry.
     pub request: RequestInput,
 }
 
@@ -34,7 +31,7 @@ pub struct InitialOutput {
 }
 
 impl InitialModel {
-    /// Finds which input of requests and which state each of its tensors stands for.
+    /// Finds the input of requests for each input, and the state for each output.
     pub fn new(binding: &Binding, signature: &Signature) -> Result<Self, BindingError> {
         let inputs = signature.inputs.iter().map(|info| bind_input(binding, info)).collect::<Result<Vec<_>, _>>()?;
         let outputs = signature.outputs.iter().map(|info| bind_output(binding, info)).collect::<Result<Vec<_>, _>>()?;
@@ -85,17 +82,11 @@ fn bind_input(binding: &Binding, info: &TensorInfo) -> Result<InitialInput, Bind
         Some(batch) if batch == axis => theirs < 0 || theirs == 1,
         _ => is_context(axis) || agree(theirs, ours),
     };
-    match info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
-        true => Ok(InitialInput { input: index, request }),
-        false => Err(error(
-            info,
-            format!(
-                "is {}, but requests carry {}, one row of it",
-                describe(info.data_type, &info.dims),
-                describe(input.data_type, &input.dims)
-            ),
-        )),
+    if info.dims.len() == input.dims.len() && info.dims.iter().zip(&input.dims).enumerate().all(fits) {
+        return Ok(InitialInput { input: index, request });
     }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(input.data_type, &input.dims));
+    Err(error(info, format!("is {theirs}, but requests carry {ours}, one row of it")))
 }
 
 fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, BindingError> {
@@ -113,17 +104,11 @@ fn bind_output(binding: &Binding, info: &TensorInfo) -> Result<InitialOutput, Bi
     if let Some(axis) = state.batch_axis {
         without_batch.remove(axis);
     }
-    // A tensor whose rank the model leaves open is held against the state when it has run.
+    // A tensor whose rank the model leaves open is checked when the model has run.
     let has_batch = agrees(&state.dims) || info.dims.is_empty() && !state.dims.is_empty() && !without_batch.is_empty();
-    match has_batch || agrees(&without_batch) {
-        true => Ok(InitialOutput { state: number, has_batch }),
-        false => Err(error(
-            info,
-            format!(
-                "is {}, but a row of that state is {}",
-                describe(info.data_type, &info.dims),
-                describe(state.data_type, &state.dims)
-            ),
-        )),
+    if has_batch || agrees(&without_batch) {
+        return Ok(InitialOutput { state: number, has_batch });
     }
+    let (theirs, ours) = (describe(info.data_type, &info.dims), describe(state.data_type, &state.dims));
+    Err(error(info, format!("is {theirs}, but a row of that state is {ours}")))
 }

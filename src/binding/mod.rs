@@ -1,8 +1,8 @@
-//! The model's signature held against its configuration: what feeds each input, what each output is for.
+//! How the model's signature fits its configuration: what feeds each input, and what each output is for.
 //!
-//! Rules: every input of the model is fed by exactly one thing; every mismatch is an error at load that names the
-//! tensor, what the configuration says and what the model says. The batch axis of each tensor is found here and may
-//! stand anywhere. Not for: running anything.
+//! Rules: exactly one thing feeds each input of the model; every mismatch is an error at load that names the tensor,
+//! what the configuration says and what the model says. The batch axis of each tensor is found here; it may be any
+//! dimension. Not for: running anything.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ pub use bound::{
 pub use error::BindingError;
 use feeds::{Feeds, feed_without_requests, find};
 pub use initial::{Initial, InitialContent};
-pub use initial_model::{InitialInput, InitialModel, InitialOutput};
+pub use initial_model::{InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};
 use ragged::{bind_trims, forbid_padding};
 use shapes::{request_input, response_output};
@@ -37,7 +37,7 @@ use crate::session::{Signature, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims};
 
-/// What a step of this model feeds and fetches, and how states and requests map to it.
+/// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]
 pub struct Binding {
     /// The model's inputs, in its order.
@@ -46,13 +46,13 @@ pub struct Binding {
     pub outputs: Vec<BoundOutput>,
     /// The states, in the order of their pairs.
     pub states: Vec<BoundState>,
-    /// Where the states lie in a slot, and behind them the contexts.
+    /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
 }
 
 impl Binding {
-    /// Finds what feeds what, or the first thing that does not fit. `files` are those of
-    /// [`States::initial_files`](crate::config::States::initial_files).
+    /// Binds the model, or returns the first thing that does not fit. `files` has the contents of the files that the
+    /// configuration names for initial states.
     pub fn new(
         config: &Config,
         state_pairs: &[StatePair],
@@ -88,14 +88,14 @@ impl Binding {
         Ok(Self { inputs, outputs, states, slot })
     }
 
-    /// Lets states begin with what the model for initial states says.
+    /// Makes the model for initial states give the initial value of its states at each START.
     pub fn set_initial_from_model(&mut self, model: &InitialModel) {
         for output in &model.outputs {
             self.states[output.state].initial.content = InitialContent::Model;
         }
     }
 
-    /// Lets states begin with these values.
+    /// Sets the initial values of states; `None` leaves one as it is.
     pub fn set_initial(&mut self, initial: Vec<Option<Initial>>) {
         for (state, initial) in self.states.iter_mut().zip(initial) {
             state.initial = initial.unwrap_or_else(|| state.initial.clone());
@@ -142,8 +142,8 @@ impl Binding {
         layouts.sum()
     }
 
-    /// The number of each state of varying size, and its place beside the slot, if their tensors may stay as ONNX
-    /// Runtime makes them: none of them has strings, or is rounded when it is kept.
+    /// The states of varying size, if their tensors may stay as ONNX Runtime makes them, which strings and states that
+    /// are rounded may not: the number of each state, and its number beside the slot.
     pub fn growing_that_may_stay(&self) -> Vec<(usize, usize)> {
         let beside = self.states.iter().enumerate().filter_map(|(number, state)| match state.place {
             StatePlace::Slot(_) => None,
@@ -159,14 +159,14 @@ impl Binding {
         self.states.iter().any(|state| state.output == output) || trim_lengths(&self.outputs).contains(&output)
     }
 
-    /// Bytes of a slot that go where the model runs: the states. What is behind them is for inputs that are gathered on
-    /// the host.
+    /// Bytes of a slot that are where the model runs: the states. The contexts behind them are on the host, where
+    /// inputs are gathered.
     pub fn device_bytes(&self) -> usize {
         self.slot.part_bytes(self.states.len())
     }
 }
 
-/// The outputs that say how long others are.
+/// The outputs that have the lengths of others.
 fn trim_lengths(outputs: &[BoundOutput]) -> Vec<usize> {
     let lengths = |output: &BoundOutput| match output.trim?.by {
         TrimBy::Output(index) => Some(index),
@@ -200,7 +200,7 @@ fn lay_out(inputs: &mut [BoundInput], states: &[BoundState]) -> Option<SlotLayou
     SlotLayout::new(&sizes)
 }
 
-/// Names that parameters give and that only the whole of the configuration can confirm.
+/// Checks names in parameters that must be listed elsewhere in the configuration.
 fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), BindingError> {
     let unknown = |parameter, name: &str, side, has: Vec<String>| {
         let known = has.iter().any(|other| other == name);
@@ -225,7 +225,7 @@ fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), Binding
     Ok(())
 }
 
-/// Index of an output that is fetched from now on, if it was not before.
+/// The index of an output, which is fetched from now on.
 fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usize {
     if let Some(index) = outputs.iter().position(|output| output.name == info.name) {
         return index;
@@ -249,13 +249,10 @@ fn describe(data_type: DataType, dims: &[i64]) -> String {
 }
 
 fn check_type(what: String, configured: DataType, model: DataType) -> Result<(), BindingError> {
-    match configured == model {
-        true => Ok(()),
-        false => Err(BindingError::DataType { what, configured, model }),
-    }
+    if configured == model { Ok(()) } else { Err(BindingError::DataType { what, configured, model }) }
 }
 
-/// A tensor's name as Triton takes it; one with a NUL, which none has, becomes empty.
+/// A tensor's name for Triton. No name has a NUL; one that had would become empty.
 fn c_name(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }
@@ -265,7 +262,7 @@ const fn agree(a: i64, b: i64) -> bool {
     a == b || a < 0 || b < 0
 }
 
-/// Whether the model's batch dimension takes every batch that may come.
+/// Whether a batch dimension of this length takes every batch that may come.
 const fn batches(dim: i64, config: &Config) -> bool {
     dim < 0 || (dim == 1 && config.max_batch_size == 1)
 }

@@ -1,4 +1,4 @@
-//! Rows of different lengths in one batch: which input takes the lengths, and what of each output belongs to a row.
+//! Rows of different lengths in one batch: which input takes the lengths, and which part of each output is a row's.
 
 use super::error::BindingError;
 use super::shapes::bound;
@@ -7,21 +7,20 @@ use crate::config::{Config, PaddedInput, PaddedOutput};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims};
 
-/// What of an output belongs to a row.
+/// The part of an output that belongs to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Trim {
     /// The axis, in the model.
     pub axis: usize,
-    /// How much of it.
     pub by: TrimBy,
 }
 
 /// How much of an output belongs to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrimBy {
-    /// As much as the row has of this input (index in [`Binding::inputs`](super::Binding::inputs)).
+    /// As much as the row has of this input in [`Binding::inputs`](super::Binding::inputs).
     Input(usize),
-    /// As much as this output says (index in [`Binding::outputs`](super::Binding::outputs)).
+    /// As much as this output in [`Binding::outputs`](super::Binding::outputs) says.
     Output(usize),
 }
 
@@ -58,7 +57,7 @@ fn lengths_axis(config: &Config, info: &TensorInfo) -> Option<Option<usize>> {
     (one_element && has_batch && is_integer).then_some(batch_axis)
 }
 
-/// The axis along which rows may have different lengths: as written, else the only open one.
+/// The axis along which rows may have different lengths: the one that is written, else the only open one.
 pub(super) fn ragged_axis(
     padded: &PaddedInput,
     sent: &[i64],
@@ -79,7 +78,7 @@ pub(super) fn ragged_axis(
     }
 }
 
-/// With states of varying size no row is filled up: what such a state becomes would depend on it.
+/// Pads no rows, because the new value of a state of varying size would depend on the padding.
 pub(super) fn forbid_padding(inputs: &mut [BoundInput]) {
     for input in inputs {
         if let Source::Request(request) = &mut input.source {
@@ -88,7 +87,7 @@ pub(super) fn forbid_padding(inputs: &mut [BoundInput]) {
     }
 }
 
-/// Finds what of each output belongs to a row.
+/// Finds the part of each output that belongs to a row.
 pub(super) fn bind_trims(
     config: &Config,
     signature: &Signature,
@@ -116,7 +115,7 @@ pub(super) fn bind_trims(
     Ok(())
 }
 
-/// The output that gives lengths, fetched.
+/// The index of the output that gives lengths.
 fn lengths_output(
     config: &Config,
     signature: &Signature,
@@ -150,7 +149,7 @@ fn only_open_axis(output: &BoundOutput, info: &TensorInfo) -> Result<usize, Bind
     }
 }
 
-/// The axis of an output that has the name of a padded input's.
+/// The axis of an output that has the name of a padded input's axis.
 fn as_long_as_an_input(signature: &Signature, inputs: &[BoundInput], info: &TensorInfo) -> Result<Trim, BindingError> {
     let padded = inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
         Source::Request(request) => Some((index, &input.name, request.ragged_axis?)),

@@ -1,4 +1,4 @@
-//! Inputs of requests and outputs of responses: configured dims against the model's, and the batch axis.
+//! Inputs of requests and outputs of responses: whether their configured dims fit the model's, and their batch axis.
 
 use super::context::WrittenContext;
 use super::error::BindingError;
@@ -8,7 +8,7 @@ use crate::config::{Config, TensorConfig};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, is_batch_name};
 
-/// Holds the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
+/// Checks the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
 pub(super) fn match_dims(
     config: &Config,
     list: &'static str,
@@ -24,10 +24,10 @@ pub(super) fn match_dims(
         rule,
     };
     if !config.is_batched() {
-        return match all_agree(&tensor.dims, model) {
-            true => Ok((None, ShapeForm::Plain)),
-            false => Err(error("with max_batch_size 0 they must be the same".to_owned())),
-        };
+        if all_agree(&tensor.dims, model) {
+            return Ok((None, ShapeForm::Plain));
+        }
+        return Err(error("with max_batch_size 0 they must be the same".to_owned()));
     }
     if list == INPUT && tensor.dims == model && model.iter().all(|&dim| dim >= 0) {
         return Ok((None, ShapeForm::Unbatched));
@@ -48,23 +48,21 @@ pub(super) fn match_dims(
         return Err(error("the model's tensor has no batch dimension; set max_batch_size to 0".to_owned()));
     };
     if !batches(batch, config) {
-        return Err(error(match model.iter().any(|&dim| dim < 0) {
-            true => "its first dimension is not the batch: write the model's dims, with -1 where its batch stands"
-                .to_owned(),
-            false => {
-                format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)
-            }
+        return Err(error(if model.iter().any(|&dim| dim < 0) {
+            "its first dimension is not the batch: write the model's dims, with -1 where its batch stands".to_owned()
+        } else {
+            format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)
         }));
     }
-    match all_agree(&tensor.dims, behind) {
-        true => Ok((Some(0), ShapeForm::Plain)),
-        false => Err(error(format!("without the batch dimension they must be {}", Dims(behind)))),
+    if !all_agree(&tensor.dims, behind) {
+        return Err(error(format!("without the batch dimension they must be {}", Dims(behind))));
     }
+    Ok((Some(0), ShapeForm::Plain))
 }
 
 pub(super) const INPUT: &str = "input";
 
-/// Whether a dimension's name is the batch's: the one that the requests' inputs give it, else a usual one.
+/// Whether a dimension has the batch's name: the one that inputs of requests have for it, else a usual one.
 pub(super) fn is_batch(symbol: &str, batch_symbol: Option<&str>) -> bool {
     match batch_symbol {
         Some(of_requests) => symbol == of_requests,
@@ -85,7 +83,7 @@ pub(super) fn request_input(
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
     let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
-    // What clients send of the model's dims.
+    // The model's dims without the context, as clients send them.
     let mut dims = info.dims.clone();
     if let Some(context) = &context {
         context.take_off(&mut dims);
@@ -100,7 +98,7 @@ pub(super) fn request_input(
                 .to_owned(),
         });
     }
-    // Where only the configuration fixes a dimension, Triton holds requests to it.
+    // Triton checks requests against a dimension that only the configuration fixes.
     let behind = dims.len() - tensor.dims.len();
     for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {
         if *dim < 0 {
@@ -132,9 +130,10 @@ pub(super) fn response_output(
 ) -> Result<BoundOutput, BindingError> {
     check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
     // A model may say nothing at all about an output's shape, not even its rank.
-    let batch_axis = match info.dims.is_empty() && config.is_batched() {
-        true => Some(0),
-        false => match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?.0,
+    let batch_axis = if info.dims.is_empty() && config.is_batched() {
+        Some(0)
+    } else {
+        match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?.0
     };
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.

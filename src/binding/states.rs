@@ -27,8 +27,8 @@ pub(super) struct StateBinder<'a> {
 }
 
 impl StateBinder<'_> {
-    /// Binds a state behind those `before` it: feeds its input, and lets its output be fetched. `None` for one that the
-    /// model does not take.
+    /// Binds a state that comes after those `before` it: feeds its input and fetches its output. `None` if the model
+    /// does not take the state.
     pub fn bind(
         &self,
         pair: &StatePair,
@@ -40,8 +40,8 @@ impl StateBinder<'_> {
         let declared = self.config.states.declaration(pair);
         let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
         let (index, info) = match feeds.find(&pair.input, named_by) {
-            // As a control: an input that an optimiser has dropped has nothing to keep. One that is misspelt leaves
-            // another unfed.
+            // An optimiser may have dropped the input, as with controls. If the name is misspelt, another input is
+            // unfed, which is an error.
             Err(_) if declared.is_some() => return Ok(None),
             found => found?,
         };
@@ -116,7 +116,7 @@ fn batch_axis(
     let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
     let candidates = match declared {
         Some(declared) if config.is_batched() => declared_axes(config, info, declared)?,
-        // What is declared is the whole tensor.
+        // The declared dims are those of the whole tensor.
         Some(_) => return Ok(None),
         None => open.clone(),
     };
@@ -129,14 +129,15 @@ fn batch_axis(
     match (as_in_requests.as_slice(), as_usual.as_slice(), candidates.as_slice()) {
         (&[axis], ..) | (&[], &[axis], _) => Ok(Some(axis)),
         (.., &[axis]) if config.is_batched() || !all_have_names => Ok(Some(axis)),
-        // Where Triton's dims leave the batch out, it is the first.
+        // Dims that leave the batch out mean Triton's batch dimension, which is the first.
         (.., &[0, ..]) if declared.is_some() => Ok(Some(0)),
         (.., []) if config.max_batch_size <= 1 => Ok(None),
-        // Without a batch, dimensions with names of their own are those that vary.
+        // Without a batch, a dimension with a name of its own is one that varies.
         (&[], &[], _) if !config.is_batched() && all_have_names => Ok(None),
         (.., []) => Err(state_error(
             info,
-            "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch dimension",
+            "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch \
+             dimension",
         )),
         _ => Err(state_error(
             info,
@@ -146,7 +147,8 @@ fn batch_axis(
     }
 }
 
-/// Where the batch can be so that the other dimensions are the declared ones: left out of them, or marked with -1.
+/// The axes that can be the batch, because the other dimensions are the declared ones. The declared dims leave the
+/// batch out or have -1 in its place.
 fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -> Result<Vec<usize>, BindingError> {
     let (model, dims) = (&info.dims, &declared.dims);
     let left_out = |axis: &usize| {
@@ -154,15 +156,16 @@ fn declared_axes(config: &Config, info: &TensorInfo, declared: &DeclaredState) -
         batches(rest.remove(*axis), config) && all_agree(&rest, dims)
     };
     let marked = |axis: &usize| model[*axis] < 0 && dims[*axis] < 0 && all_agree(model, dims);
-    let axes: Vec<usize> = match model.len() == dims.len() {
-        true => (0..model.len()).filter(marked).collect(),
-        false => (0..model.len()).filter(left_out).collect(),
+    let axes: Vec<usize> = if model.len() == dims.len() {
+        (0..model.len()).filter(marked).collect()
+    } else {
+        (0..model.len()).filter(left_out).collect()
     };
     let unbatched = config.max_batch_size == 1 && all_agree(model, dims);
-    match axes.is_empty() && !unbatched {
-        false => Ok(axes),
-        true => Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,")),
+    if axes.is_empty() && !unbatched {
+        return Err(declared_error(info, declared, "with the batch dimension left out, or -1 in its place,"));
     }
+    Ok(axes)
 }
 
 fn declared_error(info: &TensorInfo, declared: &DeclaredState, form: &str) -> BindingError {
@@ -195,23 +198,23 @@ fn narrow(input: &mut BoundInput, declared: &DeclaredState) -> Result<(), Bindin
 }
 
 fn check_ends(input: &BoundInput, ends: Ends) -> Result<(), BindingError> {
-    // Exporters leave the dims of state outputs open, or say nothing about them; a run checks them. A dimension that
+    // Exporters leave the dims of state outputs open or say nothing about them. A run checks them. A dimension that
     // varies may be fixed at one end.
     let (a, b) = (&input.dims, &ends.output.dims);
     let dims_agree = b.is_empty() || (a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| agree(a, b)));
-    match input.data_type == ends.output.data_type && dims_agree {
-        true => Ok(()),
-        false => Err(BindingError::StateEnds {
-            input: ends.pair.input.clone(),
-            output: ends.pair.output.clone(),
-            input_is: describe(input.data_type, &ends.input.dims),
-            output_is: describe(ends.output.data_type, &ends.output.dims),
-        }),
+    if input.data_type == ends.output.data_type && dims_agree {
+        return Ok(());
     }
+    Err(BindingError::StateEnds {
+        input: ends.pair.input.clone(),
+        output: ends.pair.output.clone(),
+        input_is: describe(input.data_type, &ends.input.dims),
+        output_is: describe(ends.output.data_type, &ends.output.dims),
+    })
 }
 
-/// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's batch,
-/// or by the only dimension that is open there and fixed in the input.
+/// Whether a state's output says that its batch is not at `axis`: by the name of the dimension that is the input's
+/// batch, or by the only dimension that is open there and fixed in the input.
 fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
     let (input, output) = (ends.input, ends.output);
     let others = || (0..output.dims.len()).filter(|&other| other != axis);
@@ -223,13 +226,13 @@ fn has_batch_elsewhere(ends: Ends, axis: usize) -> bool {
     is_named_elsewhere || is_open_elsewhere
 }
 
-/// The output end of a state; one that responses carry too is fetched once.
+/// The output of a state. It is fetched once, even if responses carry it, too.
 fn state_output(outputs: &mut Vec<BoundOutput>, input: &BoundInput, info: &TensorInfo) -> usize {
     let index = super::fetched(outputs, info);
     let output = &mut outputs[index];
     output.batch_axis = input.batch_axis;
     let is_known = (0..input.dims.len()).all(|axis| input.dims[axis] >= 0 || input.batch_axis == Some(axis));
-    // ONNX Runtime allocates strings and what varies itself.
+    // ONNX Runtime allocates strings and states of varying size itself.
     output.dims = Some(input.dims.clone()).filter(|_| is_known && input.data_type != DataType::Bytes);
     output.empty_dims = empty_dims(&input.dims, input.batch_axis);
     index

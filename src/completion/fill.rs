@@ -1,107 +1,93 @@
-//! Filling Triton's JSON configuration.
-
-use serde_json::{Map, Value, json};
+//! Filling what a configuration lacks.
 
 use super::CompletionError;
-use crate::config::{Context, StatePair, context_line};
+use crate::config::{Additions, Context, OldestSequences, PartialConfig, StatePair, TensorConfig, context_line};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
-/// The parameter for the rows of a run.
-const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
-const MAX_CANDIDATE_SEQUENCES: usize = 1024;
-const MAX_QUEUE_DELAY_US: u64 = 500;
-/// Triton's own default is a second, which a microphone that sends nothing in silence does not outlive.
-const MAX_IDLE_US: u64 = 60_000_000;
+/// Triton's own idle limit is a second. A client that records speech and sends nothing in silence needs more.
+const SEQUENCES: OldestSequences =
+    OldestSequences { idle_us_max: 60_000_000, candidates_max: 1024, queue_delay_us_max: 500 };
 
 /// What is known of a model besides its signature.
-pub struct Written<'a> {
+pub struct Known<'a> {
     /// Its states.
     pub pairs: &'a [StatePair],
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: &'a [&'a str],
-    /// What is put in front of requests' inputs.
-    pub contexts: &'a [Context],
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
-    /// A row's result depends on the other rows of its batch.
+    /// Whether a row's result depends on the other rows of its batch.
     pub mixes_rows: bool,
 }
 
-/// Fills what is missing in the configuration that Triton gave. `None` if nothing is.
-pub fn complete(config: &[u8], signature: &Signature, written: &Written) -> Result<Option<Vec<u8>>, CompletionError> {
-    let mut config: Map<String, Value> = serde_json::from_slice(config)?;
-    let before = config.clone();
-    let axes = BatchAxes::find(signature, written);
-    let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(&config, signature));
-    if max_batch_size(&config) == 0 && has_batch {
-        fill_batch(&mut config, written);
+/// What a configuration lacks.
+pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -> Result<Additions, CompletionError> {
+    let mut additions = Additions::default();
+    let axes = BatchAxes::find(signature, known);
+    let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(config, signature));
+    if config.max_batch_size == 0 && has_batch {
+        add_batch(config, known, &mut additions);
     }
-    let max_batch_size = max_batch_size(&config);
+    let max_batch_size = additions.max_batch_size.unwrap_or(config.max_batch_size);
     let axes = axes.filter(|_| max_batch_size > 0);
-    if is_empty(&config, "input") {
-        config.insert("input".to_owned(), inputs(signature, written, axes.as_ref())?);
+    if config.inputs.is_empty() {
+        additions.inputs = inputs(signature, known, &config.contexts, axes.as_ref())?;
     }
-    if is_empty(&config, "output") {
+    if config.outputs.is_empty() {
         if max_batch_size > 0 && axes.is_none() {
-            check_batch(signature, written, max_batch_size)?;
+            check_batch(signature, known, max_batch_size)?;
         }
-        config.insert("output".to_owned(), outputs(signature, written, axes.as_ref())?);
+        additions.outputs = outputs(signature, known, axes.as_ref())?;
     }
-    let scheduling = ["sequence_batching", "dynamic_batching", "ensemble_scheduling"];
-    if !scheduling.iter().any(|name| config.contains_key(*name)) {
-        let oldest = json!({
-            "max_candidate_sequences": MAX_CANDIDATE_SEQUENCES,
-            "max_queue_delay_microseconds": MAX_QUEUE_DELAY_US,
-        });
-        let batching = json!({ "max_sequence_idle_microseconds": MAX_IDLE_US, "oldest": oldest });
-        config.insert("sequence_batching".to_owned(), batching);
-    }
-    match config == before {
-        true => Ok(None),
-        false => Ok(Some(serde_json::to_vec(&config)?)),
-    }
+    additions.sequences = (!config.has_scheduling()).then_some(SEQUENCES);
+    Ok(additions)
 }
 
-/// `max_batch_size`; where the rows of a run change each other's results, runs of one row.
-fn fill_batch(config: &mut Map<String, Value>, written: &Written) {
-    let usual = written.default_max_batch_size.max(MAX_BATCH_SIZE);
-    let parameters = config.get("parameters");
-    let rows_are_given = parameters.is_some_and(|parameters| parameters.get(MAX_ROWS_PER_RUN).is_some());
-    if !written.mixes_rows || rows_are_given {
-        config.insert("max_batch_size".to_owned(), json!(usual));
-        return;
-    }
-    // With `direct` there are as many sequences as `max_batch_size` says, so it cannot be 1.
-    let is_direct = config.get("sequence_batching").is_some_and(|batching| batching.get("oldest").is_none());
-    config.insert("max_batch_size".to_owned(), json!(if is_direct { usual } else { 1 }));
-    let parameters = config.entry("parameters").or_insert_with(|| json!({}));
-    if let Some(parameters) = parameters.as_object_mut().filter(|_| is_direct) {
-        parameters.insert(MAX_ROWS_PER_RUN.to_owned(), json!({ "string_value": "1" }));
+/// Adds `max_batch_size`. Where the rows of a run change each other's results, a run gets one row.
+fn add_batch(config: &PartialConfig, known: &Known, additions: &mut Additions) {
+    let usual = known.default_max_batch_size.max(MAX_BATCH_SIZE);
+    if !known.mixes_rows || config.has_rows_per_run() {
+        additions.max_batch_size = Some(usual);
+    } else if config.is_direct() {
+        // With `direct` there are as many sequences as `max_batch_size` says, so it cannot be 1.
+        additions.max_batch_size = Some(usual);
+        additions.max_rows_per_run = Some(1);
+    } else {
+        additions.max_batch_size = Some(1);
     }
 }
 
 /// The list `input`: what is left for requests. `axes` are those of a model with a batch.
-fn inputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -> Result<Value, CompletionError> {
-    let infos = signature.inputs.iter().enumerate().filter(|(_, info)| written.is_of_requests(info));
+fn inputs(
+    signature: &Signature,
+    known: &Known,
+    contexts: &[Context],
+    axes: Option<&BatchAxes>,
+) -> Result<Vec<TensorConfig>, CompletionError> {
+    let infos = signature.inputs.iter().enumerate().filter(|(_, info)| known.is_of_requests(info));
     let tensor = |(index, info): (usize, &TensorInfo)| {
         if is_scalar(info, axes) {
             let remedy = "give its value in parameter 'constant_inputs'";
             return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
         }
         let axis = axes.map(|axes| axes.inputs[index]);
-        Ok(tensor(info, &written.dims_of_requests(info, axis.flatten())?, axis))
+        Ok(tensor(info, dims_of_requests(contexts, info, axis.flatten())?, axis))
     };
     infos.map(tensor).collect()
 }
 
 /// The list `output`: all but the states.
-fn outputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -> Result<Value, CompletionError> {
-    let infos = signature.outputs.iter().enumerate().filter(|(_, info)| written.is_of_responses(info, signature));
+fn outputs(
+    signature: &Signature,
+    known: &Known,
+    axes: Option<&BatchAxes>,
+) -> Result<Vec<TensorConfig>, CompletionError> {
+    let infos = signature.outputs.iter().enumerate().filter(|(_, info)| known.is_of_responses(info, signature));
     let (scalars, infos): (Vec<_>, Vec<_>) = infos.partition(|(_, info)| is_scalar(info, axes));
-    // Triton cannot carry them; the others it can.
+    // Triton cannot carry scalars. The other outputs are enough, if there are any.
     if let (Some((_, info)), []) = (scalars.first(), infos.as_slice()) {
         let remedy = "export the model with an output that has dimensions";
         return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
@@ -109,14 +95,15 @@ fn outputs(signature: &Signature, written: &Written, axes: Option<&BatchAxes>) -
     for (_, info) in scalars {
         log::warn!("output '{}' is left out: it is a scalar in the model, and max_batch_size is 0", info.name);
     }
-    let tensor = |(index, info): (usize, &TensorInfo)| tensor(info, &info.dims, axes.map(|axes| axes.outputs[index]));
+    let tensor =
+        |(index, info): (usize, &TensorInfo)| tensor(info, info.dims.clone(), axes.map(|axes| axes.outputs[index]));
     Ok(infos.into_iter().map(tensor).collect())
 }
 
-/// Refuses batches of a model whose outputs cannot have them.
-fn check_batch(signature: &Signature, written: &Written, max_batch_size: i64) -> Result<(), CompletionError> {
+/// Refuses a `max_batch_size` where an output of the model has no batch dimension.
+fn check_batch(signature: &Signature, known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
     let is_fixed = |info: &&TensorInfo| !info.dims.is_empty() && info.dims.iter().all(|&dim| dim >= 0);
-    let mut answers = signature.outputs.iter().filter(|info| written.is_of_responses(info, signature));
+    let mut answers = signature.outputs.iter().filter(|info| known.is_of_responses(info, signature));
     match answers.find(is_fixed) {
         None => Ok(()),
         Some(TensorInfo { name, data_type, dims, .. }) => {
@@ -126,52 +113,54 @@ fn check_batch(signature: &Signature, written: &Written, max_batch_size: i64) ->
     }
 }
 
-/// Whether Triton cannot carry a tensor: it has no dims, and no batch in front of them.
+/// Whether a tensor has no dims, not even a batch dimension. Triton cannot carry it.
 fn is_scalar(info: &TensorInfo, axes: Option<&BatchAxes>) -> bool {
     info.dims.is_empty() && axes.is_none()
 }
 
-impl Written<'_> {
-    /// The model's dims, without what a context takes of them.
-    fn dims_of_requests(&self, info: &TensorInfo, batch_axis: Option<usize>) -> Result<Vec<i64>, CompletionError> {
-        let mut dims = info.dims.clone();
-        if let Some(context) = self.contexts.iter().find(|context| context.input == info.name) {
-            // An axis that cannot be is refused when the model is bound.
-            let axis = context.axis.map_or_else(|| self.context_axis(context, info, batch_axis), Ok)?;
-            if let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64) {
-                *dim -= context.length as i64;
-            }
+/// The model's dims of an input, without what a context takes of them.
+fn dims_of_requests(
+    contexts: &[Context],
+    info: &TensorInfo,
+    batch_axis: Option<usize>,
+) -> Result<Vec<i64>, CompletionError> {
+    let mut dims = info.dims.clone();
+    if let Some(context) = contexts.iter().find(|context| context.input == info.name) {
+        // An axis that the input does not have is refused when the model is bound.
+        let axis = context.axis.map_or_else(|| context_axis(contexts, context, info, batch_axis), Ok)?;
+        if let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64) {
+            *dim -= context.length as i64;
         }
-        Ok(dims)
     }
+    Ok(dims)
+}
 
-    /// The only axis that a context can stand along: an open one, or one that is longer.
-    fn context_axis(
-        &self,
-        context: &Context,
-        info: &TensorInfo,
-        batch_axis: Option<usize>,
-    ) -> Result<usize, CompletionError> {
-        let can_be = |&axis: &usize| {
-            batch_axis != Some(axis) && (info.dims[axis] < 0 || info.dims[axis] > context.length as i64)
-        };
-        let axes: Vec<usize> = (0..info.dims.len()).filter(can_be).collect();
-        let (length, dims) = (context.length, Dims(&info.dims));
-        let why = match axes.as_slice() {
-            &[axis] => return Ok(axis),
-            [] => format!("no dimension of the model's {dims} is longer than {length}"),
-            axes => {
-                let line = |&axis: &usize| context_line(self.contexts, &info.name, axis);
-                let lines: Vec<_> = axes.iter().map(line).collect();
-                format!(
-                    "{length} elements can stand along more than one axis of the model's {dims}: write {}",
-                    lines.join(", or ")
-                )
-            }
-        };
-        Err(CompletionError::ContextAxis { context: format!("{}={length}", info.name), why })
-    }
+/// The only axis that a context can stand along: an open one, or one that is longer.
+fn context_axis(
+    contexts: &[Context],
+    context: &Context,
+    info: &TensorInfo,
+    batch_axis: Option<usize>,
+) -> Result<usize, CompletionError> {
+    let can_be =
+        |&axis: &usize| batch_axis != Some(axis) && (info.dims[axis] < 0 || info.dims[axis] > context.length as i64);
+    let axes: Vec<usize> = (0..info.dims.len()).filter(can_be).collect();
+    let (length, dims) = (context.length, Dims(&info.dims));
+    let why = match axes.as_slice() {
+        &[axis] => return Ok(axis),
+        [] => format!("no dimension of the model's {dims} is longer than {length}"),
+        axes => {
+            let lines: Vec<_> = axes.iter().map(|&axis| context_line(contexts, &info.name, axis)).collect();
+            format!(
+                "{length} elements can stand along more than one axis of the model's {dims}: write {}",
+                lines.join(", or ")
+            )
+        }
+    };
+    Err(CompletionError::ContextAxis { context: format!("{}={length}", info.name), why })
+}
 
+impl Known<'_> {
     fn is_state(&self, info: &TensorInfo) -> bool {
         self.pairs.iter().any(|pair| pair.input == info.name)
     }
@@ -187,14 +176,6 @@ impl Written<'_> {
     }
 }
 
-fn is_empty(config: &Map<String, Value>, list: &str) -> bool {
-    config.get(list).and_then(Value::as_array).is_none_or(Vec::is_empty)
-}
-
-fn max_batch_size(config: &Map<String, Value>) -> i64 {
-    config.get("max_batch_size").and_then(Value::as_i64).unwrap_or(0)
-}
-
 /// Which dimension of each tensor is the batch, in the model's order; `None` for a tensor without one.
 struct BatchAxes {
     inputs: Vec<Option<usize>>,
@@ -203,54 +184,55 @@ struct BatchAxes {
 
 impl BatchAxes {
     /// `None` if the model has no batch dimension.
-    fn find(signature: &Signature, written: &Written) -> Option<Self> {
-        let symbol = batch_symbol(signature, written);
-        let of_input = |info: &TensorInfo| match info.dims.iter().any(|&dim| dim < 0) {
-            // What is fixed is one for the whole batch, but for a state.
-            false if written.is_of_requests(info) => Some(None),
-            _ if written.taken.contains(&info.name.as_str()) => Some(None),
-            _ => batch_axis(info, symbol, written.is_state(info)).map(Some),
+    fn find(signature: &Signature, known: &Known) -> Option<Self> {
+        let symbol = batch_symbol(signature, known);
+        let of_input = |info: &TensorInfo| {
+            let is_fixed = info.dims.iter().all(|&dim| dim >= 0);
+            // Requests that share a run share what has no open dimension.
+            if known.taken.contains(&info.name.as_str()) || (is_fixed && known.is_of_requests(info)) {
+                return Some(None);
+            }
+            batch_axis(info, symbol, known.is_state(info)).map(Some)
         };
         let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
-        let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| written.is_of_requests(info));
+        let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| known.is_of_requests(info));
         let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
-        // Nobody knows the dims of an output without any.
-        let of_output = |info: &TensorInfo| match info.dims.is_empty() {
-            true => Some(Some(0)),
-            false => {
-                // The output of a state has its batch where the input has it, whatever the model says.
-                let pair = written.pairs.iter().find(|pair| pair.output == info.name);
-                let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
-                let axis = batch_axis(state.unwrap_or(info), symbol, state.is_some());
-                axis.or_else(|| unnamed_axis(info, &request_axes).filter(|_| state.is_none())).map(Some)
+        let of_output = |info: &TensorInfo| {
+            // The dims of an output without any are not known.
+            if info.dims.is_empty() {
+                return Some(Some(0));
             }
+            // The output of a state has its batch where the input has it, whatever the model says.
+            let pair = known.pairs.iter().find(|pair| pair.output == info.name);
+            let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
+            let axis = batch_axis(state.unwrap_or(info), symbol, state.is_some());
+            axis.or_else(|| unnamed_axis(info, &request_axes).filter(|_| state.is_none())).map(Some)
         };
         let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
         (!request_axes.is_empty()).then_some(Self { inputs, outputs })
     }
 
-    /// Whether the tensors that the configuration lists leave the batch out.
-    fn fit_listed(&self, config: &Map<String, Value>, signature: &Signature) -> bool {
-        let leaves_out = |list: &str, infos: &[TensorInfo], axes: &[Option<usize>]| {
-            let listed = config.get(list).and_then(Value::as_array).cloned().unwrap_or_default();
+    /// Whether the dims in the configuration leave the batch out.
+    fn fit_listed(&self, config: &PartialConfig, signature: &Signature) -> bool {
+        let leaves_out = |listed: &[TensorConfig], infos: &[TensorInfo], axes: &[Option<usize>]| {
             listed.iter().all(|tensor| {
-                let shape = tensor.pointer("/reshape/shape").or(tensor.get("dims")).and_then(Value::as_array);
-                let index = infos.iter().position(|info| tensor["name"] == info.name.as_str());
-                index.zip(shape).is_none_or(|(index, shape)| match axes[index] {
-                    Some(0) => shape.len() < infos[index].dims.len() || infos[index].dims.is_empty(),
-                    _ => true,
-                })
+                let index = infos.iter().position(|info| info.name == tensor.name);
+                index
+                    .filter(|&index| axes[index] == Some(0))
+                    .is_none_or(|index| tensor.dims.len() < infos[index].dims.len() || infos[index].dims.is_empty())
             })
         };
-        leaves_out("input", &signature.inputs, &self.inputs) && leaves_out("output", &signature.outputs, &self.outputs)
+        leaves_out(&config.inputs, &signature.inputs, &self.inputs)
+            && leaves_out(&config.outputs, &signature.outputs, &self.outputs)
     }
 }
 
-/// The name of the batch dimension: that of the first dimension of what requests carry.
-fn batch_symbol<'a>(signature: &'a Signature, written: &Written) -> Option<&'a str> {
-    let of_requests = signature.inputs.iter().filter(|info| written.is_of_requests(info));
+/// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an
+/// input of requests.
+fn batch_symbol<'a>(signature: &'a Signature, known: &Known) -> Option<&'a str> {
+    let of_requests = signature.inputs.iter().filter(|info| known.is_of_requests(info));
     let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
-    match signature.batch_symbol(|info| written.is_state(info)) {
+    match signature.batch_symbol(|info| known.is_state(info)) {
         Some(symbol) => Some(symbol),
         None => first.find_map(|info| Some(info.symbols[0].as_str()).filter(|symbol| !symbol.is_empty())),
     }
@@ -262,15 +244,15 @@ fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option
     let named: Vec<usize> = open.iter().copied().filter(|&axis| symbol == Some(info.symbols[axis].as_str())).collect();
     match (named.as_slice(), open.as_slice()) {
         (&[axis], _) => Some(axis),
-        // A state has its batch anywhere; with a name of its own a dimension is another.
+        // A state may have its batch anywhere, but not in a dimension with another name.
         (&[], &[axis]) if is_state && (symbol.is_none() || info.symbols[axis].is_empty()) => Some(axis),
         (&[], &[0, ..]) if !is_state && info.symbols[0].is_empty() => Some(0),
         _ => None,
     }
 }
 
-/// The batch axis of an output for whose dims the exporter has made names up: its only open dimension, or the first
-/// where all inputs of requests have the batch there.
+/// The batch axis of an output whose dims have names that the exporter made up: its only open dimension, or the first
+/// one if the batch is first in all inputs of requests.
 fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
     let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
     match *open.as_slice() {
@@ -281,24 +263,21 @@ fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
 }
 
 /// An entry of `input` or `output`. `axis` is the batch axis in a model that has one.
-fn tensor(info: &TensorInfo, dims: &[i64], axis: Option<Option<usize>>) -> Value {
-    let mut dims = dims.to_vec();
-    match axis {
-        Some(Some(0)) if !dims.is_empty() => drop(dims.remove(0)),
-        Some(Some(0)) => dims.push(-1),
-        _ => {}
+fn tensor(info: &TensorInfo, mut dims: Vec<i64>, axis: Option<Option<usize>>) -> TensorConfig {
+    if axis == Some(Some(0)) {
+        if dims.is_empty() {
+            dims.push(-1);
+        } else {
+            dims.remove(0);
+        }
     }
-    let mut tensor = json!({ "name": info.name, "data_type": info.data_type.to_string(), "dims": dims });
-    if dims.is_empty() {
-        // Triton has no tensors without dims.
-        tensor["dims"] = json!([1]);
-        tensor["reshape"] = json!({ "shape": [] });
-    }
-    tensor
+    TensorConfig { name: info.name.clone(), data_type: info.data_type, dims, optional: false }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::tensor::DataType;
 
@@ -322,12 +301,23 @@ mod tests {
         Signature { inputs, defaults: Vec::new(), outputs }
     }
 
-    fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
+    fn pairs(pairs: &[(&str, &str)]) -> Vec<StatePair> {
         let pair = |&(input, output): &(&str, &str)| StatePair { input: input.to_owned(), output: output.to_owned() };
-        let pairs: Vec<_> = pairs.iter().map(pair).collect();
-        let written = Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4, mixes_rows: false };
-        let json = complete(config.to_string().as_bytes(), signature, &written).unwrap();
-        json.map(|json| serde_json::from_slice(&json).unwrap())
+        pairs.iter().map(pair).collect()
+    }
+
+    /// The document for Triton; the same as before if nothing is added.
+    fn filled(config: &Value, signature: &Signature, known: Known) -> Result<Value, CompletionError> {
+        let mut config = PartialConfig::from_json(config.to_string().as_bytes())?;
+        let additions = additions(&config, signature, &known)?;
+        config.add(&additions);
+        Ok(config.document().clone())
+    }
+
+    fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
+        let pairs = self::pairs(pairs);
+        let known = Known { pairs: &pairs, taken, default_max_batch_size: 4, mixes_rows: false };
+        Some(filled(&config, signature, known).unwrap()).filter(|filled| *filled != config)
     }
 
     fn dims(config: &Value, list: &str) -> Vec<(String, Value)> {
@@ -354,12 +344,10 @@ mod tests {
     #[test]
     fn a_model_that_mixes_rows_gets_batches_of_one() {
         let model = signature(&[("x", &["N", "T"]), ("s", &["N", "4"])], &[("y", &["N", "T"]), ("s2", &["N", "4"])]);
-        let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
+        let pairs = pairs(&S);
         let filled = |config: Value| {
-            let written =
-                Written { pairs: &pairs, taken: &[], contexts: &[], default_max_batch_size: 4, mixes_rows: true };
-            let completed = complete(config.to_string().as_bytes(), &model, &written).unwrap().unwrap();
-            serde_json::from_slice::<Value>(&completed).unwrap()
+            filled(&config, &model, Known { pairs: &pairs, taken: &[], default_max_batch_size: 4, mixes_rows: true })
+                .unwrap()
         };
         let config = filled(json!({}));
         assert_eq!((&config["max_batch_size"], dims(&config, "input")[0].1.clone()), (&json!(1), json!([-1])));
@@ -428,19 +416,12 @@ mod tests {
 
     #[test]
     fn requests_bring_what_the_context_leaves() {
-        let dims = |model: &[&str], axis| {
-            let contexts = [Context { input: "x".to_owned(), length: 64, axis }];
+        let dims = |model: &[&str], axis: Option<usize>| {
+            let context = axis.map_or("x=64".to_owned(), |axis| format!("x=64@{axis}"));
+            let config = json!({ "parameters": { "input_context": { "string_value": context } } });
             let model = signature(&[("x", model), ("s", &["N", "4"])], &[("y", &["N", "3"]), ("s2", &["N", "4"])]);
-            let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
-            let written = Written {
-                pairs: &pairs,
-                taken: &[],
-                contexts: &contexts,
-                default_max_batch_size: 4,
-                mixes_rows: false,
-            };
-            let config = complete(b"{}", &model, &written)?.unwrap();
-            Ok::<_, CompletionError>(super::tests::dims(&serde_json::from_slice(&config).unwrap(), "input").remove(0).1)
+            let known = Known { pairs: &pairs(&S), taken: &[], default_max_batch_size: 4, mixes_rows: false };
+            Ok::<_, CompletionError>(super::tests::dims(&filled(&config, &model, known)?, "input").remove(0).1)
         };
         assert_eq!(dims(&["N", "576"], None).unwrap(), json!([512]));
         assert_eq!(dims(&["N", "T"], None).unwrap(), json!([-1]));
@@ -469,10 +450,8 @@ mod tests {
     #[test]
     fn batches_that_the_model_does_not_have_are_refused_before_an_output_is_listed() {
         let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
-        let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
-        let written =
-            Written { pairs: &pairs, taken: &[], contexts: &[], default_max_batch_size: 4, mixes_rows: false };
-        let error = complete(br#"{ "max_batch_size": 8 }"#, &model, &written).unwrap_err().to_string();
+        let known = Known { pairs: &pairs(&S), taken: &[], default_max_batch_size: 4, mixes_rows: false };
+        let error = filled(&json!({ "max_batch_size": 8 }), &model, known).unwrap_err().to_string();
         for words in ["max_batch_size is 8", "'y'", "[1, 3]", "'max_batch_size: 0'"] {
             assert!(error.contains(words), "{error}");
         }
@@ -491,7 +470,7 @@ mod tests {
             (&json!(64), &x, &json!("y"))
         );
         assert_eq!(config["sequence_batching"], json!({ "direct": {} }));
-        // Dims with the batch say that there is to be none.
+        // Dims that list the batch mean that Triton has none.
         let full = json!([{ "name": "x", "data_type": "TYPE_FP32", "dims": [-1, 4] }]);
         let config = completed(json!({ "input": full }), &model, &S, &[]).unwrap();
         assert_eq!(config.get("max_batch_size"), None);
@@ -526,13 +505,10 @@ mod tests {
             let inputs: Specs = &[("x", &["1", "80"]), ("sr", &[]), ("s", &["1", "4"])];
             signature(inputs, &[("y", y), ("loss", &[]), ("s2", &["1", "4"])])
         };
-        let pairs = [StatePair { input: "s".to_owned(), output: "s2".to_owned() }];
+        let pairs = pairs(&S);
         let filled = |model: &Signature, taken: &[&str]| {
-            complete(
-                b"{}",
-                model,
-                &Written { pairs: &pairs, taken, contexts: &[], default_max_batch_size: 4, mixes_rows: false },
-            )
+            let known = Known { pairs: &pairs, taken, default_max_batch_size: 4, mixes_rows: false };
+            filled(&json!({}), model, known)
         };
         let error = filled(&model(&["1", "3"]), &[]).unwrap_err().to_string();
         assert!(error.contains("'sr'") && error.contains("constant_inputs"), "{error}");

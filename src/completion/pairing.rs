@@ -1,4 +1,4 @@
-//! Which inputs and outputs are the two ends of a state, by their names.
+//! Finds by their names which inputs and outputs are the two ends of a state.
 //!
 //! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed. The names are
 //! those that exporters give; `docs/models.md` lists them.
@@ -8,17 +8,17 @@ use crate::config::{PairPattern, StatePair, parameter_line};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims, element_count};
 
-/// Words within a name that say: this is a state's input.
+/// Words of a name that mark a state's input.
 const INPUT_WORDS: [&str; 8] = ["in", "inp", "input", "prev", "previous", "old", "last", "past"];
-/// Words that say: this is its output.
+/// Words of a name that mark a state's output.
 const OUTPUT_WORDS: [&str; 8] = ["out", "output", "new", "next", "cur", "current", "updated", "present"];
-/// The same as the first word only.
+/// Words that mark a state's output as the first word only.
 const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
 
-/// Ends of names that say it together, and what an output's end says alone.
+/// Ends of an input's and an output's name that mark them as the two ends of a state.
 const ENDS: [(&str, &str); 6] = [("i", "o"), ("0", "n"), ("_0", "_n"), ("_0", "_1"), ("", "n"), ("", "_n")];
 
-/// What clients send and get, which is no state although its two ends are named like one.
+/// What clients send and get. Such tensors can be named like the two ends of a state and are none.
 const NEVER_STATES: [&str; 36] = [
     "",
     "audio",
@@ -57,21 +57,21 @@ const NEVER_STATES: [&str; 36] = [
     "wave",
     "waveform",
 ];
-/// Words that say only on which side of the model a tensor is. What clients send and get is named with them, too.
+/// Words that say only whether a tensor is an input or an output. Tensors that clients send and get have them, too.
 const SIDES: [&str; 5] = ["in", "inp", "input", "out", "output"];
-/// Parts of names that only states have.
+/// Parts of names that only states have, as in `lstm_in`.
 const STATES_PARTS: [&str; 14] =
     ["buf", "cache", "carry", "cell", "conv", "context", "gru", "hid", "hist", "lstm", "mem", "past", "rnn", "state"];
 
-/// Strength of a reading that a pattern of the user's gives.
+/// The strength of a reading by a pattern that the user gave.
 const OF_USER: u8 = 3;
 
-/// Inputs that are no states to be found.
+/// Inputs that are not looked at, because they are something else than states.
 #[derive(Clone, Copy, Default)]
 pub struct Taken<'a> {
-    /// Those that the configuration lists for requests.
+    /// Listed for requests by the configuration.
     pub by_requests: &'a [&'a str],
-    /// Those that something else feeds.
+    /// Fed by something else.
     pub otherwise: &'a [&'a str],
 }
 
@@ -109,16 +109,16 @@ pub fn state_pairs(
     };
     let ambiguous: Vec<StatePair> = likely.iter().filter(rivals).map(|reading| reading.pair()).collect();
     if !ambiguous.is_empty() {
-        return Err(CompletionError::Ambiguous { readings: ambiguous.iter().map(written).collect() });
+        return Err(CompletionError::Ambiguous { readings: ambiguous.iter().map(StatePair::to_string).collect() });
     }
     let mut pairs: Vec<StatePair> = likely.iter().map(|reading| reading.pair()).collect();
     let unsure: Vec<StatePair> = likely.iter().filter(|reading| reading.is_unsure()).map(|r| r.pair()).collect();
     let leaves_input = leaves_input(signature, &pairs, taken);
     match unsure.as_slice() {
-        // Requests must carry something, so it is this one.
+        // Requests must carry something, so this one is no state.
         [only] if !leaves_input => pairs.retain(|pair| pair != only),
         [_, ..] if !leaves_input || !leaves_output(signature, &pairs) => {
-            let unsure = unsure.iter().map(written).collect();
+            let unsure = unsure.iter().map(StatePair::to_string).collect();
             return Err(CompletionError::Unsure { pairs: unsure, line: state_pairs_line(&pairs) });
         }
         _ => {}
@@ -128,15 +128,15 @@ pub fn state_pairs(
             inputs: described(&signature.inputs),
             outputs: described(&signature.outputs),
         }),
-        // A model that takes nothing but states is one whose input has been taken for a state.
+        // Requests would carry nothing, so one of these is no state.
         count if count == free.len() && taken.by_requests.is_empty() && taken.otherwise.is_empty() => {
-            Err(CompletionError::NothingLeft { pairs: pairs.iter().map(written).collect() })
+            Err(CompletionError::NothingLeft { pairs: pairs.iter().map(StatePair::to_string).collect() })
         }
         _ => Ok(pairs),
     }
 }
 
-/// Whether requests have something to carry beside these states, more than a number such as a sample rate.
+/// Whether requests carry something other than these states, and more than a number such as a sample rate.
 pub fn leaves_input(signature: &Signature, pairs: &[StatePair], taken: Taken) -> bool {
     let is_left = |info: &&TensorInfo| {
         !taken.otherwise.contains(&info.name.as_str()) && pairs.iter().all(|pair| pair.input != info.name)
@@ -149,7 +149,7 @@ pub fn is_number(info: &TensorInfo) -> bool {
     element_count(&info.dims).is_some_and(|count| count <= 1)
 }
 
-/// Whether a name is one of what clients send and get ([`NEVER_STATES`]), with or without a word for its side.
+/// Whether a name is among [`NEVER_STATES`], with or without a word of [`SIDES`].
 pub fn is_never_state(name: &str) -> bool {
     !is_states(&without_sides(name))
 }
@@ -158,7 +158,7 @@ fn leaves_output(signature: &Signature, pairs: &[StatePair]) -> bool {
     signature.outputs.iter().any(|info| pairs.iter().all(|pair| pair.output != info.name))
 }
 
-/// A pattern that no input and output have is misspelt.
+/// Refuses a pattern that fits no input and output: it is misspelt.
 fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(), CompletionError> {
     let is_of_model = |pattern: &&PairPattern| {
         let outputs = || signature.outputs.iter().map(|output| output.name.as_str());
@@ -178,12 +178,12 @@ fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(),
 struct Reading<'a> {
     input: &'a TensorInfo,
     output: &'a TensorInfo,
-    /// How much the names say: a pattern of the user's ([`OF_USER`]), both ends (2), or one (1).
+    /// What the reading comes from: a pattern that the user gave ([`OF_USER`]), both names (2), or one name (1).
     strength: u8,
 }
 
 impl Reading<'_> {
-    /// Whether the names say no more than which is the input and which the output.
+    /// Whether the names say only which tensor is the input and which the output.
     fn is_unsure(&self) -> bool {
         let says_state =
             |stem: &str| stem.len() <= 2 && stem != "x" || STATES_PARTS.iter().any(|part| stem.contains(part));
@@ -195,13 +195,9 @@ impl Reading<'_> {
     }
 }
 
-pub fn written(pair: &StatePair) -> String {
-    format!("<<<{}, {}>>>", pair.input, pair.output)
-}
-
 /// The line of config.pbtxt that makes these the states.
 pub fn state_pairs_line(pairs: &[StatePair]) -> String {
-    parameter_line("state_pairs", &pairs.iter().map(written).collect::<Vec<_>>().join(" "))
+    parameter_line("state_pairs", &pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" "))
 }
 
 fn described(infos: &[TensorInfo]) -> Vec<String> {
@@ -220,7 +216,7 @@ fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -
     if patterns.iter().any(|pattern| pattern.matches(&input.name, &output.name)) {
         return Some(OF_USER);
     }
-    // A number says which of several a tensor is, not that two of them belong together.
+    // A number tells a tensor from others like it. Equal numbers do not make two tensors the ends of a state.
     if side_stem(&input.name, &output.name).is_some_and(|stem| stem.bytes().all(|c| c.is_ascii_digit() || c == b'_')) {
         return None;
     }
@@ -241,7 +237,7 @@ fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -
     by_ends.chain(by_words.into_iter().filter_map(|(strength, holds)| holds.then_some(strength))).max()
 }
 
-/// What two names share, if words of [`SIDES`] are all that they differ in.
+/// What two names share, if they differ only in words of [`SIDES`].
 fn side_stem(input: &str, output: &str) -> Option<String> {
     let (of_input, of_output) = (without_sides(input), without_sides(output));
     (of_input == of_output).then_some(of_input)
@@ -256,7 +252,7 @@ fn is_states(stem: &str) -> bool {
     !NEVER_STATES.contains(&stem)
 }
 
-/// The name without one of its words that is among these.
+/// The name without one of `words`, or without its first word if that is among `first_words`; one text for each word.
 fn stems(name: &str, words: &[&str], first_words: &[&str]) -> Vec<String> {
     let parts: Vec<&str> = name.split('_').collect();
     let says = |index: &usize| words.contains(&parts[*index]) || (*index == 0 && first_words.contains(&parts[0]));

@@ -1,21 +1,23 @@
-//! What a configuration says together with what is found for it.
+//! The states of a model and what its configuration lacks, found together.
 
-use super::fill::{Written, complete};
+use std::path::Path;
+
+use super::fill::{Known, additions};
 use super::pairing::Taken;
 use super::{CompletionError, state_pairs, unpaired};
-use crate::config::{ConfigError, Opening, PairsFrom, StatePair};
+use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair};
 use crate::session::{BatchScale, Signature};
 
-/// A configuration with its gaps filled.
+/// What a configuration lacks, and the states of its model.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The states.
     pub pairs: Vec<StatePair>,
-    /// The configuration for Triton; `None` if nothing was missing, or nothing may be completed.
-    pub completed: Option<Vec<u8>>,
-    /// Where things come from, for whoever asks why.
+    /// What the configuration lacks; empty if nothing may be completed.
+    pub additions: Additions,
+    /// Where the parts of the configuration come from, for the tables that explain it.
     pub origins: Origins,
-    /// What an operator should look at.
+    /// For the operator.
     pub warnings: Vec<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
     pub batch_scale: Option<BatchScale>,
@@ -35,54 +37,69 @@ pub struct Origins {
 /// What the server allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Whether what is missing is filled in. Pairs that the configuration wants found are found in any case.
+    /// Whether what is missing is filled in. `state_pairs: auto` finds the states in any case.
     pub completes: bool,
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
 }
 
 impl Plan {
-    /// Finds the states and fills the gaps of the configuration `json`, of which `opening` is the first reading.
+    /// Finds the states of the model in `file`, and what the configuration lacks.
     pub fn new(
-        json: &[u8],
-        opening: &Opening,
+        config: &PartialConfig,
+        file: &Path,
         signature: &Signature,
         graph_description: Option<&str>,
-        batch_scale: Option<BatchScale>,
         settings: Settings,
     ) -> Result<Self, CompletionError> {
-        let (pairs, from) = opening.states.all_pairs(graph_description, || by_name(opening, signature, settings))?;
-        let taken: Vec<&str> = opening.taken.iter().map(String::as_str).collect();
-        let default_max_batch_size = settings.default_max_batch_size;
-        let completed = match settings.completes {
-            true => {
-                let (pairs, taken, contexts) = (&pairs, &taken, &opening.contexts);
-                let mixes_rows = batch_scale.is_some();
-                complete(json, signature, &Written { pairs, taken, contexts, default_max_batch_size, mixes_rows })?
-            }
-            false => None,
-        };
-        let (inputs_completed, outputs_completed) = (opening.inputs.is_empty(), opening.outputs.is_empty());
-        let mut warnings = Vec::new();
-        // An input that is listed is one that requests are to carry.
-        if settings.completes && inputs_completed {
-            warnings.extend(unpaired::warning(signature, &pairs, Taken { otherwise: &taken, ..Taken::default() }));
-        }
+        let (pairs, from) = config.states.all_pairs(graph_description, || by_name(config, signature, settings))?;
+        let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
-        Ok(Self { pairs, completed, origins, warnings, batch_scale })
+        let mut warnings = Vec::new();
+        // A model is served even if ONNX Runtime alone can read its file.
+        let batch_scale = BatchScale::find(file).unwrap_or_else(|error| {
+            warnings.push(format!(
+                "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
+                 its sequences change each other's answers unless max_batch_size is 1",
+                file.display()
+            ));
+            None
+        });
+        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, batch_scale };
+        if !settings.completes {
+            return Ok(plan);
+        }
+        let taken = config.taken();
+        let known = Known {
+            pairs: &plan.pairs,
+            taken: &taken,
+            default_max_batch_size: settings.default_max_batch_size,
+            mixes_rows: plan.batch_scale.is_some(),
+        };
+        plan.additions = additions(config, signature, &known)?;
+        // An input that is listed is one that requests are to carry.
+        if inputs_completed {
+            let taken = Taken { otherwise: &taken, ..Taken::default() };
+            plan.warnings.extend(unpaired::warning(signature, &plan.pairs, taken));
+        }
+        Ok(plan)
     }
 }
 
-fn by_name(opening: &Opening, signature: &Signature, settings: Settings) -> Result<Vec<StatePair>, CompletionError> {
-    let declared = opening.states.declared.iter().map(|state| &state.pair.input);
-    let otherwise: Vec<&str> = opening.taken.iter().chain(declared).map(String::as_str).collect();
-    let by_requests: Vec<&str> = opening.inputs.iter().map(String::as_str).collect();
+fn by_name(
+    config: &PartialConfig,
+    signature: &Signature,
+    settings: Settings,
+) -> Result<Vec<StatePair>, CompletionError> {
+    let declared = config.states.declared.iter().map(|state| state.pair.input.as_str());
+    let otherwise: Vec<&str> = config.taken().into_iter().chain(declared).collect();
+    let by_requests: Vec<&str> = config.inputs.iter().map(|input| input.name.as_str()).collect();
     let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
-    let found = match state_pairs(signature, &opening.states.patterns, taken) {
-        Err(CompletionError::NoPairs { .. }) if opening.allows_no_states() => return Ok(Vec::new()),
+    let found = match state_pairs(signature, &config.states.patterns, taken) {
+        Err(CompletionError::NoPairs { .. }) if config.allows_no_states() => return Ok(Vec::new()),
         found => found,
     };
-    if !settings.completes && !opening.wants_pairs_by_name() {
+    if !settings.completes && !config.wants_pairs_by_name() {
         return Err(ConfigError::MissingParameter {
             name: "state_pairs",
             why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \

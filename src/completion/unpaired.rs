@@ -1,15 +1,16 @@
-//! Inputs of requests that may be states all the same: an output has their type and dims.
+//! Warns of inputs of requests that may be states: an output has their type and dims.
 //!
-//! Half of a model's states may have names that tell and the other half not. Then the model loads, and clients are
-//! asked for inputs that they know nothing of. What is found here is not taken for a state: it is a warning with the
-//! line to write.
+//! Some of a model's states may have names that say so, and others not. Then the model loads, but clients are asked for
+//! inputs that they do not have. What is found here is not made a state. The warning has the line to write if it is
+//! one.
 
-use super::pairing::{Taken, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, written};
+use super::pairing::{Taken, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line};
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
 
-/// The warning about inputs and outputs that are not among `pairs`, the states of the model; `None` without any.
+/// The warning about inputs and outputs that are not in `pairs`, the states of the model; `None` if there is nothing to
+/// warn of.
 pub fn warning(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Option<String> {
     let rest = without(signature, pairs);
     let mut found = state_pairs(&rest, &[], taken).unwrap_or_default();
@@ -23,7 +24,7 @@ pub fn warning(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Opti
     let described = |pair: &StatePair| {
         let info = signature.inputs.iter().find(|info| info.name == pair.input);
         let of = info.map_or(String::new(), |info| format!(" ({} {})", info.data_type, Dims(&info.dims)));
-        format!("{}{of}", written(pair))
+        format!("{pair}{of}")
     };
     let listed: Vec<String> = found.iter().map(described).collect();
     Some(format!(
@@ -42,8 +43,8 @@ fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
     rest
 }
 
-/// Pairs of `rest` with equal types and dims, in the order of the inputs. States stand behind what requests carry and
-/// responses give, so of several that are alike the last go together.
+/// Pairs of `rest` with equal types and dims, in the order of the inputs. Of several tensors that are alike, the last
+/// ones are paired, because models have their states after what requests carry and responses give.
 fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Taken) -> Vec<StatePair> {
     let mut outputs: Vec<&TensorInfo> = rest.outputs.iter().filter(|info| !is_never_state(&info.name)).collect();
     let mut found: Vec<StatePair> = Vec::new();
@@ -53,7 +54,7 @@ fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Ta
             found.insert(0, StatePair { input: input.name.clone(), output: outputs.remove(index).name.clone() });
         }
     }
-    // Requests must carry something, and it comes first.
+    // Requests must carry something, and models have that first.
     if !leaves_input(signature, &[known, &found].concat(), taken) {
         let of = |pair: &StatePair| signature.inputs.iter().find(|info| info.name == pair.input);
         if let Some(first) = found.iter().position(|pair| of(pair).is_some_and(|info| !is_number(info))) {

@@ -1,6 +1,6 @@
 //! The folder where TensorRT's engines are kept if the configuration names none.
 //!
-//! Whoever can write an engine there can run code in the server, so only the server's user may write to it.
+//! An engine is code that the server runs, so only the server's user may write to the folder.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -12,7 +12,7 @@ const NAME: &str = "triton-stateful";
 /// Write permission of the group and of all users.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// The folder, made if it is missing, or why it cannot be used.
+/// Returns the folder, which is made if it is missing, or why it cannot be used.
 pub fn private() -> Result<PathBuf, String> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let parent = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));

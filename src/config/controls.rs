@@ -10,20 +10,18 @@ use crate::tensor::DataType;
 /// A `control_input` that the model may take.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Control {
-    /// Name of the model's input.
     pub name: String,
-    /// What it says.
     pub kind: ControlKind,
 }
 
-/// What a control input says, with its value for "no" and for "yes".
+/// What a control input says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ControlKind {
     /// The request starts a sequence.
     Start(FalseTrue),
     /// The request ends its sequence.
     End(FalseTrue),
-    /// The row carries a request.
+    /// The row carries a request and is no padding.
     Ready(FalseTrue),
     /// The sequence id, as this type.
     CorrelationId(DataType),
@@ -44,9 +42,7 @@ impl fmt::Display for ControlKind {
 /// configurations for NVIDIA's stateful_backend, which write `int32_false_true` for a BOOL input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FalseTrue {
-    /// The value that says no.
     pub no: f64,
-    /// The value that says yes.
     pub yes: f64,
 }
 
@@ -56,7 +52,6 @@ impl fmt::Display for FalseTrue {
     }
 }
 
-/// The entries of `control_input`.
 pub(super) fn controls(raw: &[raw::ControlInput]) -> Result<Vec<Control>, ConfigError> {
     let mut controls = Vec::new();
     for input in raw {
@@ -92,7 +87,7 @@ fn false_true(path: &str, control: &raw::Control) -> Result<FalseTrue, ConfigErr
     }
 }
 
-/// The number as config.pbtxt has it: 0.2 as f32 would become 0.20000000298 as f64.
+/// The number as config.pbtxt has it. A cast of 0.2 from f32 to f64 would give 0.20000000298.
 fn as_written(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

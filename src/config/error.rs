@@ -5,65 +5,27 @@ use std::path::PathBuf;
 /// Why a configuration is refused. The texts go to whoever loads the model.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Triton's JSON could not be read; a bug here or a Triton that changed its format.
+    /// A bug here, or a Triton that changed its format.
     #[error("the model configuration cannot be read: {0}")]
     Unreadable(#[from] serde_json::Error),
-    /// A parameter has a value outside of what is allowed.
     #[error("parameter '{name}' is '{value}', but {allowed}")]
-    BadParameter {
-        /// Key in `parameters`.
-        name: &'static str,
-        /// The value as written.
-        value: String,
-        /// What would be right.
-        allowed: String,
-    },
-    /// A parameter that this backend does not know.
-    #[error("parameter '{name}' is not known{}", nearest.map(|known| format!("; did you mean '{known}'?")).unwrap_or_default())]
-    UnknownParameter {
-        /// Key in `parameters`.
-        name: String,
-        /// The known name nearest to it.
-        nearest: Option<&'static str>,
-    },
-    /// A parameter that has to be there.
+    BadParameter { name: &'static str, value: String, allowed: String },
+    #[error("parameter '{name}' is not known{}", did_you_mean(*nearest))]
+    UnknownParameter { name: String, nearest: Option<&'static str> },
     #[error("parameter '{name}' is missing: {why}")]
-    MissingParameter {
-        /// Key in `parameters`.
-        name: &'static str,
-        /// What it is for, or what asks for it.
-        why: String,
-    },
-    /// A field of config.pbtxt has a value that cannot be served.
+    MissingParameter { name: &'static str, why: String },
+    /// `field` is a field of config.pbtxt, with its path.
     #[error("{field} is {value}, but {allowed}")]
-    BadField {
-        /// Path of the field, as in config.pbtxt.
-        field: String,
-        /// The value as written.
-        value: String,
-        /// What would be right.
-        allowed: String,
-    },
-    /// A file with an initial state cannot be read.
+    BadField { field: String, value: String, allowed: String },
     #[error("the initial state file '{file}' of state '{state}' cannot be read from {}: {why}", dir.display())]
-    InitialFile {
-        /// The state's input.
-        state: String,
-        /// The file as written.
-        file: String,
-        /// The folder that it is looked for in.
-        dir: PathBuf,
-        /// What the system says.
-        why: String,
-    },
-    /// No ONNX file could be chosen.
+    InitialFile { state: String, file: String, dir: PathBuf, why: String },
+    /// `dir` is the folder of the model's version.
     #[error("no ONNX model in {}: {why}", dir.display())]
-    NoModelFile {
-        /// The version directory.
-        dir: PathBuf,
-        /// What was looked for and what is there.
-        why: String,
-    },
+    NoModelFile { dir: PathBuf, why: String },
+}
+
+fn did_you_mean(nearest: Option<&str>) -> String {
+    nearest.map_or(String::new(), |known| format!("; did you mean '{known}'?"))
 }
 
 /// An error about a field of config.pbtxt.

@@ -16,7 +16,7 @@ const FOLDER: &str = "initial_state";
 /// Contents of files, by the name that the configuration gives them.
 pub type InitialFiles = BTreeMap<String, Vec<u8>>;
 
-/// Reads the named files of the folder `initial_state` of a model, each for the state of that name.
+/// Reads files of a model's folder `initial_state`: pairs of a state's name, for errors, and the name of its file.
 pub fn read<'a>(
     repository: &Path,
     files: impl Iterator<Item = (&'a str, &'a str)>,
@@ -40,7 +40,7 @@ fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
         return Err("it must lie in that folder".to_owned());
     }
     let text = |error: io::Error| error.to_string();
-    // Without O_NONBLOCK, opening a pipe waits for somebody to write to it.
+    // Without O_NONBLOCK, opening a pipe waits until something writes to it.
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(folder.join(name)).map_err(text)?;
     let metadata = file.metadata().map_err(text)?;
     // A pipe or a device may never end.
@@ -52,7 +52,7 @@ fn read_file(folder: &Path, name: &str) -> Result<Vec<u8>, String> {
         return Err(format!("it has {bytes} bytes, more than half of the machine's memory"));
     }
     let mut content = reserve(bytes as usize).map_err(|error| error.to_string())?;
-    // A file that grows meanwhile is read as far as it was.
+    // A file may grow while it is read. What was there at first is read.
     file.take(bytes).read_to_end(&mut content).map_err(text)?;
     Ok(content)
 }

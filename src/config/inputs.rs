@@ -1,45 +1,41 @@
-//! What this backend adds to requests' inputs: their context, the padding of chunks of different lengths.
+//! What this backend adds to the inputs of requests: contexts, and padding for rows of different lengths.
 
 use super::error::ConfigError;
-use super::parameters::{self, Parameters, Written, bad, parameter_line};
+use super::parameters::{self, Assigned, Parameters, bad, parameter_line};
 
-/// An input that is fed with the end of the sequence's previous one in front.
+/// An input that gets the end of the sequence's previous input in front.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
-    /// Name of the input.
     pub input: String,
-    /// Elements along the axis.
+    /// Elements of the previous input, along the axis.
     pub length: usize,
-    /// The axis in the model, where it is written.
+    /// The axis in the model, if it is written.
     pub axis: Option<usize>,
 }
 
 /// An input whose rows are filled up to one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaddedInput {
-    /// Name of the input.
     pub input: String,
     /// Name of the input that takes each row's own length.
     pub lengths: String,
-    /// The axis in the model, where it is written.
+    /// The axis in the model, if it is written.
     pub axis: Option<usize>,
 }
 
-/// What of a padded run's output belongs to a row.
+/// An output of a padded run, of which a part belongs to each row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaddedOutput {
-    /// Name of the output.
     pub output: String,
-    /// Name of the output that gives the lengths; `None` if all of it does.
+    /// Name of the output that gives the length of each row's part; `None` if a row has all of it.
     pub lengths: Option<String>,
 }
 
 /// `padded_inputs` and `padded_outputs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ragged {
-    /// Inputs that are padded.
     pub inputs: Vec<PaddedInput>,
-    /// Outputs for which the configuration says what belongs to a row.
+    /// Outputs whose part for each row is configured.
     pub outputs: Vec<PaddedOutput>,
 }
 
@@ -61,7 +57,7 @@ pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigEr
     parameters::assignments(CONTEXT, text, FORM)?.into_iter().map(context).collect()
 }
 
-/// The line of config.pbtxt with `axis` for the context of `input`, and the others as they are.
+/// The line of config.pbtxt that gives the context of `input` this axis and leaves the others as they are.
 pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
     let written = |context: &Context| {
         let axis = if context.input == input { Some(axis) } else { context.axis };
@@ -90,8 +86,8 @@ impl Ragged {
         let inputs: Vec<_> = written.into_iter().map(input).collect::<Result<_, _>>()?;
         let (text, written) = assignments(OUTPUTS, OUTPUT_FORM)?;
         let output = |(output, value)| match value {
-            Written::List(_) => Err(bad(OUTPUTS, text, OUTPUT_FORM)),
-            Written::One(lengths) => Ok(PaddedOutput { output, lengths: Some(lengths).filter(|name| name != ALL) }),
+            Assigned::List(_) => Err(bad(OUTPUTS, text, OUTPUT_FORM)),
+            Assigned::One(lengths) => Ok(PaddedOutput { output, lengths: Some(lengths).filter(|name| name != ALL) }),
         };
         let outputs: Vec<_> = written.into_iter().map(output).collect::<Result<_, _>>()?;
         if inputs.is_empty() && !outputs.is_empty() {
@@ -101,7 +97,7 @@ impl Ragged {
     }
 }
 
-/// `warmup_batch_sizes`: numbers of rows, none larger than a run may have.
+/// `warmup_batch_sizes`: numbers of rows of a run, which has `most` at most.
 pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result<Vec<usize>, ConfigError> {
     const NAME: &str = "warmup_batch_sizes";
     let Some(text) = parameters.text(NAME) else { return Ok(Vec::new()) };
@@ -118,14 +114,14 @@ pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result
     text.split([',', ' ']).filter(|word| !word.is_empty()).map(size).collect()
 }
 
-/// Takes an axis off the end of a value: `value@axis`.
+/// Splits `value@axis`.
 fn with_axis(
     name: &'static str,
     text: &str,
     form: &str,
-    value: Written,
+    value: Assigned,
 ) -> Result<(String, Option<usize>), ConfigError> {
-    let Written::One(value) = value else { return Err(bad(name, text, form)) };
+    let Assigned::One(value) = value else { return Err(bad(name, text, form)) };
     match value.rsplit_once('@') {
         None => Ok((value, None)),
         Some((value, axis)) => match axis.parse() {

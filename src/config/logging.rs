@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::error::ConfigError;
 use super::parameters::Parameters;
 
-/// What the model's instances log, and where: at Triton's INFO or VERBOSE level, or not at all.
+/// What the model's instances log, and at which of Triton's levels: INFO, VERBOSE, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Logging {
     /// A line for each batch.
@@ -23,8 +23,8 @@ impl Logging {
         const WORDS: [(&str, u8); 3] = [("NONE", 0), ("INFO", 1), ("VERBOSE", 2)];
         let word = |name, default| parameters.choice(name, &WORDS).map(|given| given.unwrap_or(default));
         let own = word("logging_level", 1)?;
-        // VERBOSE here opens the verbose stream as INFO does the other, as Triton's own verbose switch is for all
-        // models.
+        // With 'logging_level' VERBOSE, verbose lines go to Triton's INFO level. Triton's own switch for its VERBOSE
+        // level opens it for all models at once.
         let level = |wanted: u8| match (wanted, own) {
             (0, _) | (_, 0) => None,
             (wanted, own) if wanted <= own => Some(log::Level::Info),

@@ -1,8 +1,12 @@
-//! The model configuration: read once, checked once, and from then on only in its resolved form.
+//! The model configuration, parsed once.
 //!
-//! [`raw`] mirrors the JSON that Triton hands over; [`parameters`] reads this backend's own `parameters`; [`Config`]
-//! is what the rest of the code sees. Every error names the field or parameter, the value that came and what is
-//! allowed. Not for: the ONNX model's signature (see [`crate::binding`]).
+//! [`PartialConfig`] is what the user wrote: it parses the JSON that Triton hands over ([`raw`]) and this backend's own
+//! `parameters` ([`parameters`]), and takes what completion adds. It becomes the [`Config`], which is all that the rest
+//! of the code sees. Every error names the field or parameter, the value that came and what is allowed.
+//!
+//! To add a parameter: list its name in [`parameters`], read it where [`Config::new`] or [`PartialConfig::new`] reads
+//! its neighbours, and describe it in the reference of parameters. Not for: the ONNX model's signature
+//! ([`crate::binding`]).
 
 #![forbid(unsafe_code)]
 
@@ -13,8 +17,8 @@ mod initial_files;
 mod inputs;
 mod logging;
 mod model_file;
-mod opening;
 mod parameters;
+mod partial;
 mod placement;
 mod providers;
 mod raw;
@@ -26,14 +30,14 @@ mod states;
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
 pub use initial_files::{InitialFiles, read as read_initial_files};
-pub use inputs::{Context, PaddedInput, PaddedOutput, Ragged, context_line};
+pub use inputs::{Context, PaddedInput, PaddedOutput, context_line};
 pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
-pub use opening::Opening;
 pub use parameters::{PairPattern, parameter_line};
-pub use placement::{Place, Placement};
+pub use partial::{Additions, OldestSequences, PartialConfig};
+pub use placement::{InstanceKind, Placement};
 pub use providers::{Options, Providers};
 pub use resolved::{Config, StatePair, TensorConfig};
-pub use scheduling::{Padding, Strategy};
+pub use scheduling::Strategy;
 pub use session_options::{GraphOptimization, SessionOptions};
-pub use states::{DeclaredInitial, DeclaredState, InitialValue, PairsFrom, StateLimits, States, WrittenPairs};
+pub use states::{DeclaredState, InitialValue, PairsFrom};

@@ -4,19 +4,20 @@ use std::path::{Component, Path, PathBuf};
 
 use super::error::ConfigError;
 
-/// What Triton takes the file to be where the backend's name comes from that of the model.
+/// The file name that Triton fills in for a model named `….stateful` whose configuration names no file and no
+/// backend.
 const TRITONS_NAME: &str = "model.stateful";
 
 /// The file named by `onnx_file_name`, else by `default_model_filename`, else `model.onnx`, else the only `.onnx`.
 ///
-/// `other` is a file that is another model.
+/// `other` is a file that is not this model: the model for initial states.
 pub fn find(
     named: Option<&(&'static str, String)>,
     other: Option<&str>,
     version_dir: &Path,
 ) -> Result<PathBuf, ConfigError> {
     let missing = |why: String| ConfigError::NoModelFile { dir: version_dir.to_owned(), why };
-    // Triton fills the name in that goes with the backend's, where the configuration names neither.
+    // Triton may have filled that name in.
     let named = named.filter(|(_, name)| name != TRITONS_NAME || version_dir.join(name).is_file());
     if let Some((source, name)) = named {
         return find_named(version_dir, source, name);
@@ -38,13 +39,13 @@ pub fn find(
 pub fn find_named(version_dir: &Path, source: &str, name: &str) -> Result<PathBuf, ConfigError> {
     let inside = Path::new(name).components().all(|part| matches!(part, Component::Normal(_) | Component::CurDir));
     let path = version_dir.join(name);
-    match inside && path.is_file() {
-        true => Ok(path),
-        false => Err(ConfigError::NoModelFile {
-            dir: version_dir.to_owned(),
-            why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
-        }),
+    if inside && path.is_file() {
+        return Ok(path);
     }
+    Err(ConfigError::NoModelFile {
+        dir: version_dir.to_owned(),
+        why: format!("{source} names '{name}', which is no file in it (it has {})", listing(version_dir)),
+    })
 }
 
 fn onnx_files(dir: &Path) -> Vec<String> {

@@ -54,18 +54,19 @@ const KNOWN: [&str; 40] = [
     "warmup_batch_sizes",
 ];
 
-/// Parameters that Triton's core reads itself and that may stand in any model's configuration.
+/// Parameters of Triton's core, which any model's configuration may have.
 const TRITONS_OWN: [&str; 2] = ["FORCE_CPU_ONLY_INPUT_TENSORS", "EXECUTION_ENV_PATH"];
 const TRITONS_PREFIX: &str = "TRITON_";
 
-/// Entries of ONNX Runtime's session configuration, handed on by name. It takes names that it does not know, too.
+/// Entries of ONNX Runtime's session configuration, which go to it as they are. It ignores names that it does not know.
 const SESSION_PREFIX: &str = "session.";
 
-/// The parameters as written, every name known.
+/// The parameters as written. Every name is known.
+#[derive(Clone, Debug)]
 pub struct Parameters(BTreeMap<String, Parameter>);
 
 impl Parameters {
-    /// Refuses names that nobody knows.
+    /// Refuses unknown names.
     pub fn new(written: BTreeMap<String, Parameter>) -> Result<Self, ConfigError> {
         for name in written.keys() {
             let known = KNOWN.contains(&name.as_str());
@@ -77,6 +78,12 @@ impl Parameters {
             }
         }
         Ok(Self(written))
+    }
+
+    /// Gives a parameter that was not written.
+    pub fn set(&mut self, name: &'static str, value: String) {
+        debug_assert!(KNOWN.contains(&name));
+        self.0.insert(name.to_owned(), Parameter { string_value: value });
     }
 
     /// Entries for ONNX Runtime's session configuration.
@@ -124,9 +131,7 @@ impl Parameters {
             _ => Err(bad(name, text, format!("{allowed} is expected"))),
         }
     }
-}
 
-impl Parameters {
     /// A switch, written `0` or `1`.
     pub fn switch(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.choice(name, &[("0", false), ("1", true)]).map(|given| given.unwrap_or(default))
@@ -150,8 +155,8 @@ pub fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) 
     ConfigError::BadParameter { name, value: value.to_string(), allowed: allowed.into() }
 }
 
-/// The line of config.pbtxt that gives a parameter, for messages that say what to write. Triton's log escapes double
-/// quotes, so it has single ones.
+/// The line of config.pbtxt that gives a parameter, for messages that say what to write. It has single quotes, because
+/// Triton's log escapes double ones.
 pub fn parameter_line(name: &str, value: &str) -> String {
     format!("parameters {{ key: '{name}' value {{ string_value: '{value}' }} }}")
 }
@@ -187,20 +192,17 @@ pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
         pairs.push(StatePair { input: input.to_owned(), output: output.to_owned() });
         rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
     }
-    match pairs.is_empty() {
-        true => Err(bad(NAME, text, FORM)),
-        false => Ok(pairs),
-    }
+    if pairs.is_empty() { Err(bad(NAME, text, FORM)) } else { Ok(pairs) }
 }
 
-/// Names of state pairs: those of one pair, or a `*` in each name that stands for the same text.
+/// The names of a state pair, or of several: a `*` in both names stands for the same text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PairPattern {
     input: NamePattern,
     output: NamePattern,
 }
 
-/// A name, or what stands before and behind its `*`.
+/// A name, or what is before and after its `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NamePattern {
     Exact(String),
@@ -236,7 +238,7 @@ impl PairPattern {
         (input.is_exact() == output.is_exact()).then_some(Self { input, output })
     }
 
-    /// Whether these are the names of such a pair.
+    /// Whether the pattern has these names.
     pub fn matches(&self, input: &str, output: &str) -> bool {
         self.input.part(input).is_some_and(|found| self.output.part(output) == Some(found))
     }
@@ -266,8 +268,9 @@ pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
     pairs.iter().map(pattern).collect()
 }
 
-/// Reads the pairs that a model's graph description names: in a line that has both `InputState` and `OutputState`, or
-/// both `PastValueInput` and `PastValueOutput`, every `<<<a, b>>>`, in the order in which the line has the two words.
+/// Reads the pairs that a model's graph description names. They are in lines that have both `InputState` and
+/// `OutputState`, or both `PastValueInput` and `PastValueOutput`. The word that comes first says which name of each
+/// `<<<a, b>>>` in the line comes first.
 pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
     let mut pairs = Vec::new();
     for line in description.lines() {
@@ -287,7 +290,7 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, Config
 
 /// A value of a list of assignments.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Written {
+pub enum Assigned {
     /// `name=value`
     One(String),
     /// `name=[value, value]`
@@ -296,8 +299,8 @@ pub enum Written {
 
 /// Reads the assignments of parameter `name`: `name=value` or `name=[value, value]`, separated by spaces or commas. An
 /// error says what `form` is expected.
-pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result<Vec<(String, Written)>, ConfigError> {
-    let mut assigned: Vec<(String, Written)> = Vec::new();
+pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result<Vec<(String, Assigned)>, ConfigError> {
+    let mut assigned: Vec<(String, Assigned)> = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
         let (key, behind) = rest.split_once('=').ok_or_else(|| bad(name, text, form))?;
@@ -305,16 +308,16 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
         let (value, behind) = match behind.strip_prefix('[') {
             Some(list) => {
                 let (list, behind) = list.split_once(']').ok_or_else(|| bad(name, text, form))?;
-                (Written::List(list.split(',').map(|value| value.trim().to_owned()).collect()), behind)
+                (Assigned::List(list.split(',').map(|value| value.trim().to_owned()).collect()), behind)
             }
             None => {
                 let (value, behind) = behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len()));
-                (Written::One(value.to_owned()), behind)
+                (Assigned::One(value.to_owned()), behind)
             }
         };
         let is_empty = match &value {
-            Written::One(value) => value.is_empty(),
-            Written::List(values) => values.iter().any(String::is_empty),
+            Assigned::One(value) => value.is_empty(),
+            Assigned::List(values) => values.iter().any(String::is_empty),
         };
         if key.is_empty() || key.contains([' ', ',']) || is_empty {
             return Err(bad(name, text, form));
@@ -328,16 +331,16 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
     Ok(assigned)
 }
 
-/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. The numbers stay text until the
+/// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. They stay text, because only the
 /// model says their data type.
 pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigError> {
     const FORM: &str = "'name=value' or 'name=[value, value]', separated by spaces or commas, is expected";
-    let values = |written| match written {
-        Written::One(value) => vec![value],
-        Written::List(values) => values,
+    let values = |value| match value {
+        Assigned::One(value) => vec![value],
+        Assigned::List(values) => values,
     };
     let assigned = assignments("constant_inputs", text, FORM)?;
-    Ok(assigned.into_iter().map(|(name, written)| (name, values(written))).collect())
+    Ok(assigned.into_iter().map(|(name, value)| (name, values(value))).collect())
 }
 
 #[cfg(test)]

@@ -8,16 +8,16 @@ use super::raw;
 use crate::memory::device::simulated_devices;
 use crate::state::pool::SlotLimits;
 
-/// The host, or a GPU.
+/// The kind of an instance group: the host, or one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Place {
+pub enum InstanceKind {
     /// `KIND_CPU`.
     Cpu,
     /// `KIND_GPU`: the GPU of that number.
     Gpu(i32),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for InstanceKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("CPU"),
@@ -26,34 +26,32 @@ impl fmt::Display for Place {
     }
 }
 
-/// The instances of one place, which share a pool.
+/// The instances of one kind, which share a pool.
 #[derive(Clone, Debug)]
 pub struct Placement {
-    /// Where they run.
-    pub place: Place,
-    /// How many.
+    pub kind: InstanceKind,
     pub instances: usize,
-    /// Bounds of their pool.
+    /// The bounds of their pool.
     pub slots: SlotLimits,
     /// How its capacity came about, for logs and errors.
     pub capacity_reason: String,
 }
 
-/// How many instances each place has.
-pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place, usize>, ConfigError> {
+/// How many instances there are of each kind.
+pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<InstanceKind, usize>, ConfigError> {
     let mut instances = BTreeMap::new();
-    let mut add = |place, count: usize| *instances.entry(place).or_insert(0) += count;
+    let mut add = |kind, count: usize| *instances.entry(kind).or_insert(0) += count;
     for group in groups {
         let count = group.count.0.max(1) as usize;
         match group.kind.as_str() {
-            "" | "KIND_CPU" => in_simulation(count).into_iter().for_each(|(place, count)| add(place, count)),
+            "" | "KIND_CPU" => in_simulation(count).into_iter().for_each(|(kind, count)| add(kind, count)),
             // Core lists the devices of a group that names none.
             "KIND_GPU" => {
                 for gpu in &group.gpus {
                     let device = i32::try_from(gpu.0).ok().filter(|&device| device >= 0);
                     let device = device
                         .ok_or_else(|| field("instance_group.gpus", gpu.0.to_string(), "a GPU's number is expected"))?;
-                    add(Place::Gpu(device), count);
+                    add(InstanceKind::Gpu(device), count);
                 }
             }
             kind => {
@@ -67,13 +65,13 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Place,
     Ok(instances)
 }
 
-/// Where instances of KIND_CPU run: in turn on the devices that are simulated, if there are such.
-fn in_simulation(count: usize) -> BTreeMap<Place, usize> {
+/// Where instances of KIND_CPU run: on the CPU, or in turn on the simulated devices, if there are any.
+fn in_simulation(count: usize) -> BTreeMap<InstanceKind, usize> {
     match simulated_devices() {
-        0 => BTreeMap::from([(Place::Cpu, count)]),
+        0 => BTreeMap::from([(InstanceKind::Cpu, count)]),
         devices => {
             let of_device = |device: usize| count / devices + usize::from(device < count % devices);
-            let counts = (0..devices).map(|device| (Place::Gpu(device as i32), of_device(device)));
+            let counts = (0..devices).map(|device| (InstanceKind::Gpu(device as i32), of_device(device)));
             counts.filter(|(_, count)| *count > 0).collect()
         }
     }

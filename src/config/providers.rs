@@ -1,4 +1,4 @@
-//! How ONNX Runtime runs a model on a GPU: its CUDA and TensorRT providers.
+//! How ONNX Runtime runs a model on a GPU: the options of its CUDA and TensorRT providers.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,23 +8,22 @@ use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
 use super::raw::{Accelerator, Accelerators};
 
-/// The providers of instances on a GPU, with their options by ONNX Runtime's names. Without effect on the CPU.
+/// The providers of instances on a GPU, with their options by ONNX Runtime's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Providers {
-    /// TensorRT's, if it is to be used.
+    /// The options of TensorRT, if it is used.
     pub tensorrt: Option<Options>,
-    /// CUDA's, which runs what TensorRT does not.
+    /// The options of CUDA, which runs what TensorRT does not.
     pub cuda: Options,
-    /// Whether instances run on the CPU where no provider can be had.
+    /// Whether instances run on the CPU if there is no usable GPU.
     pub allow_cpu_fallback: bool,
     /// Whether runs are replayed as CUDA graphs.
     pub cuda_graph: bool,
 }
 
-/// Options of a provider.
 pub type Options = BTreeMap<String, String>;
 
-/// CUDA options that may stand among the model's parameters; the first ones as Triton's onnxruntime backend has them.
+/// CUDA options that a model's parameters may have, some of them as in Triton's onnxruntime backend.
 pub(super) const CUDA_PARAMETERS: [&str; 9] = [
     "arena_extend_strategy",
     "cudnn_conv_algo_search",
@@ -37,8 +36,8 @@ pub(super) const CUDA_PARAMETERS: [&str; 9] = [
     "use_tf32",
 ];
 
-/// A value of a CUDA option as ONNX Runtime takes it, or what is allowed. Some have numbers in Triton's onnxruntime
-/// backend. What is not known here, ONNX Runtime judges.
+/// A CUDA option's value in ONNX Runtime's form, or what is allowed. Triton's onnxruntime backend writes some values as
+/// numbers. The values of other options are left to ONNX Runtime.
 pub(super) fn cuda_value(name: &str, text: &str) -> Result<String, String> {
     let words: &[&str] = match name {
         "cudnn_conv_algo_search" => &["EXHAUSTIVE", "HEURISTIC", "DEFAULT"],
@@ -66,10 +65,10 @@ pub(super) fn cuda_value(name: &str, text: &str) -> Result<String, String> {
     Err(format!("one of {} is expected", named.join(", ")))
 }
 
-/// TensorRT options, all of which begin so, may stand there too.
+/// The prefix of TensorRT's options, which a model's parameters may have, too.
 pub(super) const TENSORRT_PREFIX: &str = "trt_";
 
-/// Options that are this backend's to set, from its parameter if it has one.
+/// Options that the backend sets itself, and from what.
 const OURS: [(&str, &str); 5] = [
     ("device_id", "from 'gpus' of 'instance_group'"),
     ("has_user_compute_stream", "always"),
@@ -78,27 +77,24 @@ const OURS: [(&str, &str); 5] = [
     ("trt_cuda_graph_enable", "from the parameter 'enable_cuda_graph'"),
 ];
 
-/// Where accelerators stand.
 const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_accelerator";
 
 impl Providers {
-    /// Reads and checks them. `on_gpu`: some instances run on a GPU.
+    /// Reads and checks the options. `on_gpu`: some instances run on a GPU.
     pub(super) fn new(parameters: &Parameters, accelerators: &Accelerators, on_gpu: bool) -> Result<Self, ConfigError> {
         let given = Given::new(parameters, accelerators)?;
-        match on_gpu {
-            true => given.on_gpu(parameters),
-            false => {
-                given.on_cpu();
-                if given.is_fp16 {
-                    return Err(bad(
-                        "compute_precision",
-                        "fp16",
-                        "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
-                    ));
-                }
-                Ok(Self::default())
-            }
+        if on_gpu {
+            return given.on_gpu(parameters);
         }
+        given.on_cpu();
+        if given.is_fp16 {
+            return Err(bad(
+                "compute_precision",
+                "fp16",
+                "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
+            ));
+        }
+        Ok(Self::default())
     }
 }
 
@@ -123,7 +119,7 @@ enum Provider {
     TensorRt,
 }
 
-/// What was written.
+/// What the configuration says.
 struct Given {
     provider: Option<Provider>,
     is_fp16: bool,
@@ -280,7 +276,7 @@ fn default_cache_dir() -> Result<String, ConfigError> {
     Ok(folder.to_string_lossy().into_owned())
 }
 
-/// Names of Triton's onnxruntime backend that are not ONNX Runtime's.
+/// Turns names that only Triton's onnxruntime backend has into ONNX Runtime's.
 fn tensorrt_option(name: &str, value: &str) -> Result<(String, String), ConfigError> {
     let path = "gpu_execution_accelerator 'tensorrt', parameter 'precision_mode'";
     let (name, value) = match (name, value) {

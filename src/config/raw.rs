@@ -1,11 +1,12 @@
 //! Triton's model configuration as JSON, field by field, as far as this backend reads it.
 //!
 //! Triton prints protobuf field names, enums by name, and 64-bit integers as numbers or as strings depending on the
-//! field; [`Int`] reads both. Fields that are not named here are Triton's business and pass unread.
+//! field; [`Int`] reads both. Fields that are not named here are left to Triton.
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, de};
+use serde::de::{self, IgnoredAny};
+use serde::{Deserialize, Deserializer};
 
 /// A 64-bit integer, written as a number or as a string of digits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,17 +16,17 @@ impl<'de> Deserialize<'de> for Int {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Written {
+        enum Form {
             Number(i64),
             Large(u64),
             Text(String),
         }
-        // Triton's unsigned fields go further than any use of them here.
+        // Triton has unsigned fields. No value above i64::MAX makes a difference here.
         let large = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        match Written::deserialize(deserializer)? {
-            Written::Number(number) => Ok(Self(number)),
-            Written::Large(number) => Ok(Self(large(number))),
-            Written::Text(text) => match (text.parse(), text.parse()) {
+        match Form::deserialize(deserializer)? {
+            Form::Number(number) => Ok(Self(number)),
+            Form::Large(number) => Ok(Self(large(number))),
+            Form::Text(text) => match (text.parse(), text.parse()) {
                 (Ok(number), _) => Ok(Self(number)),
                 (_, Ok(number)) => Ok(Self(large(number))),
                 (Err(error), _) => Err(de::Error::custom(error)),
@@ -44,6 +45,8 @@ pub struct ModelConfig {
     pub output: Vec<Tensor>,
     pub instance_group: Vec<InstanceGroup>,
     pub sequence_batching: Option<SequenceBatching>,
+    pub dynamic_batching: Option<IgnoredAny>,
+    pub ensemble_scheduling: Option<IgnoredAny>,
     pub model_transaction_policy: TransactionPolicy,
     pub optimization: Optimization,
     pub parameters: BTreeMap<String, Parameter>,
@@ -106,7 +109,7 @@ pub struct Accelerator {
     pub parameters: BTreeMap<String, String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct SequenceBatching {
     pub max_sequence_idle_microseconds: Int,
@@ -118,7 +121,7 @@ pub struct SequenceBatching {
 }
 
 /// Triton prints the dims of a state as numbers and those of its initial state as strings.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct State {
     pub input_name: String,
@@ -128,7 +131,7 @@ pub struct State {
     pub initial_state: Vec<InitialState>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct InitialState {
     pub data_type: String,
@@ -137,7 +140,7 @@ pub struct InitialState {
     pub data_file: Option<String>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Oldest {
     pub max_candidate_sequences: Int,
@@ -145,20 +148,20 @@ pub struct Oldest {
     pub max_queue_delay_microseconds: Int,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Direct {
     pub max_queue_delay_microseconds: Int,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ControlInput {
     pub name: String,
     pub control: Vec<Control>,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Control {
     pub kind: String,
@@ -168,7 +171,7 @@ pub struct Control {
     pub data_type: String,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Parameter {
     pub string_value: String,

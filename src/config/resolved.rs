@@ -3,66 +3,62 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::controls::{Control, controls};
+use super::controls::Control;
 use super::error::{ConfigError, field};
-use super::inputs::{Context, Ragged, contexts, warmup_batch_sizes};
+use super::inputs::{Context, Ragged, warmup_batch_sizes};
 use super::logging::Logging;
-use super::parameters::{self, Parameters};
-use super::placement::{Place, Placement, instances};
+use super::parameters::Parameters;
+use super::partial::PartialConfig;
+use super::placement::{InstanceKind, Placement};
 use super::raw::{self, Int};
 use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, core_idle_limit, idle_margin, slot_limits};
 use super::session_options::SessionOptions;
 use super::states::States;
 use crate::tensor::DataType;
 
-/// Everything a model's configuration says, checked.
+/// A model's configuration, checked.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// The model's name.
     pub model: String,
-    /// Most requests of a payload; 0 if tensors have no batch axis of Triton's.
+    /// Most requests of a payload; 0 if Triton puts no batch dimension in front of tensors.
     pub max_batch_size: usize,
-    /// Most requests of one run: those of a larger payload are run one part after the other.
+    /// Most requests of one run. A larger payload takes several runs.
     pub max_rows_per_run: usize,
-    /// File name and the field that gave it; `None` to look for one.
-    pub model_file: Option<(&'static str, String)>,
-    /// What requests carry.
+    /// Inputs that requests carry.
     pub inputs: Vec<TensorConfig>,
-    /// What responses may carry.
+    /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
-    /// Which outputs become which inputs of the sequence's next request, and what they are at first.
+    /// Which outputs become which inputs of the sequence's next request, and their initial values.
     pub states: States,
     /// Inputs that are filled from a request's flags and sequence id.
     pub controls: Vec<Control>,
-    /// Inputs with a fixed value: name and elements as written.
+    /// Inputs with a fixed value: their name, and their elements as written.
     pub constants: Vec<(String, Vec<String>)>,
-    /// Inputs that are fed with the end of the previous request's in front.
+    /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
     /// Inputs whose rows may have different lengths in one batch.
     pub ragged: Ragged,
-    /// Numbers of rows that are run at load.
+    /// Numbers of rows of the runs at load.
     pub warmup_batch_sizes: Vec<usize>,
-    /// Batches whose states stay where their last run wrote them, beside the batch that is written.
+    /// How many batches can leave their states where the last run wrote them, besides the one that is being written.
     pub resident_batches: usize,
-    /// How Triton schedules the sequences.
     pub strategy: Strategy,
-    /// To which sizes batches are filled up.
+    /// Sizes that batches are filled up to.
     pub padding: Padding,
-    /// Whether an END alone is run; else it is answered with outputs without elements.
+    /// Whether an END that is no START runs. If not, it is answered with outputs that have no elements.
     pub infer_end_requests: bool,
     /// What the model's instances log.
     pub logging: Logging,
-    /// How ONNX Runtime is to run it.
+    /// How ONNX Runtime runs the model.
     pub session: SessionOptions,
-    /// Whether states of TYPE_FP32 are kept as TYPE_FP16.
     pub store_states_as_fp16: bool,
-    /// Where its instances run, with the bounds of the state pools; in the order of the places.
+    /// Where the instances run, each once, with the bounds of its state pool.
     pub placements: Vec<Placement>,
-    /// Sequences are dropped after lying idle this long.
+    /// A sequence that is idle for this long is dropped.
     pub idle_limit: Duration,
-    /// Core has dropped a sequence that has lain idle this long.
+    /// When a sequence is idle for this long, core has dropped it.
     pub dropped_after: Duration,
-    /// Core sends what it has queued for an idle instance within this time.
+    /// Core sends what it has queued to an idle instance within this time.
     pub quiet: Duration,
     /// Sequences that core sends to one instance at a time.
     pub candidates: usize,
@@ -73,36 +69,42 @@ pub struct Config {
 pub struct TensorConfig {
     /// Name in the model and in requests.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
-    /// Dimensions as the model has them (after `reshape`), without Triton's batch dimension; -1 is open.
+    /// Dimensions in the model (after `reshape`), without Triton's batch dimension; -1 is open.
     pub dims: Vec<i64>,
-    /// Whether a request may leave it out.
     pub optional: bool,
 }
 
 /// One state: an output whose value is the input of the next request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatePair {
-    /// Name of the model's input.
     pub input: String,
-    /// Name of the model's output.
     pub output: String,
 }
 
+impl fmt::Display for StatePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<<<{}, {}>>>", self.input, self.output)
+    }
+}
+
 impl Config {
-    /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1).
-    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
-        let raw: raw::ModelConfig = serde_json::from_slice(json)?;
-        let parameters = Parameters::new(raw.parameters)?;
-        if raw.model_transaction_policy.decoupled {
+    /// Reads the JSON of a complete configuration.
+    #[cfg(test)]
+    pub(crate) fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+        PartialConfig::from_json(json)?.resolve()
+    }
+
+    pub(super) fn new(partial: PartialConfig) -> Result<Self, ConfigError> {
+        let PartialConfig { parameters, max_batch_size, .. } = partial;
+        if partial.is_decoupled {
             return Err(field(
                 "model_transaction_policy.decoupled",
                 "true",
                 "a stateful model answers each request once",
             ));
         }
-        let mut batching = raw.sequence_batching.ok_or_else(|| {
+        let batching = partial.sequence_batching.ok_or_else(|| {
             field(
                 "sequence_batching",
                 "missing",
@@ -110,39 +112,32 @@ impl Config {
                  max_candidate_sequences: 1024 } }'",
             )
         })?;
-        let max_batch_size = unsigned("max_batch_size", raw.max_batch_size)?;
         let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size)?;
         let scheduling = Scheduling::new(&batching, max_batch_size)?;
         let quiet = scheduling.queue_delay + QUIET_MARGIN;
-        let placement = |(place, instances): (Place, usize)| {
+        let placement = |(kind, instances): (InstanceKind, usize)| {
             let (slots, capacity_reason) = slot_limits(&parameters, &scheduling, max_batch_size, instances)?;
-            Ok(Placement { place, instances, slots, capacity_reason })
+            Ok(Placement { kind, instances, slots, capacity_reason })
         };
-        let placements = instances(&raw.instance_group)?.into_iter().map(placement);
-        let placements = placements.collect::<Result<Vec<_>, ConfigError>>()?;
+        let placements = partial.instances.into_iter().map(placement).collect::<Result<Vec<_>, ConfigError>>()?;
         Ok(Self {
-            model: raw.name,
+            model: partial.model,
             padding: Padding::new(&parameters, &batching, max_rows_per_run.min(max_batch_size))?,
             infer_end_requests: parameters.switch("infer_end_requests", true)?,
             logging: Logging::new(&parameters)?,
-            session: SessionOptions::new(&parameters, &raw.optimization)?,
+            session: partial.session,
             store_states_as_fp16: parameters.switch("store_states_as_fp16", false)?,
             max_batch_size,
             max_rows_per_run,
-            model_file: model_file(&parameters, raw.default_model_filename),
-            inputs: tensors("input", raw.input)?,
-            outputs: tensors("output", raw.output)?,
-            states: States::new(&parameters, std::mem::take(&mut batching.state))?,
-            contexts: contexts(&parameters)?,
-            ragged: Ragged::new(&parameters)?,
+            inputs: partial.inputs,
+            outputs: partial.outputs,
+            states: partial.states,
+            contexts: partial.contexts,
+            ragged: partial.ragged,
             warmup_batch_sizes: warmup_batch_sizes(&parameters, max_rows_per_run)?,
             resident_batches: resident_batches(&parameters)?,
-            controls: controls(&batching.control_input)?,
-            constants: parameters
-                .text("constant_inputs")
-                .map(parameters::constant_inputs)
-                .transpose()?
-                .unwrap_or_default(),
+            controls: partial.controls,
+            constants: partial.constants,
             strategy: scheduling.strategy,
             placements,
             idle_limit: core_idle_limit(&batching)? + idle_margin(&parameters, quiet)?,
@@ -152,19 +147,18 @@ impl Config {
         })
     }
 
-    /// Most rows of a run, padding among them.
+    /// Most rows of a run, with padding.
     pub fn most_rows(&self) -> usize {
         self.padding.rows(self.max_rows_per_run)
     }
 
-    /// Whether core gives each instance one sequence at a time, and the START of another has to wait.
+    /// Whether core gives each instance one sequence at a time, so that the START of another one waits.
     pub fn holds_one_sequence(&self) -> bool {
         self.strategy == Strategy::Direct && self.max_batch_size <= 1
     }
 
-    /// Whether some instances run on a GPU.
     pub fn is_on_gpu(&self) -> bool {
-        self.placements.iter().any(|placement| placement.place != Place::Cpu)
+        self.placements.iter().any(|placement| placement.kind != InstanceKind::Cpu)
     }
 
     /// Whether tensors have Triton's batch dimension.
@@ -196,7 +190,7 @@ pub(super) fn model_file(parameters: &Parameters, default_model_filename: String
     named.or(default)
 }
 
-fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, ConfigError> {
+pub(super) fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, ConfigError> {
     let mut tensors: Vec<TensorConfig> = Vec::with_capacity(raw.len());
     for tensor in raw {
         let data_type = data_type(&format!("{list} '{}'.data_type", tensor.name), &tensor.data_type)?;
@@ -205,13 +199,13 @@ fn tensors(list: &str, raw: Vec<raw::Tensor>) -> Result<Vec<TensorConfig>, Confi
             return Err(field(format!("{list} '{}'", tensor.name), "given twice", "a name may stand there once only"));
         }
         let (name, optional) = (tensor.name, tensor.optional);
-        tensors.push(TensorConfig { name, data_type, dims: self::dims(dims), optional });
+        tensors.push(TensorConfig { name, data_type, dims: self::dims(&dims), optional });
     }
     Ok(tensors)
 }
 
-pub(super) fn dims(raw: Vec<Int>) -> Vec<i64> {
-    raw.into_iter().map(|dim| dim.0).collect()
+pub(super) fn dims(raw: &[Int]) -> Vec<i64> {
+    raw.iter().map(|dim| dim.0).collect()
 }
 
 pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError> {
@@ -237,10 +231,10 @@ impl fmt::Display for Config {
         for (name, values) in &self.constants {
             writeln!(f, "constant {name} = {}", values.join(", "))?;
         }
-        for Placement { place, instances, slots, capacity_reason } in &self.placements {
+        for Placement { kind, instances, slots, capacity_reason } in &self.placements {
             writeln!(
                 f,
-                "pool of the instances on the {place} ({instances}): capacity {} sequences ({capacity_reason}), {slots}",
+                "pool of the instances on the {kind} ({instances}): capacity {} sequences ({capacity_reason}), {slots}",
                 slots.capacity
             )?;
         }

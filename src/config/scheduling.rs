@@ -1,20 +1,19 @@
-//! What `sequence_batching` asks for: how core schedules sequences, how many may live, and for how long.
+//! `sequence_batching`: how core schedules sequences, how many there may be, and how long they may be idle.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
+use super::partial::OldestSequences;
 use super::raw::{self, Int};
 use super::resolved::unsigned;
 use crate::state::pool::SlotLimits;
 
-/// `sequence_batching`'s strategy.
+/// The strategy of `sequence_batching`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// `direct { }`
     Direct,
-    /// `oldest { }`
     Oldest,
 }
 
@@ -27,19 +26,19 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// Slots of a slab of the reserve at least, where no parameter says how large slabs are.
+/// The fewest slots of a slab of the reserve, if no parameter says how large slabs are.
 const SMALLEST_RESERVE_SLAB: usize = 16;
-/// The parameters of lazy buffers, which only configurations for NVIDIA's stateful_backend have.
+/// The parameters of lazy buffers, which configurations for NVIDIA's stateful_backend have.
 const LAZY_SIZES: [&str; 4] =
     ["initial_buffer_size", "subsequent_buffer_size", "buffer_alloc_threshold", "buffer_dealloc_threshold"];
 const LAZY_USE_RATIO: f64 = 0.9;
 const DEFAULT_IDLE_MARGIN: Duration = Duration::from_secs(1);
-/// How long core may take to hand on what it has queued, beyond the queue delay: on a machine that is far too busy its
-/// threads wait for a CPU, and 20 ms mixed two sequences there. It only delays the second request of a sequence that was
-/// started over without END.
+/// How long core may take, beyond the queue delay, to send what it has queued. Its threads wait for a CPU on a busy
+/// machine, where 20 ms were not enough to keep two sequences apart. The margin only delays the second request of a
+/// sequence that was started over without END.
 pub(super) const QUIET_MARGIN: Duration = Duration::from_millis(250);
 
-/// What `sequence_batching` says about slots and queues of one instance.
+/// What `sequence_batching` says about one instance.
 pub(super) struct Scheduling {
     pub strategy: Strategy,
     /// Sequences that core sends to one instance at a time.
@@ -71,10 +70,22 @@ impl Scheduling {
     }
 }
 
+impl From<OldestSequences> for raw::SequenceBatching {
+    fn from(OldestSequences { idle_us_max, candidates_max, queue_delay_us_max }: OldestSequences) -> Self {
+        let int = |number: u32| Int(i64::from(number));
+        let oldest = raw::Oldest {
+            max_candidate_sequences: int(candidates_max),
+            max_queue_delay_microseconds: int(queue_delay_us_max),
+            ..raw::Oldest::default()
+        };
+        Self { max_sequence_idle_microseconds: int(idle_us_max), oldest: Some(oldest), ..Self::default() }
+    }
+}
+
 /// Sizes that batches are filled up to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Padding {
-    /// In ascending order; empty for no padding.
+    /// In ascending order; empty if batches are not padded.
     pub sizes: Vec<usize>,
 }
 
@@ -89,7 +100,7 @@ impl fmt::Display for Padding {
 }
 
 impl Padding {
-    /// `always_pad_to_max_batch`: to the nearest `preferred_batch_size`, else to the most rows of a run.
+    /// `always_pad_to_max_batch`: to the next `preferred_batch_size`, else to `most`, the most rows of a run.
     pub(super) fn new(
         parameters: &Parameters,
         batching: &raw::SequenceBatching,
@@ -112,13 +123,13 @@ impl Padding {
     }
 }
 
-/// How long a sequence may lie idle in core.
+/// How long a sequence may be idle in core.
 pub(super) fn core_idle_limit(batching: &raw::SequenceBatching) -> Result<Duration, ConfigError> {
     let idle = unsigned("sequence_batching.max_sequence_idle_microseconds", batching.max_sequence_idle_microseconds)?;
     Ok(limit(Duration::from_micros(idle as u64)))
 }
 
-/// How much longer a sequence may lie idle here than in core, because its last request may wait in core's queue. At
+/// How much longer a sequence may be idle here than in core, because its last request may wait in core's queue; at
 /// least `quiet`.
 pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Duration, ConfigError> {
     let margin =
@@ -127,8 +138,8 @@ pub(super) fn idle_margin(parameters: &Parameters, quiet: Duration) -> Result<Du
     Ok(limit(margin.max(quiet)))
 }
 
-/// The bounds of the pool: what NVIDIA's stateful_backend calls lazy buffers, with its rules between the sizes. Its
-/// pools are one per instance; here the instances share one, so only the capacity grows with them.
+/// The bounds of the pool, with the rules that NVIDIA's stateful_backend has for its lazy buffers. There, each instance
+/// has a pool; here the instances share one, so only the capacity grows with their number.
 pub(super) fn slot_limits(
     parameters: &Parameters,
     scheduling: &Scheduling,
@@ -137,7 +148,7 @@ pub(super) fn slot_limits(
 ) -> Result<(SlotLimits, String), ConfigError> {
     let is_lazy = LAZY_SIZES.iter().any(|name| parameters.text(name).is_some());
     let (capacity, reason) = capacity(parameters, scheduling, instances, is_lazy)?;
-    // Core has a place for each sequence that can follow a live one of its id.
+    // For sequences that core already sends while an earlier one with their id still has its slot.
     let reserve = scheduling.candidates.saturating_mul(instances);
     let size = |name| parameters.number(name, 0usize.., "a number of sequences, 0 or more,");
     let first_slab = size("initial_buffer_size")?;
@@ -170,20 +181,22 @@ pub(super) fn slot_limits(
     check_slabs(limits, max_batch_size, &reason)?;
     if shrink_above <= grow_below {
         log::warn!(
-            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, {grow_below}, \
-             or buffers come and go with every few sequences"
+            "parameter 'buffer_dealloc_threshold' is {shrink_above}: it should be larger than buffer_alloc_threshold, \
+             {grow_below}, or buffers come and go with every few sequences"
         );
     }
     Ok((limits, reason))
 }
 
-/// Holds `initial_buffer_size` (cut to the capacity), `subsequent_buffer_size` and `buffer_alloc_threshold` against each
-/// other.
+/// Checks the rules between `initial_buffer_size` (cut to the capacity), `subsequent_buffer_size` and
+/// `buffer_alloc_threshold`.
 fn check_slabs(limits: SlotLimits, max_batch_size: usize, capacity_reason: &str) -> Result<(), ConfigError> {
     let SlotLimits { capacity, first_slab, next_slab, grow_below, .. } = limits;
-    let at_least_a_batch = |name, value: usize| match value >= max_batch_size {
-        true => Ok(()),
-        false => Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}"))),
+    let at_least_a_batch = |name, value: usize| {
+        if value >= max_batch_size {
+            return Ok(());
+        }
+        Err(bad(name, value, format!("it must not be smaller than max_batch_size, {max_batch_size}")))
     };
     if first_slab < max_batch_size && first_slab == capacity {
         return Err(bad(
@@ -217,7 +230,7 @@ fn capacity(
     let candidates = scheduling.candidates;
     let written: Option<f64> = parameters.number(NAME, f64::MIN_POSITIVE..=1.0, "a number above 0 and up to 1")?;
     let (ratio, of) = match scheduling.strategy {
-        // stateful_backend's default, for its configurations.
+        // The default of stateful_backend, whose configurations have these parameters.
         Strategy::Oldest if is_lazy => (written.unwrap_or(LAZY_USE_RATIO), "max_candidate_sequences"),
         Strategy::Oldest => (written.unwrap_or(1.0), "max_candidate_sequences"),
         Strategy::Direct => (1.0, "sequences per batch"),
@@ -234,7 +247,7 @@ fn capacity(
     Ok((per_instance.saturating_mul(instances), reason))
 }
 
-/// A year is as good as never, and cannot overflow the clock.
+/// At most a year, because a longer time could overflow the clock.
 fn limit(time: Duration) -> Duration {
     time.min(Duration::from_secs(365 * 24 * 3600))
 }

@@ -1,5 +1,5 @@
-//! How ONNX Runtime is to run a model: the names are those of Triton's onnxruntime backend, so that configurations
-//! carry over.
+//! How ONNX Runtime runs a model. The parameters have the names that Triton's onnxruntime backend gives them, so that a
+//! configuration works with both.
 
 use std::fmt;
 
@@ -7,25 +7,24 @@ use super::error::ConfigError;
 use super::parameters::{Parameters, bad};
 use super::raw::Optimization;
 
-/// Options of an ONNX Runtime session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
-    /// Threads that work on one operator; 0 for one per core. 1 unless told otherwise: small steps run best so, and
-    /// parallelism comes from batches and instances. (The onnxruntime backend's default is 0.)
+    /// Threads that work on one operator; 0 for one per core. The default is 1 (the onnxruntime backend's is 0),
+    /// because small steps are fastest with one thread, and batches and instances run in parallel.
     pub intra_op_threads: usize,
-    /// Threads that run operators side by side; 0 for one per core. Used with parallel execution only.
+    /// Threads that run operators side by side, with parallel execution; 0 for one per core.
     pub inter_op_threads: usize,
     /// Whether operators that do not depend on each other run side by side.
     pub parallel_execution: bool,
-    /// What is done to the graph at load.
     pub graph_optimization: GraphOptimization,
     /// Whether memory on the CPU comes from an arena.
     pub mem_arena: bool,
-    /// The configuration asks for the arena, or for one that shrinks.
+    /// Whether the configuration asks for an arena, or for one that shrinks.
     pub mem_arena_is_written: bool,
-    /// Large tensors on the CPU have pages of their own, and there is no arena. Known when the model is.
+    /// Whether large tensors on the CPU have pages of their own and there is no arena. That depends on the model's
+    /// states, so it is set when the model is bound.
     pub pages: bool,
-    /// Whether the memory of a run is planned from the last one.
+    /// Whether ONNX Runtime plans the memory of a run from the last one.
     pub mem_pattern: bool,
     /// Arenas that shrink after each run, such as `cpu:0`.
     pub arena_shrinkage: Option<String>,

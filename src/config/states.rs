@@ -1,7 +1,7 @@
-//! States: their pairs, their initial values, and how much memory those that vary may have.
+//! States: their pairs, their initial values, and how much memory those that vary in size may have.
 
 use super::error::{ConfigError, field};
-use super::parameters::{self, PairPattern, Parameters, Written, bad};
+use super::parameters::{self, Assigned, PairPattern, Parameters, bad};
 use super::raw;
 use super::resolved::{StatePair, data_type, dims};
 use crate::tensor::{DataType, Dims, element_count};
@@ -10,31 +10,29 @@ use crate::tensor::{DataType, Dims, element_count};
 #[derive(Clone, Debug)]
 pub struct States {
     /// `state_pairs`.
-    pub pairs: WrittenPairs,
-    /// `state_pair_patterns`: names that are pairs.
+    pub pairs: StatePairs,
+    /// `state_pair_patterns`.
     pub patterns: Vec<PairPattern>,
     /// `sequence_batching.state`.
     pub declared: Vec<DeclaredState>,
-    /// `initial_states`: name of a state's input, and its value.
+    /// `initial_states`: the name of a state's input, and its value.
     pub initial: Vec<(String, InitialValue)>,
     /// `initial_state_model`: a file in the version folder.
     pub initial_model: Option<String>,
-    /// Most bytes that the varying states of one sequence may have, and those of all.
+    /// How much memory states that vary in size may have.
     pub limits: StateLimits,
 }
 
 /// `state_pairs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum WrittenPairs {
-    /// Not there.
+pub enum StatePairs {
     Absent,
-    /// `auto`: found by their names.
+    /// `auto`: the states are found by their names.
     Auto,
-    /// As written.
-    Pairs(Vec<StatePair>),
+    Listed(Vec<StatePair>),
 }
 
-/// Where the states come from that `sequence_batching.state` does not have.
+/// Where the states come from that are not declared in `sequence_batching.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairsFrom {
     /// `state_pairs`.
@@ -48,29 +46,25 @@ pub enum PairsFrom {
 /// An entry of `sequence_batching.state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredState {
-    /// Its two ends.
     pub pair: StatePair,
-    /// Element type.
     pub data_type: DataType,
-    /// Dimensions without the batch axis, or with -1 in its place; -1 is open.
+    /// Without the batch axis, or with -1 in its place; -1 is open.
     pub dims: Vec<i64>,
-    /// Its `initial_state`.
     pub initial: Option<DeclaredInitial>,
 }
 
-/// An `initial_state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeclaredInitial {
-    /// Dimensions, as in the state's, none open.
+    /// As the state's, with no open dimension.
     pub dims: Vec<i64>,
-    /// `data_file`; zeros without one.
+    /// `data_file`; `None` for zeros.
     pub file: Option<String>,
 }
 
 /// A value of `initial_states`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InitialValue {
-    /// Every element is this.
+    /// The value of every element.
     Fill(String),
     /// The elements of a row.
     List(Vec<String>),
@@ -78,55 +72,52 @@ pub enum InitialValue {
     File(String),
 }
 
-/// How much the states that vary in size may have.
+/// Most bytes of the states that vary in size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateLimits {
     /// `max_state_bytes_per_sequence`.
     pub per_sequence: usize,
     /// `max_state_bytes`.
     pub total: usize,
-    /// One of them is in the configuration.
+    /// Whether the configuration has one of the two.
     pub are_written: bool,
 }
 
 impl States {
-    pub(super) fn new(parameters: &Parameters, declared: Vec<raw::State>) -> Result<Self, ConfigError> {
+    pub(super) fn new(parameters: &Parameters, declared: &[raw::State]) -> Result<Self, ConfigError> {
         let pairs = match parameters.text("state_pairs") {
-            None => WrittenPairs::Absent,
-            Some("auto") => WrittenPairs::Auto,
-            Some(text) => WrittenPairs::Pairs(parameters::state_pairs(text)?),
+            None => StatePairs::Absent,
+            Some("auto") => StatePairs::Auto,
+            Some(text) => StatePairs::Listed(parameters::state_pairs(text)?),
         };
         let patterns = parameters.text("state_pair_patterns").map(parameters::pair_patterns).transpose()?;
         let patterns = patterns.unwrap_or_default();
-        let declared = declared.into_iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
+        let declared = declared.iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
         let initial = parameters.text("initial_states").map(initial_states).transpose()?.unwrap_or_default();
         let initial_model = parameters.text("initial_state_model").map(str::to_owned);
         Ok(Self { pairs, patterns, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
     }
 
-    /// The states: those written, else those that the model's graph description names, as NVIDIA's stateful_backend
-    /// reads it, else what `by_name` finds; and those declared.
+    /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
+    /// description, as in NVIDIA's stateful_backend; if it names none, those that `by_name` finds.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,
         by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
     ) -> Result<(Vec<StatePair>, PairsFrom), E> {
         let (found, from) = match &self.pairs {
-            WrittenPairs::Pairs(pairs) => (pairs.clone(), PairsFrom::Parameter),
-            WrittenPairs::Auto => (by_name()?, PairsFrom::Names),
-            WrittenPairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
-            WrittenPairs::Absent => {
+            StatePairs::Listed(pairs) => (pairs.clone(), PairsFrom::Parameter),
+            StatePairs::Auto => (by_name()?, PairsFrom::Names),
+            StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
+            StatePairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
-                match described.is_empty() {
-                    true => (by_name()?, PairsFrom::Names),
-                    false => (described, PairsFrom::Description),
-                }
+                if described.is_empty() { (by_name()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
             }
         };
         Ok((self.union(&found)?, from))
     }
 
-    /// All pairs: those written or `found`, and those declared. A name may stand in one pair only.
+    /// The pairs that are `found` and those that are declared. A name may be in one pair only.
     fn union(&self, found: &[StatePair]) -> Result<Vec<StatePair>, ConfigError> {
         let mut all: Vec<StatePair> = Vec::new();
         for pair in found.iter().chain(self.declared.iter().map(|state| &state.pair)) {
@@ -139,7 +130,7 @@ impl States {
         Ok(all)
     }
 
-    /// Files in the folder `initial_state` that the configuration names, each with its state's input.
+    /// The files of initial states: the name of a state's input, and the file in the folder `initial_state`.
     pub fn initial_files(&self) -> impl Iterator<Item = (&str, &str)> {
         let declared = self
             .declared
@@ -172,7 +163,7 @@ fn conflict(known: &StatePair, pair: &StatePair) -> ConfigError {
 }
 
 impl DeclaredState {
-    fn new(raw: raw::State) -> Result<Self, ConfigError> {
+    fn new(raw: &raw::State) -> Result<Self, ConfigError> {
         let path = format!("sequence_batching.state '{}'", raw.input_name);
         for (name, value) in [("input_name", &raw.input_name), ("output_name", &raw.output_name)] {
             if value.is_empty() {
@@ -180,23 +171,23 @@ impl DeclaredState {
             }
         }
         let data_type = data_type(&format!("{path}.data_type"), &raw.data_type)?;
-        let dims = dims(raw.dims);
-        let initial = match <[_; 1]>::try_from(raw.initial_state) {
-            Ok([initial]) => Some(DeclaredInitial::new(&format!("{path}.initial_state"), initial, data_type, &dims)?),
-            Err(none) if none.is_empty() => None,
-            Err(_) => return Err(field(format!("{path}.initial_state"), "given twice", "a state has one")),
+        let dims = dims(&raw.dims);
+        let initial = match raw.initial_state.as_slice() {
+            [] => None,
+            [initial] => Some(DeclaredInitial::new(&format!("{path}.initial_state"), initial, data_type, &dims)?),
+            _ => return Err(field(format!("{path}.initial_state"), "given twice", "a state has one")),
         };
-        let pair = StatePair { input: raw.input_name, output: raw.output_name };
+        let pair = StatePair { input: raw.input_name.clone(), output: raw.output_name.clone() };
         Ok(Self { pair, data_type, dims, initial })
     }
 }
 
 impl DeclaredInitial {
-    fn new(path: &str, raw: raw::InitialState, of: DataType, state_dims: &[i64]) -> Result<Self, ConfigError> {
+    fn new(path: &str, raw: &raw::InitialState, of: DataType, state_dims: &[i64]) -> Result<Self, ConfigError> {
         if data_type(&format!("{path}.data_type"), &raw.data_type)? != of {
-            return Err(field(format!("{path}.data_type"), raw.data_type, format!("the state has {of}")));
+            return Err(field(format!("{path}.data_type"), &raw.data_type, format!("the state has {of}")));
         }
-        let dims = dims(raw.dims);
+        let dims = dims(&raw.dims);
         let fits = dims.len() == state_dims.len()
             && dims.iter().zip(state_dims).all(|(&dim, &state)| dim == state || (state < 0 && dim >= 0));
         let rule = if !fits {
@@ -212,7 +203,7 @@ impl DeclaredInitial {
         if let Some(rule) = rule {
             return Err(field(format!("{path}.dims"), Dims(&dims).to_string(), rule));
         }
-        let file = raw.data_file.filter(|file| !file.is_empty());
+        let file = raw.data_file.clone().filter(|file| !file.is_empty());
         if file.is_none() && raw.zero_data.is_none() {
             return Err(field(path, "without data", "'zero_data: true' or a 'data_file' is expected"));
         }
@@ -225,8 +216,8 @@ fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError
     let form = "'name=value', 'name=[value, value]' or 'name=file:FILE', separated by spaces or commas, is expected";
     let written = parameters::assignments("initial_states", text, form)?;
     let value = |written| match written {
-        Written::List(values) => InitialValue::List(values),
-        Written::One(value) => match value.strip_prefix("file:") {
+        Assigned::List(values) => InitialValue::List(values),
+        Assigned::One(value) => match value.strip_prefix("file:") {
             Some(file) => InitialValue::File(file.to_owned()),
             None => InitialValue::Fill(value),
         },
@@ -238,7 +229,7 @@ impl StateLimits {
     fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
         let bytes = |name| parameters.number(name, 1usize.., "a number of bytes, 1 or more,");
         let written = (bytes("max_state_bytes")?, bytes("max_state_bytes_per_sequence")?);
-        // What a batch makes comes on top while it runs, and other models want their part, too.
+        // A run needs memory beside that, and so do other models.
         let total = written.0.unwrap_or_else(|| machine_memory() / 4);
         let per_sequence = written.1.unwrap_or_else(|| total.min(machine_memory() / 64));
         if per_sequence > total {
@@ -249,7 +240,7 @@ impl StateLimits {
     }
 }
 
-/// Bytes of memory that this process may have: the machine's, or what its control group allows.
+/// Bytes of memory that this process may use: the machine's, or what its control group allows.
 pub(super) fn machine_memory() -> usize {
     let system = sysinfo::System::new_with_specifics(
         sysinfo::RefreshKind::nothing().with_memory(sysinfo::MemoryRefreshKind::nothing().with_ram()),
@@ -289,7 +280,7 @@ mod tests {
     fn the_states_are_the_union_of_both_lists_and_a_name_is_in_one_pair_only() {
         let states = config(json!([state("b", "b2"), state("a", "a2")]), &[("state_pairs", "<<<c, c2>>> <<<a, a2>>>")]);
         let states = states.unwrap().states;
-        let WrittenPairs::Pairs(pairs) = &states.pairs else { panic!("pairs are written") };
+        let StatePairs::Listed(pairs) = &states.pairs else { panic!("pairs are written") };
         assert_eq!(states.union(pairs).unwrap(), [pair("c", "c2"), pair("a", "a2"), pair("b", "b2")]);
         for other in [pair("a", "x"), pair("x", "a2")] {
             let error = states.union(std::slice::from_ref(&other)).unwrap_err().to_string();

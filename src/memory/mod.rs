@@ -45,6 +45,13 @@ pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
     Ok(made)
 }
 
+/// A vector of `count` zeros, as [`reserve`].
+pub fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, MemoryError> {
+    let mut made = reserve(count)?;
+    made.resize(count, T::default());
+    Ok(made)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -52,5 +59,7 @@ mod tests {
     #[test]
     fn more_than_there_can_be_is_an_error() {
         assert_eq!(reserve::<usize>(usize::MAX), Err(MemoryError::Host { bytes: usize::MAX }));
+        assert_eq!(zeros::<u8>(usize::MAX), Err(MemoryError::Host { bytes: usize::MAX }));
+        assert_eq!(zeros::<usize>(2), Ok(vec![0, 0]));
     }
 }

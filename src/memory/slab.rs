@@ -91,9 +91,10 @@ impl SlotMemory {
 
     fn place(&self, range: Range<usize>) -> Part {
         let on_device = self.slab.device_bytes;
-        match range.end <= on_device && self.slab.device.is_some() {
-            true => Part::Device(self.index * on_device + range.start, range.len()),
-            false => Part::Host(range.start - on_device..range.end - on_device),
+        if range.end <= on_device && self.slab.device.is_some() {
+            Part::Device(self.index * on_device + range.start, range.len())
+        } else {
+            Part::Host(range.start - on_device..range.end - on_device)
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
-use crate::error::Error;
+use crate::error::{LoadError, RequestError};
 use crate::memory::Strings;
 use crate::session::{Copier, OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
@@ -16,7 +16,7 @@ pub struct InitialStep {
 
 impl InitialStep {
     /// Buffers for the model.
-    pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, Error> {
+    pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, LoadError> {
         Ok(Self { step: Step::new(session, &model.step, Copier::on_host())? })
     }
 
@@ -26,7 +26,7 @@ impl InitialStep {
         binding: &Binding,
         model: &InitialModel,
         request: Option<&Request>,
-    ) -> Result<Vec<Option<Initial>>, Error> {
+    ) -> Result<Vec<Option<Initial>>, RequestError> {
         for (index, bound) in model.inputs.iter().enumerate() {
             let Some(input) = request.and_then(|request| request.input(bound.request.position)) else { continue };
             let dims = bound.request.form.model_dims(input.dims());
@@ -58,14 +58,19 @@ impl InitialStep {
 }
 
 /// Holds an output against a row of its state.
-fn read(binding: &Binding, state: &BoundState, output: InitialOutput, view: OutputView) -> Result<Initial, Error> {
+fn read(
+    binding: &Binding,
+    state: &BoundState,
+    output: InitialOutput,
+    view: OutputView,
+) -> Result<Initial, RequestError> {
     let mut dims = view.dims.to_vec();
     if let Some(axis) = state.batch_axis.filter(|_| dims.len() + 1 == state.dims.len() || !output.has_batch) {
         dims.insert(axis.min(dims.len()), 1);
     }
     let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
     if dims.len() != state.dims.len() || !dims.iter().zip(&state.dims).all(fits) {
-        return Err(Error::InitialState {
+        return Err(RequestError::InitialState {
             name: binding.inputs[state.input].name.clone(),
             dims: view.dims.to_vec(),
             wanted: state.dims.clone(),

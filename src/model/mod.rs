@@ -13,101 +13,90 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use initial::InitialStep;
 pub use live::{Answered, Grown, Lease, LiveSequences, StateMemory, VaryingSize};
-pub use metrics::Snapshot;
 pub use sessions::Opened;
 pub use site::Site;
 
 use crate::binding::{Binding, InitialModel};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, Opening, Place, Placement};
-use crate::error::Error;
+use crate::config::{self, Additions, Config, InstanceKind, PartialConfig, Placement};
+use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::sequence::{Refusal, SequenceId};
-use crate::session::{BatchScale, Library, Provider, Session};
+use crate::session::{Library, Provider, Session};
 use crate::triton;
 use sessions::Sessions;
 use site::Devices;
 
-/// A loaded model. Dropping it stops the reapers of its sites.
+/// A loaded model. Dropping it stops the threads that expire its sequences.
 pub struct Model {
-    /// What config.pbtxt says.
     pub config: Config,
-    /// How the ONNX model fits it.
+    /// What its inputs and outputs are for.
     pub binding: Arc<Binding>,
-    /// What it is run by.
     pub sessions: Sessions,
-    /// The model for initial states, where they depend on the first request.
+    /// The model for initial states, if they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
-    /// Where its instances run, with the sequences there.
     sites: Vec<Site>,
     next_instance: AtomicU32,
 }
 
 /// A model for initial states.
 pub struct LoadedInitialModel {
-    /// The ONNX model.
     pub session: Arc<Session>,
-    /// How it fits the model that it is for.
     pub binding: InitialModel,
 }
 
-/// Where a model lies.
+/// Where the files of a model are.
 #[derive(Clone, Debug)]
 pub struct Location {
-    /// Version of the model.
     pub version: u64,
     /// The model's folder, with a folder for each version.
     pub repository: PathBuf,
 }
 
 impl Model {
-    /// Opens the ONNX model, completes the configuration from it, holds one against the other and makes the state pool.
+    /// Opens the ONNX model, completes the configuration from it, binds the one to the other, and makes the state
+    /// pools.
     pub fn load(
         triton: triton::Model,
         location: &Location,
         library: &Arc<Library>,
         default_max_batch_size: usize,
-    ) -> Result<Self, Error> {
-        let json = triton.config_json()?;
-        let opening = Opening::from_json(&json)?;
+    ) -> Result<Self, LoadError> {
+        let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(
-            opening.model_file.as_ref(),
-            opening.states.initial_model.as_deref(),
+            partial.model_file.as_ref(),
+            partial.states.initial_model.as_deref(),
             &version_dir,
         )?;
-        let mut sessions = Sessions::new(library.clone(), file, opening.session.clone(), opening.providers.clone());
-        let devices = Devices::open(&opening, &sessions)?;
+        let mut sessions = Sessions::new(library.clone(), file, partial.session.clone(), partial.providers.clone());
+        let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let plan = Plan::new(
-            &json,
-            &opening,
-            session.signature(),
-            session.graph_description(),
-            batch_scale(sessions.file()),
-            settings,
-        )?;
-        if let Some(completed) = &plan.completed {
-            triton.set_config_json(completed)?;
+        let (signature, description) = (session.signature(), session.graph_description());
+        let plan = Plan::new(&partial, sessions.file(), signature, description, settings)?;
+        if plan.additions != Additions::default() {
+            partial.add(&plan.additions);
+            triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
-        // Triton's copy lacks the parameters that were completed: Triton takes none from a backend.
-        let mut config = Config::from_json(plan.completed.as_deref().unwrap_or(&json))?;
+        // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no
+        // parameters from a backend.
+        let mut config = partial.resolve()?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
         sessions.complete(&config, &binding);
         config.session = sessions.options().clone();
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
-            // Full batches, as stateful_backend has it.
+            // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
-            return Err(Error::CudaGraph(why));
+            return Err(LoadError::CudaGraph(why));
         }
         let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
         let site = |placement: &Placement| {
-            Site::new(&config, &binding, placement, devices.of(placement.place), location.version)
+            Site::new(&config, &binding, placement, devices.of(placement.kind), location.version)
         };
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
@@ -116,15 +105,15 @@ impl Model {
         Ok(model)
     }
 
-    /// Where an instance of that kind runs.
-    pub fn site(&self, place: Place) -> Result<&Site, Error> {
-        let site = self.sites.iter().find(|site| site.place == place);
-        site.ok_or_else(|| Error::NoSite { model: self.config.model.clone(), place: place.to_string() })
+    /// The site of the instances of that kind.
+    pub fn site(&self, kind: InstanceKind) -> Result<&Site, LoadError> {
+        let site = self.sites.iter().find(|site| site.kind == kind);
+        site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
     }
 
-    /// Where instance number `number` runs, if they take turns.
-    pub fn place_in_turn(&self, number: u32) -> Place {
-        self.sites[number as usize % self.sites.len()].place
+    /// The kind of instance number `number`, if instances take turns.
+    pub fn kind_in_turn(&self, number: u32) -> InstanceKind {
+        self.sites[number as usize % self.sites.len()].kind
     }
 
     /// A number for a new instance, never given twice.
@@ -132,19 +121,21 @@ impl Model {
         self.next_instance.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Why a request has no sequence, in words for its client.
-    pub fn refusal(&self, site: &Site, refusal: Refusal<MemoryError>, id: SequenceId) -> Error {
+    /// Why a request to an instance of that kind has no sequence, in words for its client.
+    pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
         match refusal {
-            Refusal::Unknown => Error::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
+            Refusal::Unknown => RequestError::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
             Refusal::Full { capacity } => {
-                Error::PoolFull { id, capacity, reason: site.placement.capacity_reason.clone() }
+                let site = self.sites.iter().find(|site| site.kind == kind);
+                let reason = site.map_or(String::new(), |site| site.placement.capacity_reason.clone());
+                RequestError::PoolFull { id, capacity, reason }
             }
-            Refusal::Memory(source) => Error::PoolMemory { id, source },
-            Refusal::Busy => Error::SequenceBusy(id),
+            Refusal::Memory(source) => RequestError::PoolMemory { id, source },
+            Refusal::Busy => RequestError::SequenceBusy(id),
         }
     }
 
-    /// The whole resolved configuration, a line each, so that an operator can see what the backend understood.
+    /// Logs the whole resolved configuration, so that an operator can see what the backend understood.
     fn log(&self, location: &Location, session: &Session, library: &Library, plan: &Plan) {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
@@ -169,12 +160,12 @@ impl Model {
         }
         let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
-        for Site { place, placement, device, .. } in &self.sites {
+        for Site { kind, placement, device, .. } in &self.sites {
             let capacity = placement.slots.capacity;
             let memory =
                 device.as_ref().map_or("host memory".to_owned(), |device| format!("memory of {}", device.name()));
             log::info!(
-                "model {name}: on the {place}, a pool of {capacity} × {bytes} = {} bytes of {memory} at most; up to \
+                "model {name}: on the {kind}, a pool of {capacity} × {bytes} = {} bytes of {memory} at most; up to \
                  {buffers} batch buffers of {rows} × {} bytes for each instance",
                 capacity.saturating_mul(bytes),
                 self.binding.batch_bytes()
@@ -203,26 +194,13 @@ impl Model {
     }
 }
 
-/// The nodes of the model that quantize with one scale for the whole batch. A model is served even if its file can be
-/// read by ONNX Runtime alone.
-fn batch_scale(file: &Path) -> Option<BatchScale> {
-    BatchScale::find(file).unwrap_or_else(|error| {
-        log::warn!(
-            "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
-             its sequences change each other's answers unless max_batch_size is 1",
-            file.display()
-        );
-        None
-    })
-}
-
-/// Loads the model for initial states. One without inputs says the same each time, so it runs now and is done with.
+/// Loads the model for initial states. One without inputs gives the same each time, so it runs only once, here.
 fn load_initial_model(
     config: &Config,
     version_dir: &Path,
     library: &Library,
     binding: &mut Binding,
-) -> Result<Option<LoadedInitialModel>, Error> {
+) -> Result<Option<LoadedInitialModel>, LoadError> {
     let Some(name) = &config.states.initial_model else { return Ok(None) };
     let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
     let session = Arc::new(Session::open(library, &file, &config.session, Provider::Cpu)?);
@@ -232,7 +210,7 @@ fn load_initial_model(
         return Ok(Some(LoadedInitialModel { session, binding: bound }));
     }
     let ran = InitialStep::new(session, &bound)?.run(binding, &bound, None);
-    let initial = ran.map_err(|error| Error::InitialModel { file: name.clone(), source: Box::new(error) })?;
+    let initial = ran.map_err(|error| LoadError::InitialModel { file: name.clone(), source: error })?;
     binding.set_initial(initial);
     Ok(None)
 }

@@ -1,5 +1,5 @@
-//! The sessions of a model: one for all instances on the CPU, as its runs may overlap; one for each instance on a GPU,
-//! as a session has one stream.
+//! The sessions of a model: one for all instances on the CPU, where its runs may overlap; and one for each instance on
+//! a GPU, where a session has a single stream.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,53 +8,49 @@ use parking_lot::Mutex;
 
 use crate::binding::Binding;
 use crate::config::{Config, Providers, SessionOptions};
-use crate::error::Error;
+use crate::error::LoadError;
 use crate::memory::device::{Device, OwnedStream};
 use crate::session::{Library, Provider, Session};
 
-/// A session, and the stream that its runs are enqueued on.
+/// A session, and the device's stream for its runs.
 pub struct Opened {
-    /// The session.
     pub session: Arc<Session>,
-    /// The stream, on a device.
+    /// `None` on the host.
     pub stream: Option<Arc<OwnedStream>>,
 }
 
-/// How sessions of the model are opened, and those that are.
+/// How sessions of a model are opened, and the open ones that have no instance of their own.
 pub struct Sessions {
     library: Arc<Library>,
     file: PathBuf,
     options: SessionOptions,
     providers: Providers,
     on_cpu: Mutex<Option<Arc<Session>>>,
-    /// Opened to read the model, for the first instance on that device.
+    /// The one that was opened to read the model, for the first instance on that device.
     spare: Mutex<Option<(i32, Opened)>>,
 }
 
 impl Sessions {
-    /// None is open yet.
+    /// Opens no session yet.
     pub fn new(library: Arc<Library>, file: PathBuf, options: SessionOptions, providers: Providers) -> Self {
         let (on_cpu, spare) = (Mutex::default(), Mutex::default());
         Self { library, file, options, providers, on_cpu, spare }
     }
 
-    /// The file.
     pub const fn file(&self) -> &PathBuf {
         &self.file
     }
 
-    /// How ONNX Runtime runs it.
     pub const fn options(&self) -> &SessionOptions {
         &self.options
     }
 
-    /// How it runs on a GPU.
     pub const fn providers(&self) -> &Providers {
         &self.providers
     }
 
-    /// Now that the model is known: one with growing states is opened anew on the CPU, where large tensors then have
-    /// pages of their own; TensorRT is told for which shapes its engines are to be.
+    /// Sets the options that depend on the model. A model with growing states is opened anew on the CPU, with pages of
+    /// their own for large tensors. TensorRT gets the shapes for its engines.
     pub fn complete(&mut self, config: &Config, binding: &Binding) {
         if binding.has_varying_states() && !self.options.mem_arena_is_written {
             self.options.pages = true;
@@ -78,11 +74,11 @@ impl Sessions {
         }
     }
 
-    /// A session to read the model by, which an instance takes over.
-    pub fn probe(&self, device: Option<&Arc<Device>>) -> Result<Arc<Session>, Error> {
+    /// A session to read the model's signature from. An instance may take it over.
+    pub fn probe(&self, device: Option<&Arc<Device>>) -> Result<Arc<Session>, LoadError> {
         let Some(device) = device else { return self.on_cpu() };
         let mut without_tensorrt = self.providers.clone();
-        // TensorRT wants to know the shapes, which are read from the model.
+        // TensorRT needs the shapes, which are not known before the model is read.
         let is_final = without_tensorrt.tensorrt.take().is_none();
         if !is_final && !device.is_simulated() {
             let provider = Provider::Gpu { stream: OwnedStream::open(device)?, providers: self.providers.clone() };
@@ -96,8 +92,7 @@ impl Sessions {
         Ok(session)
     }
 
-    /// A session for an instance.
-    pub fn for_instance(&self, device: Option<&Arc<Device>>) -> Result<Opened, Error> {
+    pub fn for_instance(&self, device: Option<&Arc<Device>>) -> Result<Opened, LoadError> {
         let Some(device) = device else { return Ok(Opened { session: self.on_cpu()?, stream: None }) };
         let spare = self.spare.lock().take_if(|(number, _)| *number == device.number());
         match spare {
@@ -106,7 +101,7 @@ impl Sessions {
         }
     }
 
-    fn on_cpu(&self) -> Result<Arc<Session>, Error> {
+    fn on_cpu(&self) -> Result<Arc<Session>, LoadError> {
         let mut on_cpu = self.on_cpu.lock();
         if let Some(session) = &*on_cpu {
             return Ok(session.clone());
@@ -115,7 +110,7 @@ impl Sessions {
         Ok(on_cpu.insert(Arc::new(session)).clone())
     }
 
-    fn open_on(&self, device: &Arc<Device>, providers: &Providers) -> Result<Opened, Error> {
+    fn open_on(&self, device: &Arc<Device>, providers: &Providers) -> Result<Opened, LoadError> {
         let stream = OwnedStream::open(device)?;
         if device.is_simulated() {
             return Ok(Opened { session: self.on_cpu()?, stream: Some(stream) });

@@ -1,4 +1,4 @@
-//! Where the instances of a model run, and the sequences that live there.
+//! Where the instances of a model run, and the sequences there.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use super::metrics::SequenceMetrics;
 use super::reaper::Reaper;
 use super::sessions::Sessions;
 use crate::binding::Binding;
-use crate::config::{Config, Opening, Place, Placement, Strategy};
-use crate::error::Error;
+use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
+use crate::error::LoadError;
 use crate::memory::device::{Device, DeviceError, Traffic};
 use crate::memory::{Budget, SlotSpec};
 use crate::sequence::Policy;
@@ -20,33 +20,30 @@ use crate::session::Session;
 /// A client that sends ahead leaves no longer pauses within a sequence, also on a busy machine.
 const REST_MARGIN: Duration = Duration::from_millis(750);
 
-/// The host, or a GPU, with the sequences of the instances there. Core gives a sequence to one instance for its life,
-/// so its state never has to go from one place to another.
+/// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one
+/// instance, so its state never moves to another site.
 pub struct Site {
-    /// Which.
-    pub place: Place,
-    /// Bounds of the pool.
+    pub kind: InstanceKind,
     pub placement: Placement,
-    /// The GPU.
+    /// The GPU; `None` on the host.
     pub device: Option<Arc<Device>>,
-    /// The sequences, with their states.
     pub sequences: Arc<LiveSequences>,
-    /// What has gone between the host and the device.
+    /// The traffic between the host and the device.
     pub traffic: Arc<Traffic>,
-    /// Bytes of the GPU's memory that were in use before, until the first instance has said what is.
+    /// Bytes of the GPU's memory that were in use before the model was loaded; taken by the first instance.
     used_before: Mutex<Option<usize>>,
     _reaper: Reaper,
 }
 
 impl Site {
-    /// Makes the pool of a place.
+    /// Makes the pool, and starts the thread that expires sequences.
     pub fn new(
         config: &Config,
         binding: &Binding,
         placement: &Placement,
         found: Option<Found>,
         version: u64,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, LoadError> {
         let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
         let queue_requests = match config.strategy {
             Strategy::Direct => 1,
@@ -70,14 +67,14 @@ impl Site {
         let budget = Budget::new(config.states.limits.total);
         let (slots, slot_bytes) = (placement.slots.first_slab, spec.slot_bytes);
         let sequences = LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics);
-        let sequences = Arc::new(sequences.map_err(|source| Error::PoolAtLoad { slots, slot_bytes, source })?);
-        let reaper = Reaper::start(sequences.clone()).map_err(Error::Reaper)?;
-        let (place, placement, used_before) = (placement.place, placement.clone(), Mutex::new(used_before));
-        Ok(Self { place, placement, device, sequences, traffic, used_before, _reaper: reaper })
+        let sequences = Arc::new(sequences.map_err(|source| LoadError::PoolAtLoad { slots, slot_bytes, source })?);
+        let reaper = Reaper::start(sequences.clone()).map_err(LoadError::Reaper)?;
+        let (kind, placement, used_before) = (placement.kind, placement.clone(), Mutex::new(used_before));
+        Ok(Self { kind, placement, device, sequences, traffic, used_before, _reaper: reaper })
     }
 
-    /// Bytes of the GPU's memory that are in use before an instance is made; 0 without one. The first instance answers
-    /// for what the model has there already.
+    /// Bytes of the GPU's memory that are in use before an instance is made; 0 on the host. What the model itself has
+    /// there counts as the first instance's.
     pub fn used_before_instance(&self) -> Result<usize, DeviceError> {
         match self.used_before.lock().take() {
             Some(bytes) => Ok(bytes),
@@ -85,7 +82,7 @@ impl Site {
         }
     }
 
-    /// Bytes of the GPU's memory that are in use; 0 without one.
+    /// Bytes of the GPU's memory that are in use; 0 on the host.
     pub fn used_bytes(&self) -> Result<usize, DeviceError> {
         self.device.as_ref().map_or(Ok(0), |device| device.used_bytes())
     }
@@ -100,7 +97,7 @@ impl Drop for Site {
     }
 }
 
-/// The GPU of a place.
+/// A GPU that was found.
 #[derive(Clone)]
 pub struct Found {
     device: Arc<Device>,
@@ -108,43 +105,44 @@ pub struct Found {
     used_before: usize,
 }
 
-/// The devices of a model's places.
+/// The devices that a model's instances run on.
 pub struct Devices {
-    by_place: Vec<(Place, Option<Found>)>,
-    /// A session to read the model by.
+    by_kind: Vec<(InstanceKind, Option<Found>)>,
+    /// A session to read the model's signature from.
     pub probe: Arc<Session>,
 }
 
 impl Devices {
-    /// Opens them, and the first session. What cannot be had is an error, unless instances may run on the CPU instead.
-    pub fn open(opening: &Opening, sessions: &Sessions) -> Result<Self, Error> {
-        let opened = Self::open_strictly(opening, sessions);
+    /// Opens the devices and the first session. Without a usable GPU it fails, unless instances may run on the CPU
+    /// instead.
+    pub fn open(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
+        let opened = Self::open_strictly(partial, sessions);
         match opened {
-            Err(error) if opening.providers.allow_cpu_fallback && error.is_want_of_gpu() => {
+            Err(error) if partial.providers.allow_cpu_fallback && error.means_no_gpu() => {
                 log::warn!("{error}: instances of KIND_GPU run on the CPU, as 'allow_cpu_fallback' says");
-                let by_place = opening.places.iter().map(|&place| (place, None)).collect();
-                Ok(Self { by_place, probe: sessions.probe(None)? })
+                let by_kind = partial.instances.keys().map(|&kind| (kind, None)).collect();
+                Ok(Self { by_kind, probe: sessions.probe(None)? })
             }
             opened => opened,
         }
     }
 
-    fn open_strictly(opening: &Opening, sessions: &Sessions) -> Result<Self, Error> {
-        let by_place = opening.places.iter().map(|&place| Ok((place, find(place)?)));
-        let by_place = by_place.collect::<Result<Vec<_>, Error>>()?;
-        let first = by_place.iter().find_map(|(_, found)| found.as_ref());
+    fn open_strictly(partial: &PartialConfig, sessions: &Sessions) -> Result<Self, LoadError> {
+        let by_kind = partial.instances.keys().map(|&kind| Ok((kind, find(kind)?)));
+        let by_kind = by_kind.collect::<Result<Vec<_>, LoadError>>()?;
+        let first = by_kind.iter().find_map(|(_, found)| found.as_ref());
         let probe = sessions.probe(first.map(|found| &found.device))?;
-        Ok(Self { by_place, probe })
+        Ok(Self { by_kind, probe })
     }
 
-    /// The device of a place; none for the host.
-    pub fn of(&self, place: Place) -> Option<Found> {
-        self.by_place.iter().find(|(known, _)| *known == place).and_then(|(_, found)| found.clone())
+    /// The device of the instances of a kind; `None` for the host.
+    pub fn of(&self, kind: InstanceKind) -> Option<Found> {
+        self.by_kind.iter().find(|(known, _)| *known == kind).and_then(|(_, found)| found.clone())
     }
 }
 
-fn find(place: Place) -> Result<Option<Found>, DeviceError> {
-    let Place::Gpu(number) = place else { return Ok(None) };
+fn find(kind: InstanceKind) -> Result<Option<Found>, DeviceError> {
+    let InstanceKind::Gpu(number) = kind else { return Ok(None) };
     let device = Device::open(number)?;
     let used_before = device.used_bytes()?;
     Ok(Some(Found { device, used_before }))

@@ -1,8 +1,8 @@
-//! Memory of the sessions whose models have growing states: a large tensor has pages of its own, which go back to the
-//! system when it is freed.
+//! The allocator of sessions whose models have growing states. A large tensor gets pages of its own, which go back to
+//! the system when it is freed.
 //!
-//! ONNX Runtime's arena keeps what is freed, and the C library's allocator much of it: after a state of 64 MiB was
-//! dropped, a server had up to ten times that.
+//! ONNX Runtime's arena keeps memory that is freed, and the C library's allocator keeps much of it. A server had up to
+//! ten times the memory of a state of 64 MiB after that state was dropped.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -20,8 +20,8 @@ use crate::memory::{Buffer, PAGES_FROM};
 struct Pages {
     /// By address.
     used: BTreeMap<usize, Buffer>,
-    /// Freed ones, for the next run. Making the small pages of a tensor of up to [`SPARE_TO`] bytes takes the system
-    /// longer than a run takes to write them; a larger one has large pages, which are made quickly.
+    /// Freed ones, for the next run. A tensor of up to [`SPARE_TO`] bytes has small pages, and making them takes the
+    /// system longer than a run takes to write them. A larger one has large pages, which are made quickly.
     spare: Vec<Buffer>,
 }
 
@@ -35,7 +35,7 @@ const SPARE_COUNT: usize = 8;
 
 impl Pages {
     fn alloc(&mut self, bytes: usize) -> Option<*mut c_void> {
-        // What is not touched costs nothing.
+        // Pages that are never touched cost nothing.
         let bytes = if bytes <= SPARE_TO { bytes.next_power_of_two() } else { bytes };
         let spare = self.spare.iter().position(|pages| pages.len() == bytes);
         let pages = spare.map_or_else(|| Buffer::new(bytes).ok(), |at| Some(self.spare.swap_remove(at)))?;
@@ -56,9 +56,9 @@ impl Pages {
 
 #[repr(C)]
 struct PageAllocator {
-    /// First: this is what ONNX Runtime knows.
+    /// The first field, because ONNX Runtime gets a pointer to the allocator as one to this.
     functions: OrtAllocator,
-    /// For what is small.
+    /// For small tensors.
     default: *mut OrtAllocator,
     memory: *const OrtMemoryInfo,
 }
@@ -93,7 +93,7 @@ unsafe extern "C-unwind" fn alloc(this: *mut OrtAllocator, bytes: usize) -> *mut
     {
         return data;
     }
-    // SAFETY: the default allocator lives for ever. Where there is no memory it throws, through this frame, which has
+    // SAFETY: the default allocator is never dropped. If there is no memory, it throws through this frame, which has
     // nothing to drop.
     unsafe {
         let default = (*this.cast::<PageAllocator>()).default;
@@ -108,7 +108,7 @@ unsafe extern "C-unwind" fn alloc(this: *mut OrtAllocator, bytes: usize) -> *mut
 /// `this` is the allocator of [`register`], and `data` came from [`alloc`].
 unsafe extern "system" fn free(this: *mut OrtAllocator, data: *mut c_void) {
     if !PAGES.lock().free(data) {
-        // SAFETY: what has no pages came from the default allocator.
+        // SAFETY: memory without pages of its own came from the default allocator.
         unsafe {
             let default = (*this.cast::<PageAllocator>()).default;
             if let Some(free) = (*default).Free {
@@ -121,7 +121,7 @@ unsafe extern "system" fn free(this: *mut OrtAllocator, data: *mut c_void) {
 /// # Safety
 /// `this` is the allocator of [`register`].
 unsafe extern "system" fn info(this: *const OrtAllocator) -> *const OrtMemoryInfo {
-    // SAFETY: the caller's word.
+    // SAFETY: the caller promises that it is that allocator.
     unsafe { (*this.cast::<PageAllocator>()).memory }
 }
 

@@ -1,7 +1,7 @@
 //! Nodes that quantize with one scale for the whole batch, so that one row's result depends on the others.
 //!
-//! They are read from the model's file, as ONNX Runtime does not tell a model's nodes. Only what is declared here is
-//! read; weights are skipped.
+//! They are read from the model's file, because ONNX Runtime does not list a model's nodes. Only the fields that are
+//! declared here are read; weights are skipped.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ use prost::bytes::Buf;
 /// Operators that compute their scale at run time, over all elements of their first input.
 const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
 
-/// The nodes of a model that quantize so.
+/// The nodes of a model that quantize with one scale for the whole batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchScale {
     /// Name of the first of them; its output if it has none.
@@ -36,7 +36,7 @@ impl fmt::Display for BatchScale {
 }
 
 impl BatchScale {
-    /// Looks for them in an ONNX file; `None` if there are none.
+    /// Looks for such nodes in an ONNX file; `None` if there are none.
     pub fn find(file: &Path) -> io::Result<Option<Self>> {
         let mut bytes = FileBytes::open(file)?;
         let decoded = ModelProto::decode(&mut bytes);
@@ -119,7 +119,7 @@ impl GraphProto {
     }
 }
 
-/// Adds the nodes that quantize what is not constant. Nodes come in the order in which they are run.
+/// Adds the nodes whose input is not constant. A graph lists its nodes in the order in which they run.
 fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
     for node in nodes {
         let is_constant = |name: &String| name.is_empty() || constants.contains(name.as_str());
@@ -135,7 +135,7 @@ fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &m
     }
 }
 
-/// A file as protobuf's reader takes it: what is skipped is not read. After an error the rest is zeros.
+/// A file for protobuf's reader, which does not read what it skips. After an error, the rest of the file is zeros.
 struct FileBytes {
     file: File,
     chunk: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Runs with an IO binding: the one way to have ONNX Runtime leave an output of open shape on a device.
+//! Runs with an IO binding, which is the only way to make ONNX Runtime leave an output of open shape on a device.
 
 use std::ffi::{CStr, c_char};
 use std::ptr;
@@ -9,7 +9,7 @@ use ort::sys::{OrtIoBinding, OrtValue};
 use super::open::{Session, SessionError};
 use super::value::{MemoryKind, check};
 
-/// What becomes of an output.
+/// Where an output goes.
 pub enum Fetch<'a> {
     /// It is written into this tensor.
     Into(&'a CStr, *mut OrtValue),
@@ -21,7 +21,7 @@ pub enum Fetch<'a> {
 
 /// A binding of a session, filled anew for each run.
 pub struct BoundRun {
-    /// First: it is released before its session.
+    /// The first field, so that it is released before its session.
     binding: IoBinding,
     device: MemoryKind,
     session: Arc<Session>,
@@ -45,28 +45,28 @@ impl BoundRun {
     /// and null stands for the others.
     ///
     /// # Safety
-    /// Names and values live during the run; nothing that is written is read.
+    /// Names and values must live during the run, and no tensor may be both read and written.
     pub unsafe fn run<'a>(
         &mut self,
         inputs: impl Iterator<Item = (*const c_char, *const OrtValue)>,
         outputs: impl Iterator<Item = Fetch<'a>>,
     ) -> Result<Vec<*mut OrtValue>, String> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller promises the same.
         let ran = unsafe { self.bind_and_run(inputs, outputs) };
-        // What it holds would otherwise live until the next run.
-        // SAFETY: the binding is alive; what the outputs are has references of ours.
+        // Otherwise the binding would keep the tensors until the next run.
+        // SAFETY: the binding is alive; `values` has its own references to the outputs.
         unsafe {
             (ort::api().ClearBoundInputs)(self.binding.0);
             (ort::api().ClearBoundOutputs)(self.binding.0);
         }
         let (values, is_made) = ran?;
-        let release = |(value, is_made): (*mut OrtValue, bool)| match is_made {
-            true => value,
-            false => {
-                // SAFETY: a reference of ours to a tensor that its owner keeps.
-                unsafe { (ort::api().ReleaseValue)(value) };
-                ptr::null_mut()
+        let release = |(value, is_made): (*mut OrtValue, bool)| {
+            if is_made {
+                return value;
             }
+            // SAFETY: this reference is ours, and the tensor's owner has another one.
+            unsafe { (ort::api().ReleaseValue)(value) };
+            ptr::null_mut()
         };
         Ok(values.into_iter().zip(is_made).map(release).collect())
     }
@@ -82,7 +82,7 @@ impl BoundRun {
     ) -> Result<(Vec<*mut OrtValue>, Vec<bool>), String> {
         let api = ort::api();
         let mut is_made = Vec::new();
-        // SAFETY: the binding is alive, and the rest is the caller's word.
+        // SAFETY: the binding is alive, and the caller promises the rest.
         unsafe {
             for (name, value) in inputs {
                 check((api.BindInput)(self.binding.0, name, value))?;
@@ -104,7 +104,7 @@ impl BoundRun {
         Ok((self.values()?, is_made))
     }
 
-    /// The outputs of the last run, each a reference of ours.
+    /// The outputs of the last run, each with a reference that we own.
     fn values(&self) -> Result<Vec<*mut OrtValue>, String> {
         let api = ort::api();
         let (mut allocator, mut values, mut count) = (ptr::null_mut(), ptr::null_mut::<*mut OrtValue>(), 0);

@@ -1,8 +1,9 @@
 //! Runs as CUDA graphs: captured once for each number of rows and set of given tensors, and replayed from then on.
 //!
-//! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced, and to the thread
-//! that captured it, as ONNX Runtime keeps it there. While one is captured nothing else of this process may allocate or
-//! run on a GPU ([`CAPTURE`]): who cannot have that at once runs without, and tries again the next time.
+//! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
+//! the thread that captured it, because ONNX Runtime keeps it there. While one is captured, nothing else in this
+//! process may allocate or run on a GPU ([`CAPTURE`]). A run that would have to wait for that runs without a graph, and
+//! the next one tries again.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
@@ -21,7 +22,7 @@ pub struct GraphKey {
 
 /// The graphs of a step.
 pub struct Graphs {
-    /// Numbers of rows that there are to be graphs of.
+    /// The numbers of rows that get graphs.
     rows: Vec<usize>,
     made: HashMap<(ThreadId, GraphKey), Graph>,
     next_id: i32,
@@ -29,21 +30,22 @@ pub struct Graphs {
 
 enum Graph {
     Captured(RunOptions),
-    /// So many captures of it have failed, though the run itself does not.
+    /// So many captures have failed, but the run itself has not.
     Failed(u32),
 }
 
-/// Captures of a graph that may fail before its runs are left without. One alone may be another's doing.
+/// After so many failed captures, the runs go without a graph. A single failure may come from something else that used
+/// the GPU.
 const MOST_FAILURES: u32 = 3;
 
 impl Graphs {
-    /// None yet, for runs of these numbers of rows.
+    /// For runs of these numbers of rows; no graph is captured yet.
     pub fn new(rows: Vec<usize>) -> Self {
         Self { rows, made: HashMap::new(), next_id: 1 }
     }
 
-    /// Runs: `run` is called with the options to run with, and is called again, without a graph, if one cannot be
-    /// captured. No key: this run is not to be a graph.
+    /// Calls `run` with the options of a run; and once more, for a run without a graph, if none can be captured.
+    /// Without a key, the run gets no graph.
     pub fn run(
         &mut self,
         session: &Session,

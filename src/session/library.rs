@@ -1,4 +1,4 @@
-//! Finding libonnxruntime, and its one environment per process.
+//! Finds and loads libonnxruntime, and makes its environment. A process can have only one.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use super::allocator;
 use super::log_limit::LogLimit;
 
-/// Where libonnxruntime is looked for, most wanted first.
+/// Where libonnxruntime is looked for, in this order.
 #[derive(Clone, Debug, Default)]
 pub struct SearchPath {
     /// `--backend-config=stateful,ort-library-path=FILE`
@@ -29,32 +29,24 @@ pub struct SearchPath {
 pub struct EnvironmentOptions {
     /// `ort-logging-level`: what ONNX Runtime logs.
     pub log_level: LogLevel,
-    /// `enable-global-threadpool`: one pool of threads for all models, of this many intra-op and inter-op threads (0
-    /// for one per core), instead of one for each.
+    /// `enable-global-threadpool`: the numbers of intra-op and inter-op threads (0 for one per core) of a pool that all
+    /// models share; `None` for a pool for each model.
     pub global_threads: Option<(usize, usize)>,
 }
 
-/// ONNX Runtime's log levels.
 pub use ort::logging::LogLevel;
 
 /// Why there is no ONNX Runtime.
 #[derive(Debug, thiserror::Error)]
 pub enum LibraryError {
-    /// None of the places has one.
-    #[error("no ONNX Runtime library found; looked for {}. Put libonnxruntime.so beside this backend, or name one with --backend-config=stateful,ort-library-path=FILE", tried.join(", "))]
-    NotFound {
-        /// Each place, in the order it was looked at.
-        tried: Vec<String>,
-    },
-    /// The file that was chosen cannot be used.
+    #[error(
+        "no ONNX Runtime library found; looked for {}. Put libonnxruntime.so beside this backend, or name one with \
+         --backend-config=stateful,ort-library-path=FILE",
+        tried.join(", ")
+    )]
+    NotFound { tried: Vec<String> },
     #[error("the ONNX Runtime library {} cannot be used: {why}", path.display())]
-    Unusable {
-        /// The file.
-        path: PathBuf,
-        /// What the loader or the version check says.
-        why: String,
-    },
-    /// ONNX Runtime would not make its environment.
+    Unusable { path: PathBuf, why: String },
     #[error("ONNX Runtime's environment cannot be made: {0}")]
     Environment(String),
 }
@@ -66,11 +58,11 @@ pub struct Library {
     version: String,
 }
 
-/// Kept for ever: ONNX Runtime allows one environment per process, also when the server in it is made again.
+/// Never dropped, because a second server in the same process cannot make another environment.
 static LIBRARY: Mutex<Option<Arc<Library>>> = Mutex::new(None);
 
 impl Library {
-    /// The library, loaded on the first call; later calls get the same one, whatever their search path says.
+    /// Loads the library on the first call. Later calls return the same one, whatever their search path says.
     pub fn load(search: &SearchPath, options: EnvironmentOptions) -> Result<Arc<Self>, LibraryError> {
         let mut loaded = LIBRARY.lock();
         if let Some(library) = &*loaded {
@@ -86,7 +78,7 @@ impl Library {
         LIBRARY.lock().clone()
     }
 
-    /// The file in use.
+    /// The file that was loaded.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -141,7 +133,7 @@ impl Library {
     }
 }
 
-/// What the library at `path`, which is loaded, says of its version.
+/// The version of the library at `path`, which is loaded.
 fn version(path: &Path) -> Option<String> {
     // SAFETY: OrtGetApiBase and GetVersionString take no arguments; the string is static in the library, which stays
     // loaded for the life of the process.
@@ -163,7 +155,8 @@ fn log_level(level: LogLevel) -> log::Level {
 }
 
 impl SearchPath {
-    /// The first file that is there. A path that somebody named must exist: another library is not what they want.
+    /// The first file that exists. A path that the operator named must exist, because another library may be of another
+    /// version.
     fn find(&self) -> Result<PathBuf, LibraryError> {
         let mut tried = Vec::new();
         if let Some(path) = &self.configured {
@@ -183,10 +176,10 @@ impl SearchPath {
 
 fn named(path: &Path, by: &str) -> Result<PathBuf, LibraryError> {
     let unusable = |why| LibraryError::Unusable { path: path.to_owned(), why };
-    match path.is_file() {
-        true => std::path::absolute(path).map_err(|error| unusable(error.to_string())),
-        false => Err(unusable(format!("{by} names it, but it is no file"))),
+    if !path.is_file() {
+        return Err(unusable(format!("{by} names it, but it is no file")));
     }
+    std::path::absolute(path).map_err(|error| unusable(error.to_string()))
 }
 
 /// `libonnxruntime.so`, or the newest `libonnxruntime.so.<version>`, in `dir`.

@@ -1,5 +1,5 @@
-//! How much of what ONNX Runtime says goes to the log: a run that fails makes it log an error, and a client can make
-//! runs fail as often as it likes.
+//! Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as
+//! often as it likes.
 
 #![forbid(unsafe_code)]
 
@@ -8,35 +8,35 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Lines that one place in ONNX Runtime's source may log in each period.
+/// Lines that one line of ONNX Runtime's source may log in each period.
 const LINES: u64 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Counts the lines of each place in ONNX Runtime's source. There is a fixed number of places, so the counts are bounded.
+/// Counts what each line of ONNX Runtime's source logs. Their number is fixed, so the table is bounded.
 #[derive(Default)]
 pub(super) struct LogLimit {
-    places: Mutex<HashMap<String, Place>>,
+    counts: Mutex<HashMap<String, Count>>,
 }
 
-struct Place {
+struct Count {
     since: Instant,
     lines: u64,
 }
 
 impl LogLimit {
-    /// Whether a line from this place is logged, and then how many were not since the last one that was.
+    /// Whether a line from `location` is logged, and how many were left out since the last one; `None` to leave it out.
     pub fn admit(&self, location: &str, now: Instant) -> Option<u64> {
-        let mut places = self.places.lock();
-        let Some(place) = places.get_mut(location) else {
-            places.insert(location.to_owned(), Place { since: now, lines: 1 });
+        let mut counts = self.counts.lock();
+        let Some(count) = counts.get_mut(location) else {
+            counts.insert(location.to_owned(), Count { since: now, lines: 1 });
             return Some(0);
         };
-        if now.duration_since(place.since) < PERIOD {
-            place.lines += 1;
-            return (place.lines <= LINES).then_some(0);
+        if now.duration_since(count.since) < PERIOD {
+            count.lines += 1;
+            return (count.lines <= LINES).then_some(0);
         }
-        let left_out = place.lines.saturating_sub(LINES);
-        *place = Place { since: now, lines: 1 };
+        let left_out = count.lines.saturating_sub(LINES);
+        *count = Count { since: now, lines: 1 };
         Some(left_out)
     }
 }

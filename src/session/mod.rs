@@ -27,7 +27,7 @@ pub use batch_tensor::{BatchTensor, RowAt};
 pub use copier::Copier;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use made::MadeTensor;
-pub use open::{Provider, Session, SessionError};
+pub use open::{OpenError, Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};
 pub use step::{Given, OutputCopy, Overlay, Run, Step, StringTensor};

@@ -18,59 +18,51 @@ use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::memory::MemoryError;
 use crate::memory::device::{DeviceError, OwnedStream, while_nothing_is_captured};
 
-/// What ONNX Runtime refused, in its own words.
+/// Why a model cannot be opened, in ONNX Runtime's own words.
 #[derive(Debug, thiserror::Error)]
-pub enum SessionError {
+pub enum OpenError {
     /// The model could not be loaded.
     #[error("ONNX Runtime cannot load {path}: {why}")]
-    Load {
-        /// The model's file.
-        path: String,
-        /// ONNX Runtime's message.
-        why: String,
-    },
+    Load { path: String, why: String },
     /// The provider for a GPU is missing, or refuses its options.
     #[error(
-        "ONNX Runtime cannot use GPU {device}: {why}. Use an ONNX Runtime for GPUs, with its providers beside it and CUDA's libraries where the loader finds them; or run on the CPU: 'instance_group [ {{ kind: KIND_CPU }} ]', or parameter 'allow_cpu_fallback' 1"
+        "ONNX Runtime cannot use GPU {device}: {why}. Use an ONNX Runtime for GPUs, with its providers beside it and \
+         CUDA's libraries where the loader finds them; or run on the CPU: 'instance_group [ {{ kind: KIND_CPU }} ]', \
+         or parameter 'allow_cpu_fallback' 1"
     )]
-    Provider {
-        /// The device's number.
-        device: i32,
-        /// ONNX Runtime's message.
-        why: String,
-    },
+    Provider { device: i32, why: String },
     /// The provider for a GPU does not take its options.
     #[error(
-        "ONNX Runtime does not take the options for GPU {device}: {why}. They are parameters of the model, or of 'optimization.execution_accelerators'"
+        "ONNX Runtime does not take the options for GPU {device}: {why}. They are parameters of the model, or of \
+         'optimization.execution_accelerators'"
     )]
-    ProviderOptions {
-        /// The device's number.
-        device: i32,
-        /// ONNX Runtime's message, with the options.
-        why: String,
-    },
+    ProviderOptions { device: i32, why: String },
     /// The model has an input or output that is no tensor, or of a type that Triton does not have.
     #[error("'{name}' of the model is {what}, which cannot be served")]
-    Unsupported {
-        /// Input or output.
-        name: String,
-        /// Its type.
-        what: String,
-    },
-    /// A tensor could not be made.
+    Unsupported { name: String, what: String },
+    /// No memory, no tensor, or a refused option.
+    #[error(transparent)]
+    Session(#[from] SessionError),
+}
+
+/// Why a session cannot be run, in ONNX Runtime's own words.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionError {
+    /// The tensor of an input or output could not be made.
     #[error("ONNX Runtime cannot make a tensor for '{name}': {why}")]
-    Tensor {
-        /// Input or output.
-        name: String,
-        /// ONNX Runtime's message.
-        why: String,
-    },
-    /// A run failed.
+    Tensor { name: String, why: String },
+    /// A call failed.
     #[error("ONNX Runtime: {0}")]
     Run(String),
     /// No memory for a batch buffer, or a device that failed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl From<MemoryError> for OpenError {
+    fn from(error: MemoryError) -> Self {
+        Self::Session(error.into())
+    }
 }
 
 impl From<DeviceError> for SessionError {
@@ -86,36 +78,32 @@ pub struct Session {
     graph_description: Option<String>,
     run_options: RunOptions,
     options: SessionOptions,
-    /// Has the stream that the runs are enqueued on, so it goes behind the session.
+    /// The last field, because the session uses its stream and must be dropped first.
     provider: Provider,
 }
 
-/// What runs a model.
+/// What a session runs on.
 pub enum Provider {
     /// The CPU.
     Cpu,
-    /// A GPU, on a stream of it.
-    Gpu {
-        /// The stream, which no other session has.
-        stream: Arc<OwnedStream>,
-        /// The providers and their options.
-        providers: Providers,
-    },
+    /// A GPU, with a stream that no other session has.
+    #[expect(missing_docs, reason = "the types say what they are")]
+    Gpu { stream: Arc<OwnedStream>, providers: Providers },
 }
 
 impl Provider {
-    /// Whether a session could run so: the error says why not.
-    pub fn check(&self, library: &Library, options: &SessionOptions) -> Result<(), SessionError> {
+    /// Checks whether a session can run on it.
+    pub fn check(&self, library: &Library, options: &SessionOptions) -> Result<(), OpenError> {
         let mut builder = builder(library, options).map_err(SessionError::Run)?;
         self.append_to(&mut builder)
     }
 
-    fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), SessionError> {
+    fn append_to(&self, builder: &mut SessionBuilder) -> Result<(), OpenError> {
         let Self::Gpu { stream, providers } = self else { return Ok(()) };
         let device = stream.device().number();
         providers::append(builder, stream, providers).map_err(|refused| match refused {
-            Refused::Provider(why) => SessionError::Provider { device, why },
-            Refused::Options(why) => SessionError::ProviderOptions { device, why },
+            Refused::Provider(why) => OpenError::Provider { device, why },
+            Refused::Options(why) => OpenError::ProviderOptions { device, why },
         })
     }
 }
@@ -127,8 +115,8 @@ impl Session {
         path: &Path,
         options: &SessionOptions,
         provider: Provider,
-    ) -> Result<Self, SessionError> {
-        let load = |why: String| SessionError::Load { path: path.display().to_string(), why };
+    ) -> Result<Self, OpenError> {
+        let load = |why: String| OpenError::Load { path: path.display().to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
         let _no_capture = matches!(provider, Provider::Gpu { .. }).then(while_nothing_is_captured);
         provider.append_to(&mut builder)?;
@@ -141,12 +129,12 @@ impl Session {
         Ok(Self { inner, signature, graph_description, run_options, options, provider })
     }
 
-    /// What the model takes and gives.
+    /// The model's inputs and outputs.
     pub const fn signature(&self) -> &Signature {
         &self.signature
     }
 
-    /// What the graph says about itself, if anything.
+    /// The description in the model's graph.
     pub fn graph_description(&self) -> Option<&str> {
         self.graph_description.as_deref()
     }
@@ -178,7 +166,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // It gives memory back.
+        // Dropping the session frees memory on the GPU.
         let _no_capture = self.is_on_gpu().then(while_nothing_is_captured);
         // SAFETY: dropped here only.
         unsafe { ManuallyDrop::drop(&mut self.inner) };
@@ -228,7 +216,7 @@ impl RunOptions {
             entries.push((c"memory.enable_memory_arena_shrinkage", arenas.clone()));
         }
         if let Provider::Gpu { providers, .. } = provider {
-            // We wait ourselves, behind the copies of the outputs.
+            // The step waits itself, after the copies of the outputs.
             entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
             if providers.cuda_graph {
                 const NO_GRAPH: i32 = -1;

@@ -20,10 +20,9 @@ pub(super) struct Output {
     pub dims: Option<Vec<i64>>,
     /// As in [`OutputSpec`].
     pub is_read: bool,
-    /// It is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing to one of
-    /// ours.
+    /// Whether it is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing.
     pub is_input: bool,
-    /// ONNX Runtime is to leave it where the model runs.
+    /// Whether ONNX Runtime leaves it where the model runs.
     pub stays: bool,
     /// The run is to make a tensor of it.
     pub is_to_be_made: bool,
@@ -50,7 +49,7 @@ impl OutputGiven {
 }
 
 impl Output {
-    /// The tensor to write to, or null for ONNX Runtime to make one.
+    /// The tensor to write to; null to let ONNX Runtime make one.
     pub fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
         let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
         self.tensor.shape(dims, rows)?;

@@ -1,4 +1,4 @@
-//! ONNX Runtime's CUDA and TensorRT providers: what a session is to run on, with our stream and our options.
+//! Adds ONNX Runtime's CUDA and TensorRT providers to a session, with our stream and our options.
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
@@ -11,16 +11,16 @@ use super::value::check;
 use crate::config::{Options, Providers};
 use crate::memory::device::OwnedStream;
 
-/// Options of CUDA that suit a stream of small steps, unless told otherwise: convolutions are chosen by rule, as a
-/// search at each new batch size would hold up requests; memory is taken as it is needed; fp32 is fp32.
+/// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search
+/// at each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.
 const CUDA_DEFAULTS: [(&str, &str); 3] =
     [("cudnn_conv_algo_search", "HEURISTIC"), ("arena_extend_strategy", "kSameAsRequested"), ("use_tf32", "0")];
 
 /// Why a provider does not run, in ONNX Runtime's words.
 pub enum Refused {
-    /// It cannot be had at all.
+    /// The provider is not there or cannot be used.
     Provider(String),
-    /// It does not take its options.
+    /// The provider refuses its options.
     Options(String),
 }
 
@@ -43,7 +43,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
         more.insert((*name).to_owned(), (*value).to_owned());
         match cuda.set(&more) {
             Ok(()) => options = more,
-            // An older ONNX Runtime may not know it.
+            // An older ONNX Runtime may not know the option.
             Err(Refused::Provider(why) | Refused::Options(why)) => log::info!("without {name}={value}: {why}"),
         }
     }
@@ -57,7 +57,7 @@ fn with_device(options: &Options, device: i32) -> Options {
     options
 }
 
-/// What ONNX Runtime has for the options of a provider.
+/// ONNX Runtime's functions for the options of a provider.
 struct Functions<T> {
     provider: &'static str,
     create: unsafe extern "system" fn(*mut *mut T) -> OrtStatusPtr,

@@ -2,7 +2,7 @@
 
 use ort::value::{Outlet, TensorElementType, ValueType};
 
-use super::open::SessionError;
+use super::open::OpenError;
 use crate::tensor::{DataType, is_batch_name};
 
 /// Inputs and outputs of a model, in the model's order.
@@ -30,8 +30,8 @@ pub struct TensorInfo {
 }
 
 impl Signature {
-    /// The name of the batch dimension, as far as names tell it: a usual one, else one that every state has, and
-    /// something else that the model takes.
+    /// The name of the batch dimension, if names tell it: a usual one, else one that every state and another input
+    /// have.
     pub fn batch_symbol(&self, is_state: impl Fn(&TensorInfo) -> bool) -> Option<&str> {
         let named = |info: &'_ TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
         let (states, others): (Vec<_>, Vec<_>) = self.inputs.iter().partition(|info| is_state(info));
@@ -43,7 +43,7 @@ impl Signature {
         symbols().find(|symbol| is_batch_name(symbol)).or_else(shared).map(String::as_str)
     }
 
-    pub(super) fn of(session: &ort::session::Session) -> Result<Self, SessionError> {
+    pub(super) fn of(session: &ort::session::Session) -> Result<Self, OpenError> {
         let infos = |outlets: &[Outlet]| {
             outlets.iter().map(|outlet| TensorInfo::new(outlet.name(), outlet.dtype())).collect::<Result<_, _>>()
         };
@@ -54,9 +54,9 @@ impl Signature {
 }
 
 impl TensorInfo {
-    fn new(name: &str, value: &ValueType) -> Result<Self, SessionError> {
+    fn new(name: &str, value: &ValueType) -> Result<Self, OpenError> {
         let name = name.to_owned();
-        let unsupported = |what: String| SessionError::Unsupported { name: name.clone(), what };
+        let unsupported = |what: String| OpenError::Unsupported { name: name.clone(), what };
         let ValueType::Tensor { ty, shape, dimension_symbols } = value else {
             return Err(unsupported(format!("{value}")));
         };

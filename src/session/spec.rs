@@ -8,26 +8,21 @@ use crate::tensor::{DataType, element_count};
 /// What a step feeds and fetches.
 #[derive(Clone, Debug, Default)]
 pub struct StepSpec {
-    /// Each input that is fed.
     pub inputs: Vec<InputSpec>,
-    /// Each output that is fetched.
     pub outputs: Vec<OutputSpec>,
     /// Most rows of a run.
     pub most_rows: usize,
-    /// Numbers of rows that run as CUDA graphs, where the session has them. All dimensions are known then.
+    /// Numbers of rows that run as CUDA graphs, if the session has them. Then all dimensions are known.
     pub graph_rows: Vec<usize>,
 }
 
 /// An input of a step.
 #[derive(Clone, Debug)]
 pub struct InputSpec {
-    /// Name in the model.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
     /// Which dimension is the number of rows; `None` if the tensor is the same for every batch.
     pub batch_axis: Option<usize>,
-    /// Its dimensions.
     pub dims: Vec<i64>,
     /// The caller gives a tensor for it to each run.
     pub is_given: bool,
@@ -36,13 +31,11 @@ pub struct InputSpec {
 /// An output of a step.
 #[derive(Clone, Debug)]
 pub struct OutputSpec {
-    /// Name in the model.
     pub name: String,
-    /// Element type.
     pub data_type: DataType,
     /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
-    /// Dimensions, where all are known but the batch axis; `None` lets ONNX Runtime say.
+    /// `None` if a dimension other than the batch axis is open; then ONNX Runtime decides the shape.
     pub dims: Option<Vec<i64>>,
     /// Its elements are read on the host after a run.
     pub is_read: bool,
@@ -53,26 +46,25 @@ pub struct OutputSpec {
 /// The elements of a row.
 #[derive(Clone, Copy)]
 pub enum RowContent<'a> {
-    /// Zeros.
     Zeros,
-    /// As the tensor has them.
+    /// In the tensor's type.
     Exact(Bytes<'a>),
-    /// In fp16, of a tensor of fp32.
+    /// In fp16, for a tensor of fp32.
     Fp16(Bytes<'a>),
 }
 
 /// An output after a run.
 pub struct OutputView<'a> {
-    /// Dimensions, the number of rows among them.
+    /// With the number of rows.
     pub dims: &'a [i64],
-    /// Row-major elements, if they are read; none for strings.
+    /// Row-major; empty if they are not read, and for strings.
     pub bytes: &'a [u8],
-    /// Row-major elements, for strings.
+    /// Row-major; empty for other types.
     pub strings: &'a Strings,
 }
 
-/// A tensor of so few bytes that is the same for every batch is left on the host: ONNX Runtime mostly reads such
-/// itself.
+/// An input of at most this many bytes that is the same for every batch is left on the host, where ONNX Runtime usually
+/// reads such inputs.
 const HOST_INPUT: usize = 64;
 
 impl InputSpec {

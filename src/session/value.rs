@@ -1,4 +1,4 @@
-//! Owned `OrtValue`s over memory of ours or of ONNX Runtime's.
+//! Owned `OrtValue`s, over our memory or ONNX Runtime's.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use super::open::SessionError;
 use crate::memory::device::Device;
-use crate::memory::{MemoryError, Strings, reserve};
+use crate::memory::{MemoryError, Strings, zeros};
 use crate::tensor::{DataType, STRING_BYTES, element_count};
 
 /// Turns a status into its message.
@@ -23,7 +23,7 @@ pub unsafe fn check(status: OrtStatusPtr) -> Result<(), String> {
     unsafe { ort::Error::<()>::result_from_status(status) }.map_err(|error| error.message().to_owned())
 }
 
-/// A tensor that ONNX Runtime knows. Released on drop; memory of ours that it points to is not.
+/// A tensor of ONNX Runtime. Dropping it releases the tensor, and not memory of ours that it points to.
 pub struct Value(NonNull<OrtValue>);
 
 // SAFETY: an OrtValue has no thread affinity.
@@ -93,9 +93,7 @@ impl Value {
         let mut bytes = 0;
         // SAFETY: the value is a live tensor; ONNX Runtime checks its type.
         unsafe { check((api.GetStringTensorDataLength)(self.as_ptr(), &mut bytes)) }.map_err(SessionError::Run)?;
-        let (mut content, mut starts) = (reserve(bytes)?, reserve(count)?);
-        content.resize(bytes, 0u8);
-        starts.resize(count, 0usize);
+        let (mut content, mut starts) = (zeros::<u8>(bytes)?, zeros::<usize>(count)?);
         // SAFETY: both buffers have the sizes that are passed, which ONNX Runtime checks against the tensor.
         unsafe {
             let read = api.GetStringTensorContent;
@@ -118,11 +116,10 @@ impl Value {
         self.0.as_ptr()
     }
 
-    /// Dimensions of the tensor.
     pub fn dims(&self) -> Result<Vec<i64>, String> {
         let api = ort::api();
         let mut info = ptr::null_mut();
-        // SAFETY: the value is a live tensor; `info` is released below on every path behind its making.
+        // SAFETY: the value is a live tensor; `info` is released below on every path.
         unsafe { check((api.GetTensorTypeAndShape)(self.as_ptr(), &mut info))? };
         let mut dims = Vec::new();
         // SAFETY: `info` is live; `dims` is sized by the count before it is filled.
@@ -138,7 +135,7 @@ impl Value {
         read.map(|()| dims)
     }
 
-    /// Where its elements begin, on the side where they are.
+    /// The address of its elements, in host memory or a device's.
     pub fn address(&self) -> Result<u64, String> {
         let mut data = ptr::null_mut();
         // SAFETY: the value is a live tensor.
@@ -170,17 +167,16 @@ impl Drop for Value {
     }
 }
 
-/// A side on which tensors lie.
+/// Where the elements of a tensor are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryKind {
-    /// The host.
     Host,
     /// The GPU of that number.
     Cuda(i32),
 }
 
 impl MemoryKind {
-    /// What ONNX Runtime takes a device's memory for.
+    /// The kind of a device's memory for ONNX Runtime, which takes a simulated device's for the host's.
     pub fn of(device: &Device) -> Self {
         if device.is_simulated() { Self::Host } else { Self::Cuda(device.number()) }
     }
@@ -192,7 +188,7 @@ impl MemoryKind {
         unsafe impl Send for Info {}
         // SAFETY: as above.
         unsafe impl Sync for Info {}
-        // The host's is asked for with each state that is lent.
+        // Each state that a run reads in place asks for the host's, so it needs no lock.
         static HOST_INFO: OnceLock<Info> = OnceLock::new();
         if let (Self::Host, Some(info)) = (self, HOST_INFO.get()) {
             return Ok(info.0);

@@ -17,6 +17,8 @@
 
 mod buffers;
 mod content;
+mod new_states;
+#[cfg_attr(not(test), expect(dead_code, reason = "the state API and snapshots will call it"))]
 mod operations;
 mod output_rows;
 mod placement;
@@ -26,34 +28,21 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::binding::{Binding, BoundContext, BoundState, Initial, RequestInput};
-use crate::error::Error;
-use crate::memory::rows;
-use crate::model::{Lease, LiveSequences, StateMemory, VaryingSize};
+use crate::binding::{Binding, BoundContext, Initial};
+use crate::error::RequestError;
+use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
-use crate::tensor::WindowLayout;
 use buffers::BatchBuffers;
-pub use content::{StateContent, StateRow};
-pub use operations::SequenceState;
+use content::{StateContent, StateRow};
+use new_states::NewStates;
 pub use output_rows::OutputRows;
 use placement::Spot;
 use varying::VaryingStates;
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
 const LEND_FROM: usize = 4096;
-
-/// Why a state cannot be written.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    /// It is not a state of this model.
-    #[error("{0}")]
-    Misfit(String),
-    /// It cannot be kept.
-    #[error(transparent)]
-    Store(#[from] Error),
-}
 
 /// What the store needs to know of a row of a batch.
 #[derive(Default)]
@@ -168,7 +157,7 @@ impl StateStore {
 
     /// Brings the states of a batch to where a run over `places` rows reads them. Puts the rows in the order in which
     /// their states are there; places beyond the batch repeat its first row.
-    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize) -> Result<(), Error> {
+    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize) -> Result<(), RequestError> {
         let slots = batch.iter().map(|row| row.state().lease.as_ref().map(Lease::slot));
         self.held = self.sequences.state_memories(slots);
         self.arrange(batch, places);
@@ -199,7 +188,7 @@ impl StateStore {
     }
 
     /// An output of the last run, which must have succeeded.
-    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, Error> {
+    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, RequestError> {
         let is_fixed = |number: &usize| self.binding.states[*number].output == index;
         let number = (0..self.binding.states.len()).find(is_fixed);
         Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
@@ -214,7 +203,7 @@ impl StateStore {
     }
 
     /// Whether what the last run, over `places` rows, gave can be states.
-    pub fn check(&self, step: &Step, places: usize) -> Result<(), Error> {
+    pub fn check(&self, step: &Step, places: usize) -> Result<(), RequestError> {
         self.varying.outputs(&self.binding, step, places).map(drop)
     }
 
@@ -227,8 +216,8 @@ impl StateStore {
         places: usize,
         step: &mut Step,
         may_share: bool,
-        results: &mut [Result<T, Error>],
-    ) -> Result<(), Error> {
+        results: &mut [Result<T, RequestError>],
+    ) -> Result<(), RequestError> {
         let stays = self.copy_back(batch, places, step, may_share, results)?;
         self.copier.synchronise()?;
         if stays {
@@ -239,7 +228,7 @@ impl StateStore {
     }
 
     /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
-    fn commit<R: HasState, T>(&mut self, batch: &mut [R], places: usize, results: &mut [Result<T, Error>]) {
+    fn commit<R: HasState, T>(&mut self, batch: &mut [R], places: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
             let Some(lease) = &mut row.state_mut().lease else { continue };
             if lease.ends() {
@@ -250,7 +239,7 @@ impl StateStore {
                 Ok(()) => lease.advance(),
                 Err(error) => {
                     lease.spoil();
-                    *result = Err(error);
+                    *result = Err(error.into());
                 }
             }
         }
@@ -287,7 +276,7 @@ impl StateStore {
 
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
-    fn make_way(&mut self) -> Result<usize, Error> {
+    fn make_way(&mut self) -> Result<usize, RequestError> {
         let sharing = if self.varying.grown().is_none() { self.varying.take_sharing() } else { Vec::new() };
         let copied = self.copy_to_slots(&self.buffers.leaving(), &sharing)?;
         // What is filled next reads from where this writes to.
@@ -300,7 +289,7 @@ impl StateStore {
 
     /// Copies states to their slots, and growing states to memory of their sequences: those of `sharing`, and those of the
     /// batch, unless the run reads them where they are. Returns the bytes.
-    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> Result<usize, Error> {
+    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> Result<usize, RequestError> {
         let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
         let mut others: Vec<SlotId> = Vec::new();
         for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing.iter().copied()) {
@@ -344,8 +333,8 @@ impl StateStore {
         places: usize,
         step: &Step,
         may_share: bool,
-        results: &mut [Result<T, Error>],
-    ) -> Result<bool, Error> {
+        results: &mut [Result<T, RequestError>],
+    ) -> Result<bool, RequestError> {
         if !self.binding.is_copied_back() {
             return Ok(false);
         }
@@ -357,7 +346,7 @@ impl StateStore {
         if stays {
             let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
             for (position, ((row, memory), result)) in rows.enumerate() {
-                if let Err(error) = new.make_room(position, row, memory, true) {
+                if let Err(error) = panic::catch_result(|| new.make_room(position, row, memory, true)) {
                     // This row keeps the state before the run, so the others cannot stay with it.
                     *result = Err(error);
                     stays = false;
@@ -367,72 +356,13 @@ impl StateStore {
         let mut copied = 0;
         let rows = batch.iter_mut().zip(held).zip(results).enumerate();
         for (position, ((row, memory), result)) in rows.filter(|(_, (_, result))| result.is_ok()) {
-            match panic::catch(|| new.keep(position, row, memory, stays)).flatten() {
+            match panic::catch_result(|| new.keep(position, row, memory, stays)) {
                 Ok(bytes) => copied += bytes,
                 Err(error) => *result = Err(error),
             }
         }
         self.sequences.count_copied(copied);
         Ok(stays)
-    }
-}
-
-/// The states after a run, as its outputs have them.
-struct NewStates<'a> {
-    binding: &'a Binding,
-    /// Those of varying size.
-    outputs: Vec<(&'a BoundState, OutputRows<'a>)>,
-    step: &'a Step,
-    places: usize,
-    /// Most bytes of the varying states of one sequence.
-    limit: usize,
-}
-
-impl NewStates<'_> {
-    /// Makes room for the varying states of a row, so that keeping them cannot fail; if they stay in the tensors of the
-    /// run, they are only paid for.
-    fn make_room<R: HasState>(
-        &self,
-        position: usize,
-        row: &mut R,
-        memory: &mut Option<StateMemory>,
-        stays: bool,
-    ) -> Result<(), Error> {
-        let (Some(_), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(()) };
-        let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));
-        let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
-        if bytes > self.limit {
-            return Err(Error::StateTooLarge { bytes, limit: self.limit });
-        }
-        Ok(memory.reserve(sizes(), stays)?)
-    }
-
-    /// Copies a row's contexts and, unless they stay, its varying states. Returns the bytes of the latter.
-    fn keep<R: HasState>(
-        &self,
-        position: usize,
-        row: &mut R,
-        memory: &mut Option<StateMemory>,
-        stays: bool,
-    ) -> Result<usize, Error> {
-        if !stays {
-            self.make_room(position, row, memory, false)?;
-        }
-        let ends: Vec<_> = self.contexts(row).collect();
-        let (Some(lease), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(0) };
-        lease.spoil();
-        for context in ends {
-            context.keep(self, position, memory);
-        }
-        let outputs = self.outputs.iter().filter(|_| !stays);
-        outputs.map(|(state, output)| varying::copy_in(state, output, position, memory, self.step)).sum()
-    }
-
-    fn contexts<R: HasState>(&self, row: &R) -> impl Iterator<Item = EndOfRow> {
-        let end = |(input, _, context): (usize, &RequestInput, BoundContext)| {
-            Some(EndOfRow { input, context, length: row.steps(self.binding, input, context.axis)? })
-        };
-        self.binding.contexts().filter_map(end)
     }
 }
 
@@ -457,26 +387,6 @@ fn rows_of<'a, R: HasState>(
     held: &'a [Option<StateMemory>],
 ) -> Vec<(&'a RowState, Option<&'a StateMemory>)> {
     batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect()
-}
-
-/// The end of a row of an input, which is the context of the next.
-struct EndOfRow {
-    input: usize,
-    context: BoundContext,
-    /// Steps that the model saw.
-    length: usize,
-}
-
-impl EndOfRow {
-    fn keep(&self, new: &NewStates, position: usize, memory: &mut StateMemory) {
-        let Self { input, context, length } = *self;
-        let bound = &new.binding.inputs[input];
-        let (dims, bytes) = new.step.filled(input);
-        let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
-        let from = new.binding.slot.offset(context.slot_entry);
-        let chunks = layout.chunks(position, new.places, length - context.length, context.length);
-        rows::take_window(chunks, bytes, memory.slot.part_mut(from..from + context.bytes).host());
-    }
 }
 
 /// Puts the rows in an order: at each position the row that stood at `order[position]`.

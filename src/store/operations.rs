@@ -2,15 +2,26 @@
 
 use half::f16;
 
+use super::StateStore;
 use super::content::{StateContent, StateRow};
-use super::{StateStore, WriteError};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::memory::{MemoryError, strings};
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
 use crate::state::pool::SlotId;
 use crate::tensor::{DataType, Dims, element_count};
+
+/// Why a state cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It is not a state of this model.
+    #[error("{0}")]
+    Misfit(String),
+    /// It cannot be kept.
+    #[error(transparent)]
+    Store(#[from] RequestError),
+}
 
 /// What a sequence has.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +34,7 @@ pub struct SequenceState {
 
 impl StateStore {
     /// The state of a sequence; `None` if it is over.
-    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, Error> {
+    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RequestError> {
         self.evict(&[sequence])?;
         let Some(memory) = self.memory(sequence) else { return Ok(None) };
         let states = (0..self.binding.states.len()).map(|number| read(&self.binding, number, &memory, &self.copier));
@@ -42,17 +53,17 @@ impl StateStore {
         self.check_value(state)?;
         self.evict(&[sequence])?;
         let Some(mut memory) = self.memory(sequence) else { return Ok(false) };
-        memory.reserve(self.sizes(state), false).map_err(Error::from)?;
+        memory.reserve(self.sizes(state), false).map_err(RequestError::from)?;
         let bound = self.binding.states.iter().zip(&state.states).enumerate();
         for (number, (bound, value)) in bound {
-            write(&self.binding, number, bound, value, &mut memory, &self.copier).map_err(Error::from)?;
+            write(&self.binding, number, bound, value, &mut memory, &self.copier).map_err(RequestError::from)?;
         }
         for ((_, _, of), bytes) in self.binding.contexts().zip(&state.contexts) {
             let from = self.binding.slot.offset(of.slot_entry);
             memory.slot.part_mut(from..from + of.bytes).host().copy_from_slice(bytes);
         }
         // The bytes are in the slot when others may have it.
-        self.copier.synchronise().map_err(Error::from)?;
+        self.copier.synchronise().map_err(RequestError::from)?;
         Ok(true)
     }
 
@@ -65,7 +76,7 @@ impl StateStore {
     }
 
     /// Copies the states of sequences to their slots and beside them, out of the batch buffers and shared tensors.
-    pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), Error> {
+    pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RequestError> {
         let leaving = sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spot(slot)?))).collect::<Vec<_>>();
         let copied = self.copy_to_slots(&leaving, sequences);
         let waited = self.copier.synchronise();
@@ -102,7 +113,7 @@ impl StateStore {
         }
         let bytes = self.sizes(value).map(VaryingSize::bytes).fold(0, usize::saturating_add);
         if bytes > self.limit {
-            return Err(Error::StateTooLarge { bytes, limit: self.limit }.into());
+            return Err(RequestError::StateTooLarge { bytes, limit: self.limit }.into());
         }
         Ok(())
     }
@@ -141,7 +152,7 @@ fn elements(value: &Initial) -> impl Iterator<Item = &[u8]> + Clone {
 }
 
 /// State number `number`, as a sequence keeps it in its slot or beside it.
-fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier) -> Result<Initial, Error> {
+fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier) -> Result<Initial, RequestError> {
     let Some(StateRow { dims, content }) = StateRow::kept(binding, number, memory) else {
         return Ok(binding.states[number].initial.clone());
     };

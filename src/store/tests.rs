@@ -6,8 +6,11 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
+use super::operations::SequenceState;
 use super::*;
-use crate::binding::{BoundInput, BoundOutput, InitialContent, ShapeForm, Source, StatePlace};
+use crate::binding::{
+    BoundInput, BoundOutput, BoundState, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
+};
 use crate::memory::device::{Device, OwnedStream, Queue};
 use crate::memory::{Bytes, SlotSpec, Strings};
 use crate::sequence::{Admission, Key, SequenceId};
@@ -152,7 +155,7 @@ impl World {
                 let at = RowAt { position, rows: batch.len() };
                 tensor.put_row(&self.copier, layout, at, content).unwrap();
             }
-            let mut results: Vec<Result<(), Error>> = rows.iter().map(|_| Ok(())).collect();
+            let mut results: Vec<Result<(), RequestError>> = rows.iter().map(|_| Ok(())).collect();
             self.store.commit(&mut rows, batch.len(), &mut results);
             assert!(results.iter().all(Result::is_ok));
         }

@@ -11,7 +11,7 @@ use super::content::{StateContent, StateRow};
 use super::output_rows::OutputRows;
 use super::{HasState, RowState};
 use crate::binding::{Binding, BoundState, StatePlace};
-use crate::error::Error;
+use crate::error::RequestError;
 use crate::memory::{PAGES_FROM, Shared, strings};
 use crate::model::{Grown, StateMemory, VaryingSize};
 use crate::session::{BatchTensor, Copier, Given, MadeTensor, RowAt, Step, StringTensor};
@@ -94,7 +94,12 @@ impl VaryingStates {
     }
 
     /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
-    pub fn copy_out(&self, binding: &Binding, memory: &mut StateMemory, copier: &Copier) -> Result<usize, Error> {
+    pub fn copy_out(
+        &self,
+        binding: &Binding,
+        memory: &mut StateMemory,
+        copier: &Copier,
+    ) -> Result<usize, RequestError> {
         let mut copied = 0;
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
             let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
@@ -118,7 +123,7 @@ impl VaryingStates {
         binding: &Binding,
         copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
-    ) -> Result<usize, Error> {
+    ) -> Result<usize, RequestError> {
         if self.grown.is_some() {
             return Ok(0);
         }
@@ -159,7 +164,7 @@ impl VaryingStates {
         binding: &'a Binding,
         step: &'a Step,
         places: usize,
-    ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, Error> {
+    ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, RequestError> {
         let output = |&number: &usize| {
             let state = &binding.states[number];
             let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, places)?;
@@ -211,14 +216,14 @@ fn fill(
     rows: &[(&RowState, Option<&StateMemory>)],
     places: usize,
     copier: &Copier,
-) -> Result<usize, Error> {
+) -> Result<usize, RequestError> {
     let state = &binding.states[number];
     let of = |&(row, memory): &(_, _)| StateRow::of(binding, number, row, memory);
     let Some(first) = rows.first() else { return Ok(0) };
     let dims = of(first).dims;
     let layout = state.layout(dims).ok_or_else(|| {
         let input = &binding.inputs[state.input];
-        Error::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
+        RequestError::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
     })?;
     let contents = rows.iter().chain(std::iter::repeat(first)).take(places).map(|row| of(row).content).enumerate();
     if state.data_type == DataType::Bytes {
@@ -264,7 +269,7 @@ pub(super) fn copy_in(
     position: usize,
     memory: &mut StateMemory,
     step: &Step,
-) -> Result<usize, Error> {
+) -> Result<usize, RequestError> {
     let StatePlace::Beside(number) = state.place else { return Ok(0) };
     let bytes = size(state, output, position).bytes();
     let kept = memory.varying[number].write(&output.dims, bytes);

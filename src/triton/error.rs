@@ -8,21 +8,20 @@ use triton_sys::{MissingSymbol, TRITONSERVER_Error, TRITONSERVER_Error_Code, cal
 /// Triton's error codes. What clients see of them: `docs/errors.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
-    /// Nobody knows.
     Unknown,
     /// A fault of the server; HTTP 500.
     Internal,
-    /// What the request names is not there; HTTP 404.
+    /// What the request names does not exist; HTTP 404.
     NotFound,
     /// The request is wrong; HTTP 400.
     InvalidArg,
-    /// The server cannot now; HTTP 503.
+    /// The server cannot do it now; HTTP 503.
     Unavailable,
-    /// The server cannot at all; HTTP 501.
+    /// The server cannot do it at all; HTTP 501.
     Unsupported,
-    /// What the request wants to make is there; HTTP 400.
+    /// What the request would make exists already; HTTP 400.
     AlreadyExists,
-    /// The client does not want the answer any more; HTTP 400.
+    /// The client no longer wants the answer; HTTP 400.
     Cancelled,
 }
 
@@ -37,22 +36,19 @@ const CODES: [(Code, TRITONSERVER_Error_Code); 8] = [
     (Code::Cancelled, triton_sys::TRITONSERVER_ERROR_CANCELLED),
 ];
 
-/// A code and a text: what a client or an operator gets to see.
+/// A code and a text, as a client or an operator sees them. The text says what happened and what to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// What kind.
     pub code: Code,
-    /// What happened, and what to do.
     pub message: String,
 }
 
 impl Error {
-    /// An error of ours.
     pub fn new(code: Code, message: impl Into<String>) -> Self {
         Self { code, message: message.into() }
     }
 
-    /// As Triton's object, which Triton then owns.
+    /// Makes Triton's object, which Triton then owns.
     pub fn into_raw(self) -> *mut TRITONSERVER_Error {
         let code = CODES
             .iter()
@@ -85,7 +81,7 @@ impl From<MissingSymbol> for Error {
 /// Turns what a call returned into a result.
 ///
 /// # Safety
-/// `returned` must come from a Triton function that hands the error over, and be used only here.
+/// `returned` must come from a Triton function that hands its error over, and must not be used again.
 pub unsafe fn check(returned: Result<*mut TRITONSERVER_Error, MissingSymbol>) -> Result<(), Error> {
     let raw = returned?;
     if raw.is_null() {

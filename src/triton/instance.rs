@@ -6,10 +6,10 @@ use std::ptr::{self, NonNull};
 use triton_sys::{TRITONBACKEND_ModelInstance, call};
 
 use super::error::{Error, check};
-use super::model::{Model, text};
+use super::model::Model;
 use super::request::Request;
 
-/// Points in time of a run, in nanoseconds of the monotonic clock, as Triton's statistics want them.
+/// Points in time of a run, in nanoseconds of the monotonic clock, for Triton's statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
     /// Execute began.
@@ -23,12 +23,11 @@ pub struct Times {
 }
 
 impl Times {
-    /// Execute begins.
     pub const fn starting_at(now: u64) -> Self {
         Self { execute_start: now, compute_start: now, compute_end: now, execute_end: now }
     }
 
-    /// All is over, without a run.
+    /// Execute ends without a run.
     pub const fn ending_at(self, now: u64) -> Self {
         Self { compute_start: now, compute_end: now, execute_end: now, ..self }
     }
@@ -42,7 +41,6 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
-/// An instance that Triton made.
 #[derive(Clone, Copy)]
 pub struct Instance(NonNull<TRITONBACKEND_ModelInstance>);
 
@@ -56,17 +54,7 @@ impl Instance {
         Self(raw)
     }
 
-    /// Name of the instance, unique in the server.
-    pub fn name(self) -> Result<String, Error> {
-        let mut name = ptr::null();
-        // SAFETY: alive by `new`; the name stays the instance's and is copied.
-        unsafe {
-            check(call!(TRITONBACKEND_ModelInstanceName(self.0.as_ptr(), &mut name)))?;
-            Ok(text(name))
-        }
-    }
-
-    /// The GPU that it is to run on; `None` for the CPU.
+    /// The GPU that it runs on; `None` for the CPU.
     pub fn gpu(self) -> Result<Option<i32>, Error> {
         let (mut kind, mut device) = (triton_sys::TRITONSERVER_INSTANCEGROUPKIND_CPU, 0);
         // SAFETY: alive by `new`.
@@ -77,7 +65,6 @@ impl Instance {
         Ok((kind == triton_sys::TRITONSERVER_INSTANCEGROUPKIND_GPU).then_some(device))
     }
 
-    /// The model that it runs.
     pub fn model(self) -> Result<Model, Error> {
         let mut model = ptr::null_mut();
         // SAFETY: alive by `new`; a model outlives its instances.
@@ -100,7 +87,7 @@ impl Instance {
         }
     }
 
-    /// What `set_state` kept; null before.
+    /// The pointer that `set_state` kept; null before.
     pub fn state(self) -> Result<*mut c_void, Error> {
         let mut state = ptr::null_mut();
         // SAFETY: alive by `new`.
@@ -111,7 +98,7 @@ impl Instance {
     /// Lets Triton keep a pointer with the instance.
     ///
     /// # Safety
-    /// `state` must be what the readers of `state` take it for, or null.
+    /// `state` must be null, or a pointer to what the callers of [`Instance::state`] cast it to.
     pub unsafe fn set_state(self, state: *mut c_void) -> Result<(), Error> {
         // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
         unsafe { check(call!(TRITONBACKEND_ModelInstanceSetState(self.0.as_ptr(), state))) }

@@ -7,7 +7,8 @@ use triton_sys::{TRITONSERVER_LogLevel, call};
 
 struct TritonLog;
 
-/// Sends all log records of this library to Triton's log, under Triton's own level switches. More calls do nothing.
+/// Sends all log records of this library to Triton's log, whose own switches decide which levels are logged. Later
+/// calls do nothing.
 pub fn install() {
     if log::set_logger(&TritonLog).is_ok() {
         log::set_max_level(LevelFilter::Debug);
@@ -31,7 +32,7 @@ impl Log for TritonLog {
         let logged =
             unsafe { call!(TRITONSERVER_LogMessage(level(record.level()), file.as_ptr(), line, text.as_ptr())) };
         if let Ok(error) = logged {
-            // SAFETY: comes from the call above and is used once. A log that fails has nobody to tell.
+            // SAFETY: comes from the call above and is used once. An error of the log cannot be logged.
             let _ = unsafe { super::error::check(Ok(error)) };
         }
     }

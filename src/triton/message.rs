@@ -10,14 +10,14 @@ use super::error::{Error, check};
 /// `message` must be alive; it stays the caller's.
 pub unsafe fn json(message: *mut TRITONSERVER_Message) -> Result<Vec<u8>, Error> {
     let (mut base, mut size) = (std::ptr::null(), 0);
-    // SAFETY: the message is alive by the caller's word; the text lies in it and is copied before it can go.
+    // SAFETY: the caller promises that the message is alive. Its text is copied while it is.
     unsafe {
         check(call!(TRITONSERVER_MessageSerializeToJson(message, &mut base, &mut size)))?;
         Ok(std::slice::from_raw_parts(base.cast::<u8>(), size).to_vec())
     }
 }
 
-/// Lets `use_it` have a message with this JSON.
+/// Calls `use_it` with a message that has this JSON.
 pub fn with_json(
     json: &[u8],
     use_it: impl FnOnce(*mut TRITONSERVER_Message) -> Result<(), Error>,

@@ -1,7 +1,7 @@
 //! Custom metrics in Triton's Prometheus endpoint.
 //!
-//! A server that was built or started without metrics answers UNSUPPORTED; then there are none and nothing else
-//! changes.
+//! A server that was built or started without metrics answers UNSUPPORTED. Then this backend has no metrics and works
+//! as with them.
 
 use std::ffi::CString;
 use std::ptr::{self, NonNull};
@@ -13,7 +13,7 @@ use triton_sys::{
 
 use super::error::{Error, check};
 
-/// A name with a description; its metrics differ by labels. Kept for the life of the server.
+/// A name with a description. Its metrics differ by their labels.
 pub struct Family(NonNull<TRITONSERVER_MetricFamily>);
 
 // SAFETY: Triton guards metrics with locks of its own.
@@ -22,12 +22,10 @@ unsafe impl Send for Family {}
 unsafe impl Sync for Family {}
 
 impl Family {
-    /// A family of counters.
     pub fn counter(name: &str, description: &str) -> Result<Self, Error> {
         Self::new(triton_sys::TRITONSERVER_METRIC_KIND_COUNTER, name, description)
     }
 
-    /// A family of gauges.
     pub fn gauge(name: &str, description: &str) -> Result<Self, Error> {
         Self::new(triton_sys::TRITONSERVER_METRIC_KIND_GAUGE, name, description)
     }
@@ -107,16 +105,15 @@ impl Metric {
     }
 }
 
-/// A metric that goes up and down. Several of the same labels are one to Triton, so each adds its share.
+/// A metric that goes up and down. Gauges with the same labels are one metric of Triton, so each adds its share.
 pub struct Gauge(Metric);
 
 impl Gauge {
-    /// A gauge of the family with these labels.
     pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
         Metric::new(family, labels).map(Self)
     }
 
-    /// Goes up, or down where it is negative.
+    /// Adds `more`, which may be negative.
     pub fn add(&self, more: f64) {
         self.0.add(more);
     }
@@ -126,12 +123,10 @@ impl Gauge {
 pub struct Counter(Metric);
 
 impl Counter {
-    /// A counter of the family with these labels.
     pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
         Metric::new(family, labels).map(Self)
     }
 
-    /// Counts `more`.
     pub fn add(&self, more: f64) {
         self.0.add(more);
     }

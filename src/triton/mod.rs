@@ -1,9 +1,9 @@
-//! Triton's objects, safe: the only face of `triton-sys` that the rest of the crate sees.
+//! Safe wrappers of Triton's objects. Only this module and the exports use `triton-sys`.
 //!
-//! Rules: what Triton lends is borrowed with a lifetime, what it hands over is owned and given back on drop; a request
-//! is answered once and released once on every path ([`Request`]); the bytes that it brings are copied, never borrowed
-//! as a slice ([`crate::memory::client`]); every call that fails is an [`Error`]. Constructors
-//! from raw pointers are `unsafe` and called by the exports only. Not for: what a request means.
+//! Rules: what Triton lends is borrowed with a lifetime; what it hands over is owned and given back on drop. A request
+//! is answered once and released once on every path ([`Request`]). Its bytes are copied and never borrowed as a slice
+//! ([`crate::memory::client`]). Every call that fails is an [`Error`]. Constructors from raw pointers are `unsafe`, and
+//! only the exports call them. Not for: what a request means.
 
 mod error;
 mod instance;
@@ -25,7 +25,7 @@ pub use response::{Answer, OutputMemory, Response};
 
 use triton_sys::Version;
 
-/// The oldest backend API with all that a request needs; 1.6 brought sequence ids as strings (Triton 21.10).
+/// The oldest backend API with all that a request needs. 1.6 added sequence ids that are strings (Triton 21.10).
 const OLDEST_BACKEND_API: u32 = 6;
 
 /// Why the library cannot serve in this process.
@@ -36,22 +36,23 @@ pub enum ServerError {
     Load(#[from] triton_sys::LoadError),
     /// A server that lacks what every request needs.
     #[error(
-        "this Triton server has backend API {0}, but 1.{OLDEST_BACKEND_API} or newer is needed (Triton 21.10): use a newer server"
+        "this Triton server has backend API {0}, but 1.{OLDEST_BACKEND_API} or newer is needed (Triton 21.10): use a \
+         newer server"
     )]
     TooOld(Version),
 }
 
-/// Finds the running server; in `TRITONBACKEND_Initialize`.
+/// Finds the running server. For `TRITONBACKEND_Initialize`.
 pub fn load() -> Result<(), ServerError> {
     triton_sys::load()?;
     triton_sys::versions().map_or(Ok(()), |offered| check_version(offered.backend))
 }
 
 const fn check_version(offered: Version) -> Result<(), ServerError> {
-    match offered.major == 1 && offered.minor < OLDEST_BACKEND_API {
-        true => Err(ServerError::TooOld(offered)),
-        false => Ok(()),
+    if offered.major == 1 && offered.minor < OLDEST_BACKEND_API {
+        return Err(ServerError::TooOld(offered));
     }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -64,7 +64,6 @@ impl Model {
         Self(raw)
     }
 
-    /// The backend that it uses.
     pub fn backend(self) -> Result<Backend, Error> {
         let mut backend = ptr::null_mut();
         // SAFETY: alive by `new`; the backend outlives its models.
@@ -72,17 +71,6 @@ impl Model {
         NonNull::new(backend).map(Backend).ok_or_else(|| Error::new(Code::Internal, "Triton gave no backend"))
     }
 
-    /// Name of the model.
-    pub fn name(self) -> Result<String, Error> {
-        let mut name = ptr::null();
-        // SAFETY: alive by `new`; the name stays the model's and is copied.
-        unsafe {
-            check(call!(TRITONBACKEND_ModelName(self.0.as_ptr(), &mut name)))?;
-            Ok(text(name))
-        }
-    }
-
-    /// Version of the model.
     pub fn version(self) -> Result<u64, Error> {
         let mut version = 0;
         // SAFETY: alive by `new`.
@@ -118,8 +106,8 @@ impl Model {
         Ok(wants)
     }
 
-    /// Replaces the configuration, while the model is being loaded. Triton takes `max_batch_size`, `input`, `output`
-    /// and, where there was none, the scheduling.
+    /// Replaces the configuration while the model is loaded. Triton takes `max_batch_size`, `input`, `output` and, if
+    /// there is none, the scheduling, and ignores the rest.
     pub fn set_config_json(self, json: &[u8]) -> Result<(), Error> {
         message::with_json(json, |config| {
             // SAFETY: alive by `new`; the message lives during the call, which copies it.
@@ -127,7 +115,7 @@ impl Model {
         })
     }
 
-    /// What `set_state` kept; null before.
+    /// The pointer that `set_state` kept; null before.
     pub fn state(self) -> Result<*mut c_void, Error> {
         let mut state = ptr::null_mut();
         // SAFETY: alive by `new`.
@@ -138,7 +126,7 @@ impl Model {
     /// Lets Triton keep a pointer with the model.
     ///
     /// # Safety
-    /// `state` must be what the readers of `state` take it for, or null.
+    /// `state` must be null, or a pointer to what the callers of [`Model::state`] cast it to.
     pub unsafe fn set_state(self, state: *mut c_void) -> Result<(), Error> {
         // SAFETY: alive by `new`; Triton does not touch what the pointer points to.
         unsafe { check(call!(TRITONBACKEND_ModelSetState(self.0.as_ptr(), state))) }

@@ -14,10 +14,10 @@ use crate::memory::{ClientBytes, MemoryError, Strings, reserve, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
-/// A request that this backend owes an answer and a release.
+/// A request that this backend must answer and release.
 ///
-/// Dropping releases it, and answers it with an error first if it has had no answer: whatever happens to the code that
-/// holds a request, the client hears of it once and Triton gets it back once.
+/// Dropping it releases it, and first answers it with an error if it has no answer. So whatever happens to the code
+/// that holds a request, its client gets one answer and Triton gets it back once.
 pub struct Request {
     raw: RawRequest,
     answered: bool,
@@ -38,11 +38,11 @@ struct RawInput {
 
 /// Where the elements of an input are.
 enum Elements {
-    /// In the buffers that Triton lends.
+    /// In buffers that Triton lends.
     Lent(SmallVec<[Piece; 1]>),
-    /// In memory of ours, which the client cannot change.
+    /// In our own memory, which the client cannot change.
     Owned(Vec<u8>),
-    /// In memory of ours, as strings.
+    /// In our own memory, as strings.
     Strings(Strings),
 }
 
@@ -59,16 +59,15 @@ unsafe impl<T> Send for Lent<T> {}
 /// A buffer of an input.
 struct Piece {
     bytes: Lent<u8>,
-    /// The GPU whose memory it is.
+    /// The GPU that has the memory; `None` for the host.
     gpu: Option<i32>,
 }
 
-/// Why an input cannot be copied to memory of ours.
+/// Why an input cannot be copied to our own memory.
 #[derive(Debug)]
 pub enum NotCopied {
-    /// It lies in memory of a GPU that cannot be read.
+    /// It is in memory of this GPU, which cannot be read.
     Gpu(i32, DeviceError),
-    /// There is no room for the copy.
     Memory(MemoryError),
 }
 
@@ -78,7 +77,7 @@ pub struct Input<'a>(&'a RawInput);
 
 impl Request {
     /// # Safety
-    /// `raw` must be a live request that Execute was given, not answered and not released by anybody else.
+    /// `raw` must be a live request that Execute was given and that nothing else answers or releases.
     pub unsafe fn new(raw: NonNull<TRITONBACKEND_Request>) -> Self {
         Self { raw: RawRequest(raw), answered: false, inputs: SmallVec::new() }
     }
@@ -87,7 +86,7 @@ impl Request {
         self.raw.0.as_ptr()
     }
 
-    /// The sequence that it belongs to; `None` for warm-up and for the fillers of `direct`.
+    /// The sequence that it belongs to; `None` for warm-up and for the null requests of `direct`.
     pub fn sequence_id(&self) -> Result<Option<SequenceId>, Error> {
         let mut number = 0;
         // SAFETY: the request is alive until it is dropped.
@@ -116,7 +115,7 @@ impl Request {
         ))
     }
 
-    /// Number of outputs that are wanted.
+    /// The number of outputs that its client wants.
     pub fn output_count(&self) -> Result<u32, Error> {
         let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
@@ -124,7 +123,7 @@ impl Request {
         Ok(count)
     }
 
-    /// Name of the output that is wanted at `index`.
+    /// The name of one of the outputs that its client wants.
     pub fn output_name(&self, index: u32) -> Result<&str, Error> {
         let mut name = ptr::null();
         // SAFETY: the request is alive until it is dropped, and the name with it.
@@ -135,7 +134,7 @@ impl Request {
         name.to_str().map_err(|_| Error::new(Code::InvalidArg, "the name of a requested output is not UTF-8"))
     }
 
-    /// Looks up the inputs that the model takes, in this order; [`Request::input`] then finds them by position.
+    /// Looks up the inputs with these names. Then [`Request::input`] finds them by their index here.
     pub fn bind_inputs(&mut self, names: &[CString]) -> Result<(), Error> {
         self.inputs.clear();
         for name in names {
@@ -145,7 +144,7 @@ impl Request {
         Ok(())
     }
 
-    /// Copies input number `index` to memory of ours, from wherever it lies. From now on its client cannot change it.
+    /// Copies input number `index` to our own memory, so that its client can no longer change it.
     pub fn copy_input(&mut self, index: usize) -> Result<(), NotCopied> {
         let Some(Some(input)) = self.inputs.get_mut(index) else { return Ok(()) };
         if let Elements::Lent(buffers) = &input.elements {
@@ -154,8 +153,8 @@ impl Request {
         Ok(())
     }
 
-    /// As [`Request::copy_input`], and reads the copy as strings. Returns their number; `None` if it is not of Triton's
-    /// form.
+    /// As [`Request::copy_input`], and reads the copy as strings. Returns their number; `None` if the bytes are not
+    /// strings in Triton's form.
     pub fn read_strings(&mut self, index: usize) -> Result<Option<usize>, NotCopied> {
         self.copy_input(index)?;
         let Some(Some(RawInput { elements, .. })) = self.inputs.get_mut(index) else { return Ok(None) };
@@ -202,7 +201,7 @@ impl Request {
         Ok(Some(RawInput { data_type: types::data_type(data_type), dims, elements: Elements::Lent(buffers) }))
     }
 
-    /// A string parameter of the request, such as tests send.
+    /// A string parameter of the request, which tests send.
     #[cfg(feature = "fault-injection")]
     pub fn parameter(&self, wanted: &str) -> Option<String> {
         let mut count = 0;
@@ -236,12 +235,12 @@ impl Request {
         }
     }
 
-    /// Gives back a request that wants no answer.
+    /// Releases a request that gets no answer.
     pub fn release_unanswered(mut self) {
         self.answered = true;
     }
 
-    /// Whether its client does not want the answer any more; a server that cannot tell says no.
+    /// Whether its client has cancelled it. False on a server that cannot tell.
     pub fn is_cancelled(&self) -> bool {
         let mut cancelled = false;
         // SAFETY: the request is alive until it is dropped.
@@ -254,12 +253,12 @@ impl Request {
         self.answered
     }
 
-    /// Sends the one answer. A second one is a mistake of ours and goes nowhere.
+    /// Sends the answer.
     pub fn answer(&mut self, answer: Result<Response, Error>) {
         drop(self.make_answer(answer));
     }
 
-    /// The one answer, to be sent. A second one is a mistake of ours; there is none.
+    /// Makes the answer, which is sent when it is dropped. A second answer would be a bug: it is logged and not sent.
     pub fn make_answer(&mut self, answer: Result<Response, Error>) -> Option<Answer> {
         if std::mem::replace(&mut self.answered, true) {
             log::error!("a request was to be answered twice");
@@ -298,13 +297,13 @@ impl Drop for Request {
 unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Piece, Error> {
     let (mut data, mut bytes) = (ptr::null(), 0);
     let (mut memory, mut device) = (triton_sys::TRITONSERVER_MEMORY_CPU, 0);
-    // SAFETY: alive by the caller's word.
+    // SAFETY: the caller promises that the input is alive.
     unsafe { check(call!(TRITONBACKEND_InputBuffer(input, index, &mut data, &mut bytes, &mut memory, &mut device)))? };
     let gpu = (memory == triton_sys::TRITONSERVER_MEMORY_GPU).then_some(device as i32);
     Ok(Piece { bytes: Lent { start: data.cast(), len: bytes as usize }, gpu })
 }
 
-/// Copies buffers, one after another, to memory of ours.
+/// Copies buffers, one after another, to our own memory.
 fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
     let bytes = buffers.iter().map(|piece| piece.bytes.len).fold(0, usize::saturating_add);
     let mut copied = reserve(bytes).map_err(NotCopied::Memory)?;
@@ -321,36 +320,34 @@ impl Piece {
     /// Where it is, if it is on a GPU. The memory lives as long as the request, whose part this is.
     fn on_gpu(&self) -> Option<Foreign<'_>> {
         let (gpu, Lent { start, len }) = (self.gpu?, self.bytes);
-        // SAFETY: Triton vouches for that many bytes of that GPU until the request is released; the request owns this
-        // piece.
+        // SAFETY: Triton keeps these bytes on that GPU until the request is released, and the request owns this piece.
         (len > 0).then(|| unsafe { Foreign::new(gpu, start.expose_provenance() as u64, len) })
     }
 
-    /// Its bytes. Panics if they are on a GPU.
+    /// Its bytes on the host. Panics if they are on a GPU.
     fn on_host(&self) -> ClientBytes<'_> {
         let Lent { start, len } = self.bytes;
         assert!(self.gpu.is_none() || len == 0, "an input in memory of a GPU is read on the host");
-        // SAFETY: Triton vouches for that many bytes of host memory until the request is released; the request owns this
-        // piece.
+        // SAFETY: Triton keeps these bytes on the host until the request is released, and the request owns this piece.
         unsafe { ClientBytes::new(start, len) }
     }
 }
 
 impl<'a> Input<'a> {
-    /// Element type; `None` for one that Triton does not name.
+    /// `None` if Triton names no type.
     pub const fn data_type(self) -> Option<DataType> {
         self.0.data_type
     }
 
-    /// Dimensions, Triton's batch dimension first if the model has one.
+    /// With Triton's batch dimension first, if the model has one.
     pub const fn dims(self) -> &'a [i64] {
         let Lent { start, len } = self.0.dims;
-        // SAFETY: Triton's own array, which nobody changes; alive as long as the request, which 'a borrows.
+        // SAFETY: Triton's own array, which nothing changes. It lives as long as the request, which 'a borrows.
         if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
     }
 
-    /// The elements' bytes, in as many pieces as Triton has them; none where they have been read as strings. Panics on
-    /// one that is on a GPU and has not been copied to the host.
+    /// The bytes of the elements, in as many pieces as Triton has them; none if they have been read as strings. Panics
+    /// if a piece is on a GPU and has not been copied to the host.
     pub fn pieces(self) -> impl Iterator<Item = ClientBytes<'a>> + Clone {
         let (lent, owned) = match &self.0.elements {
             Elements::Lent(buffers) => (buffers.as_slice(), None),
@@ -360,7 +357,7 @@ impl<'a> Input<'a> {
         lent.iter().map(Piece::on_host).chain(owned)
     }
 
-    /// The elements, where they have been read as strings.
+    /// The elements, if they have been read as strings.
     pub fn strings(self) -> Option<&'a Strings> {
         match &self.0.elements {
             Elements::Strings(read) => Some(read),
@@ -368,7 +365,8 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether both are copies of ours with the same elements. What a client can still change is never the same.
+    /// Whether both have been copied and have the same elements. Elements that a client can still change are never the
+    /// same.
     pub fn is_same(self, other: Self) -> bool {
         match (&self.0.elements, &other.0.elements) {
             (Elements::Owned(one), Elements::Owned(other)) => one == other,
@@ -385,7 +383,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// Whether some of the elements are in memory of a GPU.
+    /// Whether any of the elements are in memory of a GPU.
     pub fn is_on_gpus(self) -> bool {
         matches!(&self.0.elements, Elements::Lent(buffers) if buffers.iter().any(|piece| piece.on_gpu().is_some()))
     }
@@ -400,7 +398,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// A name as Triton takes it; one with a NUL, which no tensor can have, becomes empty.
+/// A name for Triton. No tensor's name has a NUL; one that had would become empty.
 pub fn c_name(name: &str) -> CString {
     CString::new(name).unwrap_or_default()
 }

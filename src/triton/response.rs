@@ -19,14 +19,14 @@ pub enum OutputMemory<'a> {
     Gpu(Foreign<'a>),
 }
 
-/// A response that has not been sent. Dropping it throws it away.
+/// A response that has not been sent. Dropping it deletes it.
 pub struct Response(NonNull<TRITONBACKEND_Response>);
 
 // SAFETY: Triton lets a response be sent or deleted by any thread; its owner does so from one at a time.
 unsafe impl Send for Response {}
 
-/// An error if so much memory cannot be had. Without this, the front end's allocator would throw an exception, which
-/// would end the server.
+/// Fails if there is not so much memory. Otherwise the front end's allocator would throw an exception, which would end
+/// the server.
 fn check_memory(bytes: usize) -> Result<(), Error> {
     const LARGE: usize = 1 << 20;
     if bytes < LARGE {
@@ -38,13 +38,13 @@ fn check_memory(bytes: usize) -> Result<(), Error> {
 
 impl Response {
     /// # Safety
-    /// `raw` must be a live response that nobody else sends or deletes.
+    /// `raw` must be a live response that nothing else sends or deletes.
     pub(super) const unsafe fn new(raw: NonNull<TRITONBACKEND_Response>) -> Self {
         Self(raw)
     }
 
-    /// Adds an output of `bytes` bytes and returns where they go. Each call gives other memory, which lives as long as
-    /// the response.
+    /// Adds an output of `bytes` bytes and returns the memory for them, which lives as long as the response. No two
+    /// calls return the same memory.
     pub fn output(
         &self,
         name: &CStr,
@@ -70,8 +70,8 @@ impl Response {
             check(call!(TRITONBACKEND_OutputBuffer(output, &mut data, bytes as u64, &mut memory, &mut device)))?;
         }
         let on_host = memory != triton_sys::TRITONSERVER_MEMORY_GPU || bytes == 0;
-        // SAFETY: Triton allocated that many bytes, on the side that it says, for this output alone; they live as long
-        // as the response, which is borrowed.
+        // SAFETY: Triton allocated that many bytes, where it says, for this output alone. They live as long as the
+        // response, which is borrowed.
         Ok(unsafe {
             if on_host {
                 OutputMemory::Host(ClientBytesMut::new(data.cast(), bytes))
@@ -81,7 +81,7 @@ impl Response {
         })
     }
 
-    /// Sends it as the final answer, as an error if there is one.
+    /// Sends it as the final response, with the error if there is one.
     fn send(self, error: Option<Error>) -> Result<(), Error> {
         let error = error.map_or(ptr::null_mut(), Error::into_raw);
         let raw = self.0.as_ptr();
@@ -98,7 +98,7 @@ impl Response {
     }
 }
 
-/// What the client of a request is to be told. Dropping it sends it.
+/// The answer to a request. Dropping it sends it.
 pub struct Answer(Option<(Response, Option<Error>)>);
 
 impl Answer {

@@ -1,4 +1,4 @@
-//! Data types and memory types as Triton numbers them.
+//! Triton's numbers for data types.
 
 use triton_sys::TRITONSERVER_DataType;
 
@@ -21,7 +21,7 @@ const TYPES: [(DataType, TRITONSERVER_DataType); 14] = [
     (DataType::Bf16, triton_sys::TRITONSERVER_TYPE_BF16),
 ];
 
-/// Triton's number; `None` if it names no type.
+/// The type that has this number; `None` if no type has it.
 pub fn data_type(raw: TRITONSERVER_DataType) -> Option<DataType> {
     TYPES.iter().find(|(_, known)| *known == raw).map(|(data_type, _)| *data_type)
 }

@@ -159,9 +159,10 @@ impl Driver for Cuda {
         // SAFETY: a plain allocation, which is filled before it is handed out.
         let memory = unsafe {
             let memory = result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).map_err(|error| {
-                match is_out_of_memory(error) {
-                    true => DeviceError::OutOfPinned { bytes, device: self.number },
-                    false => self.error("cuMemHostAlloc", error),
+                if is_out_of_memory(error) {
+                    DeviceError::OutOfPinned { bytes, device: self.number }
+                } else {
+                    self.error("cuMemHostAlloc", error)
                 }
             })?;
             ptr::write_bytes(memory.cast::<u8>(), 0, bytes);

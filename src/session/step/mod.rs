@@ -25,7 +25,7 @@ use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
 use super::made::MadeTensor;
-use super::open::{Session, SessionError};
+use super::open::{OpenError, Session, SessionError};
 use super::output::Output;
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
@@ -87,12 +87,7 @@ pub struct Step {
 }
 
 impl Input {
-    fn new(
-        spec: &StepSpec,
-        index: usize,
-        device: Option<&Arc<Device>>,
-        has_graphs: bool,
-    ) -> Result<Self, SessionError> {
+    fn new(spec: &StepSpec, index: usize, device: Option<&Arc<Device>>, has_graphs: bool) -> Result<Self, OpenError> {
         let input = &spec.inputs[index];
         let is_tensor = input.data_type != DataType::Bytes && (has_graphs || !input.is_left_on_host());
         let mut tensor = BatchTensor::new(input.data_type, input.batch_axis, device.filter(|_| is_tensor))?;
@@ -107,16 +102,16 @@ impl Input {
 
 impl Step {
     /// Buffers for a model, where the copier copies.
-    pub fn new(session: Arc<Session>, spec: &StepSpec, copier: Copier) -> Result<Self, SessionError> {
+    pub fn new(session: Arc<Session>, spec: &StepSpec, copier: Copier) -> Result<Self, OpenError> {
         let device = copier.device().cloned();
         let has_graphs = device.is_some() && session.has_graphs();
         let inputs = (0..spec.inputs.len()).map(|index| Input::new(spec, index, device.as_ref(), has_graphs));
-        let inputs = inputs.collect::<Result<Vec<_>, SessionError>>()?;
+        let inputs = inputs.collect::<Result<Vec<_>, OpenError>>()?;
         let outputs = spec.outputs.iter().map(|output| {
             let is_input = spec.inputs.iter().any(|input| input.name == output.name);
             if is_input && device.is_some() {
                 let what = "an input and an output at once, on a GPU".to_owned();
-                return Err(SessionError::Unsupported { name: output.name.clone(), what });
+                return Err(OpenError::Unsupported { name: output.name.clone(), what });
             }
             let stays = device.is_some() && output.stays && output.data_type != DataType::Bytes;
             let on_device = device.as_ref().filter(|_| output.dims.is_some() || stays);
@@ -137,7 +132,7 @@ impl Step {
                 strings: Strings::default(),
             })
         });
-        let outputs = outputs.collect::<Result<Vec<_>, SessionError>>()?;
+        let outputs = outputs.collect::<Result<Vec<_>, OpenError>>()?;
         let bound_run = match (&device, outputs.iter().any(|output| output.stays)) {
             (Some(device), true) => Some(BoundRun::new(session.clone(), MemoryKind::of(device))?),
             _ => None,
@@ -304,7 +299,7 @@ impl Drop for CopiesUnderWay<'_> {
     }
 }
 
-fn c_name(name: &str) -> Result<CString, SessionError> {
+fn c_name(name: &str) -> Result<CString, OpenError> {
     CString::new(name)
-        .map_err(|_| SessionError::Unsupported { name: name.to_owned(), what: "a name with a NUL".to_owned() })
+        .map_err(|_| OpenError::Unsupported { name: name.to_owned(), what: "a name with a NUL".to_owned() })
 }

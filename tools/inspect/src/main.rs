@@ -10,12 +10,10 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
-use triton_stateful::binding::Binding;
-use triton_stateful::completion::{Plan, Settings};
-use triton_stateful::config::{Config, Opening, read_initial_files};
-use triton_stateful::error::Error;
-use triton_stateful::explain::{explain, explain_batch_scale};
-use triton_stateful::session::{BatchScale, EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
+use triton_stateful::inspect::{
+    Binding, EnvironmentOptions, Library, LoadError, LogLevel, PartialConfig, Plan, Provider, SearchPath, Session,
+    Settings, explain, explain_batch_scale, read_initial_files,
+};
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
 /// states. Prints a config.pbtxt ready to save.
@@ -24,8 +22,8 @@ use triton_stateful::session::{BatchScale, EnvironmentOptions, Library, LogLevel
 struct Arguments {
     /// The model
     model: PathBuf,
-    /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs, input_context,
-    /// initial_states, padded_inputs, padded_outputs and so on
+    /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs,
+    /// input_context, initial_states, padded_inputs, padded_outputs and so on
     #[arg(short, long = "parameter", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, String)>,
     /// Most rows of a batch, for a model with a batch dimension [default: 64]
@@ -45,9 +43,7 @@ enum Problem {
     #[error("{0} is no file")]
     NoFile(PathBuf),
     #[error(transparent)]
-    Backend(#[from] Error),
-    #[error("the completed configuration cannot be read: {0}")]
-    Unreadable(#[from] serde_json::Error),
+    Backend(#[from] LoadError),
 }
 
 fn main() -> ExitCode {
@@ -80,31 +76,24 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     if !arguments.model.is_file() {
         return Err(Problem::NoFile(arguments.model.clone()));
     }
-    let json = written(arguments);
-    let bytes = serde_json::to_vec(&json)?;
-    let opening = Opening::from_json(&bytes).map_err(Error::from)?;
+    let mut partial = PartialConfig::new(arguments.config()).map_err(LoadError::from)?;
     let library = library(arguments)?;
-    let session = Session::open(&library, &arguments.model, &opening.session, Provider::Cpu).map_err(Error::from)?;
+    let session =
+        Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
-    let batch_scale = BatchScale::find(&arguments.model).unwrap_or_else(|error| {
-        eprintln!("the nodes of {} cannot be read: {error}", arguments.model.display());
-        None
-    });
     let (signature, description) = (session.signature(), session.graph_description());
-    let plan = Plan::new(&bytes, &opening, signature, description, batch_scale, settings).map_err(Error::from)?;
-    let mut completed: Map<String, Value> = match &plan.completed {
-        Some(completed) => serde_json::from_slice(completed)?,
-        None => json,
-    };
-    let config = Config::from_json(&serde_json::to_vec(&completed)?).map_err(Error::from)?;
-    // A model lies in a folder of its version, and the files beside that.
+    let plan = Plan::new(&partial, &arguments.model, signature, description, settings).map_err(LoadError::from)?;
+    partial.add(&plan.additions);
+    let mut completed = partial.document().as_object().cloned().unwrap_or_default();
+    let config = partial.resolve().map_err(LoadError::from)?;
+    // The file is in the folder of its version. The files of initial states are beside that folder.
     let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
-    let files = read_initial_files(repository, config.states.initial_files()).map_err(Error::from)?;
-    let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(Error::from)?;
-    let pairs: Vec<String> = plan.pairs.iter().map(|pair| format!("<<<{}, {}>>>", pair.input, pair.output)).collect();
-    // Without it Triton takes a GPU where it sees one.
+    let files = read_initial_files(repository, config.states.initial_files()).map_err(LoadError::from)?;
+    let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(LoadError::from)?;
+    let pairs: Vec<String> = plan.pairs.iter().map(ToString::to_string).collect();
+    // Without an instance group Triton uses a GPU if there is one.
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
-    // Last, as one writes them.
+    // People write the parameters last.
     let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
     parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
     completed.insert("parameters".to_owned(), parameters);
@@ -115,25 +104,27 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     Ok(Inspected { table, warnings: plan.warnings, pbtxt: pbtxt::write(&completed) })
 }
 
-/// The configuration as far as the arguments give it.
-fn written(arguments: &Arguments) -> Map<String, Value> {
-    let text = |(name, value): &(String, String)| (name.clone(), json!({ "string_value": value }));
-    let parameters: Map<String, Value> = arguments.parameters.iter().map(text).collect();
-    let mut config = Map::new();
-    config.insert("backend".to_owned(), json!("stateful"));
-    if let Some(size) = arguments.max_batch_size {
-        config.insert("max_batch_size".to_owned(), json!(size));
+impl Arguments {
+    /// The configuration as far as the arguments give it.
+    fn config(&self) -> Map<String, Value> {
+        let text = |(name, value): &(String, String)| (name.clone(), json!({ "string_value": value }));
+        let parameters: Map<String, Value> = self.parameters.iter().map(text).collect();
+        let mut config = Map::new();
+        config.insert("backend".to_owned(), json!("stateful"));
+        if let Some(size) = self.max_batch_size {
+            config.insert("max_batch_size".to_owned(), json!(size));
+        }
+        config.insert("parameters".to_owned(), Value::Object(parameters));
+        config
     }
-    config.insert("parameters".to_owned(), Value::Object(parameters));
-    config
 }
 
-fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, Error> {
+fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, LoadError> {
     let program = std::env::current_exe().ok();
     let beside = |folder: &str| program.as_ref()?.parent()?.parent().map(|build| build.join(folder));
     let search = SearchPath {
         configured: arguments.ort_library.clone(),
-        // As scripts/build lays the program and the backend out.
+        // scripts/build puts the program and the backend there.
         backend_dir: beside("backends/stateful"),
         environment: std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from),
         backends_dir: None,

@@ -1,0 +1,275 @@
+//! A configuration as the user wrote it, before completion.
+//!
+//! This is the only place where Triton's JSON is parsed. The parsed value says all that must be known before the ONNX
+//! model is open. What completion finds is added to the parsed value and to the JSON for Triton at once
+//! ([`PartialConfig::add`]), so that the two never differ. Then the parsed value becomes the [`Config`]
+//! ([`PartialConfig::resolve`]).
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::controls::{Control, controls};
+use super::error::ConfigError;
+use super::inputs::{Context, Ragged, contexts};
+use super::parameters::{self, Parameters};
+use super::placement::{InstanceKind, instances};
+use super::providers::Providers;
+use super::raw;
+use super::resolved::{Config, TensorConfig, model_file, tensors, unsigned};
+use super::session_options::SessionOptions;
+use super::states::{StatePairs, States};
+use crate::memory::device::simulated_devices;
+
+/// The parameter for the rows of a run.
+const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
+
+/// A configuration that may be incomplete.
+#[derive(Clone, Debug)]
+pub struct PartialConfig {
+    /// 0 if it is not written.
+    pub max_batch_size: usize,
+    /// File name and the field that gave it; `None` to look for one.
+    pub model_file: Option<(&'static str, String)>,
+    /// How ONNX Runtime runs the model.
+    pub session: SessionOptions,
+    /// How ONNX Runtime runs the model on a GPU.
+    pub providers: Providers,
+    /// How many instances there are of each kind.
+    pub instances: BTreeMap<InstanceKind, usize>,
+    /// What the configuration says about states.
+    pub states: States,
+    /// Inputs that requests carry.
+    pub inputs: Vec<TensorConfig>,
+    /// Outputs that responses may carry.
+    pub outputs: Vec<TensorConfig>,
+    /// Inputs that get the end of the previous request's input in front.
+    pub contexts: Vec<Context>,
+    pub(super) model: String,
+    pub(super) controls: Vec<Control>,
+    pub(super) constants: Vec<(String, Vec<String>)>,
+    pub(super) ragged: Ragged,
+    pub(super) is_decoupled: bool,
+    pub(super) parameters: Parameters,
+    pub(super) sequence_batching: Option<raw::SequenceBatching>,
+    /// `dynamic_batching` or `ensemble_scheduling` is written, which is refused later.
+    has_other_scheduling: bool,
+    document: Value,
+}
+
+/// What completion adds to a configuration.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Additions {
+    /// `max_batch_size`.
+    pub max_batch_size: Option<usize>,
+    /// The parameter `max_rows_per_run`.
+    pub max_rows_per_run: Option<usize>,
+    /// The list `input`; empty to add none.
+    pub inputs: Vec<TensorConfig>,
+    /// The list `output`; empty to add none.
+    pub outputs: Vec<TensorConfig>,
+    /// `sequence_batching`.
+    pub sequences: Option<OldestSequences>,
+}
+
+/// A `sequence_batching` with `oldest`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OldestSequences {
+    /// `max_sequence_idle_microseconds`.
+    pub idle_us_max: u32,
+    /// `max_candidate_sequences`.
+    pub candidates_max: u32,
+    /// `max_queue_delay_microseconds`.
+    pub queue_delay_us_max: u32,
+}
+
+impl PartialConfig {
+    /// Reads the JSON that `TRITONBACKEND_ModelConfig` gives (config version 1), complete or not.
+    pub fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
+        Self::new(serde_json::from_slice(json)?)
+    }
+
+    /// Reads a JSON document.
+    pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
+        let document = Value::Object(document);
+        let raw = raw::ModelConfig::deserialize(&document)?;
+        let parameters = Parameters::new(raw.parameters)?;
+        let batching = raw.sequence_batching.as_ref();
+        let controls = controls(batching.map_or(&[], |batching| batching.control_input.as_slice()))?;
+        let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
+        let ragged = Ragged::new(&parameters)?;
+        let instances = instances(&raw.instance_group)?;
+        let on_gpu = instances.keys().any(|&kind| kind != InstanceKind::Cpu) && simulated_devices() == 0;
+        Ok(Self {
+            providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
+            instances,
+            model_file: model_file(&parameters, raw.default_model_filename),
+            session: SessionOptions::new(&parameters, &raw.optimization)?,
+            states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
+            contexts: contexts(&parameters)?,
+            max_batch_size: unsigned("max_batch_size", raw.max_batch_size)?,
+            inputs: tensors("input", raw.input)?,
+            outputs: tensors("output", raw.output)?,
+            model: raw.name,
+            controls,
+            constants: constants.unwrap_or_default(),
+            ragged,
+            is_decoupled: raw.model_transaction_policy.decoupled,
+            has_other_scheduling: raw.dynamic_batching.is_some() || raw.ensemble_scheduling.is_some(),
+            sequence_batching: raw.sequence_batching,
+            parameters,
+            document,
+        })
+    }
+
+    /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
+    pub fn taken(&self) -> Vec<&str> {
+        let controls = self.controls.iter().map(|control| control.name.as_str());
+        let constants = self.constants.iter().map(|(name, _)| name.as_str());
+        let lengths = self.ragged.inputs.iter().map(|padded| padded.lengths.as_str());
+        controls.chain(constants).chain(lengths).collect()
+    }
+
+    /// Whether the configuration asks for sequences and not for states, so that a model without states is served.
+    pub fn allows_no_states(&self) -> bool {
+        let asks_for_states = self.states.pairs != StatePairs::Absent || !self.states.patterns.is_empty();
+        self.sequence_batching.is_some() && !asks_for_states
+    }
+
+    /// Whether the configuration asks for states that are found by their names, also where nothing is completed.
+    pub fn wants_pairs_by_name(&self) -> bool {
+        self.states.pairs == StatePairs::Auto
+    }
+
+    /// Whether the configuration says how Triton schedules requests.
+    pub const fn has_scheduling(&self) -> bool {
+        self.sequence_batching.is_some() || self.has_other_scheduling
+    }
+
+    /// Whether `sequence_batching` is there with the strategy `direct`.
+    pub fn is_direct(&self) -> bool {
+        self.sequence_batching.as_ref().is_some_and(|batching| batching.oldest.is_none())
+    }
+
+    /// Whether the parameter `max_rows_per_run` is written.
+    pub fn has_rows_per_run(&self) -> bool {
+        self.parameters.text(MAX_ROWS_PER_RUN).is_some()
+    }
+
+    /// Adds what completion has found, to the value and to the document.
+    pub fn add(&mut self, additions: &Additions) {
+        let Additions { max_batch_size, max_rows_per_run, inputs, outputs, sequences } = additions;
+        if let Some(size) = *max_batch_size {
+            self.max_batch_size = size;
+            self.document["max_batch_size"] = json!(size);
+        }
+        if let Some(rows) = max_rows_per_run {
+            self.parameters.set(MAX_ROWS_PER_RUN, rows.to_string());
+            self.document["parameters"][MAX_ROWS_PER_RUN] = json!({ "string_value": rows.to_string() });
+        }
+        if !inputs.is_empty() {
+            self.inputs.clone_from(inputs);
+            self.document["input"] = inputs.iter().map(TensorConfig::to_json).collect();
+        }
+        if !outputs.is_empty() {
+            self.outputs.clone_from(outputs);
+            self.document["output"] = outputs.iter().map(TensorConfig::to_json).collect();
+        }
+        if let Some(sequences) = sequences {
+            self.sequence_batching = Some(raw::SequenceBatching::from(*sequences));
+            self.document["sequence_batching"] = sequences.to_json();
+        }
+    }
+
+    /// The configuration as JSON, with the fields that this backend does not read, and with what was added.
+    pub const fn document(&self) -> &Value {
+        &self.document
+    }
+
+    /// Makes the resolved configuration, or says what is wrong or still missing.
+    pub fn resolve(self) -> Result<Config, ConfigError> {
+        Config::new(self)
+    }
+}
+
+impl OldestSequences {
+    fn to_json(self) -> Value {
+        json!({
+            "max_sequence_idle_microseconds": self.idle_us_max,
+            "oldest": {
+                "max_candidate_sequences": self.candidates_max,
+                "max_queue_delay_microseconds": self.queue_delay_us_max,
+            },
+        })
+    }
+}
+
+impl TensorConfig {
+    fn to_json(&self) -> Value {
+        let mut json = json!({ "name": self.name, "data_type": self.data_type.to_string(), "dims": self.dims });
+        if self.dims.is_empty() {
+            // Triton has no tensors without dims.
+            json["dims"] = json!([1]);
+            json["reshape"] = json!({ "shape": [] });
+        }
+        json
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DataType;
+
+    #[test]
+    fn what_is_added_reads_back_from_the_document_as_what_is_used() {
+        let written = json!({
+            "name": "m",
+            "backend": "stateful",
+            "version_policy": { "latest": { "num_versions": 1 } },
+            "parameters": { "constant_inputs": { "string_value": "sr=16000" } },
+        });
+        let mut config = PartialConfig::from_json(written.to_string().as_bytes()).unwrap();
+        let tensor = |name: &str, data_type, dims: &[i64]| TensorConfig {
+            name: name.to_owned(),
+            data_type,
+            dims: dims.to_vec(),
+            optional: false,
+        };
+        config.add(&Additions {
+            max_batch_size: Some(8),
+            max_rows_per_run: Some(1),
+            inputs: vec![tensor("x", DataType::Fp32, &[-1, 4]), tensor("gain", DataType::Int64, &[])],
+            outputs: vec![tensor("y", DataType::Bytes, &[2])],
+            sequences: Some(OldestSequences { idle_us_max: 5_000_000, candidates_max: 9, queue_delay_us_max: 70 }),
+        });
+        let document = config.document().clone();
+        for field in ["name", "backend", "version_policy"] {
+            assert_eq!(document[field], written[field], "Triton's copy keeps it");
+        }
+        let read = PartialConfig::from_json(document.to_string().as_bytes()).unwrap();
+        assert_eq!(read.document(), &document);
+        let [used, read] = [config, read].map(|config| format!("{:#?}", config.resolve().unwrap()));
+        assert_eq!(used, read);
+        for part in ["max_batch_size: 8", "max_rows_per_run: 1", "candidates: 9", "\"gain\"", "\"16000\""] {
+            assert!(used.contains(part), "{part}: {used}");
+        }
+    }
+
+    #[test]
+    fn nothing_added_changes_nothing() {
+        let written = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
+        let mut config = PartialConfig::from_json(written.to_string().as_bytes()).unwrap();
+        config.add(&Additions::default());
+        assert_eq!(config.document(), &written);
+    }
+
+    #[test]
+    fn json_that_is_no_object_is_refused() {
+        for json in ["", "[]", "7", "{", r#"{ "max_batch_size": {} }"#, r#"{ "parameters": 7 }"#] {
+            let error = PartialConfig::from_json(json.as_bytes()).unwrap_err().to_string();
+            assert!(error.starts_with("the model configuration cannot be read: "), "{error}");
+        }
+    }
+}

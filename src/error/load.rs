@@ -1,0 +1,118 @@
+//! Errors of loading: the backend, a model, an instance.
+
+use super::{RequestError, memory_code, session_code};
+use crate::binding::BindingError;
+use crate::completion::CompletionError;
+use crate::config::ConfigError;
+use crate::memory::MemoryError;
+use crate::memory::device::DeviceError;
+use crate::panic::Panic;
+use crate::session::{LibraryError, OpenError, SessionError};
+use crate::triton::{self, Code};
+
+/// Why the backend, a model or an instance cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the texts say what the fields are")]
+pub enum LoadError {
+    /// The server is not one that this library can serve in.
+    #[error(transparent)]
+    Server(#[from] triton::ServerError),
+    /// A call to Triton failed.
+    #[error(transparent)]
+    Triton(#[from] triton::Error),
+    /// ONNX Runtime is missing or unusable.
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    /// The server's command line for this backend is wrong.
+    #[error("--backend-config=stateful,{name}={value}: {allowed}")]
+    BackendConfig { name: String, value: String, allowed: String },
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The configuration cannot be completed.
+    #[error(transparent)]
+    Completion(#[from] CompletionError),
+    /// The model does not fit its configuration.
+    #[error(transparent)]
+    Binding(#[from] BindingError),
+    /// ONNX Runtime refused the model.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// No memory.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// No memory for the slots that the pool has from the start.
+    #[error(
+        "{slots} state slots of {slot_bytes} bytes: {source}; lower max_candidate_sequences, or let memory come as it is \
+         needed (initial_buffer_size and the three with it)"
+    )]
+    PoolAtLoad { slots: usize, slot_bytes: usize, source: MemoryError },
+    /// No thread to expire idle sequences.
+    #[error("no thread could be started to expire idle sequences: {0}; raise the limit of threads or processes")]
+    Reaper(std::io::Error),
+    /// The model's runs cannot be CUDA graphs.
+    #[error(
+        "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
+    )]
+    CudaGraph(String),
+    /// An instance of a kind that the model's configuration does not have.
+    #[error("model '{model}' has no instances on the {kind}")]
+    NoSite { model: String, kind: String },
+    /// The model for initial states takes no input, so it was run, and failed.
+    #[error("the initial_state_model '{file}' cannot be run: {source}")]
+    InitialModel { file: String, source: RequestError },
+    /// The code of this library is wrong; the server lives on.
+    #[error(transparent)]
+    Panic(#[from] Panic),
+}
+
+impl LoadError {
+    /// Whether there is no GPU that could run the model.
+    pub const fn means_no_gpu(&self) -> bool {
+        use DeviceError::{NoDevice, NoDriver, UselessDriver};
+        matches!(
+            self,
+            Self::Open(OpenError::Provider { .. })
+                | Self::Memory(MemoryError::Device(NoDriver | UselessDriver { .. } | NoDevice { .. }))
+        )
+    }
+
+    /// The operator has to change something (`INVALID_ARG`, `UNSUPPORTED`), to make room (`UNAVAILABLE`), or to report
+    /// it (`INTERNAL`).
+    fn code(&self) -> Code {
+        match self {
+            Self::Triton(error) => error.code,
+            Self::Config(_)
+            | Self::Completion(_)
+            | Self::Binding(_)
+            | Self::BackendConfig { .. }
+            | Self::Open(OpenError::ProviderOptions { .. })
+            | Self::CudaGraph(_) => Code::InvalidArg,
+            Self::Server(_) => Code::Unsupported,
+            Self::Reaper(_) => Code::Unavailable,
+            Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),
+            Self::Open(OpenError::Session(error)) => session_code(error),
+            Self::Library(_) | Self::Open(_) | Self::NoSite { .. } | Self::InitialModel { .. } | Self::Panic(_) => {
+                Code::Internal
+            }
+        }
+    }
+}
+
+impl From<DeviceError> for LoadError {
+    fn from(error: DeviceError) -> Self {
+        Self::Memory(error.into())
+    }
+}
+
+impl From<SessionError> for LoadError {
+    fn from(error: SessionError) -> Self {
+        Self::Open(error.into())
+    }
+}
+
+impl From<LoadError> for triton::Error {
+    fn from(error: LoadError) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}

@@ -1,0 +1,76 @@
+//! What can go wrong, and the code that Triton is told.
+//!
+//! A [`LoadError`] is for the operator who loads a model; a [`RequestError`] is for the client who sent a request. Each
+//! has its own table of codes, so a request never fails with an error of loading. What both can meet (memory, a device,
+//! a run of ONNX Runtime) has the same code in both.
+
+#![forbid(unsafe_code)]
+
+mod load;
+mod request;
+
+pub use load::LoadError;
+pub use request::RequestError;
+
+use crate::memory::MemoryError;
+use crate::memory::device::DeviceError;
+use crate::panic::Panic;
+use crate::session::SessionError;
+use crate::triton::{self, Code};
+
+const fn memory_code(error: &MemoryError) -> Code {
+    match error {
+        MemoryError::Host { .. } => Code::Unavailable,
+        MemoryError::Device(error) => device_code(error),
+    }
+}
+
+const fn device_code(error: &DeviceError) -> Code {
+    match error {
+        DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. } => Code::Unavailable,
+        DeviceError::NoDriver | DeviceError::UselessDriver { .. } | DeviceError::NoDevice { .. } => Code::Unsupported,
+        DeviceError::Failed { .. } => Code::Internal,
+    }
+}
+
+fn session_code(error: &SessionError) -> Code {
+    match error {
+        SessionError::Memory(error) => memory_code(error),
+        SessionError::Run(why) if is_out_of_memory(why) => Code::Unavailable,
+        SessionError::Run(_) | SessionError::Tensor { .. } => Code::Internal,
+    }
+}
+
+/// Whether a run failed because ONNX Runtime found no memory, which only the text of its error says.
+fn is_out_of_memory(why: &str) -> bool {
+    ["std::bad_alloc", "Failed to allocate memory"].iter().any(|text| why.contains(text))
+}
+
+impl From<Panic> for triton::Error {
+    fn from(panic: Panic) -> Self {
+        Self::new(Code::Internal, panic.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn codes(error: fn() -> SessionError) -> [Code; 2] {
+        [LoadError::from(error()).into(), RequestError::from(error()).into()].map(|error: triton::Error| error.code)
+    }
+
+    #[test]
+    fn want_of_memory_is_told_from_a_fault_at_load_and_for_a_request() {
+        let no_memory = || MemoryError::Host { bytes: 1 }.into();
+        let cases: [(fn() -> SessionError, Code); 4] = [
+            (no_memory, Code::Unavailable),
+            (|| SessionError::Run("BFCArena: Failed to allocate memory for".to_owned()), Code::Unavailable),
+            (|| SessionError::Run("std::bad_alloc".to_owned()), Code::Unavailable),
+            (|| SessionError::Run("Gather: indices out of bounds".to_owned()), Code::Internal),
+        ];
+        for (error, code) in cases {
+            assert_eq!(codes(error), [code; 2], "{}", error());
+        }
+    }
+}
