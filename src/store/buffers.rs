@@ -124,31 +124,15 @@ impl BatchBuffers {
         joining.clear();
         joining
             .extend((0..batch.len()).filter(|&at| self.spot_of_row(at) != Some(Spot { buffer: from, position: at })));
-        let (mut copied, mut is_any_lent) = (0, false);
-        for (index, state) in self.states.iter().enumerate() {
-            if is_lent(state.number) {
-                is_any_lent = true;
+        let mut copied = 0;
+        for index in 0..self.states.len() {
+            if is_lent(self.states[index].number) {
                 continue;
             }
             for &position in &joining {
-                let (at, (row, memory)) = (RowAt { position, rows: places }, batch[position]);
-                match self.spot_of_row(position) {
-                    Some(spot) => {
-                        let source = RowAt { position: spot.position, rows: self.placement.run_rows(spot.buffer) };
-                        if spot.buffer == from {
-                            self.tensors[from][index].repeat_row(copier, state.layout, source, at);
-                        } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, from]) {
-                            filled[index].copy_row(copier, state.layout, &read[index], source, at);
-                        }
-                    }
-                    None => {
-                        let content = StateRow::of(binding, state.number, row, memory).content.of_row();
-                        let tensor = &mut self.tensors[from][index];
-                        tensor.set_rows(places)?;
-                        tensor.put_row(copier, state.layout, at, content)?;
-                    }
-                }
-                copied += if row.is_fresh() { 0 } else { state.slot_bytes };
+                let (row, memory) = batch[position];
+                self.fill_row(index, RowAt { position, rows: places }, row, memory, binding, copier)?;
+                copied += if row.is_fresh() { 0 } else { self.states[index].slot_bytes };
             }
         }
         copier.end_phase();
@@ -158,7 +142,7 @@ impl BatchBuffers {
                 self.tensors[from][index].repeat_row(copier, state.layout, at(0), at(position));
             }
         }
-        if !is_any_lent {
+        if !self.states.iter().any(|state| is_lent(state.number)) {
             for &position in &joining {
                 if let Some(slot) = self.slots[position] {
                     self.placement.move_to(slot, Spot { buffer: from, position }, places);
@@ -167,6 +151,31 @@ impl BatchBuffers {
         }
         self.joining = joining;
         Ok(copied)
+    }
+
+    /// Fills a row of the buffer that the next run reads, from another spot, the slot, or an initial value.
+    fn fill_row(
+        &mut self,
+        index: usize,
+        to: RowAt,
+        row: &RowState,
+        memory: Option<&StateMemory>,
+        binding: &Binding,
+        copier: &Copier,
+    ) -> Result<(), MemoryError> {
+        let (FixedState { number, layout, .. }, filled) = (&self.states[index], self.plan.from);
+        let Some(spot) = self.spot_of_row(to.position) else {
+            let tensor = &mut self.tensors[filled][index];
+            tensor.set_rows(to.rows)?;
+            return tensor.put_row(copier, *layout, to, StateRow::of(binding, *number, row, memory).content.of_row());
+        };
+        let from = RowAt { position: spot.position, rows: self.placement.run_rows(spot.buffer) };
+        if spot.buffer == filled {
+            self.tensors[filled][index].repeat_row(copier, *layout, from, to);
+        } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, filled]) {
+            filled[index].copy_row(copier, *layout, &read[index], from, to);
+        }
+        Ok(())
     }
 
     /// From now on the newest state of a sequence is what the last run, over `places` rows, wrote at `position`. States
