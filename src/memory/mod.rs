@@ -48,7 +48,7 @@ pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
     Ok(made)
 }
 
-/// A vector of `count` zeros, as [`reserve`].
+/// A vector of `count` zeros. Use it as [`reserve`] where a request decides the count.
 pub fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, MemoryError> {
     let mut made = reserve(count)?;
     made.resize(count, T::default());
