@@ -1,9 +1,10 @@
 //! Turns `include/triton.h` into `bindings.rs`.
 //!
-//! bindgen translates the header. Its functions would be undefined symbols of the library that uses
-//! them, so they are taken out again and become fields of the table `Api`, names in `SYMBOLS`, and,
-//! for what a backend itself exports, types in `entry_point`. bindgen's own table
-//! (`dynamic_library_name`) isn't used because its methods panic where a symbol is missing.
+//! bindgen translates the header. The functions that it declares would be undefined symbols of the
+//! library that uses this crate. So we remove these declarations. A function that the server exports
+//! becomes a field of the table `Api` and a name in `SYMBOLS`. A function that a backend exports
+//! becomes a type in `entry_point`. We do not use bindgen's own table (`dynamic_library_name`),
+//! because its methods panic if a symbol is missing.
 
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
@@ -15,7 +16,7 @@ use syn::{File, ForeignItem, ForeignItemFn, Item, LitCStr, parse_quote};
 
 const HEADER: &str = "include/triton.h";
 
-/// What a backend exports: never looked up.
+/// The functions that a backend exports.
 const ENTRY_POINTS: [&str; 8] = [
     "TRITONBACKEND_Initialize",
     "TRITONBACKEND_Finalize",
@@ -27,7 +28,7 @@ const ENTRY_POINTS: [&str; 8] = [
     "TRITONBACKEND_ModelInstanceExecute",
 ];
 
-/// Enumerations whose values are combined in a `uint32_t`, and so are plain constants.
+/// Enumerations whose values are bits of a `uint32_t`. They become plain constants.
 const FLAGS: &str = "TRITONSERVER_(RequestFlag|RequestReleaseFlag|ResponseCompleteFlag)";
 
 fn main() {
@@ -55,7 +56,7 @@ fn translate_header() -> String {
         .constified_enum(FLAGS)
         .prepend_enum_name(false)
         .formatter(bindgen::Formatter::None);
-    // libclang alone has no stddef.h; its own headers win where it has them.
+    // libclang may come without stddef.h. If it has its own, that one is used.
     if let Some(folder) = compiler_headers() {
         builder = builder.clang_arg(format!("-idirafter{}", folder.display()));
     }
@@ -64,9 +65,8 @@ fn translate_header() -> String {
         Ok(Err(error)) => panic!("bindgen could not translate {HEADER}: {error}"),
         Err(_) => panic!(
             "bindgen could not run, most likely because it found no libclang: set LIBCLANG_PATH to \
-             the folder that has libclang.so. Any libclang will do, the distribution's \
-             (libclang-dev) or the Python package's (pip install libclang; the folder is \
-             site-packages/clang/native)"
+             the folder that has libclang.so. Any libclang works: the distribution's (libclang-dev), or \
+             the Python package's (pip install libclang; the folder is site-packages/clang/native)"
         ),
     }
 }
@@ -76,7 +76,7 @@ fn compiler_headers() -> Option<PathBuf> {
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let output = Command::new(compiler).arg("-print-file-name=include").output().ok()?;
     let folder = String::from_utf8(output.stdout).ok()?;
-    // A compiler that doesn't know the folder answers with the bare word.
+    // A compiler that does not know the folder prints the word "include".
     Some(Path::new(folder.trim())).filter(|path| path.is_absolute()).map(Path::to_owned)
 }
 
@@ -98,7 +98,7 @@ fn is_entry_point(function: &ForeignItemFn) -> bool {
     ENTRY_POINTS.iter().any(|name| function.sig.ident == name)
 }
 
-/// `Api`: a field for each function, the empty table, and the table of a library.
+/// Generates the table `Api`, with a field for each function.
 fn table(functions: &[ForeignItemFn]) -> [Item; 2] {
     let names: Vec<_> = functions.iter().map(|function| &function.sig.ident).collect();
     let c_names = names.iter().map(|name| c_string(&name.to_string()));
@@ -106,8 +106,8 @@ fn table(functions: &[ForeignItemFn]) -> [Item; 2] {
     let pointers = functions.iter().map(pointer);
     [
         parse_quote! {
-            /// The functions of Triton, each `None` where the server hasn't got it. Call them
-            /// through [`call!`](crate::call).
+            /// Triton's functions. Those that the server does not have are `None`. Call them with
+            /// [`call!`](crate::call).
             #[derive(Clone, Copy)]
             pub struct Api {
                 #( #docs pub #names: Option<#pointers>, )*
@@ -118,14 +118,15 @@ fn table(functions: &[ForeignItemFn]) -> [Item; 2] {
                 /// A table in which every function is missing.
                 pub const EMPTY: Self = Self { #( #names: None, )* };
 
-                /// Looks every function up.
+                /// Looks up all functions.
                 ///
                 /// # Safety
                 ///
                 /// The library's symbols of these names must be Triton's functions, and the library
                 /// must stay loaded while the table is used.
                 pub(crate) unsafe fn from_library(library: &crate::resolve::Library) -> Self {
-                    // SAFETY: the caller vouches for the symbols; the types are the header's.
+                    // SAFETY: the caller guarantees that the symbols are Triton's functions; the types are the
+                    // header's.
                     unsafe { Self { #( #names: crate::resolve::find(library, #c_names), )* } }
                 }
             }

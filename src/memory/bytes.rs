@@ -1,11 +1,11 @@
-//! Bytes that lie on the host or on a device.
+//! Bytes in memory of the host or of a device.
 
 use std::sync::Arc;
 
 use super::device::{Device, DeviceBuffer, DeviceMemory};
 use super::{Buffer, MemoryError};
 
-/// A part of a device's memory, borrowed like a slice. Its bytes are reached by what is enqueued only.
+/// Bytes in a device's memory, borrowed like a slice. Only enqueued work can read or write them.
 #[derive(Clone, Copy)]
 pub struct Span<'a> {
     address: u64,
@@ -14,31 +14,31 @@ pub struct Span<'a> {
 }
 
 impl<'a> Span<'a> {
-    /// No bytes.
+    /// An empty span.
     pub const fn none() -> Self {
         Self { address: 0, bytes: 0, memory: None }
     }
 
-    /// What a queue keeps that works with it.
+    /// The allocation that the bytes are in, for a queue to keep alive; `None` for an empty span.
     pub const fn memory(self) -> Option<&'a Arc<DeviceMemory>> {
         self.memory
     }
 
-    /// Where it begins.
+    /// Address of the first byte on the device.
     pub const fn address(self) -> u64 {
         self.address
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }
 }
 
 impl DeviceBuffer {
-    /// A part of the buffer. Panics if there is no such part.
+    /// The `bytes` bytes from `offset` on. Panics if the buffer ends before them.
     pub fn span(&self, offset: usize, bytes: usize) -> Span<'_> {
-        assert!(offset + bytes <= self.byte_len(), "more than there is");
+        assert!(offset + bytes <= self.byte_len(), "a span beyond the end of its buffer");
         Span { address: self.address() + offset as u64, bytes, memory: Some(self.memory()) }
     }
 }
@@ -46,22 +46,22 @@ impl DeviceBuffer {
 /// Bytes to read.
 #[derive(Clone, Copy)]
 pub enum Bytes<'a> {
-    /// Of the host.
+    /// In host memory.
     Host(&'a [u8]),
-    /// Of a device.
+    /// In a device's memory.
     Device(Span<'a>),
 }
 
 /// Bytes to write.
 pub enum BytesMut<'a> {
-    /// Of the host.
+    /// In host memory.
     Host(&'a mut [u8]),
-    /// Of a device.
+    /// In a device's memory.
     Device(Span<'a>),
 }
 
 impl<'a> Bytes<'a> {
-    /// How many.
+    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         match self {
             Self::Host(bytes) => bytes.len(),
@@ -69,7 +69,7 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// Where they begin, on their side.
+    /// Address of the first byte; of a device's bytes, the address on the device.
     pub fn address(self) -> *const u8 {
         match self {
             Self::Host(bytes) => bytes.as_ptr(),
@@ -77,35 +77,35 @@ impl<'a> Bytes<'a> {
         }
     }
 
-    /// Those of the host. Panics if they are not there.
+    /// The bytes as a slice. Panics if they are on a device.
     pub fn host(self) -> &'a [u8] {
         match self {
             Self::Host(bytes) => bytes,
-            Self::Device(_) => panic!("bytes of a device are not the host's to read"),
+            Self::Device(_) => panic!("bytes on a device cannot be read as a slice"),
         }
     }
 }
 
 impl<'a> BytesMut<'a> {
-    /// Those of the host. Panics if they are not there.
+    /// The bytes as a slice. Panics if they are on a device.
     pub fn host(self) -> &'a mut [u8] {
         match self {
             Self::Host(bytes) => bytes,
-            Self::Device(_) => panic!("bytes of a device are not the host's to write"),
+            Self::Device(_) => panic!("bytes on a device cannot be written as a slice"),
         }
     }
 }
 
-/// The memory of a tensor, on the side where the model runs.
+/// The memory of a tensor: on the device where the model runs, or on the host.
 pub enum Store {
-    /// On the host.
+    /// In host memory.
     Host(Buffer),
-    /// On a device.
+    /// In a device's memory.
     Device(DeviceBuffer),
 }
 
 impl Store {
-    /// Memory on the device, if there is one, else on the host, where it is zeroed.
+    /// Allocates on the device, or on the host if `device` is `None`. Only host memory is zeroed.
     pub fn new(device: Option<&Arc<Device>>, bytes: usize) -> Result<Self, MemoryError> {
         Ok(match device {
             None => Self::Host(Buffer::new(bytes)?),
@@ -113,7 +113,7 @@ impl Store {
         })
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub const fn byte_len(&self) -> usize {
         match self {
             Self::Host(buffer) => buffer.len(),
@@ -121,7 +121,7 @@ impl Store {
         }
     }
 
-    /// Where they begin, on their side.
+    /// Address of the first byte; of memory on a device, the address on the device.
     pub fn address(&self) -> *mut u8 {
         match self {
             Self::Host(buffer) => buffer.as_ptr(),

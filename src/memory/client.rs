@@ -1,14 +1,15 @@
 //! Memory that Triton lends for the inputs of a request and the outputs of a response.
 //!
-//! It may be shared memory, which the client can write while we read it and read while we write it, and memory for
-//! outputs is not initialised. A slice over it would promise the compiler that no one else writes to it and that every
-//! byte has a value. So there are [`ClientBytes`] to copy from and [`ClientBytesMut`] to copy to.
+//! It may be shared memory: a client can write to it while we read it, and read it while we write to it. Memory for
+//! outputs is not initialised. A slice over such memory would be unsound, because a slice promises the compiler that
+//! nobody else writes to the bytes and that all of them are initialised. So we copy from [`ClientBytes`] and to
+//! [`ClientBytesMut`].
 //!
 //! Rules:
-//! 1. No slice is ever made over such memory: bytes are copied out of it or into it.
-//! 2. Bytes that decide anything, or that count for more than one row, are copied once, and only the copy is looked at.
-//!    While a client writes, a copy has some mixture of old and new bytes, which concerns that client alone.
-//! 3. All bytes of an output are written, because a client must not read what was in its memory before.
+//! 1. We never make a slice over this memory. We copy bytes out of it or into it.
+//! 2. Bytes that we check, or that more than one row uses, are copied once, and we use only the copy. If a client
+//!    writes during the copy, the copy mixes old and new bytes. This affects only that client.
+//! 3. We write every byte of an output. Otherwise its client could read what the memory held before.
 //!
 //! Not for: memory of GPUs ([`super::device`]).
 
@@ -18,7 +19,7 @@ use std::ptr;
 
 use super::{MemoryError, reserve};
 
-/// Bytes of an input.
+/// Bytes of an input, which others may write to.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientBytes<'a> {
     start: *const u8,
@@ -28,27 +29,28 @@ pub struct ClientBytes<'a> {
 
 impl<'a> ClientBytes<'a> {
     /// # Safety
-    /// `bytes` bytes from `start` on must be readable during `'a`. Others may write to them.
+    /// During `'a`, the `bytes` bytes from `start` on must be readable. Others may write to them.
     pub const unsafe fn new(start: *const u8, bytes: usize) -> Self {
         Self { start, bytes, lent: PhantomData }
     }
 
-    /// How many.
+    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }
 
-    /// Some of the bytes. Panics if there are no such.
+    /// The bytes in `range`. Panics if it goes beyond the end.
     pub fn part(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.bytes, "more than there is");
-        // SAFETY: within the bytes, as was just seen.
+        assert!(range.start <= range.end && range.end <= self.bytes, "a range beyond the end");
+        // SAFETY: the range is within the bytes, as checked above.
         Self { start: unsafe { self.start.add(range.start) }, bytes: range.len(), lent: PhantomData }
     }
 
     /// Copies all bytes. Panics if `to` has another size.
     pub fn copy_to(self, to: &mut [u8]) {
-        assert_eq!(to.len(), self.bytes, "another size");
-        // SAFETY: readable by `new`'s promise; `to` is borrowed exclusively, so the two do not overlap.
+        assert_eq!(to.len(), self.bytes, "a copy to a slice of another size");
+        // SAFETY: the caller of `new` guarantees that the bytes are readable. `to` is borrowed exclusively, so the two
+        // do not overlap.
         unsafe { ptr::copy_nonoverlapping(self.start, to.as_mut_ptr(), self.bytes) };
     }
 
@@ -62,12 +64,12 @@ impl<'a> ClientBytes<'a> {
 
 impl<'a> From<&'a [u8]> for ClientBytes<'a> {
     fn from(bytes: &'a [u8]) -> Self {
-        // SAFETY: a slice can be read as long as it is borrowed.
+        // SAFETY: the bytes of a slice are readable while it is borrowed.
         unsafe { Self::new(bytes.as_ptr(), bytes.len()) }
     }
 }
 
-/// Copies pieces, one after another, to memory of ours.
+/// Copies pieces, one after another, into a new vector.
 pub fn copy_all<'a>(pieces: impl Iterator<Item = ClientBytes<'a>> + Clone) -> Result<Vec<u8>, MemoryError> {
     let mut copied = reserve(pieces.clone().map(ClientBytes::byte_len).fold(0, usize::saturating_add))?;
     pieces.for_each(|piece| piece.append_to(&mut copied));
@@ -85,23 +87,23 @@ pub struct ClientBytesMut<'a> {
 
 impl ClientBytesMut<'_> {
     /// # Safety
-    /// `bytes` bytes from `start` on must be writable during `'a`, and nobody else in this process uses them meanwhile.
+    /// During `'a`, the `bytes` bytes from `start` on must be writable, and nothing else in this process may use them.
     pub const unsafe fn new(start: *mut u8, bytes: usize) -> Self {
         Self { start, bytes, written: 0, lent: PhantomData }
     }
 
     /// Appends bytes. Panics if there is no room for them.
     pub fn write(&mut self, piece: &[u8]) {
-        assert!(piece.len() <= self.bytes - self.written, "more than there is room for");
-        // SAFETY: writable by `new`'s promise, and there is room, as was just seen. By the same promise nothing else in
-        // this process uses these bytes, so `piece` does not overlap with them.
+        assert!(piece.len() <= self.bytes - self.written, "more bytes than the output has room for");
+        // SAFETY: there is room, as checked above. The caller of `new` guarantees that the bytes are writable and that
+        // nothing else in this process uses them, so `piece` does not overlap with them.
         unsafe { ptr::copy_nonoverlapping(piece.as_ptr(), self.start.add(self.written), piece.len()) };
         self.written += piece.len();
     }
 
-    /// Panics if some bytes have not been written.
+    /// Checks that all bytes have been written. Panics if not.
     pub fn finish(self) {
-        assert_eq!(self.written, self.bytes, "an output of another size");
+        assert_eq!(self.written, self.bytes, "an incomplete output");
     }
 }
 
@@ -121,39 +123,39 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_refused() {
+    fn a_copy_that_no_memory_can_hold_is_an_error() {
         let huge = ClientBytes { start: ptr::null(), bytes: usize::MAX, lent: PhantomData };
         assert_eq!(copy_all([huge].into_iter()).err(), Some(MemoryError::Host { bytes: usize::MAX }));
     }
 
     #[test]
-    fn memory_without_values_is_written_as_a_whole() {
+    fn uninitialised_memory_is_written_completely() {
         let mut memory = [MaybeUninit::<u8>::uninit(); 3];
-        // SAFETY: the array lives until the end and is used again only behind the writer.
+        // SAFETY: the array outlives the writer, and is used again only after it.
         let mut writer = unsafe { ClientBytesMut::new(memory.as_mut_ptr().cast(), memory.len()) };
         writer.write(&[7, 8]);
         writer.write(&[]);
         writer.write(&[9]);
         writer.finish();
-        // SAFETY: all three have been written.
+        // SAFETY: the writer has written all three bytes.
         assert_eq!(memory.map(|byte| unsafe { byte.assume_init() }), [7, 8, 9]);
     }
 
     #[test]
-    #[should_panic(expected = "an output of another size")]
-    fn an_output_that_is_not_whole_is_not_finished() {
+    #[should_panic(expected = "an incomplete output")]
+    fn an_incomplete_output_is_not_finished() {
         let mut memory = [0u8; 3];
-        // SAFETY: as above.
+        // SAFETY: the array outlives the writer, and is not used while the writer exists.
         let mut writer = unsafe { ClientBytesMut::new(memory.as_mut_ptr(), memory.len()) };
         writer.write(&[7, 8]);
         writer.finish();
     }
 
     #[test]
-    #[should_panic(expected = "more than there is room for")]
-    fn nothing_is_written_behind_an_output() {
+    #[should_panic(expected = "more bytes than the output has room for")]
+    fn nothing_is_written_beyond_the_end_of_an_output() {
         let mut memory = [0u8; 3];
-        // SAFETY: as above.
+        // SAFETY: the array outlives the writer, and is not used while the writer exists.
         unsafe { ClientBytesMut::new(memory.as_mut_ptr(), 2) }.write(&[7, 8, 9]);
     }
 }

@@ -4,42 +4,42 @@ use memmap2::{Advice, MmapMut, MmapRaw, RemapOptions};
 
 use super::MemoryError;
 
-/// Buffers of this size and more ask for pages of 2 MiB: copies of large states then miss fewer translations.
+/// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB misses.
 const HUGE_FROM: usize = 4 << 20;
 
-/// Zeroed bytes at an address that suits any vector load. They come from the system page by page, cost nothing until
-/// touched, and go back to the system when dropped, where an allocator would keep them.
+/// Zeroed host memory, aligned to a page. The pages come from the system when they are first touched, and go back to it
+/// when the buffer is dropped. (An allocator could keep them.)
 pub struct Buffer {
     pages: MmapRaw,
     bytes: usize,
 }
 
 impl Buffer {
-    /// Allocates; an empty buffer has a valid address too.
+    /// Allocates `bytes` bytes. An empty buffer has a valid address, too.
     pub fn new(bytes: usize) -> Result<Self, MemoryError> {
         let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| MemoryError::Host { bytes })?;
         if bytes >= HUGE_FROM {
-            // Advice: where the system does not take it, pages are small.
+            // A system that does not follow this advice gives small pages, which work as well.
             let _ = pages.advise(Advice::HugePage);
         }
         Ok(Self { pages: pages.into(), bytes })
     }
 
-    /// Makes it larger or smaller; the contents stay as far as there is room, and are not copied.
+    /// Grows or shrinks the buffer. The bytes that still fit keep their values, without being copied.
     pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryError> {
-        // SAFETY: an anonymous mapping of this buffer's own; `&mut self` says that no slice of it is left.
+        // SAFETY: the mapping is anonymous and belongs to this buffer; `&mut self` proves that no slice of it exists.
         unsafe { self.pages.remap(bytes.max(1), RemapOptions::new().may_move(true)) }
             .map_err(|_| MemoryError::Host { bytes })?;
         self.bytes = bytes;
         Ok(())
     }
 
-    /// Bytes that were asked for.
+    /// Number of bytes that were requested.
     pub const fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Whether [`Self::len`] is 0.
     pub const fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -49,15 +49,15 @@ impl Buffer {
         self.pages.as_mut_ptr()
     }
 
-    /// The bytes.
+    /// The bytes, to read.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has at least `bytes` bytes, zeroed at first, and is borrowed from self.
+        // SAFETY: the mapping has at least `bytes` bytes, is initialised with zeros, and is borrowed from `self`.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
 
-    /// The bytes, to change.
+    /// The bytes, to write.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and `&mut self` makes it the only access.
+        // SAFETY: as in `bytes`; `&mut self` makes this slice the only access.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
     }
 }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn a_buffer_grows_and_shrinks_around_its_contents() {
+    fn a_buffer_keeps_its_contents_when_it_grows_and_shrinks() {
         let mut buffer = Buffer::new(10_000).unwrap();
         buffer.bytes_mut().fill(7);
         buffer.resize(1 << 20).unwrap();

@@ -1,10 +1,13 @@
-//! Memory that holds tensors: batch buffers, slabs of state slots, and the copies between rows of them.
+//! Memory that holds tensors: batch buffers, slabs of state slots, and the copies of rows between them.
 //!
-//! Rules: a [`Buffer`] has one owner; a [`SlotMemory`] is the only way to a slot's bytes and exists once while the slot
-//! is checked out. What is on the host is worked on as slices, what is on a device ([`device`]) by what is enqueued
-//! there; [`Bytes`] may be either. What Triton lends ([`client`]) is only copied.
+//! Rules:
+//! - A [`Buffer`] has one owner.
+//! - Only a [`SlotMemory`] gives access to a slot's bytes, and each slot has at most one.
+//! - Host memory is read and written as slices. Memory of a device ([`device`]) is read and written only by work that
+//!   is enqueued on a stream. [`Bytes`] may be either.
+//! - Memory that Triton lends ([`client`]) is only copied from and to.
 //!
-//! Not for: deciding what is copied where.
+//! Not for: deciding which bytes are copied where.
 
 mod bytes;
 pub mod client;
@@ -22,22 +25,22 @@ pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use strings::Strings;
 pub use varying::{Budget, NoRoom, PAGES_FROM, Shared, Varying};
 
-/// Memory that cannot be had.
+/// Why memory could not be allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// The system has no more memory.
+    /// The host has too little memory.
     #[error("{bytes} bytes of host memory cannot be had")]
     Host {
-        /// What was asked for.
+        /// Bytes that were requested.
         bytes: usize,
     },
-    /// A device has no more, or has failed.
+    /// The device has too little memory, or it failed.
     #[error(transparent)]
     Device(#[from] device::DeviceError),
 }
 
-/// An empty vector with room for `count` elements. For counts that a request decides: too large a one is an error of
-/// that request instead of the end of the server.
+/// An empty vector with room for `count` elements. Use it where a request decides the count: if the memory cannot be
+/// allocated, that request fails and the server lives.
 pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
     let mut made = Vec::new();
     let bytes = count.saturating_mul(size_of::<T>());
@@ -45,7 +48,7 @@ pub fn reserve<T>(count: usize) -> Result<Vec<T>, MemoryError> {
     Ok(made)
 }
 
-/// A vector of `count` zeros, as [`reserve`].
+/// A vector of `count` zeros. Use it as [`reserve`] where a request decides the count.
 pub fn zeros<T: Clone + Default>(count: usize) -> Result<Vec<T>, MemoryError> {
     let mut made = reserve(count)?;
     made.resize(count, T::default());
@@ -57,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_there_can_be_is_an_error() {
+    fn a_count_that_no_memory_can_hold_is_an_error() {
         assert_eq!(reserve::<usize>(usize::MAX), Err(MemoryError::Host { bytes: usize::MAX }));
         assert_eq!(zeros::<u8>(usize::MAX), Err(MemoryError::Host { bytes: usize::MAX }));
         assert_eq!(zeros::<usize>(2), Ok(vec![0, 0]));

@@ -1,4 +1,7 @@
-//! Copies between a row alone and the same row within a batch, on host memory (see [`RowLayout`]).
+//! Copies of rows into batches, out of them, and between them, in host memory.
+//!
+//! A row *alone* is contiguous. In a batch, the same row consists of *pieces* with the other rows' pieces between them
+//! (see [`RowLayout`]).
 
 #![forbid(unsafe_code)]
 
@@ -8,23 +11,23 @@ use half::slice::HalfFloatSliceExt;
 use super::ClientBytes;
 use crate::tensor::{Chunk, RowLayout};
 
-/// Writes `row` into place `index` of a batch of `rows`. The sizes are the layout's; panics if they are not.
+/// Writes `row` as row `index` of a batch of `rows` rows. Panics if a size does not match the layout.
 pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
     let mut writer = RowWriter::new(layout, batch, index, rows);
     writer.write(row.into());
     writer.finish();
 }
 
-/// Reads place `index` of a batch of `rows` into `row`. The sizes are the layout's; panics if they are not.
+/// Reads row `index` of a batch of `rows` rows into `row`. Panics if a size does not match the layout.
 pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
-    assert_eq!(row.len(), layout.row_bytes(), "row of another size");
+    assert_eq!(row.len(), layout.row_bytes(), "a row of another size than the layout's");
     for (outer, piece) in pieces_of(layout, batch, index, rows).enumerate() {
         let to = outer * layout.inner_bytes;
         row[to..to + layout.inner_bytes].copy_from_slice(piece);
     }
 }
 
-/// The pieces of place `index` of a batch of `rows`, one after another. Panics if the batch is too small.
+/// The pieces of row `index` of a batch of `rows` rows, in order. Panics if the batch is too small.
 pub fn pieces_of(layout: RowLayout, batch: &[u8], index: usize, rows: usize) -> impl Iterator<Item = &[u8]> {
     (0..pieces(layout)).map(move |outer| {
         let from = (outer * rows + index) * layout.inner_bytes;
@@ -32,8 +35,8 @@ pub fn pieces_of(layout: RowLayout, batch: &[u8], index: usize, rows: usize) -> 
     })
 }
 
-/// Copies a row from its place in one batch to its place in another; each is the index and the number of rows. Panics
-/// if the batches are too small.
+/// Copies row `index` of `rows` rows in the batch `from` to row `at.0` of `at.1` rows in the batch `to`. Panics if a
+/// batch is too small.
 pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), to: &mut [u8], at: (usize, usize)) {
     let bytes = layout.inner_bytes;
     for outer in 0..pieces(layout) {
@@ -42,7 +45,7 @@ pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), t
     }
 }
 
-/// As [`transfer`], within one batch; the places must not overlap.
+/// As [`transfer`], within one buffer. The pieces of the two rows must not overlap.
 pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize), to: (usize, usize)) {
     let bytes = layout.inner_bytes;
     for outer in 0..pieces(layout) {
@@ -51,7 +54,7 @@ pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize),
     }
 }
 
-/// Rounds a row of fp32 to what fp16 can hold.
+/// Rounds each fp32 value of a row to the nearest value that fp16 can represent.
 pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
     for outer in 0..pieces(layout) {
         let place = (outer * rows + index) * layout.inner_bytes;
@@ -65,7 +68,7 @@ pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: us
     }
 }
 
-/// As [`put`], for a row of fp16 and a batch of fp32.
+/// As [`put`], from a row of fp16 to a batch of fp32.
 pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
     for outer in 0..pieces(layout) {
@@ -75,7 +78,7 @@ pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize
     }
 }
 
-/// As [`take`], for a batch of fp32 and a row of fp16: rounds to nearest even, keeps infinities and NaN.
+/// As [`take`], from a batch of fp32 to a row of fp16. Rounds to nearest even; infinities and NaN stay.
 pub fn take_narrowed(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
     for outer in 0..pieces(layout) {
@@ -85,12 +88,13 @@ pub fn take_narrowed(layout: RowLayout, batch: &[u8], index: usize, rows: usize,
     }
 }
 
-/// How many pieces a row has in a batch; none without bytes, for then nobody says where they are, or how few.
+/// Number of pieces that a row has in a batch. A row without bytes has none: its batch may have an unaligned address,
+/// and `outer` may be any number.
 const fn pieces(layout: RowLayout) -> usize {
     if layout.inner_bytes == 0 { 0 } else { layout.outer }
 }
 
-/// Fills place `index` of a batch of `rows` with zeros.
+/// Fills row `index` of a batch of `rows` rows with zeros.
 pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
     for outer in 0..pieces(layout) {
         let from = (outer * rows + index) * layout.inner_bytes;
@@ -98,33 +102,33 @@ pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
     }
 }
 
-/// Writes a window's elements to where its chunks lie in the batch. Panics if the sizes do not fit.
+/// Copies the elements of a window from `alone` to their chunks in the batch. Panics if a chunk is out of bounds.
 pub fn put_window(chunks: impl Iterator<Item = Chunk>, alone: ClientBytes, batch: &mut [u8]) {
     for Chunk { in_batch, alone: from, bytes } in chunks {
         alone.part(from..from + bytes).copy_to(&mut batch[in_batch..in_batch + bytes]);
     }
 }
 
-/// The pieces of a window, in the order that they have alone. Panics if the batch is too small.
+/// The chunks of a window in the batch, in the order that they have alone. Panics if a chunk is out of bounds.
 pub fn pieces_of_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8]) -> impl Iterator<Item = &[u8]> {
     chunks.map(|Chunk { in_batch, bytes, .. }| &batch[in_batch..in_batch + bytes])
 }
 
-/// Reads a window's elements from where its chunks lie in the batch. Panics if the sizes do not fit.
+/// Copies the elements of a window from their chunks in the batch to `alone`. Panics if a chunk is out of bounds.
 pub fn take_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8], alone: &mut [u8]) {
     for Chunk { in_batch, alone: to, bytes } in chunks {
         alone[to..to + bytes].copy_from_slice(&batch[in_batch..in_batch + bytes]);
     }
 }
 
-/// Fills a window with zeros.
+/// Fills the chunks of a window in the batch with zeros.
 pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
     for Chunk { in_batch, bytes, .. } in chunks {
         batch[in_batch..in_batch + bytes].fill(0);
     }
 }
 
-/// Writes a row that comes in pieces.
+/// Writes one row of a batch from the buffers of an input, which may be cut anywhere.
 pub struct RowWriter<'a> {
     layout: RowLayout,
     batch: &'a mut [u8],
@@ -134,29 +138,29 @@ pub struct RowWriter<'a> {
 }
 
 impl<'a> RowWriter<'a> {
-    /// A writer for place `index` of a batch of `rows`.
+    /// A writer for row `index` of a batch of `rows` rows. Panics if the batch does not match the layout.
     pub fn new(layout: RowLayout, batch: &'a mut [u8], index: usize, rows: usize) -> Self {
-        assert_eq!(batch.len(), layout.row_bytes() * rows, "batch of another size");
+        assert_eq!(batch.len(), layout.row_bytes() * rows, "a batch of another size than the layout's");
         Self { layout, batch, index, rows, written: 0 }
     }
 
-    /// Appends a piece. Panics if the row has no room for it.
-    pub fn write(&mut self, piece: ClientBytes) {
-        assert!(piece.byte_len() <= self.layout.row_bytes() - self.written, "row of another size");
+    /// Appends the bytes of the next buffer. Panics if the row has no room for them.
+    pub fn write(&mut self, buffer: ClientBytes) {
+        assert!(buffer.byte_len() <= self.layout.row_bytes() - self.written, "more bytes than the row has room for");
         let mut from = 0;
-        while from < piece.byte_len() {
+        while from < buffer.byte_len() {
             let (outer, inner) = (self.written / self.layout.inner_bytes, self.written % self.layout.inner_bytes);
-            let now = (piece.byte_len() - from).min(self.layout.inner_bytes - inner);
+            let now = (buffer.byte_len() - from).min(self.layout.inner_bytes - inner);
             let start = (outer * self.rows + self.index) * self.layout.inner_bytes + inner;
-            piece.part(from..from + now).copy_to(&mut self.batch[start..start + now]);
+            buffer.part(from..from + now).copy_to(&mut self.batch[start..start + now]);
             self.written += now;
             from += now;
         }
     }
 
-    /// Panics if the row is not complete.
+    /// Checks that the row is complete. Panics if not.
     pub fn finish(self) {
-        assert_eq!(self.written, self.layout.row_bytes(), "row of another size");
+        assert_eq!(self.written, self.layout.row_bytes(), "an incomplete row");
     }
 }
 
@@ -166,9 +170,9 @@ mod tests {
 
     use super::*;
 
-    /// ONNX Runtime gives a tensor without elements an address that is aligned to nothing.
+    /// ONNX Runtime gives a tensor without elements an unaligned address.
     #[test]
-    fn a_row_without_bytes_is_copied_wherever_it_lies_and_however_many_there_would_be() {
+    fn a_row_without_bytes_may_have_any_address_and_any_number_of_pieces() {
         let layout = RowLayout { outer: usize::MAX, inner_bytes: 0 };
         let bytes = &mut [0u8; 5];
         let (empty, other) = bytes.split_at_mut(3);
@@ -181,8 +185,7 @@ mod tests {
         zero(layout, other, 0, 1);
     }
 
-    /// Byte `i` of a row alone lies here in the batch; written from the definition of a row-major tensor
-    /// `[outer, rows, inner]`.
+    /// Position in the batch of byte `i` of a row, from the definition of a row-major tensor `[outer, rows, inner]`.
     fn place(layout: RowLayout, i: usize, index: usize, rows: usize) -> usize {
         let (outer, inner) = (i / layout.inner_bytes, i % layout.inner_bytes);
         outer * rows * layout.inner_bytes + index * layout.inner_bytes + inner
@@ -223,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn fp16_rows_round_to_nearest_even_and_keep_what_has_no_size() {
+    fn fp16_rows_round_to_nearest_even_and_keep_infinities_and_nan() {
         let layout = RowLayout { outer: 2, inner_bytes: 16 };
         // Halfway cases round to the even neighbour: 2049 to 2048, 2051 to 2052; 65520 is halfway to infinity.
         let values = [2049.0, 2051.0, 65520.0, 65519.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
@@ -246,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_row_is_no_work() {
+    fn a_row_without_pieces_copies_nothing() {
         let layout = RowLayout { outer: 0, inner_bytes: 0 };
         put(layout, &[], &mut [], 0, 3);
         take(layout, &[], 0, 3, &mut []);

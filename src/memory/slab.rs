@@ -7,30 +7,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::device::{Device, DeviceBuffer};
 use super::{Buffer, Bytes, BytesMut, MemoryError, Span};
 
-/// Sizes of a slot.
+/// How large a slot is, and where its bytes are.
 #[derive(Clone)]
 pub struct SlotSpec {
-    /// Bytes from one slot to the next.
+    /// Bytes of a slot, including those on a device.
     pub slot_bytes: usize,
-    /// Where the model runs on a device: the device, and how many of the slot's first bytes lie there. The rest is
-    /// the host's.
+    /// For a model on a device: the device, and the number of the slot's first bytes that are there. The other bytes
+    /// are on the host.
     pub device: Option<(Arc<Device>, usize)>,
 }
 
-/// Memory of a number of slots, one after another. Its contents are reached through [`SlotMemory`] only.
+/// Memory of a number of slots, one after another. Only [`SlotMemory`] gives access to the contents.
 pub struct Slab {
     host: Buffer,
-    /// Bytes of a slot on the host.
+    /// Bytes of each slot that are on the host.
     host_bytes: usize,
     device: Option<DeviceBuffer>,
-    /// Bytes of a slot on the device, the first ones.
+    /// Bytes of each slot that are on the device: its first ones.
     device_bytes: usize,
-    /// Of each slot, whether there is a [`SlotMemory`].
+    /// For each slot, whether its [`SlotMemory`] exists.
     taken: Vec<AtomicBool>,
 }
 
 impl Slab {
-    /// Memory for `slots` slots.
+    /// Allocates memory for `slots` slots.
     pub fn new(slots: usize, spec: &SlotSpec) -> Result<Self, MemoryError> {
         let device_bytes = spec.device.as_ref().map_or(0, |&(_, bytes)| bytes);
         let host_bytes = spec.slot_bytes - device_bytes;
@@ -44,7 +44,8 @@ impl Slab {
         };
         Ok(Self { host: Buffer::new(all(host_bytes)?)?, host_bytes, device, device_bytes, taken })
     }
-    /// Access to slot number `index`; `None` while somebody has it, and if there is no such slot.
+
+    /// Access to slot `index`. `None` if the slot's [`SlotMemory`] exists already, or if the slab has no such slot.
     pub fn take(self: &Arc<Self>, index: usize) -> Option<SlotMemory> {
         let was_taken = self.taken.get(index)?.swap(true, Ordering::Acquire);
         (!was_taken).then(|| SlotMemory { slab: self.clone(), index })
@@ -58,38 +59,38 @@ impl Slab {
     }
 }
 
-/// Where some of a slot's bytes are.
+/// Where a part of a slot is.
 enum Part {
-    /// Offset in the device's buffer, and how many.
+    /// Offset in the slab's device buffer, and number of bytes.
     Device(usize, usize),
-    /// Within the host's part of the slot.
+    /// Range within the bytes that the slot has on the host.
     Host(Range<usize>),
 }
 
-/// Exclusive access to the contents of one slot, given back when dropped. Keeps the slab alive.
+/// Exclusive access to the contents of one slot until it is dropped. Keeps the slab alive.
 pub struct SlotMemory {
     slab: Arc<Slab>,
     index: usize,
 }
 
 impl SlotMemory {
-    /// Some of the slot's bytes, which all lie on the same side. Panics if they do not.
+    /// The slot's bytes in `range`. Panics unless all of them are on the host or all are on the device.
     pub fn part(&self, range: Range<usize>) -> Bytes<'_> {
-        match self.place(range) {
+        match self.locate(range) {
             Part::Device(offset, bytes) => Bytes::Device(self.slab.span(offset, bytes)),
             Part::Host(range) => Bytes::Host(&self.host()[range]),
         }
     }
 
-    /// As [`SlotMemory::part`], to change.
+    /// As [`SlotMemory::part`], to write.
     pub fn part_mut(&mut self, range: Range<usize>) -> BytesMut<'_> {
-        match self.place(range) {
+        match self.locate(range) {
             Part::Device(offset, bytes) => BytesMut::Device(self.slab.span(offset, bytes)),
             Part::Host(range) => BytesMut::Host(&mut self.host_mut()[range]),
         }
     }
 
-    fn place(&self, range: Range<usize>) -> Part {
+    fn locate(&self, range: Range<usize>) -> Part {
         let on_device = self.slab.device_bytes;
         if range.end <= on_device && self.slab.device.is_some() {
             Part::Device(self.index * on_device + range.start, range.len())
@@ -99,13 +100,14 @@ impl SlotMemory {
     }
 
     fn host(&self) -> &[u8] {
-        // SAFETY: `take` checked the bounds; nobody writes to the slot, as this is its only SlotMemory.
+        // SAFETY: `take` checked the index. This is the slot's only SlotMemory, and it is borrowed, so nothing writes
+        // to the slot.
         unsafe { std::slice::from_raw_parts(self.host_start(), self.slab.host_bytes) }
     }
 
     fn host_mut(&mut self) -> &mut [u8] {
-        // SAFETY: `take` checked the bounds; this is the slot's only SlotMemory and it is borrowed exclusively. Other
-        // slots of the slab are other bytes, and the slab itself never makes a slice over them.
+        // SAFETY: `take` checked the index. This is the slot's only SlotMemory, and it is borrowed exclusively. The
+        // other slots of the slab have other bytes, and the slab itself never makes a slice over them.
         unsafe { std::slice::from_raw_parts_mut(self.host_start(), self.slab.host_bytes) }
     }
 
@@ -126,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slots_of_a_slab_do_not_overlap_and_have_one_holder_each() {
+    fn slots_of_a_slab_do_not_overlap_and_each_is_taken_once() {
         let slab = Arc::new(Slab::new(3, &SlotSpec { slot_bytes: 64, device: None }).unwrap());
         let mut slots: Vec<_> = (0..3).map(|index| slab.take(index).unwrap()).collect();
         for (value, slot) in (1u8..).zip(&mut slots) {
@@ -155,7 +157,7 @@ mod tests {
         let (first, mut second) = (slab.take(0).unwrap(), slab.take(1).unwrap());
         let address = |bytes: Bytes| match bytes {
             Bytes::Device(span) => span.address(),
-            Bytes::Host(_) => panic!("it is on the host"),
+            Bytes::Host(_) => panic!("the part is on the host"),
         };
         assert_eq!(address(second.part(64..128)) - address(first.part(64..128)), 256);
         second.part_mut(256..320).host().fill(7);

@@ -1,7 +1,7 @@
-//! String tensors: rows of elements of any length, and the form in which Triton carries them.
+//! String tensors, and Triton's encoding of them.
 //!
-//! Triton writes an element as its length (four bytes, little-endian) and its bytes, one after another. A string is
-//! whatever bytes the client sent; nothing here asks for UTF-8.
+//! Triton encodes each element as its length (four bytes, little-endian) and its bytes. A string is whatever bytes the
+//! client sent; nothing here requires UTF-8.
 
 #![forbid(unsafe_code)]
 
@@ -10,17 +10,17 @@ use crate::tensor::{Chunk, RowLayout};
 
 const LENGTH_BYTES: usize = 4;
 
-/// Elements of a string tensor, row-major. They lie in one piece of memory: a client may send millions of short ones.
+/// Elements of a string tensor, row-major. They share one allocation, because a client may send millions of short ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Strings {
     /// All elements, one after another.
     bytes: Vec<u8>,
-    /// Where each element ends.
+    /// For each element, where its bytes end.
     ends: Vec<usize>,
 }
 
 impl Strings {
-    /// The elements in `bytes`, which begin at `starts` and end where the next one begins.
+    /// The elements in `bytes`. Element `i` begins at `starts[i]` and ends where the next one begins.
     pub fn from_starts(bytes: Vec<u8>, mut starts: Vec<usize>) -> Self {
         if !starts.is_empty() {
             starts.remove(0);
@@ -29,23 +29,23 @@ impl Strings {
         Self { bytes, ends: starts }
     }
 
-    /// How many elements.
+    /// Number of elements.
     pub const fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     pub const fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Element number `index`.
+    /// The bytes of element `index`. Panics if there is no such element.
     pub fn get(&self, index: usize) -> &[u8] {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.bytes[start..self.ends[index]]
     }
 
-    /// The elements.
+    /// The bytes of each element, in order.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> + Clone {
         (0..self.len()).map(|index| self.get(index))
     }
@@ -64,7 +64,7 @@ impl<T: AsRef<[u8]>> FromIterator<T> for Strings {
     }
 }
 
-/// Reads elements from Triton's form; `None` if a length says more than there is.
+/// Decodes all elements; `None` if the bytes end within an element.
 pub fn read(bytes: &[u8]) -> Result<Option<Strings>, MemoryError> {
     let Some(count) = count(bytes) else { return Ok(None) };
     let mut strings = Strings { bytes: reserve(bytes.len() - count * LENGTH_BYTES)?, ends: reserve(count)? };
@@ -72,12 +72,12 @@ pub fn read(bytes: &[u8]) -> Result<Option<Strings>, MemoryError> {
     Ok(Some(strings))
 }
 
-/// Number of elements in Triton's form; `None` if a length says more than there is.
+/// Number of encoded elements; `None` if the bytes end within an element.
 pub fn count(bytes: &[u8]) -> Option<usize> {
     elements(bytes).try_fold(0, |count, element| element.map(|_| count + 1))
 }
 
-/// The elements in Triton's form, and a last `None` if a length says more than there is.
+/// Decodes the elements one by one. If the bytes end within an element, the last item is `None`.
 pub fn elements(mut rest: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     std::iter::from_fn(move || {
         if rest.is_empty() {
@@ -90,12 +90,12 @@ pub fn elements(mut rest: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     })
 }
 
-/// Bytes of the elements in Triton's form.
+/// Number of bytes that [`write`] needs for the elements.
 pub fn written_bytes<'a>(elements: impl Iterator<Item = &'a [u8]>) -> usize {
     elements.map(|element| element.len() + LENGTH_BYTES).sum()
 }
 
-/// Writes elements in Triton's form to where there are just as many bytes.
+/// Encodes elements into `rest`, which must have [`written_bytes`] bytes.
 pub fn write<'a>(elements: impl Iterator<Item = &'a [u8]>, mut rest: &mut [u8]) {
     for element in elements {
         let (length, behind) = rest.split_at_mut(LENGTH_BYTES);
@@ -106,8 +106,8 @@ pub fn write<'a>(elements: impl Iterator<Item = &'a [u8]>, mut rest: &mut [u8]) 
     }
 }
 
-/// Where the elements of the row at place `index` of a batch of `rows` lie, in their order. The layout counts elements,
-/// not bytes.
+/// The positions, in a batch of `rows` rows, of the elements of row `index`, in their order. The layout counts elements
+/// instead of bytes.
 pub fn places(layout: RowLayout, index: usize, rows: usize) -> impl Iterator<Item = usize> + Clone {
     (0..layout.outer).flat_map(move |outer| {
         let from = (outer * rows + index) * layout.inner_bytes;
@@ -115,7 +115,7 @@ pub fn places(layout: RowLayout, index: usize, rows: usize) -> impl Iterator<Ite
     })
 }
 
-/// Where the elements of a window lie in the batch, in their order. The chunks count elements, not bytes.
+/// The positions in the batch of the elements of a window, in their order. The chunks count elements instead of bytes.
 pub fn window_places(chunks: impl Iterator<Item = Chunk> + Clone) -> impl Iterator<Item = usize> + Clone {
     chunks.flat_map(|chunk| chunk.in_batch..chunk.in_batch + chunk.bytes)
 }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_come_back() {
+    fn any_bytes_are_decoded_as_they_were_encoded() {
         let elements = [&b"one"[..], b"", &[0, 255, 0], b"four", b""];
         let strings: Strings = elements.iter().collect();
         assert_eq!(strings.iter().collect::<Vec<_>>(), elements);
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_where_the_next_one_ends() {
+    fn each_element_ends_where_the_next_one_starts() {
         let strings = Strings::from_starts(b"abcd".to_vec(), vec![0, 1, 1, 4]);
         assert_eq!(strings.iter().collect::<Vec<_>>(), [&b"a"[..], b"", b"bcd", b""]);
         assert!(Strings::from_starts(Vec::new(), Vec::new()).is_empty());

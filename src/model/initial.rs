@@ -1,4 +1,4 @@
-//! Running the model for initial states.
+//! Runs the model that computes the initial states of a sequence.
 
 use std::sync::Arc;
 
@@ -9,18 +9,19 @@ use crate::session::{Copier, OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
 
-/// The buffers of one instance for the model for initial states.
+/// The buffers in which one instance runs the model for initial states.
 pub struct InitialStep {
     step: Step,
 }
 
 impl InitialStep {
-    /// Buffers for the model.
+    /// Allocates the buffers.
     pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, LoadError> {
         Ok(Self { step: Step::new(session, &model.step, Copier::on_host())? })
     }
 
-    /// The initial states of a sequence that starts with this request; none is needed if the model takes no input.
+    /// Computes the initial states of a sequence that starts with `request`. Returns one entry for each state, `None`
+    /// for states that the model does not compute. A model without inputs needs no request.
     pub fn run(
         &mut self,
         binding: &Binding,
@@ -57,7 +58,7 @@ impl InitialStep {
     }
 }
 
-/// Holds an output against a row of its state.
+/// Checks that an output has the shape of one row of its state, and copies it.
 fn read(
     binding: &Binding,
     state: &BoundState,

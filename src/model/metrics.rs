@@ -1,4 +1,4 @@
-//! What operators see of a model's sequences in Triton's Prometheus endpoint.
+//! The metrics of a model's sequences in Triton's Prometheus endpoint.
 
 use std::sync::{Arc, OnceLock};
 
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use crate::sequence::Counts;
 use crate::triton::{Counter, Error, Family, Gauge};
 
-/// The state of the table at one moment.
+/// The values that the metrics show, at one moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// Live sequences.
@@ -18,19 +18,19 @@ pub struct Snapshot {
     pub slots: usize,
     /// Slabs that exist.
     pub slabs: usize,
-    /// Bytes of the states that vary in size.
+    /// Bytes of growing states and of states of strings.
     pub varying_bytes: usize,
-    /// Bytes of states that were copied so far.
+    /// Bytes of states that were copied between slots and batches so far.
     pub copied_bytes: u64,
-    /// Bytes that went to a device.
+    /// Bytes that were copied to a device so far.
     pub to_device_bytes: u64,
-    /// Bytes that came from a device.
+    /// Bytes that were copied from a device so far.
     pub to_host_bytes: u64,
-    /// What happened so far.
+    /// Sequences that started, ended, expired or were rejected so far.
     pub counts: Counts,
 }
 
-/// One reading of a snapshot.
+/// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
 const GAUGES: [(&str, &str, Reading); 5] = [
@@ -59,7 +59,7 @@ const COUNTERS: [(&str, &str, Reading); 7] = [
     ("stateful_device_to_host_bytes_total", "Bytes of outputs that came from a GPU", |now| now.to_host_bytes as f64),
 ];
 
-/// The families, made once per process: Triton keeps their names for ever.
+/// The metric families. The process makes them once, because Triton never frees their names.
 struct Families {
     gauges: Vec<Arc<Family>>,
     counters: Vec<Arc<Family>>,
@@ -86,9 +86,9 @@ struct Metrics {
 }
 
 impl Metrics {
-    /// Lets the gauges go from one snapshot to another. While a model is loaded anew, the old one and the new one have
-    /// the same gauges, which then show the sum.
-    fn show(&self, before: &Snapshot, now: &Snapshot) {
+    /// Adds the difference between two snapshots to the gauges. While a model version is reloaded, the old and the new
+    /// [`SequenceMetrics`] share the gauges, which then show the sum.
+    fn add_to_gauges(&self, before: &Snapshot, now: &Snapshot) {
         for (gauge, (_, _, reading)) in self.gauges.iter().zip(GAUGES) {
             let more = reading(now) - reading(before);
             if more != 0.0 {
@@ -98,14 +98,15 @@ impl Metrics {
     }
 }
 
-/// The metrics of one model version. Writes only what has changed, so a steady step pays for a comparison.
+/// The metrics of one model version. It writes only values that have changed, so most steps cost one comparison.
 pub struct SequenceMetrics {
     metrics: Option<Metrics>,
     shown: Mutex<Snapshot>,
 }
 
 impl SequenceMetrics {
-    /// Metrics with the labels `model` and `version`, and `gpu` for those on a GPU; none where the server has none.
+    /// Makes metrics with the labels `model` and `version`, and `gpu` for sequences on a GPU. A server that was built
+    /// without metrics shows none.
     pub fn new(model: &str, version: u64, gpu: Option<i32>) -> Self {
         let (version, gpu) = (version.to_string(), gpu.map(|gpu| gpu.to_string()));
         let mut labels = vec![("model", model), ("version", version.as_str())];
@@ -121,16 +122,16 @@ impl SequenceMetrics {
         Self { metrics, shown: Mutex::default() }
     }
 
-    /// Shows what `read` finds.
+    /// Writes the snapshot that `read` returns.
     pub fn publish(&self, read: impl FnOnce() -> Snapshot) {
         let Some(metrics) = &self.metrics else { return };
-        // Locked before reading, so that an older reading never replaces a newer one.
+        // Lock before reading, so that an older snapshot never replaces a newer one.
         let mut shown = self.shown.lock();
         let now = read();
         if *shown == now {
             return;
         }
-        metrics.show(&shown, &now);
+        metrics.add_to_gauges(&shown, &now);
         for (counter, (_, _, reading)) in metrics.counters.iter().zip(COUNTERS) {
             let more = reading(&now) - reading(&shown);
             if more > 0.0 {
@@ -144,7 +145,7 @@ impl SequenceMetrics {
 impl Drop for SequenceMetrics {
     fn drop(&mut self) {
         if let Some(metrics) = &self.metrics {
-            metrics.show(&self.shown.lock(), &Snapshot::default());
+            metrics.add_to_gauges(&self.shown.lock(), &Snapshot::default());
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The thread that drops idle sequences: core never says that a client has gone away.
+//! The thread that drops idle sequences. The backend needs it, because core does not report that a client has gone
+//! away.
 
 use std::io;
 use std::sync::Arc;
@@ -9,10 +10,10 @@ use std::time::Duration;
 use super::live::LiveSequences;
 use crate::panic;
 
-/// A pause, so that a panic that comes again and again does not fill the log.
+/// Pause after a panic, so that a panic that repeats does not fill the log.
 const AFTER_PANIC: Duration = Duration::from_secs(1);
 
-/// Runs until dropped.
+/// The thread. It runs until this is dropped.
 pub struct Reaper {
     sequences: Arc<LiveSequences>,
     stopping: Arc<AtomicBool>,
@@ -20,7 +21,8 @@ pub struct Reaper {
 }
 
 impl Reaper {
-    /// Starts the thread. Without one, idle sequences would stay and held requests would wait for traffic.
+    /// Starts the thread. On an instance that gets no requests, only this thread drops idle sequences and releases held
+    /// requests.
     pub fn start(sequences: Arc<LiveSequences>) -> io::Result<Self> {
         let stopping = Arc::new(AtomicBool::new(false));
         let (stop, live) = (stopping.clone(), sequences.clone());
@@ -28,7 +30,7 @@ impl Reaper {
             let is_stopping = || stop.load(Ordering::Acquire);
             while !is_stopping() {
                 if let Err(error) = panic::catch(|| live.tick_and_wait(is_stopping)) {
-                    log::error!("while sequences were to expire: {error}");
+                    log::error!("the thread that drops idle sequences failed: {error}");
                     std::thread::sleep(AFTER_PANIC);
                 }
             }
@@ -45,7 +47,7 @@ impl Drop for Reaper {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("the thread that expires idle sequences had panicked");
+            log::error!("the thread that drops idle sequences has panicked");
         }
     }
 }

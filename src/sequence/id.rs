@@ -1,4 +1,4 @@
-//! Names of sequences.
+//! Correlation ids.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use std::fmt;
 pub enum SequenceId {
     /// `sequence_id` as a number.
     Number(u64),
-    /// `sequence_id` as a string, 128 bytes at most. Not all are UTF-8, and two that differ are two sequences.
+    /// `sequence_id` as a string of at most 128 bytes. It need not be UTF-8, so ids are compared byte by byte.
     Name(Box<[u8]>),
 }
 
 impl SequenceId {
-    /// The id as a string, as a model that takes strings gets it.
+    /// The id as a string, for models whose correlation id input is a string.
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
             Self::Number(number) => number.to_string().into_bytes(),
@@ -30,15 +30,15 @@ impl fmt::Display for SequenceId {
     }
 }
 
-/// A correlation id where core has put it. Core keeps a sequence on the instance where it started, so the same id on
-/// another instance is another sequence.
+/// A correlation id and where core has put its sequence. Core keeps a sequence on the instance where it started, so the
+/// same id on another instance is another sequence.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Key {
     /// Number of the instance within its model.
     pub instance: u32,
-    /// Core's slot within the instance, where it can be told: with `direct` it is the request's place in the payload.
-    /// The same id in another lane is another incarnation, and one lane has one at a time.
+    /// Core's slot within the instance, with the `direct` strategy: the request's position in the payload. A lane has
+    /// one incarnation at a time, and the same id in another lane is another incarnation.
     pub lane: Option<u32>,
-    /// The client's name for the sequence.
+    /// The id that the client gave.
     pub id: SequenceId,
 }

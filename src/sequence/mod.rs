@@ -1,34 +1,43 @@
-//! Which sequence a request belongs to, and how long a sequence lives.
+//! Decides which sequence a request belongs to, and when a sequence is over.
 //!
-//! A sequence is an *incarnation* of a correlation id on one model instance. START makes one. END ends it, and so does
-//! lying idle for too long. Core sends the requests of one incarnation one at a time: the next comes when the last is
-//! released. But core gives the backend no name for an incarnation. A client that ends a sequence and starts the next
-//! with the same id before the END is answered has two incarnations in core's queue, in two of core's slots, and their
-//! requests come in any order. Mixing them would give one stream the other's state.
+//! A sequence is an *incarnation* of a correlation id on one model instance. START begins it. END ends it, and so does
+//! the idle limit. Core sends the requests of an incarnation one at a time: it sends the next one when the previous one
+//! has been released. But core does not tell the backend which incarnation a request belongs to. Suppose a client sends
+//! END, and START with the same id before the END is answered. Then core has two incarnations of the id in two of its
+//! slots, and their requests arrive in any order. If the backend mixed them up, one sequence would get the state of the
+//! other.
 //!
-//! With the `direct` strategy, the place of a request in its payload is core's slot and names the incarnation: a *lane*.
+//! With the `direct` strategy, the position of a request in its payload is the number of core's slot. This *lane*
+//! identifies the incarnation.
 //!
-//! With `oldest` there is no name, and the incarnations of an id form a *chain*, in the order of their STARTs. Only the
-//! front one receives requests. A later START is run and answered, but *held*: it is not released, so core cannot send
-//! what follows it. It is released when the front incarnation is over:
+//! With `oldest`, nothing identifies the incarnation. The incarnations of an id form a *chain* in the order of their
+//! STARTs. Only the one at the front receives requests. A later START is run and answered, but *held*: it is not
+//! released, so core cannot send the requests that follow it. It is released when the front incarnation is over. The
+//! front incarnation is over in two cases:
 //!
-//! - by its END, or
-//! - because core has sent everything it had of it and a later START has come: the client has started over without
-//!   END, or core has dropped the sequence. The [`watermark`] tells when core has sent everything.
+//! - Its END has arrived.
+//! - A later START has arrived, and core has sent every request that it had of the front incarnation. Then the client
+//!   has started over without END, or core has dropped the sequence. The [`watermark`] tells when core has sent
+//!   everything.
 //!
-//! The order of STARTs is the client's if the client has each START answered before it sends the next START with the
-//! same id. If a client does not, core can hold a START back behind another request and send a later one first. It is
-//! sent before the watermark has passed the later START and the last requests of the incarnations before it. So a START
-//! that comes *soon* after another of its id may be the older of the two. If each sequence is ended, nothing is wrong: the
-//! front one's END comes, and then the other's turn. If the front one rests instead (see [`Policy::rest`]), it counts as
-//! started over. If both turn out to have requests in core, both end: their next requests get NOT_FOUND.
+//! The STARTs of an id arrive in the client's order if the client waits for the answer to each START before it sends
+//! the next one. If a client does not wait, core can keep a START behind another request in one slot, and send a later
+//! START first from another slot. Core sends the delayed START before the watermark has passed the later START and the
+//! last requests of the incarnations before it. So a START that arrives *soon* after another one of its id may be the
+//! older of the two. This does no harm if the client ends each sequence: the END of the front incarnation arrives, and
+//! then the other one is at the front. If the front incarnation rests instead (see [`Policy::rest`]), it counts as
+//! started over. If both turn out to have requests in core, both are over: their next requests get NOT_FOUND.
 //!
-//! An incarnation without state (its START was refused or failed, or the sequence was dropped) can still have requests
-//! in core. While it may, it stays in front of its chain as `stateless`: its requests are refused, and no later
-//! incarnation gets them.
+//! An incarnation without state can still have requests in core. It has no state if its START was refused or failed, or
+//! if the backend has dropped the sequence. Until core has sent these requests, the incarnation stays at the front of
+//! its chain as `stateless`: its requests are refused, and no later incarnation receives them.
 //!
-//! Rules: the time is given, never asked for; no operation costs more when more sequences live or more ids wait. Not
-//! for: tensors, memory (an `S` is carried along), or Triton's objects (a held request is an `H`).
+//! Rules:
+//! - The caller passes the time. Nothing here reads a clock.
+//! - The cost of an operation does not grow with the number of live sequences or of ids with a held request.
+//!
+//! Not for: tensors, memory (the table only stores an `S` for each slab), or Triton's objects (a held request is an
+//! `H`).
 
 #![forbid(unsafe_code)]
 

@@ -1,40 +1,47 @@
-//! How far core has emptied its queue for one instance.
+//! How much of its queue core has sent to one instance.
 //!
-//! Core's queue of an instance is first in, first out, and core puts a sequence's next request into it while the
-//! request before is released. Payloads are numbered in the order in which they begin, and their requests are released
-//! in that order. So when a request comes whose predecessor was released with payload `n`, everything has come that
-//! core had queued when the requests of payload `n - 1` had been released.
+//! Core's queue for an instance is first in, first out. While the backend releases a request, core appends the next
+//! request of its sequence to the queue. Payloads are numbered in the order in which they begin, and their requests are
+//! released in this order. Suppose that a request arrives, and that its predecessor was released with payload `n`. Core
+//! appended it after the requests of payload `n - 1` had been released. So everything that core had queued by then has
+//! arrived. We say that payload `n - 1` is *passed*.
 //!
-//! Requests without a predecessor (STARTs) prove nothing one by one. Two further facts help where only they come: core
-//! queues one request for each of its slots, so everything has come when as many requests have; and core keeps no
-//! request back from an instance that has nothing to do.
+//! A START has no predecessor, so a single START proves nothing. Two further facts help if only STARTs arrive:
+//!
+//! - Core queues at most one request for each of its slots. When that many requests have arrived since a payload was
+//!   released, the payload is passed.
+//! - Core does not keep requests from an idle instance. When the instance has been idle for long enough since a payload
+//!   was released, the payload is passed.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// The payloads of one instance, and how much of what core had queued has come.
+/// The payloads of one instance: how many have begun, how many have finished, and how many are passed.
 pub struct Watermark {
     /// Most requests that core queues for an instance.
     queue_requests: u64,
-    /// What core had queued has come once the instance has had nothing to do for this long, pauses added up.
+    /// A payload is passed when the instance has been idle for this long since then. The pauses are added up.
     quiet: Duration,
     begun: u64,
     finished: u64,
     passed: u64,
-    /// `passed` when the last payload began, without what that payload itself proves.
+    /// `passed` when the last payload began. The requests of this payload do not count.
     passed_before: u64,
+    /// Requests that have arrived.
     requests: u64,
+    /// The time that the instance has been idle, in all.
     idle: Duration,
     idle_since: Instant,
-    /// Those that have not been passed, in order.
+    /// Finished payloads that are not passed, the oldest first.
     unpassed: VecDeque<Finished>,
 }
 
 /// A payload whose requests have been released.
 struct Finished {
     payload: u64,
-    /// What had come by then.
+    /// `Watermark::requests` when the payload finished.
     requests: u64,
+    /// `Watermark::idle` when the payload finished.
     idle: Duration,
 }
 
@@ -54,22 +61,22 @@ impl Watermark {
         }
     }
 
-    /// The instance begins to work on a payload of so many requests.
+    /// The instance begins to work on a payload of `requests` requests.
     pub fn begin(&mut self, requests: usize, now: Instant) {
         self.rest(now);
         self.passed_before = self.passed;
         self.begun += 1;
         self.requests += requests as u64;
-        let (come, enough) = (self.requests, self.queue_requests);
-        self.pass_while(|payload| come - payload.requests >= enough);
+        let (arrived, enough) = (self.requests, self.queue_requests);
+        self.pass_while(|payload| arrived - payload.requests >= enough);
     }
 
-    /// A request has come whose predecessor was released with this payload.
+    /// A request has arrived, and its predecessor was released with this payload.
     pub fn follow(&mut self, payload: u64) {
         self.pass(payload.saturating_sub(1));
     }
 
-    /// All requests of the oldest payload that has not finished have been released.
+    /// Finishes the oldest payload that has not finished: all its requests have been released.
     pub fn finish(&mut self, now: Instant) {
         if self.finished == self.begun {
             return;
@@ -79,8 +86,8 @@ impl Watermark {
         self.idle_since = now;
     }
 
-    /// A request has been released outside a payload. Returns the payload that has to be passed until what followed has
-    /// come.
+    /// A request has been released outside a payload. Returns a payload. When it is passed, the requests that core
+    /// queued because of this release have arrived.
     pub fn release(&mut self, now: Instant) -> u64 {
         if self.begun == self.finished {
             self.begin(0, now);
@@ -89,7 +96,7 @@ impl Watermark {
         self.begun
     }
 
-    /// Counts the time that the instance has had nothing to do.
+    /// Adds the time that the instance has been idle until now.
     pub fn rest(&mut self, now: Instant) {
         if self.begun != self.finished {
             return;
@@ -100,34 +107,37 @@ impl Watermark {
         self.pass_while(|payload| idle - payload.idle >= quiet);
     }
 
-    /// When [`Self::rest`] passes the next payload, if no other comes; `None` if only payloads can.
+    /// When [`Self::rest`] passes the next payload if the instance stays idle. `None` if the instance is busy or if all
+    /// finished payloads are passed.
     pub fn next_rest(&self) -> Option<Instant> {
         let next = self.unpassed.front().filter(|_| self.begun == self.finished)?;
         Some(self.idle_since + self.quiet.saturating_sub(self.idle - next.idle))
     }
 
-    /// Everything has come that core had queued when the requests of this payload had been released.
+    /// The last payload that is passed: everything that core had queued when its requests had been released has
+    /// arrived.
     pub const fn passed(&self) -> u64 {
         self.passed
     }
 
-    /// What had been passed before the payload that has begun last. What was queued by then is not in that payload.
+    /// The last payload that was passed before the latest payload began. What core had queued when its requests had
+    /// been released arrived before the latest payload.
     pub const fn passed_before(&self) -> u64 {
         self.passed_before
     }
 
-    /// The payload that has begun last; 0 before the first.
+    /// The latest payload that has begun; 0 before the first.
     pub const fn begun(&self) -> u64 {
         self.begun
     }
 
-    /// The first payload whose requests have not all been released, or the next one.
+    /// The oldest payload that has not finished, or the next one if all have finished.
     pub const fn releasing(&self) -> u64 {
         self.finished + 1
     }
 
-    fn pass_while(&mut self, has_come: impl Fn(&Finished) -> bool) {
-        let last = self.unpassed.iter().take_while(|payload| has_come(payload)).last().map(|last| last.payload);
+    fn pass_while(&mut self, is_passed: impl Fn(&Finished) -> bool) {
+        let last = self.unpassed.iter().take_while(|payload| is_passed(payload)).last().map(|last| last.payload);
         if let Some(last) = last {
             self.pass(last);
         }
@@ -167,11 +177,11 @@ mod tests {
         watermark.begin(1, now);
         assert_eq!(watermark.passed_before(), 2);
         watermark.follow(1);
-        assert_eq!(watermark.passed(), 2, "an older predecessor takes nothing back");
+        assert_eq!(watermark.passed(), 2, "a request with an older predecessor changes nothing");
     }
 
     #[test]
-    fn as_many_requests_as_core_queues_pass_a_payload_counted_from_its_release() {
+    fn a_payload_is_passed_when_as_many_requests_as_core_queues_have_come_since_its_release() {
         let now = Instant::now();
         let mut watermark = watermark(now);
         watermark.begin(1, now);
@@ -184,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_release_between_payloads_is_passed_later_than_those_before_it() {
+    fn a_release_between_payloads_is_passed_later_than_the_payloads_before_it() {
         let now = Instant::now();
         let mut watermark = watermark(now);
         watermark.begin(1, now);
@@ -194,11 +204,11 @@ mod tests {
         watermark.rest(now + QUIET * 2);
         assert_eq!(watermark.passed(), 2);
         watermark.begin(1, now + QUIET * 2);
-        assert_eq!(watermark.release(now + QUIET * 2), 3, "the payload that has not finished has not been passed");
+        assert_eq!(watermark.release(now + QUIET * 2), 3, "the payload that has not finished");
     }
 
     #[test]
-    fn pauses_add_up_and_work_does_not_count() {
+    fn pauses_add_up_and_busy_time_does_not_count() {
         let now = Instant::now();
         let mut watermark = watermark(now);
         watermark.begin(1, now);
@@ -207,7 +217,7 @@ mod tests {
         let later = now + QUIET / 2;
         watermark.begin(1, later);
         watermark.rest(later + QUIET * 5);
-        assert_eq!((watermark.passed(), watermark.next_rest()), (0, None), "it works");
+        assert_eq!((watermark.passed(), watermark.next_rest()), (0, None), "the instance is busy");
         let later = later + QUIET * 5;
         watermark.finish(later);
         assert_eq!(watermark.next_rest(), Some(later + QUIET / 2));

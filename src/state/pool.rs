@@ -1,41 +1,44 @@
-//! The table of state slots: which are free, which hold a sequence, and how many slabs of them exist.
+//! The table of state slots: which of them are free, which hold a sequence, and how many slabs exist.
 //!
-//! Slots come in slabs. The first slab stays for the life of the pool; further ones are added when few slots are
-//! free and the last one is given back when all its slots are free and many others are (the lazy-buffer parameters
-//! of the model configuration). The number of slots never exceeds the capacity.
+//! Slots are added and removed in slabs. The first slab stays for the life of the pool. Another slab is added when few
+//! slots are free. The last slab is removed when all its slots are free and many other slots are free, too. The
+//! lazy-buffer parameters of the model configuration set these thresholds. The number of slots never exceeds the
+//! capacity and the reserve.
 //!
-//! Rules: every occupied slot has a generation that no other occupancy of the pool ever had, so a stale [`SlotId`]
-//! finds nothing instead of a stranger; free + live = slots, always.
+//! Rules:
+//! - Each time a slot is occupied, it gets a generation that was never used before. So a stale [`SlotId`] finds
+//!   nothing, and never another sequence.
+//! - The free slots and the occupied slots together are all slots.
 //!
-//! Not for: memory (a slab carries whatever `S` the caller makes for it) or sequences (a slot carries an `R`).
+//! Not for: memory (the pool only stores an `S` for each slab) or sequences (it only stores an `R` for each slot).
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// How large the pool may get and when it grows and shrinks. Counts are in slots.
+/// How large the pool may get, and when it grows and shrinks. All fields are numbers of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotLimits {
     /// Slots for sequences of different ids.
     pub capacity: usize,
-    /// Further slots, made when all others are occupied and given back when they are empty.
+    /// Further slots. They are made when all slots within the capacity are occupied, and removed when they are free.
     pub reserve: usize,
-    /// Slots of the first slab (`initial_buffer_size`), capped by the capacity.
+    /// Slots of the first slab (`initial_buffer_size`), at most the capacity.
     pub first_slab: usize,
-    /// Slots of every further slab (`subsequent_buffer_size`); the last one is cut to the capacity.
+    /// Slots of each further slab (`subsequent_buffer_size`). The last one is cut to the capacity.
     pub next_slab: usize,
     /// A slab is added when fewer slots than this are free (`buffer_alloc_threshold`).
     pub grow_below: usize,
-    /// The last slab is given back when more slots than this are free (`buffer_dealloc_threshold`).
+    /// The last slab is removed when more slots than this are free (`buffer_dealloc_threshold`).
     pub shrink_above: usize,
 }
 
 impl SlotLimits {
-    /// All slots in one slab made at load: what a model without lazy-buffer parameters gets.
+    /// All slots in one slab, made at load. A model without lazy-buffer parameters has these limits.
     pub const fn all_at_once(capacity: usize) -> Self {
         Self { capacity, reserve: 0, first_slab: capacity, next_slab: capacity, grow_below: 0, shrink_above: capacity }
     }
 
-    /// Whether slots up to the capacity come and go after the load.
+    /// Whether slots within the capacity are added and removed after the load.
     const fn is_lazy(&self) -> bool {
         self.first_slab < self.capacity
     }
@@ -54,7 +57,7 @@ impl fmt::Display for SlotLimits {
     }
 }
 
-/// One occupancy of one slot. Stale after the slot is released, and recognised as such.
+/// One use of one slot by one sequence. It is stale once the slot has been released, and then finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SlotId {
     slab: u32,
@@ -68,7 +71,7 @@ impl SlotId {
         self.index as usize
     }
 
-    /// The slab and the position in it: equal for all occupancies of the slot.
+    /// The slab, and the position of the slot in it. Unlike the id, they stay the same when the slot is used again.
     pub const fn place(self) -> (u32, u32) {
         (self.slab, self.index)
     }
@@ -82,7 +85,7 @@ enum Slot<R> {
 struct Slab<S, R> {
     memory: S,
     size: usize,
-    /// Those that have been occupied before; the others come when they are needed.
+    /// The slots that have been occupied at least once. The others are added when they are needed.
     slots: Vec<Slot<R>>,
     first_free: Option<u32>,
     free: usize,
@@ -94,16 +97,16 @@ impl<S, R> Slab<S, R> {
     }
 }
 
-/// Why no slot could be had.
+/// Why no slot could be occupied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AcquireError {
     /// All slots that may exist hold a sequence.
     Full,
-    /// Another slab could be added first.
+    /// No slot is free, but another slab may be added.
     NoSlab,
 }
 
-/// The slot table. `S` is the memory of a slab, `R` what an occupied slot records.
+/// The slot table. `S` is the memory of a slab, `R` the record of an occupied slot.
 pub struct SlotPool<S, R> {
     limits: SlotLimits,
     slabs: Vec<Slab<S, R>>,
@@ -119,8 +122,8 @@ impl<S, R> SlotPool<S, R> {
         Self { limits, slabs: Vec::new(), slabs_with_free: BTreeSet::new(), slots: 0, live: 0, next_generation: 0 }
     }
 
-    /// Occupies a free slot, in the lowest slab that has one. Slots beyond the capacity are the reserve: it is the caller
-    /// who decides what may take one.
+    /// Occupies a free slot in the first slab that has one. The pool also hands out slots of the reserve; the caller
+    /// decides which sequence may take one.
     pub fn acquire(&mut self, record: R) -> Result<SlotId, AcquireError> {
         let none = if self.next_slab_slots() > 0 { AcquireError::NoSlab } else { AcquireError::Full };
         let slab_index = *self.slabs_with_free.first().ok_or(none)?;
@@ -163,7 +166,7 @@ impl<S, R> SlotPool<S, R> {
         Some(record)
     }
 
-    /// What the slot records; `None` if `id` is stale.
+    /// The record of the slot; `None` if `id` is stale.
     pub fn record(&self, id: SlotId) -> Option<&R> {
         match self.slabs.get(id.slab as usize)?.slots.get(id.index())? {
             Slot::Occupied { generation, record } if *generation == id.generation => Some(record),
@@ -171,7 +174,7 @@ impl<S, R> SlotPool<S, R> {
         }
     }
 
-    /// What the slot records, to change; `None` if `id` is stale.
+    /// The record of the slot, to change; `None` if `id` is stale.
     pub fn record_mut(&mut self, id: SlotId) -> Option<&mut R> {
         match self.slabs.get_mut(id.slab as usize)?.slots.get_mut(id.index())? {
             Slot::Occupied { generation, record } if *generation == id.generation => Some(record),
@@ -187,19 +190,21 @@ impl<S, R> SlotPool<S, R> {
         self.record(id).map(|_| self.slabs[id.slab as usize].memory.clone())
     }
 
-    /// How many slots the slab has that is to be added so that as many slots are free as are wanted; `None` if they are,
-    /// or if no more may exist.
+    /// The size of the slab to add when fewer than `wanted` slots are free. `None` if enough are free, or if no more
+    /// slots may exist.
     pub fn slab_needed(&self, wanted: usize) -> Option<usize> {
         Some(self.next_slab_slots()).filter(|&slots| slots > 0 && self.free() < wanted)
     }
 
-    /// How many slots the slab has that is to be added by the threshold; `None` if none is.
+    /// The size of the slab to add because fewer slots are free than the threshold, or because there is no slab yet.
+    /// `None` if no slab is due.
     pub fn slab_due(&self) -> Option<usize> {
         let is_low = self.free() < self.limits.grow_below && self.slots < self.limits.capacity;
         (self.slabs.is_empty() || is_low).then(|| self.next_slab_slots())
     }
 
-    /// Adds a slab of so many slots, as [`Self::slab_needed`] or [`Self::slab_due`] says. One that is not due any more is given back.
+    /// Adds a slab of the size that [`Self::slab_needed`] or [`Self::slab_due`] returned. Returns the memory if there
+    /// is no room for so many slots any more.
     pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
         if slots > self.most_slots() - self.slots {
             return Some(memory);
@@ -213,12 +218,12 @@ impl<S, R> SlotPool<S, R> {
         None
     }
 
-    /// Whether a slab is to be added or given back by the thresholds.
+    /// Whether the thresholds ask to add or to remove a slab.
     pub fn needs_adjustment(&self) -> bool {
         self.slab_due().is_some() || self.last_slab_is_spare()
     }
 
-    /// Takes the last slab out, if it is empty and the thresholds say that it is to be given back.
+    /// Removes the last slab if all its slots are free and the thresholds ask for it. Returns its memory.
     pub fn take_spare_slab(&mut self) -> Option<S> {
         let slab = if self.last_slab_is_spare() { self.slabs.pop() } else { None }?;
         self.slots -= slab.size;
@@ -247,7 +252,7 @@ impl<S, R> SlotPool<S, R> {
         self.slabs.len()
     }
 
-    /// Most slots without those of the reserve.
+    /// Most slots that may exist, without the reserve.
     pub const fn capacity(&self) -> usize {
         self.limits.capacity
     }
@@ -257,13 +262,14 @@ impl<S, R> SlotPool<S, R> {
         size.min(self.most_slots() - self.slots)
     }
 
-    /// The reserve comes when all other slots exist.
+    /// Most slots that may exist now. Slots of the reserve are made only after all others.
     const fn most_slots(&self) -> usize {
         let SlotLimits { capacity, reserve, .. } = self.limits;
         if self.slots < capacity { capacity } else { capacity + reserve }
     }
 
-    /// Shrinking must leave the free slots above the growth threshold, else the next batch would add the slab again.
+    /// Whether the last slab can be removed. Enough free slots must be left, or the next batch would add the slab
+    /// again.
     fn last_slab_is_spare(&self) -> bool {
         let Some(slab) = self.slabs.last().filter(|slab| self.slabs.len() > 1 && slab.free == slab.size) else {
             return false;
@@ -337,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn slabs_come_when_few_slots_are_free_and_the_last_one_is_cut_to_the_capacity() {
+    fn slabs_are_added_when_few_slots_are_free_and_the_last_one_is_cut_to_the_capacity() {
         let mut pool = pool(LAZY);
         let mut sizes = Vec::new();
         for i in 0..11 {
@@ -350,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_last_slab_without_sequences_goes_and_the_first_never_does() {
+    fn only_the_last_slab_is_removed_and_only_if_it_has_no_sequence_and_is_not_the_first() {
         let mut pool = pool(LAZY);
         let ids: Vec<_> = (0..11).map(|i| acquire(&mut pool, i).unwrap()).collect();
         adjust(&mut pool);
@@ -365,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reserve_comes_after_the_capacity_and_goes_when_it_is_empty() {
+    fn the_reserve_is_added_after_the_capacity_and_removed_when_it_is_free() {
         let mut pool = pool(SlotLimits { reserve: 2, ..SlotLimits::all_at_once(1) });
         pool.acquire(1).unwrap();
         let beyond = [acquire(&mut pool, 2).unwrap(), acquire(&mut pool, 3).unwrap()];
@@ -388,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slab_that_is_not_due_any_more_is_given_back() {
+    fn a_slab_without_room_within_the_limits_is_returned() {
         let mut pool = pool(SlotLimits { first_slab: 1, ..SlotLimits::all_at_once(3) });
         assert_eq!(pool.add_slab(2, 2), None);
         assert_eq!(pool.add_slab(2, 2), Some(2));
@@ -413,7 +419,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 256 }, failure_persistence: None, ..Default::default() })]
         #[test]
-        fn the_pool_agrees_with_a_map_that_forgets_nothing(
+        fn the_pool_agrees_with_a_map(
             ops in prop::collection::vec(op(), 0..if cfg!(miri) { 30 } else { 200 }),
             capacity in 1usize..20, first in 1usize..8, next in 1usize..8, grow in 0usize..6, shrink in 0usize..12,
         ) {

@@ -1,14 +1,14 @@
 // The part of Triton Inference Server's C ABI that this project uses.
 //
 // Rules of this file
-//   - Plain C99, no text from elsewhere: names, parameter types and numbers are the ABI, the words
-//     are ours.
-//   - Only what a backend of this kind needs. A function added here appears in `Api` and `SYMBOLS` without further work.
-//   - Numbers are written out, also where C would count them up by itself: they are the contract.
-//   - A function that returns `TRITONSERVER_Error*` returns null when all went well; another value
-//     belongs to the caller, who passes it on or gives it to TRITONSERVER_ErrorDelete.
-//   - What a getter returns is borrowed from the object that was asked, unless its comment says
-//     "owned".
+//   - Plain C99. Names, parameter types and numbers are Triton's ABI. The comments are our own; no
+//     text is copied from elsewhere.
+//   - Only the functions that this backend needs. A function that is added here appears in `Api` and
+//     `SYMBOLS` without further work.
+//   - The number of every enumeration value is written out, because the numbers are the ABI.
+//   - A function that returns `TRITONSERVER_Error*` returns null if it succeeded. Otherwise the
+//     caller owns the error, and passes it on or gives it to TRITONSERVER_ErrorDelete.
+//   - A getter returns a pointer that its object owns, unless the comment says "owned".
 //
 // Order: shared values, then TRITONSERVER_*, then TRITONBACKEND_* from the widest object to the
 // smallest, and last the entry points that a backend offers to the server.
@@ -20,16 +20,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/// Major version of the TRITONSERVER API that this header describes; another one is another ABI.
+/// Major version of the TRITONSERVER API that this header describes. Another major version has
+/// another ABI.
 #define TRITONSERVER_API_VERSION_MAJOR 1
 /// Minor version of the TRITONSERVER API that this header was checked against (release 24.10).
 #define TRITONSERVER_API_VERSION_MINOR 34
-/// Major version of the TRITONBACKEND API that this header describes; another one is another ABI.
+/// Major version of the TRITONBACKEND API that this header describes. Another major version has
+/// another ABI.
 #define TRITONBACKEND_API_VERSION_MAJOR 1
 /// Minor version of the TRITONBACKEND API that this header was checked against (release 24.10).
 #define TRITONBACKEND_API_VERSION_MINOR 19
 
-// ---- Objects: Triton's own, only ever seen through a pointer ----
+// ---- Objects: opaque, Triton makes them ----
 
 typedef struct TRITONSERVER_BufferAttributes TRITONSERVER_BufferAttributes;
 typedef struct TRITONSERVER_Error TRITONSERVER_Error;
@@ -51,7 +53,7 @@ typedef struct TRITONBACKEND_Request TRITONBACKEND_Request;
 typedef struct TRITONBACKEND_Response TRITONBACKEND_Response;
 typedef struct TRITONBACKEND_ResponseFactory TRITONBACKEND_ResponseFactory;
 
-// ---- Enumerations: one value of a list that a newer server may lengthen ----
+// ---- Enumerations: a newer server may have more values ----
 
 /// Element type of a tensor.
 typedef enum TRITONSERVER_DataType {
@@ -72,15 +74,16 @@ typedef enum TRITONSERVER_DataType {
   TRITONSERVER_TYPE_BF16 = 14
 } TRITONSERVER_DataType;
 
-/// Where a buffer lives; the id that always goes along numbers the GPU.
+/// Type of the memory that a buffer is in. The memory type id that comes with it is the number of
+/// the GPU.
 typedef enum TRITONSERVER_MemoryType {
   TRITONSERVER_MEMORY_CPU = 0,
   TRITONSERVER_MEMORY_CPU_PINNED = 1,
   TRITONSERVER_MEMORY_GPU = 2
 } TRITONSERVER_MemoryType;
 
-/// What a parameter's value pointer points to: the characters of a C string, an int64_t, a bool, a
-/// double, or bytes.
+/// Type of a parameter. Its value pointer points to the characters of a C string, an int64_t, a
+/// bool, a double, or bytes.
 typedef enum TRITONSERVER_ParameterType {
   TRITONSERVER_PARAMETER_STRING = 0,
   TRITONSERVER_PARAMETER_INT = 1,
@@ -89,7 +92,7 @@ typedef enum TRITONSERVER_ParameterType {
   TRITONSERVER_PARAMETER_BYTES = 4
 } TRITONSERVER_ParameterType;
 
-/// Where an instance runs.
+/// Kind of device that an instance runs on.
 typedef enum TRITONSERVER_InstanceGroupKind {
   TRITONSERVER_INSTANCEGROUPKIND_AUTO = 0,
   TRITONSERVER_INSTANCEGROUPKIND_CPU = 1,
@@ -97,7 +100,7 @@ typedef enum TRITONSERVER_InstanceGroupKind {
   TRITONSERVER_INSTANCEGROUPKIND_MODEL = 3
 } TRITONSERVER_InstanceGroupKind;
 
-/// Level of a log line; not ordered by weight.
+/// Level of a log line. The numbers are not ordered by severity.
 typedef enum TRITONSERVER_LogLevel {
   TRITONSERVER_LOG_INFO = 0,
   TRITONSERVER_LOG_WARN = 1,
@@ -105,7 +108,7 @@ typedef enum TRITONSERVER_LogLevel {
   TRITONSERVER_LOG_VERBOSE = 3
 } TRITONSERVER_LogLevel;
 
-/// Kind of failure; the protocols turn it into their own status.
+/// Code of an error. HTTP and gRPC turn it into their own status codes.
 typedef enum TRITONSERVER_Error_Code {
   TRITONSERVER_ERROR_UNKNOWN = 0,
   TRITONSERVER_ERROR_INTERNAL = 1,
@@ -124,7 +127,7 @@ typedef enum TRITONSERVER_MetricKind {
   TRITONSERVER_METRIC_KIND_HISTOGRAM = 2
 } TRITONSERVER_MetricKind;
 
-/// How the files of a backend or of a model are handed over.
+/// How Triton passes the files of a backend or of a model.
 typedef enum TRITONBACKEND_ArtifactType {
   TRITONBACKEND_ARTIFACT_FILESYSTEM = 0
 } TRITONBACKEND_ArtifactType;
@@ -243,7 +246,7 @@ TRITONSERVER_Error* TRITONSERVER_MetricNewWithArgs(
 TRITONSERVER_Error* TRITONSERVER_MetricDelete(TRITONSERVER_Metric* metric);
 /// Value of a counter or a gauge.
 TRITONSERVER_Error* TRITONSERVER_MetricValue(TRITONSERVER_Metric* metric, double* value);
-/// Adds to a gauge, or to a counter what is not negative.
+/// Adds to a gauge or a counter. A counter accepts no negative value.
 TRITONSERVER_Error* TRITONSERVER_MetricIncrement(TRITONSERVER_Metric* metric, double value);
 /// Sets a gauge.
 TRITONSERVER_Error* TRITONSERVER_MetricSet(TRITONSERVER_Metric* metric, double value);
@@ -266,7 +269,7 @@ TRITONSERVER_Error* TRITONBACKEND_ApiVersion(uint32_t* major, uint32_t* minor);
 
 /// Name of the backend.
 TRITONSERVER_Error* TRITONBACKEND_BackendName(TRITONBACKEND_Backend* backend, const char** name);
-/// Settings from the server's command line as JSON; stays the server's.
+/// Settings from the server's command line as JSON. The server owns the message.
 TRITONSERVER_Error* TRITONBACKEND_BackendConfig(
     TRITONBACKEND_Backend* backend, TRITONSERVER_Message** backend_config);
 /// Folder of the backend's files.
@@ -276,28 +279,29 @@ TRITONSERVER_Error* TRITONBACKEND_BackendArtifacts(
 /// The server's allocator of pinned and GPU memory.
 TRITONSERVER_Error* TRITONBACKEND_BackendMemoryManager(
     TRITONBACKEND_Backend* backend, TRITONBACKEND_MemoryManager** manager);
-/// The pointer that we left with the backend.
+/// The pointer that we stored with the backend.
 TRITONSERVER_Error* TRITONBACKEND_BackendState(TRITONBACKEND_Backend* backend, void** state);
-/// Leaves a pointer with the backend.
+/// Stores a pointer with the backend.
 TRITONSERVER_Error* TRITONBACKEND_BackendSetState(TRITONBACKEND_Backend* backend, void* state);
 
-// ---- Backend attributes: what the backend wishes, said in GetBackendAttribute ----
+// ---- Backend attributes: the backend sets them in GetBackendAttribute ----
 
-/// Adds an instance group for models that name none.
+/// Adds an instance group for models whose configuration has none.
 TRITONSERVER_Error* TRITONBACKEND_BackendAttributeAddPreferredInstanceGroup(
     TRITONBACKEND_BackendAttribute* backend_attributes, const TRITONSERVER_InstanceGroupKind kind,
     const uint64_t count, const uint64_t* device_ids, const uint64_t id_count);
-/// Says whether the instances of a model may be initialised side by side.
+/// Sets whether the instances of a model may be initialised in parallel.
 TRITONSERVER_Error* TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(
     TRITONBACKEND_BackendAttribute* backend_attributes, bool enabled);
 
 // ---- Memory manager ----
 
-/// Allocates, owned. UNSUPPORTED: never possible for this type and id; UNAVAILABLE: not now.
+/// Allocates memory, owned. Fails with UNSUPPORTED if this is never possible for the type and id,
+/// and with UNAVAILABLE if it is not possible now.
 TRITONSERVER_Error* TRITONBACKEND_MemoryManagerAllocate(
     TRITONBACKEND_MemoryManager* manager, void** buffer, const TRITONSERVER_MemoryType memory_type,
     const int64_t memory_type_id, const uint64_t byte_size);
-/// Frees an allocation; type and id as they were allocated.
+/// Frees an allocation. Type and id must be those of the allocation.
 TRITONSERVER_Error* TRITONBACKEND_MemoryManagerFree(
     TRITONBACKEND_MemoryManager* manager, void* buffer, const TRITONSERVER_MemoryType memory_type,
     const int64_t memory_type_id);
@@ -308,16 +312,17 @@ TRITONSERVER_Error* TRITONBACKEND_MemoryManagerFree(
 TRITONSERVER_Error* TRITONBACKEND_ModelName(TRITONBACKEND_Model* model, const char** name);
 /// Version of the model.
 TRITONSERVER_Error* TRITONBACKEND_ModelVersion(TRITONBACKEND_Model* model, uint64_t* version);
-/// Folder of the model, that which has the folders of the versions in it.
+/// Folder of the model. It has the folders of the versions.
 TRITONSERVER_Error* TRITONBACKEND_ModelRepository(
     TRITONBACKEND_Model* model, TRITONBACKEND_ArtifactType* artifact_type, const char** location);
-/// Configuration of the model as JSON, owned; config_version is 1.
+/// Configuration of the model as JSON, owned. config_version must be 1.
 TRITONSERVER_Error* TRITONBACKEND_ModelConfig(
     TRITONBACKEND_Model* model, const uint32_t config_version, TRITONSERVER_Message** model_config);
 /// Whether the server asks us to complete the configuration.
 TRITONSERVER_Error* TRITONBACKEND_ModelAutoCompleteConfig(
     TRITONBACKEND_Model* model, bool* auto_complete_config);
-/// Gives the server the completed configuration; only in ModelInitialize. The message stays ours.
+/// Gives the server the completed configuration. Only allowed in ModelInitialize. We still own the
+/// message.
 TRITONSERVER_Error* TRITONBACKEND_ModelSetConfig(
     TRITONBACKEND_Model* model, const uint32_t config_version, TRITONSERVER_Message* model_config);
 /// The server that the model belongs to.
@@ -326,11 +331,11 @@ TRITONSERVER_Error* TRITONBACKEND_ModelServer(
 /// The backend that the model belongs to.
 TRITONSERVER_Error* TRITONBACKEND_ModelBackend(
     TRITONBACKEND_Model* model, TRITONBACKEND_Backend** backend);
-/// The pointer that we left with the model.
+/// The pointer that we stored with the model.
 TRITONSERVER_Error* TRITONBACKEND_ModelState(TRITONBACKEND_Model* model, void** state);
-/// Leaves a pointer with the model.
+/// Stores a pointer with the model.
 TRITONSERVER_Error* TRITONBACKEND_ModelSetState(TRITONBACKEND_Model* model, void* state);
-/// Reports the memory that the model holds; the array and its entries stay ours.
+/// Reports the memory that the model holds. We still own the array and its entries.
 TRITONSERVER_Error* TRITONBACKEND_ModelReportMemoryUsage(
     TRITONBACKEND_Model* model, TRITONSERVER_BufferAttributes** usage, uint32_t usage_size);
 
@@ -339,62 +344,62 @@ TRITONSERVER_Error* TRITONBACKEND_ModelReportMemoryUsage(
 /// Name of the instance.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceName(
     TRITONBACKEND_ModelInstance* instance, const char** name);
-/// Where the instance runs.
+/// Kind of device that the instance runs on.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceKind(
     TRITONBACKEND_ModelInstance* instance, TRITONSERVER_InstanceGroupKind* kind);
-/// The GPU that the instance runs on; means something only for kind GPU.
+/// Number of the GPU that the instance runs on. Only valid for kind GPU.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceDeviceId(
     TRITONBACKEND_ModelInstance* instance, int32_t* device_id);
-/// Host policy as JSON; stays the server's.
+/// Host policy as JSON. The server owns the message.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceHostPolicy(
     TRITONBACKEND_ModelInstance* instance, TRITONSERVER_Message** host_policy);
-/// Whether the instance only loads and never executes.
+/// Whether the instance is passive: it is loaded but never executes.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceIsPassive(
     TRITONBACKEND_ModelInstance* instance, bool* is_passive);
 /// The model that the instance belongs to.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceModel(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Model** model);
-/// The pointer that we left with the instance.
+/// The pointer that we stored with the instance.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceState(
     TRITONBACKEND_ModelInstance* instance, void** state);
-/// Leaves a pointer with the instance.
+/// Stores a pointer with the instance.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceSetState(
     TRITONBACKEND_ModelInstance* instance, void* state);
-/// Reports the memory that the instance holds; the array and its entries stay ours.
+/// Reports the memory that the instance holds. We still own the array and its entries.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportMemoryUsage(
     TRITONBACKEND_ModelInstance* instance, TRITONSERVER_BufferAttributes** usage,
     uint32_t usage_size);
-/// Counts one request into the statistics; before the request is released.
+/// Adds one request to the statistics. To be called before the request is released.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportStatistics(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request* request, const bool success,
     const uint64_t exec_start_ns, const uint64_t compute_start_ns, const uint64_t compute_end_ns,
     const uint64_t exec_end_ns);
-/// Counts one execution of a batch into the statistics.
+/// Adds one execution of a batch to the statistics.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportBatchStatistics(
     TRITONBACKEND_ModelInstance* instance, const uint64_t batch_size, const uint64_t exec_start_ns,
     const uint64_t compute_start_ns, const uint64_t compute_end_ns, const uint64_t exec_end_ns);
 
-// ---- Request: ours from a successful ModelInstanceExecute until it is released ----
+// ---- Request: we own it from a successful ModelInstanceExecute until we release it ----
 
 /// Id that the client gave, or an empty string.
 TRITONSERVER_Error* TRITONBACKEND_RequestId(TRITONBACKEND_Request* request, const char** id);
-/// Whether the client has gone.
+/// Whether the request has been cancelled.
 TRITONSERVER_Error* TRITONBACKEND_RequestIsCancelled(
     TRITONBACKEND_Request* request, bool* is_cancelled);
-/// Sequence id as a number, 0 for none; an error where the client gave a string.
+/// Sequence id as a number; 0 if the client gave none. An error if the client gave a string.
 TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationId(TRITONBACKEND_Request* request, uint64_t* id);
-/// Sequence id as a string; an error where the client gave a number or nothing.
+/// Sequence id as a string. An error if the client gave a number or none.
 TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationIdString(
     TRITONBACKEND_Request* request, const char** id);
 /// Bits of TRITONSERVER_RequestFlag.
 TRITONSERVER_Error* TRITONBACKEND_RequestFlags(TRITONBACKEND_Request* request, uint32_t* flags);
-/// Time the client allows, 0 for any. Since backend API 1.17.
+/// Timeout that the client has set, in microseconds; 0 if it has set none. Since backend API 1.17.
 TRITONSERVER_Error* TRITONBACKEND_InferenceRequestTimeoutMicroseconds(
     TRITONBACKEND_Request* request, uint64_t* timeout);
 /// Number of parameters.
 TRITONSERVER_Error* TRITONBACKEND_RequestParameterCount(
     TRITONBACKEND_Request* request, uint32_t* count);
-/// Parameter at an index; what the value points to depends on the type.
+/// Parameter at an index. The type of the parameter decides what the value points to.
 TRITONSERVER_Error* TRITONBACKEND_RequestParameter(
     TRITONBACKEND_Request* request, const uint32_t index, const char** key,
     TRITONSERVER_ParameterType* type, const void** vvalue);
@@ -409,29 +414,30 @@ TRITONSERVER_Error* TRITONBACKEND_RequestInput(
 /// Input at an index.
 TRITONSERVER_Error* TRITONBACKEND_RequestInputByIndex(
     TRITONBACKEND_Request* request, const uint32_t index, TRITONBACKEND_Input** input);
-/// Number of outputs that the client wants.
+/// Number of outputs that the client requests.
 TRITONSERVER_Error* TRITONBACKEND_RequestOutputCount(
     TRITONBACKEND_Request* request, uint32_t* count);
-/// Name of the wanted output at an index.
+/// Name of the requested output at an index.
 TRITONSERVER_Error* TRITONBACKEND_RequestOutputName(
     TRITONBACKEND_Request* request, const uint32_t index, const char** output_name);
-/// Gives the request back, and with it all that was borrowed from it; on an error it stays ours.
+/// Releases the request, and everything that it owns. If this fails, we still own the request.
 TRITONSERVER_Error* TRITONBACKEND_RequestRelease(
     TRITONBACKEND_Request* request, uint32_t release_flags);
 
-// ---- Input: borrowed from the request ----
+// ---- Input: the request owns it ----
 
-/// Properties of an input; an out pointer may be null. The byte size is what came, not what the
-/// shape needs.
+/// Properties of an input. Output pointers may be null. The byte size is the number of bytes that
+/// arrived, which may differ from the size that the shape needs.
 TRITONSERVER_Error* TRITONBACKEND_InputProperties(
     TRITONBACKEND_Input* input, const char** name, TRITONSERVER_DataType* datatype,
     const int64_t** shape, uint32_t* dims_count, uint64_t* byte_size, uint32_t* buffer_count);
-/// One of the buffers that make up the input. Type and id are wishes first, then the truth.
+/// One of the buffers of the input. The caller sets type and id to those that it prefers; the
+/// function sets them to those of the buffer.
 TRITONSERVER_Error* TRITONBACKEND_InputBuffer(
     TRITONBACKEND_Input* input, const uint32_t index, const void** buffer,
     uint64_t* buffer_byte_size, TRITONSERVER_MemoryType* memory_type, int64_t* memory_type_id);
 
-// ---- Response: ours until it is sent or deleted ----
+// ---- Response: we own it until it is sent or deleted ----
 
 /// Makes a response to a request, owned.
 TRITONSERVER_Error* TRITONBACKEND_ResponseNew(
@@ -439,9 +445,9 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseNew(
 /// Makes a response from a factory, owned.
 TRITONSERVER_Error* TRITONBACKEND_ResponseNewFromFactory(
     TRITONBACKEND_Response** response, TRITONBACKEND_ResponseFactory* factory);
-/// Frees a response that is not sent.
+/// Frees a response that has not been sent.
 TRITONSERVER_Error* TRITONBACKEND_ResponseDelete(TRITONBACKEND_Response* response);
-/// Adds an output tensor, which lives as long as the response.
+/// Adds an output tensor. The response owns it.
 TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(
     TRITONBACKEND_Response* response, TRITONBACKEND_Output** output, const char* name,
     const TRITONSERVER_DataType datatype, const int64_t* shape, const uint32_t dims_count);
@@ -457,19 +463,20 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseSetBoolParameter(
 /// Adds a floating point parameter. Since backend API 1.18.
 TRITONSERVER_Error* TRITONBACKEND_ResponseSetDoubleParameter(
     TRITONBACKEND_Response* response, const char* name, const double value);
-/// Sends the response, which is Triton's from here on whatever comes back. A non-null error makes it
-/// a failure and stays ours.
+/// Sends the response. Triton owns it from now on, even if this fails. With an error that is not
+/// null, the response reports a failure. We still own the error.
 TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
     TRITONBACKEND_Response* response, const uint32_t send_flags, TRITONSERVER_Error* error);
 
-// ---- Output: borrowed from the response ----
+// ---- Output: the response owns it ----
 
-/// The buffer to fill. Type and id are wishes first, then the truth.
+/// The buffer to fill. The caller sets type and id to those that it prefers; the function sets them
+/// to those of the buffer.
 TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(
     TRITONBACKEND_Output* output, void** buffer, const uint64_t buffer_byte_size,
     TRITONSERVER_MemoryType* memory_type, int64_t* memory_type_id);
 
-// ---- Response factory: answers that come after the request is released ----
+// ---- Response factory: for responses that are sent after the request is released ----
 
 /// Makes a factory, owned.
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryNew(
@@ -480,27 +487,29 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryDelete(TRITONBACKEND_ResponseFa
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(
     TRITONBACKEND_ResponseFactory* factory, const uint32_t send_flags);
 
-// ==== Entry points: exported by a backend, called by the server; never looked up ====
+// ==== Entry points: a backend exports them, and the server calls them ====
 //
-// In Rust these become types in the module `entry_point`, for a backend to check its exports with.
+// They are not looked up. In Rust they become types in the module `entry_point`, with which a
+// backend checks its exports.
 
-/// Once, when the backend is loaded.
+/// Called once, when the backend is loaded.
 TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend* backend);
-/// Once, when the server ends; also after an Initialize that failed.
+/// Called once, when the server ends, and also after an Initialize that failed.
 TRITONSERVER_Error* TRITONBACKEND_Finalize(TRITONBACKEND_Backend* backend);
-/// Before models are loaded: what the backend wishes.
+/// Called before models are loaded, for the backend to set its attributes.
 TRITONSERVER_Error* TRITONBACKEND_GetBackendAttribute(
     TRITONBACKEND_Backend* backend, TRITONBACKEND_BackendAttribute* backend_attributes);
-/// When a model is loaded.
+/// Called when a model is loaded.
 TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model);
-/// When a model is unloaded, after its instances; also after a ModelInitialize that failed.
+/// Called when a model is unloaded, after its instances are finalised, and also after a
+/// ModelInitialize that failed.
 TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model);
-/// When an instance of a model is made.
+/// Called when an instance of a model is made.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance);
-/// When an instance goes; also after a ModelInstanceInitialize that failed.
+/// Called when an instance is removed, and also after a ModelInstanceInitialize that failed.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance);
-/// Runs a batch. With null the requests become ours, but not the array; with an error they stay the
-/// server's.
+/// Executes a payload of requests. If we return null, we own the requests, but not the array. If we
+/// return an error, the server still owns them.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests,
     const uint32_t request_count);

@@ -1,19 +1,19 @@
-//! The C ABI of Triton Inference Server's backend API, and nothing else.
+//! The C ABI of Triton Inference Server's backend API.
 //!
-//! | where | what |
+//! | file | content |
 //! |---|---|
-//! | `include/triton.h` | our own header of the objects, values and functions that are used |
-//! | `build.rs` | turns it into the types below, the table [`Api`], [`SYMBOLS`] and [`entry_point`] |
-//! | `resolve.rs` | [`load`]: finds the server that this process already runs and fills the table |
+//! | `include/triton.h` | our own header: the objects, values and functions that we use |
+//! | `build.rs` | generates from the header: types, the table [`Api`], [`SYMBOLS`] and [`entry_point`] |
+//! | `resolve.rs` | [`load`]: finds the server that runs in this process, and fills the table |
 //!
 //! Rules
-//! - Nothing here is linked: a library that uses this crate has no undefined Triton symbol, so it
-//!   loads into every host, also into one that keeps Triton to itself (`RTLD_LOCAL`).
-//! - A function that the running server hasn't got is a [`MissingSymbol`] for whoever calls it, and
-//!   nobody else's trouble.
-//! - No panics, no ownership, no conversion: safe objects are made from this elsewhere.
-//! - Values that come from C are newtypes over integers, never Rust enums: a newer server may send
-//!   one that the header doesn't know.
+//! - Nothing is linked. A library that uses this crate has no undefined Triton symbol, so every host
+//!   can load it, even one that has loaded Triton with `RTLD_LOCAL`.
+//! - If the running server does not have a function, only a call of this function fails, with
+//!   [`MissingSymbol`].
+//! - This crate does not panic, own objects or convert values. Other crates make safe types from it.
+//! - Values from C are newtypes over integers, never Rust enums, because a newer server may send a
+//!   value that the header does not have.
 //!
 //! ```
 //! use triton_sys::{MissingSymbol, TRITONBACKEND_Request, TRITONSERVER_Error, call};
@@ -25,12 +25,12 @@
 //!     request: *mut TRITONBACKEND_Request,
 //! ) -> Result<Result<u32, *mut TRITONSERVER_Error>, MissingSymbol> {
 //!     let mut flags = 0;
-//!     // SAFETY: the caller says that the request is alive; `flags` outlives the call.
+//!     // SAFETY: the caller guarantees that the request is alive; `flags` outlives the call.
 //!     let error = unsafe { call!(TRITONBACKEND_RequestFlags(request, &mut flags)) }?;
 //!     Ok(if error.is_null() { Ok(flags) } else { Err(error) })
 //! }
 //!
-//! // Once, in TRITONBACKEND_Initialize; in this process there is no server.
+//! // A backend calls `load` once, in TRITONBACKEND_Initialize. This process has no server.
 //! assert!(triton_sys::load().is_err());
 //! ```
 
@@ -44,11 +44,11 @@ mod resolve;
 pub use bindings::*;
 pub use resolve::{LoadError, MissingSymbol, Version, Versions, api, error_new, install, load, versions};
 
-/// Calls a function of [`api`]: `call!(NAME(arguments))` is a `Result` of what the function returns,
-/// or of [`MissingSymbol`].
+/// Calls a function of [`api`]. `call!(NAME(arguments))` is `Ok` with the function's result, or
+/// `Err` with a [`MissingSymbol`].
 ///
-/// The cost is that of a call through a function pointer. The arguments are evaluated only where the
-/// function exists. The `unsafe` block, and the reason why the call is sound, are the caller's.
+/// It costs as much as a call through a function pointer. It evaluates the arguments only if the
+/// server has the function. The caller writes the `unsafe` block, and says why the call is sound.
 #[macro_export]
 macro_rules! call {
     ($function:ident($($argument:expr),* $(,)?)) => {

@@ -1,14 +1,15 @@
-//! Finds the functions of the server that this process runs.
+//! Finds the functions of the server that runs in this process.
 //!
 //! Rules
-//! - Nothing is ever loaded: a backend is a guest of a server that is already there.
-//! - The global scope comes first (`tritonserver` itself, or a host that loaded the library with
-//!   `RTLD_GLOBAL`), then a loaded library whose file is named `libtritonserver*`: packages for
-//!   Python load it with `RTLD_LOCAL` and rename it, for instance to `libtritonserver-717102f0.so`.
-//! - What was found stays for the life of the process, also where a second server calls Initialize.
-//!   A failure isn't kept: the next [`load`] looks again.
-//! - A server whose API has another major version is refused, because its functions may have other
-//!   signatures. A smaller minor version isn't: only what is missing fails, and only when called.
+//! - It loads no library. A backend is loaded by a server, so the server is there already.
+//! - It looks in the global scope first, where `tritonserver` has its functions, or a host that
+//!   loaded the library with `RTLD_GLOBAL`. Then it looks in loaded libraries whose file name begins
+//!   with `libtritonserver`: Python packages load the library with `RTLD_LOCAL` and rename it, for
+//!   example to `libtritonserver-717102f0.so`.
+//! - The table stays for the life of the process, even if a second server calls Initialize. After a
+//!   failure, the next [`load`] looks again.
+//! - It refuses a server whose API has another major version, because its functions may have other
+//!   signatures. It accepts a smaller minor version: then only calls of missing functions fail.
 
 use std::ffi::{CStr, OsStr, c_int, c_void};
 use std::fmt;
@@ -23,7 +24,7 @@ use crate::bindings::*;
 
 static LOADED: OnceLock<Loaded> = OnceLock::new();
 
-/// A server whose ABI is another: only its way to make an error is used, to tell it so.
+/// A server that was refused because of its major version. Only its TRITONSERVER_ErrorNew is used, to report this.
 static REFUSED: OnceLock<Loaded> = OnceLock::new();
 
 struct Loaded {
@@ -33,17 +34,17 @@ struct Loaded {
     _library: Option<Library>,
 }
 
-/// Finds the running server and keeps its functions for [`api`]. Cheap when it has been done before.
+/// Finds the running server and keeps its functions for [`api`]. Later calls return the same table.
 pub fn load() -> Result<&'static Api, LoadError> {
     if let Some(loaded) = LOADED.get() {
         return Ok(&loaded.api);
     }
     let found = resolve()?;
-    // Another thread may have been faster; what it found is the same.
+    // Another thread may have been faster. It found the same functions.
     Ok(&LOADED.get_or_init(|| found).api)
 }
 
-/// The functions that [`load`] found; before that, a table in which all are missing.
+/// The functions that [`load`] found. Before that, a table in which all functions are missing.
 #[inline]
 pub fn api() -> &'static Api {
     match LOADED.get() {
@@ -52,8 +53,8 @@ pub fn api() -> &'static Api {
     }
 }
 
-/// Makes an error object: of the server that [`load`] found, or of one that it refused, so that the
-/// refusal can be told.
+/// TRITONSERVER_ErrorNew of the server that [`load`] found, or of a server that it refused: the
+/// backend reports the refusal with it.
 pub fn error_new()
 -> Option<unsafe extern "C" fn(TRITONSERVER_Error_Code, *const std::ffi::c_char) -> *mut TRITONSERVER_Error> {
     let refused = || REFUSED.get().and_then(|refused| refused.api.TRITONSERVER_ErrorNew);
@@ -65,23 +66,23 @@ pub fn versions() -> Option<Versions> {
     LOADED.get().map(|loaded| loaded.versions)
 }
 
-/// Puts functions of a test in the place of a server's: [`load`] succeeds and [`api`] has these from
-/// now on. False where a table is already there, which then stays.
+/// Installs functions of a test instead of a server's: from now on [`load`] succeeds and [`api`]
+/// returns `api`. Returns false, and changes nothing, if there is a table already.
 ///
 /// # Safety
 ///
-/// Each function must do what its namesake in Triton promises, for the objects that the test hands
-/// to the code under test.
+/// Each function must do what Triton's function of this name promises, for the objects that the test
+/// passes to the code under test.
 pub unsafe fn install(api: Api) -> bool {
     LOADED.set(Loaded { api, versions: Versions::HEADER, _library: None }).is_ok()
 }
 
-/// Version of one API.
+/// Version of an API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// Another major version is another ABI.
+    /// Changes when the ABI becomes incompatible.
     pub major: u32,
-    /// Counts the additions.
+    /// Grows when functions are added.
     pub minor: u32,
 }
 
@@ -91,17 +92,17 @@ impl fmt::Display for Version {
     }
 }
 
-/// The versions of both APIs of a server.
+/// The versions of a server's two APIs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Versions {
-    /// Of the functions `TRITONSERVER_*`.
+    /// Version of the API of the functions `TRITONSERVER_*`.
     pub server: Version,
-    /// Of the functions `TRITONBACKEND_*`.
+    /// Version of the API of the functions `TRITONBACKEND_*`.
     pub backend: Version,
 }
 
 impl Versions {
-    /// The versions that the header of this crate describes.
+    /// The versions that this crate's header describes.
     pub const HEADER: Self = Self {
         server: Version { major: TRITONSERVER_API_VERSION_MAJOR, minor: TRITONSERVER_API_VERSION_MINOR },
         backend: Version { major: TRITONBACKEND_API_VERSION_MAJOR, minor: TRITONBACKEND_API_VERSION_MINOR },
@@ -122,7 +123,7 @@ impl fmt::Display for Versions {
     }
 }
 
-/// Why [`load`] has no table to give.
+/// Why [`load`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// There is no server in this process.
@@ -132,16 +133,16 @@ pub enum LoadError {
         describe(tried)
     )]
     NotFound {
-        /// The loaded libraries that have the name but not the function.
+        /// The loaded libraries that have a server's file name but not the function.
         tried: Vec<PathBuf>,
     },
-    /// The server doesn't say which version it is.
+    /// The server does not report its version.
     #[error("the Triton server in this process does not answer {function}")]
     NoVersion {
         /// The function that is missing or failed.
         function: &'static str,
     },
-    /// The server has another ABI.
+    /// The server's API has another major version.
     #[error(
         "the Triton server in this process offers {offered}; this library needs the major versions \
          of {}",
@@ -161,17 +162,17 @@ fn describe(tried: &[PathBuf]) -> String {
     format!("without it: {}", names.join(", "))
 }
 
-/// A function was called that the server hasn't got, or before there was a server.
+/// The server does not have the function that was called, or no server has been found yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub struct MissingSymbol {
     /// The function's name.
     pub symbol: &'static str,
-    /// What the server offers; none before [`load`] has found one.
+    /// The server's versions; `None` before [`load`] has found a server.
     pub offered: Option<Versions>,
 }
 
 impl MissingSymbol {
-    /// For [`call!`](crate::call): this function isn't in the table.
+    /// The error of [`call!`](crate::call) for a function that is missing in the table.
     #[cold]
     pub fn new(symbol: &'static str) -> Self {
         Self { symbol, offered: versions() }
@@ -193,22 +194,22 @@ impl fmt::Display for MissingSymbol {
     }
 }
 
-/// The function at a symbol of the library.
+/// Looks up a function of the library.
 ///
 /// # Safety
 ///
-/// `F` must be the type of a pointer to that function.
+/// `F` must be the function's pointer type.
 pub(crate) unsafe fn find<F: Copy>(library: &Library, name: &CStr) -> Option<F> {
-    // SAFETY: the caller gives the function's type, and `Option` makes room for a null symbol.
+    // SAFETY: the caller guarantees the type, and `Option` accepts a symbol that is null.
     let symbol = unsafe { library.get::<Option<F>>(name) };
     symbol.ok().and_then(|function| *function)
 }
 
 fn resolve() -> Result<Loaded, LoadError> {
     let library = server_library()?;
-    // SAFETY: the library has TRITONSERVER_ApiVersion, so these names are Triton's in it; `Loaded`
-    // keeps it with the table. If the major version turns out to be another, only the two version
-    // functions, which all versions share, were called.
+    // SAFETY: the library has TRITONSERVER_ApiVersion, so its functions of these names are Triton's.
+    // `Loaded` keeps the library with the table. If the server has another major version, only the
+    // two version functions and those for errors are called, which are the same in all versions.
     let api = unsafe { Api::from_library(&library) };
     let versions = Versions {
         server: version("TRITONSERVER_ApiVersion", api.TRITONSERVER_ApiVersion, &api)?,
@@ -227,7 +228,7 @@ fn resolve() -> Result<Loaded, LoadError> {
 fn server_library() -> Result<Library, LoadError> {
     let global = Library::this();
     if let Some(function) = api_version(&global) {
-        // The global scope's own handle would not keep the library loaded.
+        // A handle of the global scope would not keep the library loaded.
         let owner = path_of(function).and_then(|path| reopen(&path));
         return Ok(owner.filter(has_server).unwrap_or(global));
     }
@@ -250,14 +251,14 @@ fn has_server(library: &Library) -> bool {
 /// The file that a function was loaded from.
 fn path_of(function: ApiVersionFn) -> Option<PathBuf> {
     let mut info = MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: any address may be asked about, and `info` is there for the answer.
+    // SAFETY: `dladdr` accepts any address, and `info` is writable.
     let known = unsafe { libc::dladdr(function as *const c_void, info.as_mut_ptr()) } != 0;
-    // SAFETY: null pointers and zeros are a valid answer, also where nothing was written.
+    // SAFETY: null pointers and zeros are valid values, so `info` is initialised even if nothing was written.
     let name = unsafe { info.assume_init() }.dli_fname;
     if !known || name.is_null() {
         return None;
     }
-    // SAFETY: the name is the loader's, which keeps it as long as the library is loaded.
+    // SAFETY: the loader owns the name, and keeps it as long as the library is loaded.
     Some(path_from(unsafe { CStr::from_ptr(name) }))
 }
 
@@ -265,44 +266,44 @@ fn path_from(name: &CStr) -> PathBuf {
     PathBuf::from(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// Another handle of a library that is loaded.
+/// Opens another handle of a loaded library.
 fn reopen(path: &Path) -> Option<Library> {
     let flags = libc::RTLD_LAZY | libc::RTLD_LOCAL | libc::RTLD_NOLOAD;
-    // SAFETY: RTLD_NOLOAD loads nothing, so that no foreign initialiser runs here.
+    // SAFETY: with RTLD_NOLOAD, nothing is loaded, so no initialiser of a library runs.
     unsafe { Library::open(Some(path), flags) }.ok()
 }
 
 fn version(function: &'static str, ask: Option<ApiVersionFn>, api: &Api) -> Result<Version, LoadError> {
     let ask = ask.ok_or(LoadError::NoVersion { function })?;
     let mut version = Version { major: 0, minor: 0 };
-    // SAFETY: both pointers are to live integers, and the function doesn't keep them.
+    // SAFETY: both pointers point to live integers, and the function does not keep them.
     let error = unsafe { ask(&mut version.major, &mut version.minor) };
     if error.is_null() {
         return Ok(version);
     }
     if let Some(delete) = api.TRITONSERVER_ErrorDelete {
-        // SAFETY: the error was just given to us and isn't used again.
+        // SAFETY: the function gave us this error, and we do not use it again.
         unsafe { delete(error) };
     }
     Err(LoadError::NoVersion { function })
 }
 
-/// Paths of the loaded libraries whose file name says that they are the server.
+/// Paths of the loaded libraries that have a server's file name.
 fn loaded_server_paths() -> Vec<PathBuf> {
     let mut paths = Vec::<PathBuf>::new();
-    // SAFETY: `collect` gets back this pointer, to a vector that outlives the walk and that nothing
-    // else touches meanwhile.
+    // SAFETY: `collect` gets this pointer. The vector outlives the call, and nothing else uses it
+    // during the call.
     unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut paths).cast()) };
     paths
 }
 
-/// Only collects: the loader holds its lock meanwhile, so nothing may be opened here.
+/// Collects the paths of libraries with a server's file name. It must not open them, because the loader holds its lock.
 unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: libc::size_t, paths: *mut c_void) -> c_int {
-    // SAFETY: the loader gives a description that is valid during this call.
+    // SAFETY: the loader passes a description that is valid during this call.
     let name = unsafe { (*info).dlpi_name };
     if !name.is_null() {
-        // SAFETY: the name is a C string of the loader's that lives at least as long as this call,
-        // and `paths` is the vector of `loaded_server_paths`, borrowed by nobody else.
+        // SAFETY: the name is a C string that the loader keeps during this call. `paths` is the
+        // vector of `loaded_server_paths`, and nothing else borrows it.
         let (name, paths) = unsafe { (CStr::from_ptr(name), &mut *paths.cast::<Vec<PathBuf>>()) };
         let path = path_from(name);
         if is_server(&path) {
@@ -321,7 +322,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_is_known_by_its_file_name_also_when_renamed() {
+    fn a_server_is_recognised_by_its_file_name_even_if_it_was_renamed() {
         for (path, expected) in [
             ("/opt/tritonserver/lib/libtritonserver.so", true),
             ("libtritonserver.so", true),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn another_major_version_is_refused_and_another_minor_is_not() {
+    fn another_major_version_is_refused_and_another_minor_version_is_not() {
         let offered = |server, backend| Versions {
             server: Version { major: server, minor: 3 },
             backend: Version { major: backend, minor: 99 },

@@ -1,4 +1,4 @@
-//! The numbers, sizes and signatures of the ABI, written down a second time by hand.
+//! Compares the generated numbers, sizes and signatures with the ABI, which is written down here a second time.
 
 use std::collections::HashSet;
 use std::ffi::{c_char, c_int, c_void};
@@ -106,7 +106,7 @@ fn the_header_is_for_the_apis_of_release_24_10() {
     assert_eq!(Versions::HEADER.to_string(), "server API 1.34 and backend API 1.19");
 }
 
-// Signatures that have every kind of parameter; that these lines compile is the test.
+// The compiler checks these signatures. Together they have every kind of parameter.
 type Error = *mut TRITONSERVER_Error;
 const _: Option<unsafe extern "C" fn(*mut TRITONBACKEND_Request, *mut u32) -> Error> =
     Api::EMPTY.TRITONBACKEND_RequestFlags;

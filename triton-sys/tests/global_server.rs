@@ -1,4 +1,4 @@
-//! A server in the global scope, as in `tritonserver` itself, is found whatever its file is called.
+//! A server in the global scope is found, whatever its file is called. `tritonserver` itself is such a server.
 
 mod support;
 

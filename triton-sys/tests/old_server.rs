@@ -1,4 +1,4 @@
-//! A small library in C plays a renamed server of an older API, loaded so that nobody else sees it.
+//! A renamed server of an older API is found although it was loaded with RTLD_LOCAL. A small library in C plays it.
 
 mod support;
 
@@ -11,7 +11,7 @@ use triton_sys::{LoadError, TRITONSERVER_LOG_INFO, TRITONSERVER_LOG_WARN, Versio
 const DECOY: &str = "int decoy(void) { return 0; }";
 
 #[test]
-fn a_renamed_local_server_is_found_and_what_it_has_not_got_is_named() {
+fn a_renamed_local_server_is_found_and_errors_name_the_functions_that_it_lacks() {
     assert!(matches!(triton_sys::load(), Err(LoadError::NotFound { tried }) if tried.is_empty()));
 
     let decoy = compile("libtritonserver-decoy.so", DECOY);
@@ -32,7 +32,7 @@ fn a_renamed_local_server_is_found_and_what_it_has_not_got_is_named() {
         assert_eq!(call!(TRITONSERVER_LogIsEnabled(TRITONSERVER_LOG_INFO)), Ok(false));
         assert_eq!(call!(TRITONSERVER_LogIsEnabled(TRITONSERVER_LOG_WARN)), Ok(true));
     }
-    // SAFETY: nothing is called, for the function is missing.
+    // SAFETY: the function is missing, so nothing is called.
     let missing = unsafe { call!(TRITONSERVER_MetricObserve(ptr::null_mut(), 1.0)) }.unwrap_err();
     assert_eq!(
         missing.to_string(),

@@ -1,4 +1,4 @@
-//! A real libtritonserver, where there is one: `TRITONSERVER_LIB` is its path.
+//! Tests with a real libtritonserver, if `TRITONSERVER_LIB` is the path of one.
 
 use std::ffi::CStr;
 use std::io::Write;
@@ -24,8 +24,8 @@ fn a_real_server_has_every_symbol_and_is_found_though_it_is_local() {
     }
 }
 
-/// Runs the test again, in a process that finds the libraries beside the server: packages for Python
-/// put them there, and the loader reads LD_LIBRARY_PATH only at the start of a process.
+/// Runs the test again in a process that finds the libraries in the server's folder. Python packages
+/// put them there, and the loader reads LD_LIBRARY_PATH only when a process starts.
 fn test_with_libraries_beside(server: &Path) -> ExitStatus {
     let mut folders = vec![server.parent().expect("a path of a file").to_owned()];
     folders.extend(env::split_paths(&env::var_os("LD_LIBRARY_PATH").unwrap_or_default()));
@@ -45,7 +45,7 @@ fn check(path: &Path) {
 
     let missing: Vec<_> = SYMBOLS
         .iter()
-        // SAFETY: the symbol is looked up and not used.
+        // SAFETY: the symbol is only looked up.
         .filter(|name| unsafe { server.get::<*const ()>(**name) }.is_err())
         .collect();
     assert!(missing.is_empty(), "{missing:?}");
@@ -56,14 +56,14 @@ fn check(path: &Path) {
     values_go_there_and_back();
 }
 
-/// Past the harness, which hides what a passing test prints.
+/// Prints to stderr directly, because the test harness hides the output of tests that pass.
 fn say(line: &str) {
     writeln!(io::stderr(), "{line}").expect("stderr is open");
 }
 
-/// A string, a number, an enumeration and an object, each through a real function.
+/// Passes a string, a number, an enumeration and an object through real functions.
 fn values_go_there_and_back() {
-    // SAFETY: the strings are constants, and the error is used between its making and its end.
+    // SAFETY: the strings are constants, and the error is not used after it was deleted.
     unsafe {
         assert_eq!(call!(TRITONSERVER_StringToDataType(c"FP32".as_ptr())), Ok(TRITONSERVER_TYPE_FP32));
         assert_eq!(call!(TRITONSERVER_DataTypeByteSize(TRITONSERVER_TYPE_FP32)), Ok(4));

@@ -1,4 +1,4 @@
-//! A process without Triton gets an error that says what was looked for.
+//! In a process without Triton, loading fails with an error that says what was looked for.
 
 use triton_sys::{MissingSymbol, TRITONSERVER_LOG_INFO, call};
 
@@ -15,7 +15,7 @@ fn loading_fails_and_says_what_was_looked_for() {
 
 #[test]
 fn a_call_before_loading_is_an_error_and_not_a_crash() {
-    // SAFETY: nothing is called, for there is no server.
+    // SAFETY: there is no server, so nothing is called.
     let error: MissingSymbol = unsafe { call!(TRITONSERVER_LogIsEnabled(TRITONSERVER_LOG_INFO)) }.unwrap_err();
     assert_eq!(error.to_string(), "TRITONSERVER_LogIsEnabled was called before a Triton server was found");
 }
@@ -23,7 +23,7 @@ fn a_call_before_loading_is_an_error_and_not_a_crash() {
 #[test]
 fn arguments_of_a_missing_function_are_not_evaluated() {
     let mut evaluated = false;
-    // SAFETY: nothing is called, for there is no server.
+    // SAFETY: there is no server, so nothing is called.
     let result = unsafe {
         call!(TRITONSERVER_ErrorDelete({
             evaluated = true;

@@ -1,4 +1,4 @@
-//! The device by NVIDIA's driver, which is loaded when the first model asks for a GPU.
+//! A GPU, used through NVIDIA's driver. The driver is loaded when the first model asks for a GPU.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{self, NonNull};
@@ -9,23 +9,22 @@ use cudarc::driver::sys;
 
 use super::driver::{DeviceError, Driver, Stream};
 
-/// The kernel of `rows.cu`, compiled ahead by `scripts/kernels` for every GPU from Volta on; the driver finishes it.
+/// The kernel of `rows.cu` as PTX, which `scripts/kernels` makes. The driver compiles it for the GPU, from Volta on.
 const KERNEL: &str = concat!(include_str!("rows.ptx"), "\0");
 const KERNEL_NAME: &CStr = c"move_rows";
 
-/// Threads of a block. As in `rows.cu`.
+/// Threads of a block, as in `rows.cu`.
 const THREADS: u32 = 256;
 
-/// Freed memory that the pool keeps for the next who asks, in bytes.
+/// Bytes of freed memory that the pool keeps for later allocations.
 const KEPT_BY_POOL: u64 = 32 << 20;
 
-/// A GPU.
 pub struct Cuda {
     number: i32,
     device: sys::CUdevice,
-    /// The context that the runtime, and so ONNX Runtime, uses too.
+    /// The primary context, which ONNX Runtime uses, too.
     context: sys::CUcontext,
-    /// `None` where the driver has no stream-ordered memory.
+    /// `None` if the driver has no stream-ordered allocation.
     pool: Option<sys::CUmemoryPool>,
     module: sys::CUmodule,
     kernel: sys::CUfunction,
@@ -33,15 +32,14 @@ pub struct Cuda {
 
 // SAFETY: the driver's objects may be used from any thread.
 unsafe impl Send for Cuda {}
-// SAFETY: as above, by several at once.
+// SAFETY: several threads may use the driver's objects at once.
 unsafe impl Sync for Cuda {}
 
 impl Cuda {
-    /// The device of that number.
     pub fn open(number: i32) -> Result<Self, DeviceError> {
-        // cudarc panics where the library is missing, so it is asked first.
+        // cudarc panics if the driver's library is missing, so look for the library first.
         static IS_PRESENT: OnceLock<bool> = OnceLock::new();
-        // SAFETY: loads the library and looks no further.
+        // SAFETY: this only loads the driver's library, which may be loaded into any process.
         if !IS_PRESENT.get_or_init(|| unsafe { sys::is_culib_present() }) {
             return Err(DeviceError::NoDriver);
         }
@@ -52,7 +50,7 @@ impl Cuda {
             return Err(DeviceError::NoDevice { device: number, count });
         }
         let device = result::device::get(number).map_err(failed("cuDeviceGet"))?;
-        // SAFETY: a device that the driver gave; what is made is kept in `made`, which gives it back.
+        // SAFETY: the driver gave the device. `made` holds the context and releases it when dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
         let mut made = Self { number, device, context, pool: None, module: ptr::null_mut(), kernel: ptr::null_mut() };
         made.make_current()?;
@@ -63,18 +61,18 @@ impl Cuda {
 
     fn open_pool(&self) -> Result<Option<sys::CUmemoryPool>, DeviceError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED;
-        // SAFETY: a device that the driver gave.
+        // SAFETY: the driver gave the device.
         let has_pools = unsafe { result::device::get_attribute(self.device, attribute) };
         if has_pools.map_err(|error| self.error("cuDeviceGetAttribute", error))? == 0 {
             return Ok(None);
         }
-        // SAFETY: plain numbers and null pointers, for which zeros are values.
+        // SAFETY: the fields are numbers and pointers, for which zeros are valid.
         let mut wanted: sys::CUmemPoolProps = unsafe { std::mem::zeroed() };
         wanted.allocType = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         wanted.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         wanted.location.id = self.number;
         let (mut kept, attribute) = (KEPT_BY_POOL, sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD);
-        // SAFETY: the properties live during the call; the attribute is a number of 64 bits.
+        // SAFETY: the properties live during the call, and the attribute is a number of 64 bits.
         unsafe {
             let pool = result::mem_pool::create(&wanted).map_err(|error| self.error("cuMemPoolCreate", error))?;
             result::mem_pool::set_attribute(pool, attribute, (&raw mut kept).cast::<c_void>())
@@ -84,7 +82,7 @@ impl Cuda {
     }
 
     fn load_kernel(&mut self) -> Result<(), DeviceError> {
-        // SAFETY: text that ends with a NUL; the module stays until this is dropped.
+        // SAFETY: the text ends with a NUL. The module stays loaded, and so the kernel valid, until `self` is dropped.
         unsafe {
             self.module = result::module::load_data(KERNEL.as_ptr().cast::<c_void>())
                 .map_err(|error| self.error("cuModuleLoadData", error))?;
@@ -122,15 +120,15 @@ impl Driver for Cuda {
     }
 
     fn close_stream(&self, stream: Stream) {
-        // SAFETY: made by `open_stream` and closed once, by its owner.
+        // SAFETY: the stream was made by `open_stream`, and its owner closes it once.
         let closed = self.make_current().and_then(|()| unsafe {
             result::stream::destroy(raw(stream)).map_err(|error| self.error("cuStreamDestroy", error))
         });
-        note(closed);
+        log_error(closed);
     }
 
     fn allocate(&self, stream: Stream, bytes: usize) -> Result<u64, DeviceError> {
-        // SAFETY: pool and stream are alive; the content is the caller's.
+        // SAFETY: the pool and the stream are alive.
         let allocated = unsafe {
             match self.pool {
                 Some(pool) => result::mem_pool::alloc_async(pool, bytes, raw(stream)),
@@ -142,7 +140,7 @@ impl Driver for Cuda {
     }
 
     unsafe fn free(&self, stream: Stream, address: u64) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the memory is allocated and no longer used.
         let freed = self.make_current().and_then(|()| unsafe {
             match self.pool {
                 Some(_) => {
@@ -151,12 +149,12 @@ impl Driver for Cuda {
                 None => result::free_sync(address).map_err(|error| self.error("cuMemFree", error)),
             }
         });
-        note(freed);
+        log_error(freed);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
-        // Seen by all contexts, as models on several devices may share nothing else.
-        // SAFETY: a plain allocation, which is filled before it is handed out.
+        // Portable memory is pinned for all devices.
+        // SAFETY: the new memory has `bytes` bytes to fill.
         let memory = unsafe {
             let memory = result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE).map_err(|error| {
                 if is_out_of_memory(error) {
@@ -171,32 +169,32 @@ impl Driver for Cuda {
         NonNull::new(memory.cast::<u8>()).ok_or_else(|| DeviceError::Failed {
             device: self.number,
             call: "cuMemHostAlloc",
-            why: "it gave nothing".to_owned(),
+            why: "it returned a null pointer".to_owned(),
         })
     }
 
     unsafe fn free_pinned(&self, memory: NonNull<u8>, _: usize) {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that the memory is from `allocate_pinned` and no longer used.
         let freed = self.make_current().and_then(|()| unsafe {
             result::free_host(memory.as_ptr().cast::<c_void>()).map_err(|error| self.error("cuMemFreeHost", error))
         });
-        note(freed);
+        log_error(freed);
     }
 
     unsafe fn upload(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<(), DeviceError> {
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that both sides stay allocated until the copy is complete.
         let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast::<c_void>(), bytes, raw(stream)).result() };
         copied.map_err(|error| self.error("cuMemcpyHtoDAsync", error))
     }
 
     unsafe fn download(&self, stream: Stream, from: u64, to: *mut u8, bytes: usize) -> Result<(), DeviceError> {
-        // SAFETY: the caller's word.
+        // SAFETY: as in `upload`.
         let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast::<c_void>(), from, bytes, raw(stream)).result() };
         copied.map_err(|error| self.error("cuMemcpyDtoHAsync", error))
     }
 
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<(), DeviceError> {
-        // SAFETY: the caller's word.
+        // SAFETY: as in `upload`.
         let copied = unsafe { result::memcpy_dtod_async(to, from, bytes, raw(stream)) };
         copied.map_err(|error| self.error("cuMemcpyDtoDAsync", error))
     }
@@ -204,7 +202,8 @@ impl Driver for Cuda {
     unsafe fn move_rows(&self, stream: Stream, table: u64, count: u32, tiles: u32) -> Result<(), DeviceError> {
         let (mut table, mut count) = (table, count);
         let mut parameters = [(&raw mut table).cast::<c_void>(), (&raw mut count).cast::<c_void>()];
-        // SAFETY: the kernel takes an address and a number, which the driver copies; the table is the caller's word.
+        // SAFETY: the kernel takes an address and a number, which the driver copies. The caller guarantees that the
+        // table is right and that its memory stays allocated until the moves are complete.
         let launched = unsafe {
             result::launch_kernel(self.kernel, (tiles, 1, 1), (THREADS, 1, 1), 0, raw(stream), &mut parameters)
         };
@@ -225,25 +224,25 @@ impl Driver for Cuda {
     }
 
     fn make_current(&self) -> Result<(), DeviceError> {
-        // SAFETY: retained until this is dropped.
+        // SAFETY: the context is retained until `self` is dropped.
         unsafe { result::ctx::set_current(self.context) }.map_err(|error| self.error("cuCtxSetCurrent", error))
     }
 }
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        note(self.make_current());
-        // SAFETY: made in `open`, and given back once. All memory has been given back: buffers hold the device, and so
-        // do streams, on which the kernel is launched.
+        log_error(self.make_current());
+        // SAFETY: `open` made these objects, and each is released once. Nothing uses them any more: buffers and streams
+        // hold the device, so all of them have been dropped.
         unsafe {
             if !self.module.is_null() {
-                note(result::module::unload(self.module).map_err(|error| self.error("cuModuleUnload", error)));
+                log_error(result::module::unload(self.module).map_err(|error| self.error("cuModuleUnload", error)));
             }
             if let Some(pool) = self.pool {
-                note(result::mem_pool::destroy(pool).map_err(|error| self.error("cuMemPoolDestroy", error)));
+                log_error(result::mem_pool::destroy(pool).map_err(|error| self.error("cuMemPoolDestroy", error)));
             }
             let released = result::primary_ctx::release(self.device);
-            note(released.map_err(|error| self.error("cuDevicePrimaryCtxRelease", error)));
+            log_error(released.map_err(|error| self.error("cuDevicePrimaryCtxRelease", error)));
         }
     }
 }
@@ -265,7 +264,7 @@ fn in_words(error: DriverError) -> String {
     [text(error.error_name()), text(error.error_string())].into_iter().flatten().collect::<Vec<_>>().join(": ")
 }
 
-fn note(done: Result<(), DeviceError>) {
+fn log_error(done: Result<(), DeviceError>) {
     if let Err(error) = done {
         log::error!("{error}");
     }

@@ -1,8 +1,7 @@
-//! What a device does for this backend: the only questions that are put to it.
+//! The operations of a device that this backend uses.
 //!
-//! Two answer: CUDA ([`super::cuda`]), and for tests a device that is simulated in host memory
-//! (`super::simulated`). All that is enqueued on a stream happens in its order and some time later; only
-//! [`Driver::synchronise`] waits.
+//! [`super::cuda`] does them with CUDA, and `super::simulated`, for tests, in host memory. Work that is enqueued on a
+//! stream is executed later, in the order in which it was enqueued. Only [`Driver::synchronise`] waits for it.
 
 use std::ptr::NonNull;
 
@@ -17,52 +16,52 @@ impl Stream {
     }
 }
 
-/// What a device could not do.
+/// Why an operation of a device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
-    /// There is no driver on this machine.
+    /// NVIDIA's driver is not installed.
     #[error("NVIDIA's driver is needed: libcuda.so.1 cannot be loaded on this machine")]
     NoDriver,
-    /// There is one, which cannot be used.
+    /// NVIDIA's driver does not initialise.
     #[error("NVIDIA's driver is needed, and the one on this machine cannot be used: {why}")]
     UselessDriver {
-        /// Its error.
+        /// The driver's error.
         why: String,
     },
-    /// There is no such device.
+    /// No GPU has this number.
     #[error("there is no GPU {device}: the driver knows {count}")]
     NoDevice {
-        /// Its number.
+        /// The number that was requested.
         device: i32,
-        /// How many there are.
+        /// Number of GPUs that the driver knows.
         count: i32,
     },
-    /// The device's memory does not suffice.
+    /// The device has too little free memory.
     #[error("{bytes} bytes of memory of GPU {device} cannot be had: {free} of {total} bytes are free")]
     OutOfMemory {
-        /// What was asked for.
+        /// Bytes that were requested.
         bytes: usize,
         /// The device's number.
         device: i32,
-        /// Free bytes.
+        /// Bytes of the device that are free.
         free: usize,
-        /// All bytes.
+        /// Bytes that the device has.
         total: usize,
     },
-    /// The host's memory does not suffice for what the device copies by itself.
+    /// The host has too little memory to pin.
     #[error("{bytes} bytes of the host's memory, pinned for GPU {device}, cannot be had")]
     OutOfPinned {
-        /// What was asked for.
+        /// Bytes that were requested.
         bytes: usize,
         /// The device's number.
         device: i32,
     },
-    /// Anything else, in the driver's words.
+    /// A function of the driver failed.
     #[error("GPU {device}: {call} failed: {why}")]
     Failed {
         /// The device's number.
         device: i32,
-        /// The driver's function.
+        /// Name of the function.
         call: &'static str,
         /// The driver's error.
         why: String,
@@ -70,49 +69,46 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
-    /// Whether it may be another time when others need less.
-    pub const fn is_want_of_memory(&self) -> bool {
+    /// Whether the operation may succeed when memory has been freed.
+    pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OutOfPinned { .. })
     }
 }
 
-/// A device. Addresses are the device's own; the safety of what is enqueued is the caller's: memory has to live until
-/// it has happened.
+/// A device. Addresses are addresses on the device. Functions that enqueue work are unsafe, because the caller has to
+/// keep the memory allocated until the work is complete.
 pub trait Driver: Send + Sync {
-    /// The device's name.
     fn name(&self) -> String;
 
-    /// Whether ONNX Runtime sees its memory as host memory.
     fn is_simulated(&self) -> bool;
 
-    /// Makes a stream.
     fn open_stream(&self) -> Result<Stream, DeviceError>;
 
-    /// Ends a stream.
     fn close_stream(&self, stream: Stream);
 
-    /// Memory, aligned for any load, of any content, that may be used by what is enqueued on the stream from now on.
+    /// Allocates uninitialised memory that is aligned for any load. Work that is enqueued on `stream` afterwards may
+    /// use it. Other streams may use it after [`Driver::synchronise`] of `stream`.
     fn allocate(&self, stream: Stream, bytes: usize) -> Result<u64, DeviceError>;
 
-    /// Gives memory back once the stream has come so far.
+    /// Frees memory when the work that is enqueued on `stream` is complete.
     ///
     /// # Safety
-    /// From [`Driver::allocate`], and not used by what is still to happen on other streams.
+    /// `address` must be from [`Driver::allocate`], and unfinished work on other streams must not use the memory.
     unsafe fn free(&self, stream: Stream, address: u64);
 
-    /// Host memory that can be copied from and to asynchronously.
+    /// Allocates host memory that can be copied from and to asynchronously, filled with zeros.
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError>;
 
-    /// Gives it back.
+    /// Frees pinned memory.
     ///
     /// # Safety
-    /// From [`Driver::allocate_pinned`], of as many bytes, and not used any more.
+    /// `memory` must be from [`Driver::allocate_pinned`], with the same `bytes`, and nothing may use it any more.
     unsafe fn free_pinned(&self, memory: NonNull<u8>, bytes: usize);
 
     /// Enqueues a copy of host memory to the device.
     ///
     /// # Safety
-    /// `from` is pinned; both sides have the bytes until it has happened.
+    /// `from` must be pinned. Until the copy is complete, `bytes` bytes must stay allocated on both sides.
     unsafe fn upload(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<(), DeviceError>;
 
     /// Enqueues a copy of device memory to the host.
@@ -127,26 +123,27 @@ pub trait Driver: Send + Sync {
     /// As for [`Driver::upload`].
     unsafe fn copy(&self, stream: Stream, from: u64, to: u64, bytes: usize) -> Result<(), DeviceError>;
 
-    /// Enqueues the moves of a table that lies on the device (see [`super::moves`]).
+    /// Enqueues the moves of a table in the device's memory (see [`super::moves`]).
     ///
     /// # Safety
-    /// The table has `count` moves, of `tiles` tiles together, and each lies in memory that lives until it has
-    /// happened.
+    /// The table must have `count` moves with `tiles` tiles in total. Until the moves are complete, the table and the
+    /// memory that they read and write must stay allocated.
     unsafe fn move_rows(&self, stream: Stream, table: u64, count: u32, tiles: u32) -> Result<(), DeviceError>;
 
-    /// Waits until all that was enqueued on the stream has happened.
+    /// Waits until all work that is enqueued on the stream is complete.
     fn synchronise(&self, stream: Stream) -> Result<(), DeviceError>;
 
-    /// To be called before ONNX Runtime works with the device's memory, with the stream that it enqueues on.
+    /// To be called before ONNX Runtime enqueues work on the stream. A simulated device then executes the work that is
+    /// enqueued, because ONNX Runtime reads its memory at once.
     fn before_run(&self, stream: Stream) -> Result<(), DeviceError>;
 
-    /// Free bytes and all bytes of its memory.
+    /// Free bytes of the device's memory, and all its bytes.
     fn memory(&self) -> Result<(usize, usize), DeviceError>;
 
-    /// Makes the device the calling thread's.
+    /// Makes the device the current one of the calling thread.
     fn make_current(&self) -> Result<(), DeviceError>;
 
-    /// What it was asked so far, if it counts.
+    /// Operations that a simulated device has done.
     #[cfg(any(test, feature = "simulated-device"))]
     fn counts(&self) -> super::Counts {
         super::Counts::default()

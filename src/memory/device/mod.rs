@@ -1,14 +1,16 @@
 //! Memory of a GPU, and the copies between it and the host.
 //!
-//! A [`Device`] is shared by all that use it. Each instance of a model has a [`Queue`] on it, with a stream of its own,
-//! which is also ONNX Runtime's: what is enqueued there happens in order, between the runs. A [`DeviceBuffer`] belongs
-//! to one owner.
+//! All users of a GPU share one [`Device`]. Each instance of a model has a [`Queue`] with a stream of its own. ONNX
+//! Runtime runs the instance's model on the same stream, so copies and runs are executed in the order in which they are
+//! enqueued. A [`DeviceBuffer`] has one owner.
 //!
-//! Rules: what a queue has enqueued has happened before the leases of its payload are settled (the owner of the queue
-//! calls [`Queue::synchronise`]), so memory that changes hands is never in use. A queue keeps memory that it is told of
-//! alive until then ([`Queue::keep`]). Nothing waits for the whole device.
+//! Rules:
+//! - The owner of a queue calls [`Queue::synchronise`] before it settles the leases of a payload. So no work still uses
+//!   a slot that another sequence gets.
+//! - A queue keeps memory alive until then if it is asked to ([`Queue::keep`]).
+//! - Nothing waits for the whole device.
 //!
-//! Not for: deciding what is copied where.
+//! Not for: deciding which bytes are copied where.
 
 mod cuda;
 mod driver;
@@ -32,32 +34,32 @@ pub use queue::{Queue, Traffic};
 #[cfg(any(test, feature = "simulated-device"))]
 pub use simulated::Counts;
 
-/// A GPU in use.
+/// A GPU that the process uses.
 pub struct Device {
     number: i32,
     driver: Box<dyn Driver>,
-    /// For memory that no queue has asked for.
+    /// Stream of allocations, of frees, and of copies from and to [`Foreign`] memory.
     stream: Stream,
 }
 
-/// Held for writing while a CUDA graph is captured, which nothing may be allocated or freed or run beside; see
-/// [`while_nothing_is_captured`].
+/// Write-locked while a CUDA graph is captured. See [`while_nothing_is_captured`] for what must not happen meanwhile.
 pub static CAPTURE: RwLock<()> = RwLock::new(());
 
-/// To be held by all that CUDA forbids while a graph is captured: memory, streams and modules that come and go, runs,
-/// and sessions that are opened or dropped. May be held more than once.
+/// Waits until no CUDA graph is captured, and prevents a capture while the guard lives. Hold it for everything that
+/// CUDA forbids during a capture: making and freeing memory, streams and modules, runs, and opening and dropping
+/// sessions. A thread may hold several guards.
 pub fn while_nothing_is_captured() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read_recursive()
 }
 
-/// Devices in use, each made once.
+/// Devices in use, one for each GPU.
 static DEVICES: Mutex<BTreeMap<i32, Weak<Device>>> = Mutex::new(BTreeMap::new());
 
-/// Devices whose memory requests have brought, kept because making one takes long.
+/// GPUs that requests had memory on ([`Foreign`]). They stay open, because opening a GPU takes long.
 static FOREIGN: Mutex<BTreeMap<i32, Arc<Device>>> = Mutex::new(BTreeMap::new());
 
 impl Device {
-    /// GPU number `number` of those that CUDA shows this process; in builds for tests it may be simulated.
+    /// Opens GPU `number` of those that CUDA shows this process. In builds for tests, the GPU may be simulated.
     pub fn open(number: i32) -> Result<Arc<Self>, DeviceError> {
         let mut devices = DEVICES.lock();
         if let Some(device) = devices.get(&number).and_then(Weak::upgrade) {
@@ -80,35 +82,35 @@ impl Device {
         Ok(Self { number, driver, stream })
     }
 
-    /// Its number.
+    /// Number of the GPU.
     pub const fn number(&self) -> i32 {
         self.number
     }
 
-    /// Its name, as its maker gave it.
+    /// Product name of the GPU.
     pub fn name(&self) -> String {
         self.driver.name()
     }
 
-    /// Whether ONNX Runtime sees its memory as host memory.
+    /// Whether the device is simulated: then its memory is host memory, and ONNX Runtime treats it so.
     pub fn is_simulated(&self) -> bool {
         self.driver.is_simulated()
     }
 
-    /// Bytes of its memory that are in use, by whomever.
+    /// Bytes of the GPU's memory that are in use by any process.
     pub fn used_bytes(&self) -> Result<usize, DeviceError> {
         self.driver.make_current()?;
         let (free, total) = self.driver.memory()?;
         Ok(total - free)
     }
 
-    /// What a simulated device was asked so far.
+    /// Operations that a simulated device has done.
     #[cfg(any(test, feature = "simulated-device"))]
     pub fn counts(&self) -> Counts {
         self.driver.counts()
     }
 
-    /// Memory of any content, which may be used by any stream.
+    /// Allocates uninitialised memory, which any stream may use.
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<DeviceBuffer, DeviceError> {
         let _no_capture = while_nothing_is_captured();
         self.driver.make_current()?;
@@ -118,7 +120,7 @@ impl Device {
         Ok(buffer)
     }
 
-    /// Host memory that is quickly copied from and to the device.
+    /// Allocates pinned host memory, which the device can copy from and to asynchronously.
     pub fn allocate_pinned(self: &Arc<Self>, bytes: usize) -> Result<Pinned, DeviceError> {
         let _no_capture = while_nothing_is_captured();
         self.driver.make_current()?;
@@ -134,21 +136,21 @@ impl Drop for Device {
     }
 }
 
-/// A stream of a device. Whoever has work on it holds it: the queue, and the session whose runs are enqueued there.
+/// A stream of a device. The queue and the session that enqueue work on it share it.
 pub struct OwnedStream {
     device: Arc<Device>,
     stream: Stream,
 }
 
 impl OwnedStream {
-    /// A new one.
+    /// Makes a new stream.
     pub fn open(device: &Arc<Device>) -> Result<Arc<Self>, DeviceError> {
         let _no_capture = while_nothing_is_captured();
         device.driver.make_current()?;
         Ok(Arc::new(Self { device: device.clone(), stream: device.driver.open_stream()? }))
     }
 
-    /// The device.
+    /// The stream's device.
     pub const fn device(&self) -> &Arc<Device> {
         &self.device
     }
@@ -166,7 +168,7 @@ impl Drop for OwnedStream {
     }
 }
 
-/// How many devices a build for tests is to simulate; 0 for none.
+/// Number of devices that the environment asks to simulate; 0 in builds that are not for tests.
 pub fn simulated_devices() -> usize {
     match std::env::var("TRITON_STATEFUL_SIMULATED_DEVICES") {
         Ok(number) if cfg!(feature = "simulated-device") => number.parse().unwrap_or(0),
@@ -174,7 +176,7 @@ pub fn simulated_devices() -> usize {
     }
 }
 
-/// Memory of a GPU that is somebody else's, such as what a client shares with the server.
+/// Memory of a GPU that the backend does not own, such as memory that a client shares with the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Foreign<'a> {
     gpu: i32,
@@ -185,22 +187,22 @@ pub struct Foreign<'a> {
 
 impl Foreign<'_> {
     /// # Safety
-    /// That many bytes of that GPU's, which live during `'a`.
+    /// During `'a`, the `bytes` bytes from `address` on must be allocated on GPU `gpu`.
     pub const unsafe fn new(gpu: i32, address: u64, bytes: usize) -> Self {
         Self { gpu, address, bytes, lent: PhantomData }
     }
 
-    /// The GPU's number.
+    /// Number of the GPU.
     pub const fn gpu(self) -> i32 {
         self.gpu
     }
 
-    /// Where it begins.
+    /// Address of the first byte on the GPU.
     pub const fn address(self) -> u64 {
         self.address
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub const fn byte_len(self) -> usize {
         self.bytes
     }
@@ -213,21 +215,21 @@ impl Foreign<'_> {
         Ok(foreign.entry(self.gpu).or_insert(Device::open(self.gpu)?).clone())
     }
 
-    /// Appends a copy to memory of the host, and waits for that.
+    /// Appends a copy of the bytes to a vector. Returns when the copy is complete.
     pub fn append_to(self, to: &mut Vec<u8>) -> Result<(), DeviceError> {
         let device = self.device()?;
         let pinned = device.allocate_pinned(self.bytes)?;
-        // SAFETY: `new`'s word for the device's side; `pinned` lives until the wait below. Where that fails the device
-        // has failed, and copies nothing more.
+        // SAFETY: the caller of `new` guarantees that the source is allocated. `pinned` lives until the wait below has
+        // succeeded. If the wait fails, the device has failed and copies nothing more.
         unsafe { device.driver.download(device.stream, self.address, pinned.memory.as_ptr(), self.bytes)? };
         device.driver.synchronise(device.stream)?;
         to.extend_from_slice(pinned.bytes());
         Ok(())
     }
 
-    /// Copies the host's bytes to it, and waits for that.
+    /// Copies `from` to the memory. Returns when the copy is complete. Panics if `from` has another size.
     pub fn write(self, from: &[u8]) -> Result<(), DeviceError> {
-        assert_eq!(from.len(), self.bytes, "another size");
+        assert_eq!(from.len(), self.bytes, "a copy from a slice of another size");
         let device = self.device()?;
         let mut pinned = device.allocate_pinned(self.bytes)?;
         pinned.bytes_mut().copy_from_slice(from);
@@ -237,35 +239,36 @@ impl Foreign<'_> {
     }
 }
 
-/// Memory of a device with one owner. Dropped, it is given back as soon as no queue keeps it ([`Queue::keep`]).
+/// Memory of a device with one owner. When the owner has dropped it and no queue keeps it ([`Queue::keep`]), it is
+/// freed.
 pub struct DeviceBuffer {
     memory: Arc<DeviceMemory>,
     bytes: usize,
 }
 
-/// Memory of a device, for its owner and for the queues that use it.
+/// An allocation of a device, shared by its owner and the queues that use it.
 pub struct DeviceMemory {
     device: Arc<Device>,
     address: u64,
 }
 
 impl DeviceBuffer {
-    /// Where it begins.
+    /// Address of the first byte on the device.
     pub fn address(&self) -> u64 {
         self.memory.address
     }
 
-    /// What a queue keeps that works with it.
+    /// The allocation, for a queue to keep alive.
     pub const fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
 
-    /// Bytes that were asked for.
+    /// Number of bytes that were requested.
     pub const fn byte_len(&self) -> usize {
         self.bytes
     }
 
-    /// The device that it is on.
+    /// The device that the memory is on.
     pub fn device(&self) -> &Arc<Device> {
         &self.memory.device
     }
@@ -274,45 +277,46 @@ impl DeviceBuffer {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let _no_capture = while_nothing_is_captured();
-        // SAFETY: from `allocate`, given back once. Who enqueues its use on a stream keeps it, or waits before its owner
-        // drops it; that is what the functions of a queue ask for.
+        // SAFETY: the address is from `allocate` and is freed once. No enqueued work still uses it: the functions of a
+        // queue require that the queue keeps the memory, or that its owner waits for the work before dropping it.
         unsafe { self.device.driver.free(self.device.stream, self.address) }
     }
 }
 
-/// Host memory that the device copies from and to by itself. What a copy under way uses may not be touched.
+/// Pinned host memory, which the device copies from and to asynchronously. Bytes that an unfinished copy uses must not
+/// be touched.
 pub struct Pinned {
     device: Arc<Device>,
     memory: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: plain memory with one owner.
+// SAFETY: the memory has one owner, and any thread may use and free it.
 unsafe impl Send for Pinned {}
-// SAFETY: as above; shared, it is only read.
+// SAFETY: a shared reference only allows reading.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// The bytes.
+    /// The bytes, to read.
     pub const fn bytes(&self) -> &[u8] {
-        // SAFETY: that many bytes, initialised by the driver's making, owned.
+        // SAFETY: `allocate_pinned` allocated and initialised that many bytes, and `self` owns them.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.bytes) }
     }
 
-    /// The bytes, to change.
+    /// The bytes, to write.
     pub const fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and borrowed exclusively.
+        // SAFETY: as in `bytes`; `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr(), self.bytes) }
     }
 
-    /// Some of the bytes, to change, where a copy under way uses others. Panics if there are no such.
+    /// The bytes in `range`, to write while an unfinished copy uses others. Panics if the range goes beyond the end.
     fn part_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-        assert!(range.start <= range.end && range.end <= self.bytes, "more than there is");
-        // SAFETY: within the bytes, and borrowed exclusively.
+        assert!(range.start <= range.end && range.end <= self.bytes, "a range beyond the end");
+        // SAFETY: the range is within the bytes, as checked above; `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.memory.as_ptr().add(range.start), range.len()) }
     }
 
-    /// Bytes that were asked for.
+    /// Number of bytes that were requested.
     pub const fn byte_len(&self) -> usize {
         self.bytes
     }
@@ -321,7 +325,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         let _no_capture = while_nothing_is_captured();
-        // SAFETY: from `allocate_pinned`, given back once; its owner has waited for what used it.
+        // SAFETY: the memory is from `allocate_pinned` and is freed once. Its owner has waited for the copies that used
+        // it.
         unsafe { self.device.driver.free_pinned(self.memory, self.bytes.max(1)) }
     }
 }

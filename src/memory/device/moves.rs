@@ -1,7 +1,7 @@
-//! The table of moves that the kernel of `rows.cu` carries out: which bytes go where.
+//! The table of moves that the kernel of `rows.cu` executes. A move copies, fills or converts one row.
 //!
-//! Rules: the moves of a phase happen at once, so none may read or write what another one of the phase writes; phases
-//! happen one after the other. Addresses are numbers here: nothing is read or written.
+//! Rules: the moves of a *phase* are executed at once, so none may read or write bytes that another one writes. Phases
+//! are executed one after the other. Addresses are only numbers here: this module reads and writes no device memory.
 
 #![forbid(unsafe_code)]
 
@@ -9,46 +9,46 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::tensor::RowLayout;
 
-/// Units of a tile: what a block of the kernel does. As in `rows.cu`.
+/// Units of a tile, as in `rows.cu`. A block of the kernel works on one tile.
 const TILE: u32 = 1024;
 
-/// What a move does with the bytes.
+/// What a move does with the values of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Copies them.
     None,
-    /// fp16 becomes fp32.
+    /// Converts fp16 to fp32.
     Widen,
-    /// fp32 becomes fp16.
+    /// Converts fp32 to fp16.
     Narrow,
-    /// fp32 is rounded to what fp16 can hold.
+    /// Rounds fp32 to the nearest value that fp16 can represent.
     Round,
 }
 
-/// A row in memory of a device: alone, or one of a batch.
+/// A row in a device's memory, alone or in a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowIn {
     /// Address of the batch.
     pub address: u64,
-    /// Which row.
+    /// Index of the row in the batch.
     pub index: usize,
-    /// Rows of the batch.
+    /// Number of rows of the batch.
     pub rows: usize,
 }
 
 impl RowIn {
-    /// A row that is alone.
+    /// A row that is alone at `address`.
     pub const fn alone(address: u64) -> Self {
         Self { address, index: 0, rows: 1 }
     }
 
-    /// Address of its first piece, and bytes from one piece to the next.
+    /// Address of the row's first piece, and bytes from one piece to the next.
     const fn pieces(self, piece: u64) -> (u64, u64) {
         (self.address + self.index as u64 * piece, self.rows as u64 * piece)
     }
 }
 
-/// A row of the table. As in `rows.cu`.
+/// An entry of the table, with the layout of `RowMove` in `rows.cu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 struct RowMove {
@@ -62,7 +62,7 @@ struct RowMove {
     first_tile: u32,
 }
 
-/// Numbers of kinds, as in `rows.cu`: copies of 16, 8, 4, 2 and 1 bytes, zeros of as many, and changes of type.
+/// The values of `Kind` in `rows.cu`. `COPY` and `ZERO` begin five kinds each: for units of 16, 8, 4, 2 and 1 bytes.
 mod kind {
     pub const COPY: u32 = 0;
     pub const ZERO: u32 = 5;
@@ -71,35 +71,37 @@ mod kind {
     pub const ROUND: u32 = 12;
 }
 
-/// Moves that happen at once.
+/// Moves of the table that are executed at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phase {
-    /// Number of the first move.
+    /// Index of the first move.
     pub first: usize,
-    /// How many.
+    /// Number of moves.
     pub count: u32,
-    /// Tiles of all of them.
+    /// Tiles of all moves.
     pub tiles: u32,
 }
 
-/// Moves that are to happen.
+/// Moves that have been collected and are not enqueued yet.
 #[derive(Default)]
 pub struct Moves {
     table: Vec<RowMove>,
     phases: Vec<Phase>,
-    /// First move of the phase that is being written.
+    /// Index of the first move of the phase that is being collected.
     first: usize,
+    /// Tiles of that phase.
     tiles: u32,
-    /// Rows from the host; moves that read them have their offset here instead of an address.
+    /// Bytes of the rows that come from the host. They are uploaded together with the table.
     carried: Vec<u8>,
+    /// Indices of the moves that read `carried`. Their `from` is an offset in it until the table's address is known.
     carriers: Vec<usize>,
 }
 
-/// Bytes that rows from the host are aligned to.
+/// Alignment of each row in `carried`, in bytes.
 const CARRIED_ALIGNMENT: usize = 16;
 
 impl Moves {
-    /// A row that lies on the device.
+    /// Moves a row within the device's memory.
     pub fn push(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
         let (piece_from, piece_to) = piece_bytes(layout, change);
         let ((from, from_stride), (to, to_stride)) = (from.pieces(piece_from), to.pieces(piece_to));
@@ -117,7 +119,7 @@ impl Moves {
         self.add(RowMove { from, to, from_stride, to_stride, kind, ..Default::default() }, outer, piece, unit);
     }
 
-    /// A row that the host has.
+    /// Moves a row from the host to the device.
     pub fn push_carried(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
         self.carried.resize(self.carried.len().next_multiple_of(CARRIED_ALIGNMENT), 0);
         let offset = self.carried.len() as u64;
@@ -137,7 +139,7 @@ impl Moves {
         self.add(RowMove { to, to_stride, kind, ..Default::default() }, outer, piece, unit);
     }
 
-    /// What is pushed from now on happens after what has been.
+    /// Ends a phase: moves that are pushed later are executed after those pushed so far.
     pub fn end_phase(&mut self) {
         let count = (self.table.len() - self.first) as u32;
         if count > 0 {
@@ -146,18 +148,17 @@ impl Moves {
         }
     }
 
-    /// Whether there are none.
     pub const fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Bytes of the table and of what it carries.
+    /// Bytes of the table with the rows that it carries.
     pub const fn bytes(&self) -> usize {
         self.carried_at() + self.carried.len()
     }
 
-    /// Writes the table, and what it carries behind it, for a place on the device that begins at `address`, which is
-    /// aligned to 16 bytes. Moves begin at `index * move_bytes()`.
+    /// Writes the table to `to`, followed by the rows that it carries. `address` is where the device will have these
+    /// bytes; it must be aligned to 16 bytes. Move `index` begins at byte `index * move_bytes()`.
     pub fn write(&mut self, address: u64, to: &mut [u8]) {
         let carried_at = self.carried_at();
         for carrier in self.carriers.drain(..) {
@@ -168,17 +169,17 @@ impl Moves {
         to[carried_at..][..self.carried.len()].copy_from_slice(&self.carried);
     }
 
-    /// Bytes of a move in the table.
+    /// Bytes of one move in the table.
     pub const fn move_bytes() -> usize {
         size_of::<RowMove>()
     }
 
-    /// Bytes that a row of the host's adds at most.
+    /// Most bytes by which a row of `row` bytes from the host lengthens the table.
     pub const fn bytes_with_carried(row: usize) -> usize {
         Self::move_bytes() + CARRIED_ALIGNMENT + row
     }
 
-    /// The phases, in their order. Nothing is left.
+    /// Returns the phases in order, and removes all moves.
     pub fn take_phases(&mut self) -> Vec<Phase> {
         self.end_phase();
         self.table.clear();
@@ -191,12 +192,13 @@ impl Moves {
         (self.table.len() * size_of::<RowMove>()).next_multiple_of(CARRIED_ALIGNMENT)
     }
 
-    /// Adds a move of pieces of so many bytes of the target, cut so that the numbers of its units fit.
+    /// Adds a move of `outer` pieces, which have `piece` bytes each at the target. Cuts it into moves of at most
+    /// `MOST_UNITS` units.
     fn add(&mut self, whole: RowMove, outer: usize, piece: u64, unit: u64) {
         if outer == 0 || piece == 0 {
             return;
         }
-        // A launch has fewer than 2³¹ blocks, and a move fewer than 2³² units.
+        // A launch must have fewer than 2³¹ blocks, and a move fewer than 2³² units.
         const MOST_UNITS: u64 = 1 << 30;
         let (units, outer) = (piece / unit, outer as u64);
         if units > MOST_UNITS && outer == 1 {
@@ -217,7 +219,7 @@ impl Moves {
     fn add_part(&mut self, part: RowMove, units: u64, outer: u64) {
         let tiles = (units * outer).div_ceil(u64::from(TILE)) as u32;
         if self.tiles.checked_add(tiles).is_none_or(|all| all > i32::MAX as u32) {
-            // Moves of a phase do not touch, so they may as well happen one after the other.
+            // Moves of a phase are independent, so it does no harm to execute some of them later.
             self.end_phase();
         }
         self.table.push(RowMove { units: units as u32, outer: outer as u32, first_tile: self.tiles, ..part });
@@ -225,12 +227,12 @@ impl Moves {
     }
 }
 
-/// The pieces that a move reads, and those that it writes.
+/// The addresses that a move reads, and those that it writes.
 #[cfg(any(test, feature = "simulated-device"))]
 pub type Touched = (Vec<std::ops::Range<u64>>, Vec<std::ops::Range<u64>>);
 
 impl Moves {
-    /// What the moves of a phase read and write, for the simulated device to check.
+    /// What each move of a table reads and writes, for the simulated device to check.
     #[cfg(any(test, feature = "simulated-device"))]
     pub fn touched(table: &[u8]) -> Vec<Touched> {
         let touched = |row: &RowMove| {
@@ -253,7 +255,7 @@ impl Moves {
     }
 }
 
-/// Bytes of a piece of the row on both sides.
+/// Bytes of a piece of the row at its source and at its target.
 const fn piece_bytes(layout: RowLayout, change: Change) -> (u64, u64) {
     let wide = layout.inner_bytes as u64;
     match change {
@@ -263,22 +265,22 @@ const fn piece_bytes(layout: RowLayout, change: Change) -> (u64, u64) {
     }
 }
 
-/// Number of pieces and bytes of one; those that lie without a gap on both sides are one.
+/// Number of pieces, and bytes of each. Pieces without gaps between them, at source and target, are joined into one.
 const fn pieces(layout: RowLayout, piece: u64, is_gapless: bool) -> (usize, u64) {
     if is_gapless && layout.outer > 0 { (1, piece * layout.outer as u64) } else { (layout.outer, piece) }
 }
 
-/// The widest unit that divides all of them.
+/// The widest unit, in bytes, that divides all numbers.
 fn widest_unit(numbers: [u64; 4]) -> u64 {
     1 << numbers.into_iter().fold(16, |all, number| all | number).trailing_zeros()
 }
 
-/// Kinds go from 16 bytes down.
+/// Position of a unit among the kinds, which begin with 16 bytes.
 const fn narrowness(unit: u64) -> u32 {
     4 - unit.trailing_zeros()
 }
 
-/// Bytes that are read for a unit of the target.
+/// Bytes that a move reads for each unit of the target.
 const fn unit_read(kind: u32, unit: u64) -> u64 {
     match kind {
         kind::WIDEN => 2,

@@ -1,9 +1,12 @@
-//! The stream of an instance, and what is about to be enqueued on it.
+//! The stream of an instance, and the moves of rows that are collected for it.
 //!
-//! What is enqueued happens later, so all that it uses has to live until [`Queue::synchronise`]. The compiler sees
-//! nothing of that: the functions that enqueue are `unsafe`, and their callers keep to it in one of three ways. They own
-//! the memory and wait before they give it up; they borrow it and wait before they return; or they let the queue hold a
-//! reference to it ([`Queue::keep`]).
+//! Enqueued work is executed later, so the memory that it uses must stay allocated until [`Queue::synchronise`]
+//! returns. The compiler cannot check this. So the functions that enqueue are `unsafe`, and a caller has three ways to
+//! make them sound:
+//!
+//! - It owns the memory, and waits before it frees it.
+//! - It borrows the memory, and waits before it returns.
+//! - It lets the queue hold a reference to the memory ([`Queue::keep`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,20 +16,20 @@ use super::moves::{Change, Moves, RowIn};
 use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned};
 use crate::tensor::RowLayout;
 
-/// Bytes that have gone between host and device.
+/// Counts of the bytes that were copied between host and device.
 #[derive(Debug, Default)]
 pub struct Traffic {
-    /// Bytes of inputs, tables of moves and initial states that went to the device.
+    /// Bytes of inputs, tables of moves and initial states, copied to the device.
     pub to_device: AtomicU64,
-    /// Bytes of outputs that came back.
+    /// Bytes of outputs, copied to the host.
     pub to_host: AtomicU64,
 }
 
-/// A place for what goes to the device together with a launch.
+/// Memory for tables of moves: pinned memory to write them, and memory of the device to copy them to.
 struct Arena {
     host: Pinned,
     device: DeviceBuffer,
-    /// In use by what is under way.
+    /// Bytes, from the first one on, that enqueued work may still use.
     used: usize,
 }
 
@@ -41,35 +44,37 @@ impl Arena {
 }
 
 const ARENA_ALIGNMENT: usize = 256;
+/// Bytes of the arena that a queue begins with.
 const FIRST_ARENA: usize = 64 << 10;
 
-/// What one instance enqueues on a device.
+/// Enqueues the copies and moves of one instance on its stream.
 ///
-/// Moves of rows are collected, and enqueued by [`Queue::flush`] with one copy of their table and one launch a phase.
+/// It collects moves of rows. [`Queue::flush`] enqueues them: one copy of their table, and one launch for each phase.
 pub struct Queue {
     stream: Arc<OwnedStream>,
     moves: Moves,
     arena: Arena,
-    /// Arenas that were too small, until what is under way is over.
+    /// Arenas that became too small. They stay until the enqueued work that uses them is complete.
     outgrown: Vec<Arena>,
     traffic: Arc<Traffic>,
-    /// Something has been enqueued since the last wait.
+    /// Whether work has been enqueued since the last wait.
     is_busy: bool,
-    /// What is used by what is under way, or is going to be.
+    /// Memory that collected and enqueued work uses.
     kept: Vec<Arc<dyn Send + Sync>>,
-    /// What could not be enqueued or did not happen. Nothing else does from then on: it may build on that.
+    /// Why work could not be enqueued or executed. From then on the queue enqueues nothing, because later work may need
+    /// the results of the work that failed.
     failed: Option<DeviceError>,
 }
 
 impl Queue {
-    /// A queue on a stream that no other queue has.
+    /// Makes the queue of a stream. A stream must not have two queues.
     pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Result<Self, DeviceError> {
         let arena = Arena::new(stream.device(), FIRST_ARENA)?;
         let (moves, outgrown, kept) = (Moves::default(), Vec::new(), Vec::new());
         Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, kept, failed: None })
     }
 
-    /// The device.
+    /// The device of the stream.
     pub fn device(&self) -> &Arc<Device> {
         self.stream.device()
     }
@@ -78,24 +83,25 @@ impl Queue {
         self.stream.device.driver.as_ref()
     }
 
-    /// Keeps what is going to be used alive until the queue has been waited for.
+    /// Keeps memory alive until [`Queue::synchronise`] has waited for the work that uses it.
     pub fn keep(&mut self, used: Arc<dyn Send + Sync>) {
-        // Rows that are moved one after another mostly go from one piece of memory to one other.
+        // Most moves have the same source and the same target as the move before, so look for only the last two.
         if !self.kept.iter().rev().take(2).any(|kept| std::ptr::addr_eq(Arc::as_ptr(kept), Arc::as_ptr(&used))) {
             self.kept.push(used);
         }
     }
 
-    /// Moves a row on the device.
+    /// Moves a row within the device's memory.
     ///
     /// # Safety
-    /// Both are rows of such a layout in memory of the device that lives until the queue has been waited for.
+    /// `from` and `to` must be rows of this layout in memory of the queue's device. The memory must stay allocated
+    /// until [`Queue::synchronise`] returns.
     pub unsafe fn move_row(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
         self.make_room_for_move();
         self.moves.push(layout, from, to, change);
     }
 
-    /// Moves a row of the host's to the device. Without memory for it nothing is moved, and all else goes on.
+    /// Moves a row from the host to the device. If there is no memory for it on the way, only this move fails.
     ///
     /// # Safety
     /// As for [`Queue::move_row`], for `to`.
@@ -122,19 +128,20 @@ impl Queue {
 
     fn make_room_for_move(&mut self) {
         if let Err(error) = self.make_room(Moves::move_bytes()) {
-            // The move would be missing.
-            let _ = self.note(Err(error));
+            // The caller counts on this move, so nothing may be enqueued after it.
+            let _ = self.keep_failure(Err(error));
         }
     }
 
-    /// Room in the arena for so many bytes more. Without memory for a larger one, what has been collected goes first.
+    /// Makes sure that the arena can hold the collected moves and `more` bytes. If there is no memory for a larger
+    /// arena, enqueues the collected moves first.
     fn make_room(&mut self, more: usize) -> Result<(), DeviceError> {
         let wanted = self.moves.bytes() + more;
         if wanted <= self.arena.capacity() {
             return Ok(());
         }
         match self.grow(wanted) {
-            Err(error) if error.is_want_of_memory() && more <= self.arena.capacity() => self.flush(),
+            Err(error) if error.is_out_of_memory() && more <= self.arena.capacity() => self.flush(),
             grown => grown,
         }
     }
@@ -145,26 +152,26 @@ impl Queue {
         Ok(())
     }
 
-    /// The moves from now on happen after those so far.
+    /// Ends a phase: later moves are executed after those so far.
     pub fn end_phase(&mut self) {
         self.moves.end_phase();
     }
 
-    /// Enqueues the moves that have been collected. When that fails, or a wait does, everything fails from then on:
-    /// what was to be moved is not where it should be.
+    /// Enqueues the collected moves. If this or a wait fails, all later calls fail, because rows that should have been
+    /// moved are not in their places.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
         self.check()?;
         if self.moves.is_empty() {
             return Ok(());
         }
         let flushed = self.enqueue_moves();
-        self.note(flushed)
+        self.keep_failure(flushed)
     }
 
     fn enqueue_moves(&mut self) -> Result<(), DeviceError> {
         let bytes = self.moves.bytes();
         self.driver().make_current()?;
-        self.free_room(bytes)?;
+        self.make_unused(bytes)?;
         let arena = &mut self.arena;
         let at = arena.used;
         let table = arena.device.address() + at as u64;
@@ -173,8 +180,8 @@ impl Queue {
         self.is_busy = true;
         let phases = self.moves.take_phases();
         let (driver, stream) = (self.stream.device.driver.as_ref(), self.stream.stream);
-        // SAFETY: the arena has the bytes on both sides, and this part of it is used again only behind a wait. Moves
-        // are pushed for memory that lives until then.
+        // SAFETY: the arena has these bytes on both sides, and reuses them only after a wait. The code that pushed the
+        // moves guarantees that the memory of the rows stays allocated until then.
         unsafe {
             driver.upload(stream, arena.host.part_mut(at..at + bytes).as_ptr(), table, bytes)?;
             for phase in phases {
@@ -186,28 +193,31 @@ impl Queue {
         Ok(())
     }
 
-    /// Enqueues a copy of the first `bytes` bytes to the device.
+    /// Enqueues a copy of the first `bytes` bytes of `from` to the beginning of `to`. Panics if one of them is smaller.
     ///
     /// # Safety
-    /// Until the queue has been waited for, both live, and nobody writes to `from`.
+    /// Until [`Queue::synchronise`] returns, both must stay allocated, and `from` must not be written.
     pub unsafe fn upload(&mut self, from: &Pinned, to: &DeviceBuffer, bytes: usize) -> Result<(), DeviceError> {
-        assert!(bytes <= from.byte_len() && bytes <= to.byte_len(), "more than there is");
+        assert!(bytes <= from.byte_len() && bytes <= to.byte_len(), "a copy beyond the end of a buffer");
         if bytes == 0 {
             return Ok(());
         }
         self.is_busy = true;
         self.driver().make_current()?;
         self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
-        // SAFETY: both have the bytes, as was just seen; the rest is the caller's word.
+        // SAFETY: both have `bytes` bytes, as checked above. The caller guarantees that they stay allocated and that
+        // `from` is not written until the copy is complete.
         unsafe { self.driver().upload(self.stream.stream, from.memory.as_ptr(), to.address(), bytes) }
     }
 
-    /// Enqueues a copy of `bytes` bytes from the device's `from` to the host, behind the moves so far.
+    /// Enqueues a copy of `bytes` bytes from address `from` on the device to the beginning of `to`, after the moves so
+    /// far. Panics if `to` is smaller.
     ///
     /// # Safety
-    /// `from` has that many bytes. Until the queue has been waited for, both live, and nobody reads or writes `to`.
+    /// `from` must have `bytes` bytes. Until [`Queue::synchronise`] returns, both must stay allocated, and `to` must
+    /// not be read or written.
     pub unsafe fn download(&mut self, from: u64, to: &mut Pinned, bytes: usize) -> Result<(), DeviceError> {
-        assert!(bytes <= to.byte_len(), "more than there is room for");
+        assert!(bytes <= to.byte_len(), "a copy beyond the end of a buffer");
         if bytes == 0 {
             return Ok(());
         }
@@ -215,35 +225,38 @@ impl Queue {
         self.is_busy = true;
         self.driver().make_current()?;
         self.traffic.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
-        // SAFETY: `to` has room, as was just seen; the rest is the caller's word.
+        // SAFETY: `to` has `bytes` bytes, as checked above. The caller guarantees that `from` has them, that both stay
+        // allocated, and that `to` is not used until the copy is complete.
         unsafe { self.driver().download(self.stream.stream, from, to.memory.as_ptr(), bytes) }
     }
 
-    /// Enqueues a copy to somebody else's memory on the device.
+    /// Enqueues a copy from address `from` to memory that the backend does not own, on the same device.
     ///
     /// # Safety
-    /// `from` has the bytes. Both live until the queue has been waited for.
+    /// `from` must have as many bytes as `to`. Until [`Queue::synchronise`] returns, both must stay allocated.
     pub unsafe fn copy_out(&mut self, from: u64, to: Foreign) -> Result<(), DeviceError> {
         self.check()?;
         self.driver().make_current()?;
         self.is_busy = true;
-        // SAFETY: the caller's word.
+        // SAFETY: the caller guarantees that both have the bytes and stay allocated until the copy is complete.
         unsafe { self.driver().copy(self.stream.stream, from, to.address(), to.byte_len()) }
     }
 
-    /// Enqueues a copy of all bytes of a buffer to another: what moves of rows are measured by.
+    /// Enqueues a copy of a whole buffer to another one. Benchmarks compare moves of rows with it. Panics if `to` is
+    /// smaller.
     ///
     /// # Safety
-    /// Both live until the queue has been waited for.
+    /// Until [`Queue::synchronise`] returns, both must stay allocated.
     pub unsafe fn copy(&mut self, from: &DeviceBuffer, to: &DeviceBuffer) -> Result<(), DeviceError> {
-        assert!(from.byte_len() <= to.byte_len(), "more than there is room for");
+        assert!(from.byte_len() <= to.byte_len(), "a copy beyond the end of a buffer");
         self.is_busy = true;
         self.driver().make_current()?;
-        // SAFETY: both have the bytes, as was just seen; the rest is the caller's word.
+        // SAFETY: both have the bytes, as checked above. The caller guarantees that they stay allocated until the copy
+        // is complete.
         unsafe { self.driver().copy(self.stream.stream, from.address(), to.address(), from.byte_len()) }
     }
 
-    /// ONNX Runtime is about to enqueue a run on the stream, behind the moves so far.
+    /// Enqueues the collected moves, so that the run that ONNX Runtime enqueues next is executed after them.
     pub fn before_run(&mut self) -> Result<(), DeviceError> {
         self.flush()?;
         self.is_busy = true;
@@ -251,13 +264,13 @@ impl Queue {
         self.driver().before_run(self.stream.stream)
     }
 
-    /// Waits until everything that was enqueued has happened; what was collected, too. Also where something has failed:
-    /// what was enqueued before may still be under way.
+    /// Enqueues the collected moves, and waits until all enqueued work is complete. It waits after a failure, too,
+    /// because work that was enqueued before may still be executed.
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
         let flushed = self.flush();
         if std::mem::take(&mut self.is_busy) {
             let waited = self.driver().make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
-            self.note(waited)?;
+            self.keep_failure(waited)?;
             self.arena.used = 0;
             self.outgrown.clear();
         }
@@ -269,23 +282,25 @@ impl Queue {
         self.failed.clone().map_or(Ok(()), Err)
     }
 
-    fn note(&mut self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
+    /// After an error, refuses all later work.
+    fn keep_failure(&mut self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
         if let Err(error) = &done {
-            log::error!("{error}; what runs on this stream is refused from now on: load the model again");
+            log::error!("{error}; this stream refuses all work from now on: load the model again");
             self.failed = Some(error.clone());
             self.moves = Moves::default();
         }
         done
     }
 
-    /// Room for so many bytes in the arena, behind what is in use.
-    fn free_room(&mut self, bytes: usize) -> Result<(), DeviceError> {
+    /// Makes sure that the arena has `bytes` unused bytes. If there is no memory for a larger arena, waits until the
+    /// enqueued work no longer uses this one.
+    fn make_unused(&mut self, bytes: usize) -> Result<(), DeviceError> {
         let wanted = self.arena.used + bytes;
         if wanted <= self.arena.capacity() {
             return Ok(());
         }
         match self.grow(wanted) {
-            Err(error) if error.is_want_of_memory() && bytes <= self.arena.capacity() => {
+            Err(error) if error.is_out_of_memory() && bytes <= self.arena.capacity() => {
                 self.driver().synchronise(self.stream.stream)?;
                 self.arena.used = 0;
                 Ok(())
@@ -320,13 +335,13 @@ mod tests {
         Queue::new(OwnedStream::open(&device).unwrap(), Arc::default()).unwrap()
     }
 
-    /// Device memory with these bytes.
+    /// A buffer on the device with these bytes.
     fn device_bytes(queue: &mut Queue, bytes: &[u8]) -> DeviceBuffer {
         let device = queue.device().clone();
         let (mut pinned, buffer) =
             (device.allocate_pinned(bytes.len()).unwrap(), device.allocate(bytes.len()).unwrap());
         pinned.bytes_mut().copy_from_slice(bytes);
-        // SAFETY: both live until the wait below.
+        // SAFETY: both stay allocated until the wait below.
         unsafe { queue.upload(&pinned, &buffer, bytes.len()) }.unwrap();
         queue.synchronise().unwrap();
         buffer
@@ -334,13 +349,13 @@ mod tests {
 
     fn host_bytes(queue: &mut Queue, buffer: &DeviceBuffer) -> Vec<u8> {
         let mut pinned = queue.device().allocate_pinned(buffer.byte_len()).unwrap();
-        // SAFETY: all bytes of a buffer; both live until the wait below.
+        // SAFETY: both have the buffer's number of bytes, and stay allocated until the wait below.
         unsafe { queue.download(buffer.address(), &mut pinned, buffer.byte_len()) }.unwrap();
         queue.synchronise().unwrap();
         pinned.bytes().to_vec()
     }
 
-    /// Numbers that fp16 rounds, as bytes of fp32.
+    /// Bytes of fp32 values, most of which fp16 cannot represent.
     fn floats(count: usize) -> Vec<u8> {
         (0..count).flat_map(|i| (i as f32 * 1.001 - 7.3).to_ne_bytes()).collect()
     }
@@ -358,7 +373,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
-        /// The kernel's source against the copies of the host.
+        /// Compares the kernel's source with the copies in `memory/rows.rs`.
         #[test]
         fn rows_move_as_they_do_on_the_host(
             outer in 1usize..5, elements in 1usize..700, rows in 1usize..6, index in 0usize..6,
@@ -380,7 +395,7 @@ mod tests {
             let on_device = (device_bytes(&mut queue, &batch), device_bytes(&mut queue, &row));
             let place = RowIn { address: on_device.0.address(), index, rows };
             let alone = RowIn::alone(on_device.1.address());
-            // SAFETY: rows of buffers that live until the end of the test.
+            // SAFETY: the buffers of these rows live until the end of the test.
             unsafe {
                 match way {
                     Way::Put => queue.move_row(layout, alone, place, Change::None),
@@ -411,16 +426,16 @@ mod tests {
         let layout = RowLayout { outer: 1, inner_bytes: 100 };
         let buffers: Vec<_> = (0..4u8).map(|value| device_bytes(&mut queue, &[value; 100])).collect();
         let at = |number: usize| RowIn::alone(buffers[number].address());
-        // Each one takes what the next one has, which it gets only afterwards.
+        // Each phase copies a buffer that the next phase overwrites.
         for number in 0..3 {
-            // SAFETY: rows of buffers that live until the end of the test.
+            // SAFETY: the buffers of these rows live until the end of the test.
             unsafe { queue.move_row(layout, at(number + 1), at(number), Change::None) };
             queue.end_phase();
         }
-        // SAFETY: as above.
+        // SAFETY: the buffers of these rows live until the end of the test.
         unsafe { queue.upload_row(layout, &[9; 100], at(3), Change::None) }.unwrap();
         queue.flush().unwrap();
-        // SAFETY: as above.
+        // SAFETY: the buffers of these rows live until the end of the test.
         unsafe { queue.zero_row(layout, at(0)) };
         queue.synchronise().unwrap();
         let values: Vec<_> = buffers.iter().map(|buffer| host_bytes(&mut queue, buffer)[99]).collect();
@@ -433,14 +448,14 @@ mod tests {
         let layout = RowLayout { outer: 1, inner_bytes: 8 };
         let (from, to) = (device_bytes(&mut queue, &[5; 8]), device_bytes(&mut queue, &[0; 8]));
         queue.keep(from.memory().clone());
-        // SAFETY: a row of a buffer that the queue keeps, and one of a buffer that lives until the end of the test.
+        // SAFETY: the queue keeps the source, and the target lives until the end of the test.
         unsafe { queue.move_row(layout, RowIn::alone(from.address()), RowIn::alone(to.address()), Change::None) };
         let memory = Arc::downgrade(from.memory());
         drop(from);
         queue.flush().unwrap();
         assert!(memory.upgrade().is_some());
         queue.synchronise().unwrap();
-        assert!(memory.upgrade().is_none(), "it is given back with the wait");
+        assert!(memory.upgrade().is_none(), "the wait releases the memory");
         assert_eq!(host_bytes(&mut queue, &to), [5; 8]);
     }
 
@@ -453,7 +468,7 @@ mod tests {
         for round in 0..5 {
             for index in 0..rows {
                 let at = |buffer: &DeviceBuffer, index| RowIn { address: buffer.address(), index, rows };
-                // SAFETY: rows of buffers that live until the end of the test.
+                // SAFETY: the buffers of these rows live until the end of the test.
                 unsafe { queue.move_row(layout, at(&from, (index + round) % rows), at(&to, index), Change::None) };
             }
             queue.flush().unwrap();
@@ -463,28 +478,29 @@ mod tests {
     }
 
     #[test]
-    fn behind_a_failure_nothing_happens_and_what_was_before_is_waited_for() {
+    fn after_a_failure_nothing_is_executed_and_earlier_work_is_waited_for() {
         let mut queue = queue();
         let layout = RowLayout { outer: 1, inner_bytes: 8 };
-        let (before, behind) = (device_bytes(&mut queue, &[1; 8]), device_bytes(&mut queue, &[1; 8]));
+        let (before, after) = (device_bytes(&mut queue, &[1; 8]), device_bytes(&mut queue, &[1; 8]));
         let zero = |queue: &mut Queue, buffer: &DeviceBuffer| {
-            // SAFETY: a row of a buffer that lives until the end of the test.
+            // SAFETY: the buffer of this row lives until the end of the test.
             unsafe { queue.zero_row(layout, RowIn::alone(buffer.address())) };
         };
         zero(&mut queue, &before);
         queue.flush().unwrap();
-        zero(&mut queue, &behind);
-        let failed = queue.note(Err(DeviceError::Failed { device: 0, call: "a test", why: "it says so".to_owned() }));
+        zero(&mut queue, &after);
+        let failed =
+            queue.keep_failure(Err(DeviceError::Failed { device: 0, call: "a test", why: "it says so".to_owned() }));
         assert!(failed.is_err() && queue.flush().is_err() && queue.before_run().is_err());
         assert!(queue.synchronise().is_err());
         let mut another = queue_on(0);
         assert_eq!(host_bytes(&mut another, &before), [0; 8]);
-        assert_eq!(host_bytes(&mut another, &behind), [1; 8]);
+        assert_eq!(host_bytes(&mut another, &after), [1; 8]);
     }
 
     #[test]
-    fn a_table_goes_in_parts_where_there_is_no_memory_for_it() {
-        // A device that no other test takes memory of.
+    fn a_table_is_enqueued_in_parts_if_there_is_no_memory_for_all_of_it() {
+        // No other test allocates memory of this device.
         let mut queue = queue_on(7);
         let device = queue.device().clone();
         let rows = 3000;
@@ -494,12 +510,12 @@ mod tests {
         let full = device.allocate(free).unwrap();
         for index in 0..rows {
             let at = |buffer: &DeviceBuffer| RowIn { address: buffer.address(), index, rows };
-            // SAFETY: rows of buffers that live until the end of the test.
+            // SAFETY: the buffers of these rows live until the end of the test.
             unsafe { queue.move_row(layout, at(&from), at(&to), Change::None) };
         }
         let row = vec![1; FIRST_ARENA];
         let large = RowLayout { outer: 1, inner_bytes: row.len() };
-        // SAFETY: it is refused.
+        // SAFETY: the queue refuses the move, so it is never executed.
         let refused = unsafe { queue.upload_row(large, &row, RowIn::alone(to.address()), Change::None) };
         assert!(matches!(refused, Err(DeviceError::OutOfMemory { device: 7, .. })));
         queue.synchronise().unwrap();
@@ -509,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_the_device_does_not_have_is_refused_with_the_numbers() {
+    fn an_allocation_that_is_too_large_is_refused_with_the_free_bytes() {
         let error = Device::open(0).unwrap().allocate(usize::MAX / 4).err().unwrap();
         assert!(matches!(error, DeviceError::OutOfMemory { device: 0, .. }), "{error}");
         assert!(error.to_string().contains("bytes are free"), "{error}");

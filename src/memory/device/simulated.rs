@@ -1,10 +1,10 @@
-//! A device in host memory, for tests: it runs what the kernel's source says, compiled as C, and is as unforgiving as a
-//! device can be.
+//! A device in host memory, for tests. It runs the kernel's source, compiled as C, and makes errors in its use visible:
 //!
-//! What is enqueued happens only when somebody waits, or when ONNX Runtime is about to read: a copy whose source has
-//! been changed meanwhile, or whose target is read too early, gives wrong values. New memory and freed memory are
-//! filled with patterns. Freed memory that something still to happen would use, moves of one phase that meet, and
-//! memory that is left at the end stop the process.
+//! - It executes enqueued work as late as it may: when somebody waits, or before ONNX Runtime runs. So a copy gives
+//!   wrong values if its source is changed or its target is read too early.
+//! - It fills new memory and freed memory with patterns.
+//! - It stops the process if memory is freed before the work that uses it, if moves of one phase overlap, and if memory
+//!   is not freed at the end.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -16,21 +16,20 @@ use parking_lot::Mutex;
 use super::driver::{DeviceError, Driver, Stream};
 use super::moves::Moves;
 
-/// What new and what freed memory is filled with.
+/// The patterns of new memory and of freed memory.
 const NEW: u8 = 0xab;
 const FREED: u8 = 0xdd;
 
-/// Bytes of freed memory that are kept to catch those who still use it.
+/// Bytes of freed memory that are kept, so that work that still uses them is found.
 const QUARANTINE: usize = 8 << 20;
 
-/// Bytes of memory, unless `TRITON_STATEFUL_SIMULATED_BYTES` says otherwise.
+/// Bytes of the device's memory, unless `TRITON_STATEFUL_SIMULATED_BYTES` sets them.
 const BYTES: usize = if cfg!(test) { 64 << 20 } else { 8 << 30 };
 
 unsafe extern "C" {
     fn triton_stateful_emulate_move_rows(moves: *const u8, count: u32, tiles: u32);
 }
 
-/// The device.
 pub struct Simulated {
     number: i32,
     total: usize,
@@ -41,15 +40,15 @@ pub struct Simulated {
 struct State {
     streams: HashMap<usize, Vec<Work>>,
     next_stream: usize,
-    /// What is allocated, by its address.
+    /// Allocated memory, by its address.
     live: BTreeMap<u64, MmapMut>,
-    /// What was freed last.
+    /// Memory that was freed last.
     freed: VecDeque<MmapMut>,
     pinned: BTreeMap<u64, MmapMut>,
     counts: Counts,
 }
 
-/// What was asked of it.
+/// Counts of the operations of a simulated device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Allocations of device memory.
@@ -69,7 +68,6 @@ enum Work {
 }
 
 impl Simulated {
-    /// A device of that number.
     pub fn new(number: i32) -> Self {
         let total = std::env::var("TRITON_STATEFUL_SIMULATED_BYTES").ok().and_then(|bytes| bytes.parse().ok());
         Self { number, total: total.unwrap_or(BYTES), state: Mutex::default() }
@@ -81,14 +79,15 @@ impl State {
         self.live.values().map(|memory| memory.len()).sum()
     }
 
-    /// Lets everything happen that is enqueued on a stream.
-    fn work_off(&mut self, stream: Stream) {
+    /// Executes all work that is enqueued on a stream.
+    fn execute(&mut self, stream: Stream) {
         for work in self.streams.get_mut(&stream.0).map(std::mem::take).unwrap_or_default() {
             match work {
                 Work::Copy { from, to, bytes } => {
                     self.expect_not_freed(from, bytes);
                     self.expect_not_freed(to, bytes);
-                    // SAFETY: both sides are live, as was just seen, or ONNX Runtime's.
+                    // SAFETY: neither side has been freed, as checked above, and the caller of the function that
+                    // enqueued the copy guarantees that both are allocated until now.
                     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
                 }
                 Work::MoveRows { table, count, tiles } => self.move_rows(table, count, tiles),
@@ -106,7 +105,7 @@ impl State {
     fn move_rows(&self, table: u64, count: u32, tiles: u32) {
         let bytes = count as usize * Moves::move_bytes();
         self.expect_live(table, bytes);
-        // SAFETY: live, as was just seen, and written by a copy before.
+        // SAFETY: the table is allocated, as checked above, and a copy before has written it.
         let rows = unsafe { std::slice::from_raw_parts(table as *const u8, bytes) };
         let (mut read, mut written): (Vec<Range<u64>>, Vec<Range<u64>>) = Default::default();
         for (from, to) in Moves::touched(rows) {
@@ -116,22 +115,23 @@ impl State {
             written.extend(to);
         }
         expect_apart(&mut written, &read);
-        // SAFETY: the table has that many moves, over memory that is live or ONNX Runtime's.
+        // SAFETY: the table has `count` moves. The code that enqueued them guarantees that the memory is allocated
+        // until now.
         unsafe { triton_stateful_emulate_move_rows(rows.as_ptr(), count, tiles) };
     }
 
-    /// What is moved to must be memory of the device or pinned.
+    /// Moves must write to memory of the device or to pinned memory.
     fn expect_live(&self, address: u64, bytes: usize) {
         let holds = |(&start, memory): (&u64, &MmapMut)| {
             address >= start && address + bytes as u64 <= start + memory.len() as u64
         };
         let is_live = self.live.range(..=address).next_back().is_some_and(holds)
             || self.pinned.range(..=address).next_back().is_some_and(holds);
-        expect(is_live, || format!("{bytes} bytes at {address:#x} are used, which are not allocated"));
+        expect(is_live, || format!("{bytes} bytes at {address:#x} are used but not allocated"));
     }
 
-    /// What is read, and what is copied to, may be somebody else's too, such as ONNX Runtime's: that is not in the
-    /// books.
+    /// Moves and copies may read any memory, and copies may write any. Some of it is not allocated here, such as ONNX
+    /// Runtime's. So this only checks that the bytes have not been freed here.
     fn expect_not_freed(&self, address: u64, bytes: usize) {
         let meets = |memory: &MmapMut| {
             let start = memory.as_ptr() as u64;
@@ -141,7 +141,8 @@ impl State {
     }
 }
 
-/// What will be read and written. The table of moves is still on its way, so it is read where it comes from.
+/// The addresses that enqueued work will read and write. The table of moves has not been copied to the device yet, so
+/// this reads it from the source of its copy.
 fn touched(work: &[Work]) -> Vec<Range<u64>> {
     let mut pieces = Vec::new();
     for one in work {
@@ -156,7 +157,8 @@ fn touched(work: &[Work]) -> Vec<Range<u64>> {
                     _ => None,
                 });
                 let Some(source) = source else { continue };
-                // SAFETY: pinned memory that is copied from, as its owner has not waited yet.
+                // SAFETY: the source of the copy is pinned memory, which its owner does not free before the copy is
+                // complete.
                 let rows = unsafe { std::slice::from_raw_parts(source as *const u8, bytes) };
                 pieces.extend(Moves::touched(rows).into_iter().flat_map(|(from, to)| from.into_iter().chain(to)));
             }
@@ -166,11 +168,11 @@ fn touched(work: &[Work]) -> Vec<Range<u64>> {
     pieces
 }
 
-fn meet(one: &Range<u64>, other: &Range<u64>) -> bool {
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// Moves that happen at once may not meet.
+/// Checks that no move of a phase writes bytes that another one reads or writes.
 fn expect_apart(written: &mut [Range<u64>], read: &[Range<u64>]) {
     written.sort_by_key(|piece| piece.start);
     let apart = written.windows(2).all(|pair| pair[0].end <= pair[1].start);
@@ -178,11 +180,11 @@ fn expect_apart(written: &mut [Range<u64>], read: &[Range<u64>]) {
     for piece in read {
         let next = written.partition_point(|written| written.end <= piece.start);
         let meets = written.get(next).is_some_and(|written| written.start < piece.end && written != piece);
-        expect(!meets, || "a move reads what another one of its phase writes".to_owned());
+        expect(!meets, || "a move reads bytes that another move of its phase writes".to_owned());
     }
 }
 
-/// Stops the process: a test must not go on as if nothing had been.
+/// Stops the process if `holds` is false, so that no test passes in spite of the error.
 fn expect(holds: bool, what: impl FnOnce() -> String) {
     if !holds {
         eprintln!("simulated device: {}", what());
@@ -190,7 +192,7 @@ fn expect(holds: bool, what: impl FnOnce() -> String) {
     }
 }
 
-/// Pages that go back to the system when they are dropped, so that tests of what a server keeps hold here, too.
+/// Pages that go back to the system when they are dropped. Tests of the memory that a server keeps depend on this.
 fn pages(bytes: usize, content: u8) -> Option<MmapMut> {
     let mut pages = MmapMut::map_anon(bytes).ok()?;
     pages.fill(content);
@@ -216,7 +218,7 @@ impl Driver for Simulated {
 
     fn close_stream(&self, stream: Stream) {
         let mut state = self.state.lock();
-        state.work_off(stream);
+        state.execute(stream);
         state.streams.remove(&stream.0);
     }
 
@@ -234,14 +236,14 @@ impl Driver for Simulated {
     unsafe fn free(&self, stream: Stream, address: u64) {
         let mut state = self.state.lock();
         let memory = state.live.remove(&address);
-        expect(memory.is_some(), || format!("{address:#x} is freed, which is not allocated"));
+        expect(memory.is_some(), || format!("{address:#x} is freed but not allocated"));
         let Some(memory) = memory else { return };
         let freed = address..address + memory.len() as u64;
-        let in_use = |work: &Vec<Work>| touched(work).iter().any(|piece| meet(piece, &freed));
+        let in_use = |work: &Vec<Work>| touched(work).iter().any(|piece| overlap(piece, &freed));
         let in_use = state.streams.iter().any(|(&other, work)| other != stream.0 && in_use(work));
-        expect(!in_use, || format!("{address:#x} is freed while something is to happen to it"));
+        expect(!in_use, || format!("{address:#x} is freed while enqueued work uses it"));
         state.streams.entry(stream.0).or_default().push(Work::Free { memory });
-        state.work_off(stream);
+        state.execute(stream);
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, DeviceError> {
@@ -255,7 +257,7 @@ impl Driver for Simulated {
     unsafe fn free_pinned(&self, memory: NonNull<u8>, bytes: usize) {
         let known = self.state.lock().pinned.remove(&(memory.as_ptr() as u64));
         let is_known = known.is_some_and(|known| known.len() == bytes);
-        expect(is_known, || "pinned memory is freed that is not allocated".to_owned());
+        expect(is_known, || "pinned memory is freed but not allocated".to_owned());
     }
 
     unsafe fn upload(&self, stream: Stream, from: *const u8, to: u64, bytes: usize) -> Result<(), DeviceError> {
@@ -282,12 +284,12 @@ impl Driver for Simulated {
     fn synchronise(&self, stream: Stream) -> Result<(), DeviceError> {
         let mut state = self.state.lock();
         state.counts.waits += 1;
-        state.work_off(stream);
+        state.execute(stream);
         Ok(())
     }
 
     fn before_run(&self, stream: Stream) -> Result<(), DeviceError> {
-        self.state.lock().work_off(stream);
+        self.state.lock().execute(stream);
         Ok(())
     }
 
@@ -309,7 +311,7 @@ impl Simulated {
         let mut state = self.state.lock();
         state.counts.copies += usize::from(matches!(work, Work::Copy { .. }));
         let queue = state.streams.get_mut(&stream.0);
-        expect(queue.is_some(), || "something is enqueued on a stream that is closed".to_owned());
+        expect(queue.is_some(), || "work is enqueued on a closed stream".to_owned());
         if let Some(queue) = queue {
             queue.push(work);
         }
@@ -319,7 +321,7 @@ impl Simulated {
 impl Drop for Simulated {
     fn drop(&mut self) {
         let state = self.state.get_mut();
-        expect(state.live.is_empty(), || format!("{} allocations are left", state.live.len()));
-        expect(state.pinned.is_empty(), || format!("{} pinned allocations are left", state.pinned.len()));
+        expect(state.live.is_empty(), || format!("{} allocations have not been freed", state.live.len()));
+        expect(state.pinned.is_empty(), || format!("{} pinned allocations have not been freed", state.pinned.len()));
     }
 }

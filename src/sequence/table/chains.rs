@@ -1,4 +1,4 @@
-//! `oldest`: the incarnations of each id, in the order of their STARTs (see [`crate::sequence`]).
+//! `oldest`: the incarnations of each id form a chain in the order of their STARTs (see [`crate::sequence`]).
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -17,53 +17,54 @@ pub(super) struct Chains {
     chains: HashMap<Key, Chain>,
     /// Chains with an incarnation that has a slot.
     with_slots: usize,
-    /// What is to be looked at, for each instance.
+    /// For each instance, the chains to look at later.
     looks: HashMap<u32, Looks>,
-    /// Ids of held requests that are being released.
+    /// Keys of held requests that are being released.
     releasing: Vec<Key>,
 }
 
-/// Chains of one instance to look at.
+/// Chains of one instance to look at later.
 #[derive(Default)]
 struct Looks {
-    /// When the watermark passes a payload.
+    /// Chains to look at when the watermark passes a payload.
     by_payload: BinaryHeap<Look>,
-    /// At a time, because two STARTs may have overtaken each other. Not quite in order: one may be looked at later.
+    /// Chains to look at when their front incarnation has rested. The queue is not sorted by time, so a chain may be
+    /// looked at later than its time says.
     by_time: VecDeque<(Instant, Key)>,
 }
 
-/// The incarnations of one id. It stays until core can have nothing left of any of them.
+/// The incarnations of one id. A chain is removed when none of them has a slot and core has no request of them.
 #[derive(Default)]
 struct Chain {
-    /// Those with a slot. The first one receives, unless `stateless` is set.
+    /// Incarnations with a slot. The first one is at the front and receives requests, unless `stateless` is set.
     incarnations: SmallVec<[SlotId; 1]>,
-    /// In front: an incarnation without a slot.
+    /// Incarnations without a slot, at the front of the chain.
     stateless: Option<Stateless>,
-    /// The requests of all incarnations before the last one are released when those of this payload are. A START that
-    /// waited behind one of them has come when this payload is passed.
+    /// The requests of all incarnations before the last one are released with this payload at the latest. If one of
+    /// these requests delayed a START in core, the START has arrived when this payload is passed.
     earlier_released_by: u64,
 }
 
-/// What core may have of incarnations without a slot.
+/// Incarnations without a slot, of which core may have requests.
 #[derive(Clone, Copy)]
 struct Stateless {
-    /// The last request is released when those of this payload are.
+    /// Their last request is released with this payload at the latest.
     released_by: u64,
-    /// There may be more than one, so an END does not end them.
+    /// Whether there may be more than one of them. Then an END does not end them.
     are_several: bool,
 }
 
-/// The request of an incarnation is being released outside a payload.
+/// In place of a payload: a request is being released outside any payload, so no payload is known yet.
 const BEING_RELEASED: u64 = u64::MAX;
 
-/// A chain to look at when a payload has been passed.
+/// A chain to look at when a payload is passed.
 struct Look {
     payload: u64,
     key: Key,
 }
 
 impl Chains {
-    /// A request has come of an incarnation without a slot. More of it may be in core.
+    /// Refuses a request of an incarnation without a slot. Core may have more requests of it.
     fn refuse<S, C, H>(&mut self, records: &mut Records<S, C, H>, admission: &Admission) {
         let Admission { key, end, .. } = admission;
         let payload = records.payload(key.instance);
@@ -77,16 +78,18 @@ impl Chains {
         self.advance(records, key);
     }
 
-    /// A START comes: ends what it proves to be over. If an incarnation is left, returns how the START supersedes it.
+    /// Prepares the chain for a START: ends incarnations that the START proves to be over. If an incarnation is left,
+    /// returns how the START supersedes it.
     fn prepare<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) -> Option<Superseded> {
         self.look(records, key, now);
         let passed_before = records.instances.get(&key.instance).map_or(0, |of| of.watermark.passed_before());
         let chain = self.chains.get(key)?;
         let (&front, &last) = (chain.incarnations.first()?, chain.incarnations.last()?);
-        // Then what core had held back when the last one started has come.
-        let is_later = records.pool.record(last)?.born.max(chain.earlier_released_by) <= passed_before;
+        // If every START that core had delayed when the last incarnation started has arrived before this payload, this
+        // START is newer than the last one.
+        let is_later = records.pool.record(last)?.start_payload.max(chain.earlier_released_by) <= passed_before;
         if is_later && front == last && chain.stateless.is_none() && records.has_nothing_queued(front) {
-            // It has been started over, or core has dropped it.
+            // The client has started over, or core has dropped the sequence.
             records.counts.ended += 1;
             self.remove(records, front, key);
             return None;
@@ -94,7 +97,7 @@ impl Chains {
         Some(if is_later { Superseded::Later } else { Superseded::Soon })
     }
 
-    /// A START that supersedes the earlier incarnations of its id, if there are any, has a slot.
+    /// Appends the incarnation of a START, which has a slot. It supersedes the earlier incarnations of its id.
     fn append<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, supersedes: Superseded) {
         let chain = self.chains.entry(key.clone()).or_default();
         self.with_slots += usize::from(chain.incarnations.is_empty());
@@ -113,7 +116,7 @@ impl Chains {
         }
     }
 
-    /// Looks at a chain: ends what core has nothing left of, if something else waits for it.
+    /// Looks at a chain: ends its front incarnation if another START has superseded it and core has no request of it.
     fn look<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
         let passed = records.passed(key.instance);
         let Some(chain) = self.chains.get_mut(key) else { return };
@@ -130,7 +133,7 @@ impl Chains {
         } else if superseded == Superseded::Soon
             && let Some(rested) = rested.filter(|&rested| now < rested)
         {
-            // If the next one is older, a client that still sends goes on with the front one, and all is well.
+            // The next incarnation may be older. Give the client time to send the next request of the front one.
             self.looks.entry(key.instance).or_default().by_time.push_back((rested, key.clone()));
         } else {
             records.counts.ended += 1;
@@ -138,7 +141,8 @@ impl Chains {
         }
     }
 
-    /// Releases the START of the incarnation that is in front now. Forgets a chain when core has nothing left of it.
+    /// Releases the held request of the incarnation that is at the front now. Removes the chain if no incarnation has a
+    /// slot and core has no request of it.
     fn advance<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         let passed = records.passed(key.instance);
         let Some(chain) = self.chains.get_mut(key).filter(|chain| chain.stateless.is_none()) else { return };
@@ -165,8 +169,8 @@ impl Chains {
         }
     }
 
-    /// Ends all incarnations of an id, as their requests cannot be told apart. Those that are being worked on end when
-    /// they are settled.
+    /// Ends all incarnations of an id, because their requests cannot be told apart. An incarnation with a request in
+    /// flight ends when the request is settled.
     fn drop_states<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         let Some(chain) = self.chains.get_mut(key) else { return };
         chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: true });
@@ -197,7 +201,8 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         };
         let received = records.receive(front);
         if let Err(Refusal::Busy) = received {
-            // Two incarnations have requests in core: the client had two STARTs in flight.
+            // Core sends the requests of an incarnation one at a time, so two incarnations have requests in core: the
+            // client had two STARTs in flight.
             self.drop_states(records, key);
             return Err(Refusal::Unknown);
         }
@@ -217,7 +222,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         if let Ok(slot) = acquired {
             self.append(records, key, slot, supersedes.unwrap_or(Superseded::No));
         } else if Incarnations::<S, C, H>::is_live(self, key) {
-            // What follows the START cannot be told from what core has of the others.
+            // The requests that follow this START cannot be told from those of the other incarnations.
             self.drop_states(records, key);
         } else if !admission.end {
             self.refuse(records, admission);
@@ -255,7 +260,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         !is_front
     }
 
-    /// If the incarnation was in front, the next one receives.
+    /// If the incarnation was at the front, the next one receives requests from now on.
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
         if records.free(slot) {
             self.releasing.push(key.clone());
@@ -267,7 +272,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         self.advance(records, key);
     }
 
-    fn places(&self) -> usize {
+    fn used_capacity(&self) -> usize {
         self.with_slots
     }
 
@@ -286,7 +291,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         gone.into_iter().flat_map(|chain| chain.incarnations).collect()
     }
 
-    /// Looks at the chains that have waited for what has been passed, or for the time.
+    /// Looks at the chains whose payload is passed or whose time has come.
     fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) {
         while let Some(key) = self.looks.get_mut(&instance).and_then(|looks| looks.next(records.passed(instance), now))
         {
@@ -307,7 +312,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
     }
 
     fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
-        // An instance that has gone has taken its chains along.
+        // The chains of an instance are removed with it.
         let Some(of) = records.instances.get_mut(&key.instance) else { return };
         let payload = of.watermark.release(now);
         let Some(chain) = self.chains.get_mut(key) else { return };
@@ -336,7 +341,7 @@ impl Looks {
         self.by_payload.push(Look { payload, key: key.clone() });
     }
 
-    /// The next chain to look at, when so much has been passed.
+    /// The next chain to look at when payload `passed` is passed.
     fn next(&mut self, passed: u64, now: Instant) -> Option<Key> {
         if self.by_payload.peek().is_some_and(|look| look.payload <= passed) {
             return self.by_payload.pop().map(|look| look.key);
@@ -345,7 +350,7 @@ impl Looks {
     }
 }
 
-/// The smallest payload is the greatest look: a heap gives the greatest first.
+/// The order is reversed: the heap returns the greatest look first, and this must be the one with the smallest payload.
 impl Ord for Look {
     fn cmp(&self, other: &Self) -> Ordering {
         other.payload.cmp(&self.payload)

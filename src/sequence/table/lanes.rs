@@ -1,4 +1,4 @@
-//! `direct`: the sequence in each of core's slots.
+//! `direct`: each of core's slots is a lane with at most one sequence.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use super::{Admission, Incarnations, Refusal};
 use crate::sequence::id::Key;
 use crate::state::pool::SlotId;
 
-/// The sequence in each lane of each instance.
+/// The slot of the sequence in each lane. The key is the instance and the lane.
 #[derive(Default)]
 pub(super) struct Lanes(HashMap<(u32, u32), SlotId>);
 
@@ -25,7 +25,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         records.receive(slot.ok_or(Refusal::Unknown)?)
     }
 
-    /// A START in a lane proves that the sequence before it is over, by END or because core has dropped it.
+    /// A START in a lane proves that the sequence before it is over: core has sent its END or has dropped it.
     fn start(
         &mut self,
         records: &mut Records<S, C, H>,
@@ -45,7 +45,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         Ok(slot)
     }
 
-    /// A START takes the place of the one in its lane.
+    /// A START replaces the sequence in its lane.
     fn is_live(&self, _key: &Key) -> bool {
         false
     }
@@ -69,7 +69,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         records.free(slot);
     }
 
-    fn places(&self) -> usize {
+    fn used_capacity(&self) -> usize {
         self.0.len()
     }
 
@@ -79,6 +79,6 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
     }
 
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId> {
-        self.0.extract_if(|(of, _), _| *of == instance).map(|(_, slot)| slot).collect()
+        self.0.extract_if(|(lane_instance, _), _| *lane_instance == instance).map(|(_, slot)| slot).collect()
     }
 }

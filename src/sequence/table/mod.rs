@@ -12,120 +12,122 @@ use chains::Chains;
 use lanes::Lanes;
 use records::{Phase, Records};
 
-/// When a sequence is over without its END, and how many may live.
+/// When a sequence without END is over, and how core queues requests.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     /// A sequence expires when it has had no request for this long.
     pub idle_limit: Duration,
     /// Core has certainly dropped a sequence that has had no request for this long.
     pub dropped_after: Duration,
-    /// Core hands on what it has queued when an instance has had nothing to do for this long (the queue delay and a
-    /// margin).
+    /// Core has sent everything in its queue when an instance has been idle for this long: the queue delay and a
+    /// margin.
     pub quiet: Duration,
-    /// A sequence whose START may have been overtaken counts as started over when it has had no request for this long.
+    /// A START that arrives soon after another one of its id may be the older of the two. In this case, the sequence at
+    /// the front counts as started over when it has had no request for this long.
     pub rest: Duration,
-    /// A request's lane names its incarnation (`direct`).
+    /// Whether the lane of a request identifies its incarnation (`direct`).
     pub by_lane: bool,
-    /// Most requests that core queues for one instance: one for each of its slots. With `direct`, each payload takes
-    /// the next request of every slot, so 1.
+    /// Most requests that core queues for one instance: one for each of its slots. It is 1 with `direct`, because each
+    /// payload takes the next request of every slot.
     pub queue_requests: usize,
-    /// The capacity is the number of sequences that core admits, so a START proves that there is room for it.
+    /// Whether the capacity is the number of sequences that core admits. If the table is full, a START then proves that
+    /// core has ended or dropped another sequence.
     pub has_place_for_all: bool,
 }
 
-/// What a request asks of the table.
+/// The properties of a request that the table needs.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// Whose request it is.
+    /// The correlation id and where core has put its sequence.
     pub key: Key,
-    /// It starts the sequence.
+    /// Whether the request starts the sequence.
     pub start: bool,
-    /// It ends the sequence.
+    /// Whether the request ends the sequence.
     pub end: bool,
 }
 
-/// A request's sequence, found or made; its slot is the caller's until [`Sequences::settle`].
+/// The sequence of an admitted request. The caller has its slot until [`Sequences::settle`].
 #[derive(Debug)]
 pub struct Admitted<S, C> {
     /// The slot that holds the sequence's state.
     pub slot: SlotId,
     /// Memory of the slab that the slot is in.
     pub memory: S,
-    /// What the sequence keeps beside its slot; see [`Sequences::keep`].
+    /// The contents of the sequence that are not in its slot; see [`Sequences::keep`].
     pub contents: C,
 }
 
-/// Why a request has no sequence.
+/// Why the table does not admit a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal<E = ()> {
-    /// Not a START, and no such sequence is live.
+    /// The request is not a START, and its sequence is not live.
     Unknown,
-    /// A START, and every slot that may exist holds a sequence.
+    /// The request is a START, and every slot that may exist holds a sequence.
     Full {
-        /// Slots in all.
+        /// Number of slots that may exist.
         capacity: usize,
     },
-    /// A START, and there is no slab with a free slot: why the slab could not be made.
+    /// The request is a START, and the slab for its slot could not be made, for this reason.
     Memory(E),
-    /// Another request of the sequence is being worked on; core promises that this does not happen.
+    /// Another request of the sequence is in flight. Core promises that this does not happen.
     Busy,
 }
 
-/// What became of a request's state.
+/// Which state the slot holds after a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The slot holds the state after the request.
+    /// The request succeeded. The slot holds the new state.
     Advanced,
-    /// The request failed: the slot holds the state before it (none, if the request was the START).
+    /// The request failed. The slot holds the state before it, or none if the request was the START.
     Failed,
 }
 
-/// Monotonic counts of what happened to sequences.
+/// Counts of sequences since the model was loaded. They only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// START requests that got a slot.
     pub started: u64,
-    /// Sequences over by END, by a failed START, or replaced by another START.
+    /// Sequences that ended with END or a failed START, or that another START replaced.
     pub ended: u64,
-    /// Sequences dropped because they lay idle.
+    /// Sequences that were dropped because they were idle.
     pub expired: u64,
     /// START requests that got no slot.
     pub rejected: u64,
 }
 
-/// Which incarnation a request belongs to.
+/// Decides which incarnation a request belongs to: [`Lanes`] with `direct`, [`Chains`] with `oldest`.
 trait Incarnations<S, C, H>: Send {
-    /// The incarnation of a request that is not a START.
+    /// Finds the incarnation of a request that is not a START.
     fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal>;
 
-    /// A slot for the incarnation of a START.
+    /// Occupies a slot for the incarnation that a START begins.
     fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant)
     -> Result<SlotId, Refusal>;
 
-    /// Whether a START of this id follows an incarnation that is live.
+    /// Whether a START of this id joins a chain that has a slot. Then it uses no more of the capacity.
     fn is_live(&self, key: &Key) -> bool;
 
-    /// A request has been worked on. Returns whether it must be held.
+    /// See [`Sequences::settle`]. Returns whether the request must be held.
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
 
-    /// Frees the slot of an incarnation that is over.
+    /// Removes an incarnation that is over, and frees its slot.
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key);
 
     /// How much of the capacity is used.
-    fn places(&self) -> usize;
+    fn used_capacity(&self) -> usize;
 
-    /// Forgets the incarnations of an instance, and returns their slots.
+    /// Removes the incarnations of an instance, and returns their slots.
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId>;
 
-    /// Ends what the watermark of an instance proves to be over.
+    /// Ends the incarnations that the watermark of an instance proves to be over.
     fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32, _now: Instant) {}
 
-    /// When [`Self::conclude`] may have something to do although nothing is passed.
+    /// The next time at which [`Self::conclude`] may have something to do, even if the watermark stays where it is.
     fn next_look(&self) -> Option<Instant> {
         None
     }
 
-    /// A request that was to be held has been released.
+    /// See [`Sequences::release_unheld`].
     fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
     /// See [`Sequences::take_releasing`].
@@ -133,17 +135,19 @@ trait Incarnations<S, C, H>: Send {
         Vec::new()
     }
 
-    /// The held request of this id has been released.
+    /// See [`Sequences::have_been_released`].
     fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _now: Instant) {}
 
-    /// Ids that are known, and what is to be looked at or released.
+    /// Number of lanes or chains, and number of keys that are queued to be looked at or released.
     #[cfg(test)]
     fn known(&self) -> (usize, usize);
 
-    /// Makes room for another incarnation where the capacity is used up although core has a place for it.
+    /// Makes room for the incarnation of a START if the capacity is used up. Without [`Policy::has_place_for_all`], it
+    /// refuses the START. With it, it expires the longest idle of the sequences that core has certainly dropped. If
+    /// there is none, the START takes a slot of the reserve.
     fn make_room(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) -> Result<(), Refusal> {
         let capacity = records.pool.capacity();
-        if self.places() < capacity {
+        if self.used_capacity() < capacity {
             return Ok(());
         }
         if !records.policy.has_place_for_all {
@@ -156,7 +160,7 @@ trait Incarnations<S, C, H>: Send {
         Ok(())
     }
 
-    /// Ends an incarnation that has lain idle.
+    /// Ends an incarnation that has been idle for too long.
     fn expire(&mut self, records: &mut Records<S, C, H>, slot: SlotId) {
         records.counts.expired += 1;
         if let Some(key) = records.pool.record(slot).map(|record| record.key.clone()) {
@@ -167,7 +171,7 @@ trait Incarnations<S, C, H>: Send {
 
 /// All live sequences of a model, with their slots.
 ///
-/// `S` is the memory of a slab, `C` what a sequence keeps beside its slot, `H` a request that is held.
+/// `S` is the memory of a slab, `C` the contents of a sequence that are not in its slot, and `H` a held request.
 pub struct Sequences<S, C, H> {
     records: Records<S, C, H>,
     incarnations: Box<dyn Incarnations<S, C, H>>,
@@ -181,15 +185,16 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
     }
 
-    /// How many slots the slab has that these requests need; `None` if they need none, or if no more slots may exist.
-    /// Slabs take long to make and to drop, so the caller does both without holding any lock.
+    /// The size of the slab that must be added before these requests are admitted. `None` if enough slots are free, or
+    /// if no more slots may exist. Slabs take long to make and to drop, so the caller does both without holding any
+    /// lock.
     pub fn slab_needed(&self, admissions: &[Admission], now: Instant) -> Option<usize> {
         let Self { records, incarnations } = self;
         let starts = || admissions.iter().filter(|admission| admission.start);
         let following = starts().filter(|start| incarnations.is_live(&start.key)).count();
         let new = starts().count() - following;
-        let within = new.min(records.pool.capacity().saturating_sub(incarnations.places()));
-        // Beyond the capacity, a START takes the slot of a sequence that core has dropped, or one of the reserve.
+        let within = new.min(records.pool.capacity().saturating_sub(incarnations.used_capacity()));
+        // Beyond the capacity, a START takes the slot of a sequence that core has dropped, or a slot of the reserve.
         let beyond = match admissions.first() {
             Some(first) if records.policy.has_place_for_all => {
                 new - within - records.droppable(first.key.instance, now).take(new - within).count()
@@ -199,31 +204,32 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         records.pool.slab_needed(following + within + beyond)
     }
 
-    /// How many slots the slab has that is to be added by the thresholds of [`SlotLimits`]; `None` if none is.
+    /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
     pub fn slab_due(&self) -> Option<usize> {
         self.records.pool.slab_due()
     }
 
-    /// Adds a slab of so many slots. One that is not due any more is given back.
+    /// Adds a slab of `slots` slots. Returns the memory if there is no room for so many slots any more.
     pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
         self.records.pool.add_slab(memory, slots)
     }
 
-    /// Whether a slab is to be added or given back by the thresholds.
+    /// Whether the thresholds ask to add or to remove a slab.
     pub fn needs_adjustment(&self) -> bool {
         self.records.pool.needs_adjustment()
     }
 
-    /// Takes a slab out that is to be given back.
+    /// Removes the last slab if the thresholds ask for it. Returns its memory.
     pub fn take_spare_slab(&mut self) -> Option<S> {
         self.records.pool.take_spare_slab()
     }
 
-    /// Admits the requests of a payload: finds the sequence of each, or makes it for a START, and checks its slot out.
-    /// `requests` counts all requests of the payload, also those that ask nothing of the table.
+    /// Admits the requests of a payload: finds the sequence of each, or begins it for a START, and lends its slot to
+    /// the caller. `requests` is the number of all requests of the payload, including those that are not in
+    /// `admissions`.
     ///
-    /// `released` takes the held requests that are no longer to be held. Drop them without holding any lock, then call
-    /// [`Sequences::have_been_released`] with what [`Sequences::take_releasing`] gives.
+    /// Appends to `released` the held requests that must be released now. Drop them without holding any lock, then call
+    /// [`Sequences::have_been_released`] with the keys that [`Sequences::take_releasing`] returns.
     pub fn admit(
         &mut self,
         instance: u32,
@@ -235,7 +241,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let Self { records, incarnations } = self;
         records.instance(instance, now).watermark.begin(requests, now);
         let mut slots: Vec<_> = admissions.iter().map(|_| Err(Refusal::Unknown)).collect();
-        // A payload has no order, and a request that is not a START belongs to an incarnation whose START came before.
+        // The requests of a payload have no order. A request that is not a START belongs to an incarnation that started
+        // before this payload.
         for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(admission, _)| !admission.start) {
             *slot = incarnations.find(records, admission);
         }
@@ -254,7 +261,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.memory(slot)
     }
 
-    /// Keeps what a sequence has beside its slot until its next request is admitted; before [`Sequences::settle`].
+    /// Keeps the contents of a sequence that are not in its slot until its next request is admitted. To be called
+    /// before [`Sequences::settle`].
     pub fn keep(&mut self, slot: SlotId, contents: C) {
         match self.records.pool.record_mut(slot) {
             Some(record) => record.contents = Some(contents),
@@ -262,24 +270,23 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// Takes what [`Sequences::keep`] keeps, to be kept again; `None` if the sequence is over. Panics if a request has
-    /// it.
+    /// Takes the contents that [`Sequences::keep`] has kept, to change them and keep them again. `None` if the sequence
+    /// is over. Panics if a request of the sequence has them.
     pub fn take_contents(&mut self, slot: SlotId) -> Option<C> {
         let record = self.records.pool.record_mut(slot)?;
-        assert!(record.contents.is_some(), "what a sequence keeps is with its request");
+        assert!(record.contents.is_some(), "a request of the sequence has the contents");
         record.contents.take()
     }
 
-    /// What sequences that are over have left; drop it without holding any lock, it may be large.
+    /// Takes the contents of sequences that are over. Drop them without holding any lock, because they may be large.
     pub fn take_leavings(&mut self) -> Vec<C> {
         std::mem::take(&mut self.records.leavings)
     }
 
-    /// Takes back the slot of an admitted request. Returns whether the request must be kept with [`Sequences::hold`]
-    /// instead of being released.
+    /// Takes back the slot of an admitted request. Returns whether the request must be held ([`Sequences::hold`]).
+    /// Otherwise the caller must release it next, and core can then send the sequence's next request.
     ///
-    /// A sequence is over when its request carried END, whatever became of it, and when its START failed. The request
-    /// is to be released next: what core sends from then on is the sequence's next.
+    /// The sequence is over if the request has END, even if it failed, or if it is a START that failed.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
         let Self { records, incarnations } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
@@ -296,7 +303,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         must_be_held
     }
 
-    /// Keeps a request unreleased until its sequence is the only one of its id that core can send requests for.
+    /// Holds a request until its incarnation is at the front of its chain.
     pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
         match self.records.pool.record_mut(slot) {
             Some(record) => {
@@ -307,8 +314,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// A request that was to be held has been released. From now on core may send requests of any incarnation of the id,
-    /// so none is served.
+    /// Tells the table that a request that should have been held has been released. From now on, requests of the id may
+    /// belong to any of its incarnations, so all of these end.
     pub fn release_unheld(&mut self, slot: SlotId, released: &mut Vec<H>) {
         if let Some(key) = self.records.pool.record(slot).map(|record| record.key.clone()) {
             self.incarnations.release_unheld(&mut self.records, &key);
@@ -316,26 +323,28 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// The ids of the held requests that are being released; to be followed by [`Sequences::have_been_released`].
+    /// Takes the keys of the held requests that are being released. Pass them to [`Sequences::have_been_released`] when
+    /// the requests have been released.
     pub fn take_releasing(&mut self) -> Vec<Key> {
         self.incarnations.take_releasing()
     }
 
-    /// Held requests of these ids have been released: from now on core can have what follows them.
+    /// Tells the table that the held requests of these keys have been released. From now on, core can have the requests
+    /// that follow them.
     pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
         for key in keys {
             self.incarnations.has_been_released(&mut self.records, &key, now);
         }
     }
 
-    /// The instance has released all requests of its oldest payload that has not finished.
+    /// Finishes the instance's oldest payload that has not finished: all its requests have been released.
     pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
         self.records.instance(instance, now).watermark.finish(now);
         self.incarnations.conclude(&mut self.records, instance, now);
         released.append(&mut self.records.released);
     }
 
-    /// Drops what lay idle for too long, and concludes what a quiet instance proves.
+    /// Drops sequences that have been idle for too long, and ends incarnations that idle instances prove to be over.
     pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
         let Self { records, incarnations } = self;
         let instances: Vec<u32> = records.instances.keys().copied().collect();
@@ -355,12 +364,12 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.incarnations.next_look().map_or(next, |look| look.min(next))
     }
 
-    /// Whether a request is held: [`Sequences::next_tick`] may have come nearer.
+    /// Whether a request is held. Then [`Sequences::next_tick`] may be earlier than before.
     pub const fn is_holding(&self) -> bool {
         self.records.held > 0
     }
 
-    /// Ends every sequence of an instance that goes away.
+    /// Ends all sequences of an instance that is being removed.
     pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
         for slot in self.incarnations.retire_instance(instance) {
             self.records.counts.ended += 1;
@@ -370,7 +379,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         released.append(&mut self.records.released);
     }
 
-    /// What happened so far.
+    /// Counts of sequences so far.
     pub const fn counts(&self) -> Counts {
         self.records.counts
     }
@@ -390,7 +399,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.slabs()
     }
 
-    /// Most slots that may hold sequences of different ids.
+    /// Most sequences of different ids.
     pub const fn capacity(&self) -> usize {
         self.records.pool.capacity()
     }

@@ -1,5 +1,7 @@
-//! The whole policy against a simulation of Triton's `oldest` scheduler, which knows the incarnation that each request
-//! truly belongs to. Instances are busy, quiet and silent for long; clients keep the rules of reused ids, or not.
+//! Tests the table with random operations against a simulation of Triton's `oldest` scheduler.
+//!
+//! The simulation knows the true incarnation of each request. The instance is busy, idle for a short time, or idle for
+//! so long that core drops all sequences. Clients keep the rules for using an id again, or break them.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -29,12 +31,12 @@ struct CoreSlot {
     id: Option<u64>,
 }
 
-/// Triton's `oldest` scheduler for one instance: a sequence has a slot, each slot has one request in flight, the next
-/// one joins the common queue the moment that one is released, and up to two payloads are formed ahead.
+/// Triton's `oldest` scheduler for one instance. Each sequence has a slot, and each slot has one request in flight.
+/// When this request is released, the slot's next request joins the common queue. Core forms up to two payloads ahead.
 struct Core {
     batch: usize,
     slots: Vec<CoreSlot>,
-    /// Slot and incarnation of each id.
+    /// For each id with a sequence, its slot and incarnation.
     active: HashMap<u64, (usize, u64)>,
     queue: VecDeque<Sent>,
     payloads: VecDeque<Vec<Sent>>,
@@ -53,7 +55,7 @@ impl Core {
         }
     }
 
-    /// Returns the request that core has accepted.
+    /// Sends a request to core. Returns it if core accepts it.
     fn send(&mut self, id: u64, start: bool, end: bool) -> Option<Sent> {
         let core_slot = match self.active.get(&id) {
             Some(&(slot, _)) => slot,
@@ -70,18 +72,20 @@ impl Core {
             self.active.remove(&id);
         }
         self.slots[core_slot].queue.push_back(sent);
-        self.pump(core_slot);
+        self.advance(core_slot);
         Some(sent)
     }
 
-    fn pump(&mut self, slot: usize) {
+    /// Moves the next request of a slot to the common queue, if the slot has none in flight.
+    fn advance(&mut self, slot: usize) {
         let slot = &mut self.slots[slot];
         if slot.in_flight.is_none()
             && let Some(next) = slot.queue.pop_front()
         {
             slot.in_flight = Some(next);
             if next.end {
-                // Free for the next sequence, which waits behind this request: another START may overtake it.
+                // The slot takes the next sequence, whose START waits for the release of this END. Another START of the
+                // id, in another slot, may overtake it.
                 slot.id = None;
             }
             self.queue.push_back(next);
@@ -97,10 +101,10 @@ impl Core {
 
     fn release(&mut self, sent: Sent) {
         self.slots[sent.core_slot].in_flight = None;
-        self.pump(sent.core_slot);
+        self.advance(sent.core_slot);
     }
 
-    /// Everybody has been silent for too long.
+    /// Drops all sequences, because they have been idle for too long.
     fn drop_all(&mut self) {
         self.active.clear();
         self.slots.iter_mut().for_each(|slot| slot.id = None);
@@ -114,24 +118,28 @@ enum Op {
         start: bool,
         end: bool,
     },
-    /// The client is going to send a sequence.
+    /// Plans a sequence, which the client sends later.
     Plan {
         id: u64,
         requests: usize,
         end: bool,
     },
-    /// It sends the next requests, whatever is unanswered.
+    /// Sends the next planned requests of an id without waiting for answers.
     SendNext {
         id: u64,
         requests: usize,
     },
+    /// Core forms the next payload.
     Form,
+    /// The instance admits the requests of a payload.
     Execute,
+    /// The instance settles the oldest payload that has been executed.
     Settle,
-    /// Nothing is queued for a part of the quiet time.
+    /// The instance is idle for a part of the quiet time.
     Pause,
+    /// The instance is idle for the quiet time.
     Quiet,
-    /// No client sends anything for so long that core drops all sequences.
+    /// The instance is idle for so long that core drops all sequences.
     Silence,
 }
 
@@ -161,54 +169,55 @@ fn passing_time() -> impl Strategy<Value = Op> {
     prop_oneof![Just(Op::Pause), Just(Op::Quiet), Just(Op::Silence)]
 }
 
-/// What a client knows of an id.
+/// Requests of an id that the client has sent and that are not answered.
 #[derive(Default)]
-struct Known {
-    unanswered: usize,
-    unanswered_starts: usize,
+struct InFlight {
+    requests: usize,
+    starts: usize,
 }
 
-/// How clients use an id again.
+/// Whether clients keep the rules for using an id again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clients {
-    /// A START is answered before the next one of its id is sent, and a sequence is started over without END only when
-    /// everything is answered.
+    /// Clients wait for the answer to a START before they send the next one with the same id. They start a sequence
+    /// over without END only when all its requests are answered.
     KeepRules,
     BreakRules,
-    /// They have several STARTs in flight, but send each sequence before any time has passed.
+    /// Clients have several STARTs with the same id in flight, but send all requests of a sequence without a pause.
     SendAhead,
 }
 
 struct World {
     core: Core,
     table: Sequences<(), (), Sent>,
-    known: BTreeMap<u64, Known>,
+    in_flight: BTreeMap<u64, InFlight>,
+    /// The slot that the table gave to each incarnation.
     slots: BTreeMap<u64, SlotId>,
-    /// Payloads that have run, and are settled while the next ones run.
+    /// Payloads that have been executed and are not settled yet.
     unsettled: VecDeque<Vec<(Sent, Option<SlotId>)>>,
     now: Instant,
     clients: Clients,
-    /// Whether each request that is yet to be sent is a START or an END.
+    /// For each planned request of an id, whether it is a START and whether it is an END.
     plans: BTreeMap<u64, VecDeque<(bool, bool)>>,
-    /// Ids whose clients have broken a rule: their requests may be refused.
-    excused: HashSet<u64>,
-    /// Ids with a START that waited behind an END in its slot, so that another may have overtaken it.
+    /// Ids whose clients have broken a rule. Their requests may be refused.
+    rule_broken: HashSet<u64>,
+    /// Ids with a START that waited behind an END in its slot, so that another START may have overtaken it.
     overtaken: HashSet<u64>,
 }
 
 impl World {
     fn send(&mut self, id: u64, start: bool, end: bool) {
-        let known = self.known.entry(id).or_default();
+        let in_flight = self.in_flight.entry(id).or_default();
         let starts_over = start && self.core.active.contains_key(&id);
-        let breaks = start && known.unanswered_starts > 0 || starts_over && known.unanswered > 0;
+        let breaks = start && in_flight.starts > 0 || starts_over && in_flight.requests > 0;
         if breaks && self.clients == Clients::KeepRules {
             return;
         }
         let Some(sent) = self.core.send(id, start, end) else { return };
-        known.unanswered += 1;
-        known.unanswered_starts += usize::from(start);
+        in_flight.requests += 1;
+        in_flight.starts += usize::from(start);
         if breaks && self.clients == Clients::BreakRules {
-            self.excused.insert(id);
+            self.rule_broken.insert(id);
         }
         if start && self.core.slots[sent.core_slot].in_flight.is_some_and(|first| first.incarnation != sent.incarnation)
         {
@@ -240,11 +249,13 @@ impl World {
                 self.slots.insert(sent.incarnation, *slot);
             }
             match slot {
-                Ok(_) if self.excused.contains(&sent.id) && self.overtaken.contains(&sent.id) => {}
-                Ok(slot) => assert_eq!(slot, self.slots[&sent.incarnation], "{sent:?} met another incarnation"),
+                Ok(_) if self.rule_broken.contains(&sent.id) && self.overtaken.contains(&sent.id) => {}
+                Ok(slot) => {
+                    assert_eq!(slot, self.slots[&sent.incarnation], "{sent:?} got the slot of another incarnation")
+                }
                 Err(ref refusal) => {
                     assert_eq!(*refusal, Refusal::Unknown, "{sent:?}");
-                    assert!(self.excused.contains(&sent.id), "{sent:?} was refused");
+                    assert!(self.rule_broken.contains(&sent.id), "{sent:?} was refused");
                 }
             }
             rows.push((sent, slot.ok()));
@@ -263,9 +274,9 @@ impl World {
         let Some(rows) = self.unsettled.pop_front() else { return };
         let mut released = Vec::new();
         for (sent, slot) in rows {
-            let known = self.known.get_mut(&sent.id).unwrap();
-            known.unanswered -= 1;
-            known.unanswered_starts -= usize::from(sent.start);
+            let in_flight = self.in_flight.get_mut(&sent.id).unwrap();
+            in_flight.requests -= 1;
+            in_flight.starts -= usize::from(sent.start);
             let hold =
                 slot.filter(|slot| self.table.settle(*slot, Outcome::Advanced, sent.end, self.now, &mut released));
             match hold {
@@ -278,6 +289,7 @@ impl World {
         self.release(released);
     }
 
+    /// Executes and settles until core has no request in its queue.
     fn drain(&mut self) {
         while !(self.core.queue.is_empty() && self.core.payloads.is_empty() && self.unsettled.is_empty()) {
             self.execute();
@@ -285,7 +297,7 @@ impl World {
         }
     }
 
-    /// Time passes with nothing in core's queue.
+    /// Empties core's queue, and lets time pass.
     fn rest(&mut self, time: Duration) {
         while let Some(id) = self.plans.iter().find(|(_, plan)| !plan.is_empty()).map(|(id, _)| *id) {
             self.send_next(id);
@@ -302,6 +314,7 @@ impl World {
         self.rest(QUIET);
     }
 
+    /// Waits until no request is in flight, and then until core drops all sequences.
     fn silence(&mut self) {
         while self.core.slots.iter().any(|slot| slot.in_flight.is_some()) {
             self.quiet();
@@ -346,13 +359,13 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     let mut world = World {
         core: Core::new(batch),
         table: Sequences::new(policy, limits),
-        known: BTreeMap::new(),
+        in_flight: BTreeMap::new(),
         slots: BTreeMap::new(),
         unsettled: VecDeque::new(),
         now: Instant::now(),
         clients,
         plans: BTreeMap::new(),
-        excused: HashSet::new(),
+        rule_broken: HashSet::new(),
         overtaken: HashSet::new(),
     };
     for op in ops {
@@ -361,18 +374,18 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     for _ in 0..100 {
         world.quiet();
     }
-    let World { core, table, slots, excused, overtaken, now, .. } = &mut world;
+    let World { core, table, slots, rule_broken, overtaken, now, .. } = &mut world;
     prop_assert!(core.slots.iter().all(|slot| slot.in_flight.is_none() && slot.queue.is_empty()), "a request is stuck");
     for (id, (_, incarnation)) in &core.active {
         let is_live = slots.get(incarnation).is_some_and(|slot| table.records.pool.record(*slot).is_some());
-        // One that came first and is not continued gives way to those that it has overtaken.
-        let gives_way = clients == Clients::SendAhead && overtaken.contains(id);
-        prop_assert!(is_live || excused.contains(id) || gives_way, "a live sequence was dropped");
+        // A sequence whose START overtook another one may count as started over.
+        let may_be_over = clients == Clients::SendAhead && overtaken.contains(id);
+        prop_assert!(is_live || rule_broken.contains(id) || may_be_over, "a live sequence was dropped");
     }
-    let (known, places) = (table.incarnations.known().0, table.incarnations.places());
+    let (chains, used_capacity) = (table.incarnations.known().0, table.incarnations.used_capacity());
     prop_assert_eq!((table.records.held, table.take_releasing().len()), (0, 0));
-    prop_assert_eq!(table.live(), places, "an incarnation that is over has a slot");
-    prop_assert_eq!(known, places, "a chain was not forgotten");
+    prop_assert_eq!(table.live(), used_capacity, "an incarnation that is over has a slot");
+    prop_assert_eq!(chains, used_capacity, "a chain without incarnations was not removed");
     let mut released = Vec::new();
     table.tick(*now + DROPPED * 2000, &mut released);
     prop_assert_eq!((table.live(), table.incarnations.known(), released.len()), (0, (0, 0), 0));
@@ -382,7 +395,7 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
 proptest! {
     #![proptest_config(cases(3000))]
     #[test]
-    fn every_request_meets_its_own_incarnation(
+    fn every_request_gets_the_state_of_its_own_incarnation(
         ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
     ) {
         play(ops, batch, Clients::KeepRules)?;
@@ -396,7 +409,7 @@ proptest! {
     }
 
     #[test]
-    fn every_request_that_is_sent_ahead_meets_its_own_incarnation(
+    fn every_request_that_is_sent_ahead_gets_the_state_of_its_own_incarnation(
         ops in prop::collection::vec(op_of_clients_that_send_ahead(), 0..if cfg!(miri) { 40 } else { 200 }),
         batch in 1usize..5,
     ) {

@@ -1,4 +1,4 @@
-//! The slots of sequences, what is known of each, and how far core's queue of each instance has been emptied.
+//! The slots of sequences, a record of each, and for each instance how much of its queue core has sent.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -11,48 +11,49 @@ use crate::sequence::watermark::Watermark;
 use crate::state::pool::{AcquireError, SlotId, SlotPool};
 
 pub(super) enum Phase<H> {
-    /// A request of it is being worked on.
+    /// A request of the incarnation is in flight.
     InFlight { start: bool },
-    /// It waits for its next request.
+    /// The incarnation waits for its next request.
     Waiting,
-    /// Its START has been answered and is not released.
+    /// A request of the incarnation, usually its START, has been answered and is held.
     Held(H),
-    /// Its START is being released.
+    /// The held request is being released.
     Releasing,
 }
 
-/// Whether another START of its id has come since an incarnation's own.
+/// Whether another START of the id has arrived since the START of an incarnation.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Superseded {
     No,
-    /// One that came so soon that it may have been sent before its own.
+    /// Another START arrived so soon that the client may have sent it before this incarnation's.
     Soon,
-    /// One that was sent after its own.
+    /// Another START arrived that the client sent after this incarnation's.
     Later,
 }
 
+/// What the table knows of one incarnation.
 pub(super) struct Record<C, H> {
     pub key: Key,
-    /// `None` while they are checked out.
+    /// `None` while a request has them.
     pub contents: Option<C>,
     pub phase: Phase<H>,
-    /// Its last request is released when the requests of this payload are, at the latest.
+    /// The last request of the incarnation is released with this payload at the latest.
     pub released_by: u64,
-    /// When its last request was released, those of all payloads before this one had been.
+    /// All payloads before this one had finished when the last request of the incarnation was released.
     pub released_after: u64,
     pub superseded: Superseded,
-    /// Its START was released when the requests of this payload were, at the earliest.
-    pub born: u64,
-    /// It has no state: its START failed, or its requests cannot be told from those of another incarnation.
+    /// The payload of the START. The START is released with it at the earliest.
+    pub start_payload: u64,
+    /// Whether the incarnation has no state: its START failed, or its requests cannot be told from those of another
+    /// incarnation.
     pub failed: bool,
 }
 
-/// What is known of one instance.
 pub(super) struct Instance {
     pub watermark: Watermark,
-    /// Sequences that wait for a request, and since when.
+    /// Sequences that wait for a request, and since when. The one that has waited the longest is first.
     idle: LinkedHashMap<SlotId, Instant>,
-    /// Those whose time is over, until it is certain that core has no request of them.
+    /// Sequences that have been idle for too long. They stay until it is certain that core has no request of them.
     overdue: LinkedHashSet<SlotId>,
 }
 
@@ -62,11 +63,11 @@ pub(super) struct Records<S, C, H> {
     pub pool: SlotPool<S, Record<C, H>>,
     pub instances: HashMap<u32, Instance>,
     pub counts: Counts,
-    /// What sequences that are over kept beside their slots.
+    /// The contents of sequences that are over, until the caller takes them.
     pub leavings: Vec<C>,
     /// Number of held requests.
     pub held: usize,
-    /// Held requests that are no longer to be held.
+    /// Held requests that must be released now, until the caller takes them.
     pub released: Vec<H>,
 }
 
@@ -85,17 +86,17 @@ impl<S, C, H> Records<S, C, H> {
         })
     }
 
-    /// The payload that has begun last on an instance.
+    /// The latest payload that has begun on an instance.
     pub fn payload(&self, instance: u32) -> u64 {
         self.instances.get(&instance).map_or(0, |instance| instance.watermark.begun())
     }
 
-    /// What has been passed on an instance; see [`Watermark::passed`].
+    /// The last payload of an instance that is passed; see [`Watermark::passed`].
     pub fn passed(&self, instance: u32) -> u64 {
         self.instances.get(&instance).map_or(0, |instance| instance.watermark.passed())
     }
 
-    /// A slot for a START.
+    /// Occupies a slot for a START.
     pub fn acquire(&mut self, key: &Key) -> Result<SlotId, Refusal> {
         let payload = self.payload(key.instance);
         let record = Record {
@@ -105,7 +106,7 @@ impl<S, C, H> Records<S, C, H> {
             released_by: payload,
             released_after: 0,
             superseded: Superseded::No,
-            born: payload,
+            start_payload: payload,
             failed: false,
         };
         self.pool.acquire(record).map_err(|error| match error {
@@ -114,7 +115,7 @@ impl<S, C, H> Records<S, C, H> {
         })
     }
 
-    /// A request comes for the sequence in this slot.
+    /// Gives a request to the sequence in this slot.
     pub fn receive(&mut self, slot: SlotId) -> Result<SlotId, Refusal> {
         let record = self.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
         let Some(instance) = self.instances.get_mut(&record.key.instance) else { return Err(Refusal::Unknown) };
@@ -129,7 +130,7 @@ impl<S, C, H> Records<S, C, H> {
         Ok(slot)
     }
 
-    /// The sequence in this slot waits for its next request.
+    /// Lets the sequence in this slot wait for its next request.
     pub fn wait(&mut self, slot: SlotId, now: Instant) {
         let Some(record) = self.pool.record_mut(slot) else { return };
         record.phase = Phase::Waiting;
@@ -138,19 +139,19 @@ impl<S, C, H> Records<S, C, H> {
         }
     }
 
-    /// Since when a sequence has waited for its next request.
+    /// Since when a sequence has waited for its next request; `None` if it does not wait.
     pub fn idle_since(&self, slot: SlotId) -> Option<Instant> {
         let instance = self.instances.get(&self.pool.record(slot)?.key.instance)?;
         instance.idle.get(&slot).copied()
     }
 
-    /// Whether a sequence waits for a request and core has none.
+    /// Whether a sequence waits for a request and core has none of it.
     pub fn has_nothing_queued(&self, slot: SlotId) -> bool {
         let Some(record) = self.pool.record(slot) else { return false };
         matches!(record.phase, Phase::Waiting) && record.released_by <= self.passed(record.key.instance)
     }
 
-    /// Frees a slot. A request that was held with it is released. Returns whether one was.
+    /// Frees a slot. Releases the held request of its incarnation, and returns whether there was one.
     pub fn free(&mut self, slot: SlotId) -> bool {
         let Some(record) = self.pool.release(slot) else { return false };
         if let Some(instance) = self.instances.get_mut(&record.key.instance) {
@@ -164,9 +165,9 @@ impl<S, C, H> Records<S, C, H> {
         true
     }
 
-    /// Marks the sequences of an instance that have lain idle for too long, and gives one that core has nothing left of.
-    /// Under load a request may wait in core for longer than a sequence may lie idle, so each stays until everything has
-    /// come that was queued when its time was over.
+    /// Marks the sequences of an instance that have been idle for too long as overdue. Returns an overdue sequence that
+    /// core certainly has no request of, if there is one. Under load, a request may wait in core for longer than the
+    /// idle limit, so a sequence stays overdue until everything that core had queued at the limit has arrived.
     pub fn next_expired(&mut self, instance: u32, now: Instant) -> Option<SlotId> {
         let limit = self.policy.idle_limit;
         let of = self.instances.get_mut(&instance)?;
@@ -183,7 +184,8 @@ impl<S, C, H> Records<S, C, H> {
         self.pool.record(slot).is_none_or(|record| record.released_by <= passed).then_some(slot)
     }
 
-    /// The sequences of an instance that core has certainly dropped, those first that have lain idle the longest.
+    /// The sequences of an instance that core has certainly dropped. The one that has been idle for the longest is
+    /// first.
     pub fn droppable(&self, instance: u32, now: Instant) -> impl Iterator<Item = SlotId> {
         let dropped_after = self.policy.dropped_after;
         self.instances.get(&instance).into_iter().flat_map(move |of| {
@@ -192,7 +194,7 @@ impl<S, C, H> Records<S, C, H> {
         })
     }
 
-    /// When a sequence may expire, or a quiet instance prove something.
+    /// When a sequence may expire, or when an idle instance may prove that core has sent everything.
     pub fn next_tick(&self, now: Instant) -> Instant {
         let mut next = now + self.policy.idle_limit;
         for instance in self.instances.values() {

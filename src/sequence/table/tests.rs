@@ -1,4 +1,5 @@
-//! The table against hand-written cases. [`super::model_tests`] plays it against a simulation of core.
+//! Tests the table with single cases. [`super::model_tests`] tests it with random operations against a simulation of
+//! core.
 
 use super::*;
 use crate::sequence::SequenceId;
@@ -41,7 +42,7 @@ fn key(id: u64) -> Key {
     Key { instance: 0, lane: None, id: SequenceId::Number(id) }
 }
 
-/// Admits the only request of a payload.
+/// Admits a payload of one request.
 fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal> {
     let mut released = Vec::new();
     let admission = Admission { key: key.clone(), start, end };
@@ -51,7 +52,7 @@ fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> 
     admitted.map(|admitted| admitted.slot)
 }
 
-/// Settles the request and finishes its payload. Returns how many held requests that releases.
+/// Settles a request and finishes its payload. Returns the number of held requests that this releases.
 fn settle(table: &mut Table, instance: u32, slot: SlotId, outcome: Outcome, end: bool, now: Instant) -> usize {
     let mut released = Vec::new();
     if table.settle(slot, outcome, end, now, &mut released) {
@@ -76,12 +77,13 @@ fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Res
     }
 }
 
-/// What was to be released has been.
+/// Tells the table that the requests that it has released are released.
 fn confirm(table: &mut Table, now: Instant) {
     let keys = table.take_releasing();
     table.have_been_released(keys, now);
 }
 
+/// Returns the number of held requests that the tick releases.
 fn tick(table: &mut Table, now: Instant) -> usize {
     let mut released = Vec::new();
     table.tick(now, &mut released);
@@ -89,8 +91,8 @@ fn tick(table: &mut Table, now: Instant) -> usize {
     released.len()
 }
 
-/// Another sequence goes on for long enough to show that core has sent what it had before.
-fn others_go_on(table: &mut Table, now: Instant) {
+/// Steps another sequence. Its requests prove that core has sent everything that it had queued before.
+fn step_another(table: &mut Table, now: Instant) {
     step(table, 1000, true, false, now).unwrap();
     step(table, 1000, false, false, now).unwrap();
     step(table, 1000, false, true, now).unwrap();
@@ -107,7 +109,7 @@ fn a_sequence_keeps_its_slot_until_its_end() {
 }
 
 #[test]
-fn sequences_of_one_request_leave_nothing() {
+fn sequences_of_one_request_leave_no_chain() {
     let (mut table, now) = (table(1), Instant::now());
     for id in 1..10 {
         step(&mut table, id, true, true, now).unwrap();
@@ -128,7 +130,7 @@ fn a_full_table_refuses_a_new_sequence_but_not_one_that_starts_over() {
 }
 
 #[test]
-fn a_sequence_that_starts_over_takes_no_room_from_new_ones() {
+fn a_sequence_that_starts_over_uses_no_more_of_the_capacity() {
     let (mut table, now) = (table(2), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, true, false, now).unwrap();
@@ -138,12 +140,13 @@ fn a_sequence_that_starts_over_takes_no_room_from_new_ones() {
 }
 
 #[test]
-fn where_core_has_a_place_the_sequence_idle_for_the_longest_makes_room_once_core_has_dropped_it() {
+fn a_start_that_core_has_a_place_for_expires_the_longest_idle_sequence_that_core_has_dropped() {
     let limits = SlotLimits { reserve: 2, ..SlotLimits::all_at_once(2) };
     let (mut table, now) = (table_of(Policy { has_place_for_all: true, ..policy() }, limits), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 2, true, false, now + QUIET).unwrap();
-    // Core may have dropped one because it was cancelled: nobody can tell which, so the reserve serves.
+    // Core has dropped one of the two, for example because its client cancelled a request. We cannot tell which, so the
+    // START takes a slot of the reserve.
     step(&mut table, 3, true, false, now + QUIET * 2).unwrap();
     assert_eq!((table.live(), table.counts().expired), (3, 0));
     step(&mut table, 4, true, false, now + IDLE / 2 + QUIET / 2).unwrap();
@@ -175,13 +178,14 @@ fn what_follows_a_start_without_a_slot_never_reaches_the_next_sequence() {
         step(&mut table, 1, true, false, now).unwrap();
         assert_eq!(step(&mut table, 2, true, false, now), Err(Refusal::Full { capacity: 1 }));
         step(&mut table, 1, false, true, now).unwrap();
-        // The client has sent a request and END ahead, and then START, which overtakes them in another place of core.
+        // The client has sent a request and END after the refused START, and then another START, which overtakes them
+        // in another slot of core.
         let slot = step(&mut table, 2, true, false, now).unwrap();
-        assert_eq!(step(&mut table, 2, false, false, now), Err(Refusal::Unknown), "of the refused one");
+        assert_eq!(step(&mut table, 2, false, false, now), Err(Refusal::Unknown), "it follows the refused START");
         if end_comes {
-            assert_eq!(step(&mut table, 2, false, true, now), Err(Refusal::Unknown), "of the refused one");
+            assert_eq!(step(&mut table, 2, false, true, now), Err(Refusal::Unknown), "it follows the refused START");
         } else {
-            assert_eq!(tick(&mut table, now + QUIET), 1, "core has no more of the refused one");
+            assert_eq!(tick(&mut table, now + QUIET), 1, "core has no request left that follows the refused START");
         }
         assert_eq!(step(&mut table, 2, false, false, now), Ok(slot));
     }
@@ -199,21 +203,21 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     assert_eq!(table.next_tick(now + Duration::from_secs(12)), now + Duration::from_secs(13));
     assert_eq!((table.live(), table.counts().expired), (2, 2));
     tick(&mut table, now + Duration::from_secs(100));
-    assert_eq!(table.live(), 1, "the one with a request in the works stays");
+    assert_eq!(table.live(), 1, "the sequence with a request in flight stays");
 }
 
 #[test]
-fn a_sequence_expires_when_everything_has_come_that_was_queued_when_its_time_was_over() {
+fn a_sequence_expires_when_everything_that_core_had_queued_at_its_idle_limit_has_come() {
     let (mut table, now) = (table(9), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     let later = now + IDLE;
     let other = admit(&mut table, &key(2), true, false, now).unwrap();
     tick(&mut table, later);
-    assert_eq!(table.live(), 2, "its instance works, and its request may wait behind that");
+    assert_eq!(table.live(), 2, "its instance is busy, so core may have a request of it");
     settle(&mut table, 0, other, Outcome::Advanced, false, later);
     tick(&mut table, later);
     assert_eq!(table.live(), 2);
-    // What follows proves that the queue of that time has come.
+    // The next request of this sequence proves that core has sent everything that it had queued.
     step(&mut table, 2, false, false, later).unwrap();
     admit(&mut table, &key(2), false, false, later).unwrap();
     tick(&mut table, later);
@@ -233,12 +237,12 @@ fn a_request_in_time_keeps_a_sequence_whose_expiry_waits_for_core() {
 }
 
 #[test]
-fn silent_lanes_expire_while_others_are_busy() {
+fn idle_lanes_expire_while_other_lanes_are_busy() {
     let now = Instant::now();
     let mut table = table_of(Policy { by_lane: true, queue_requests: 1, ..policy() }, SlotLimits::all_at_once(2));
     let lane = |lane| Key { lane: Some(lane), ..key(u64::from(lane) + 1) };
-    let silent = admit(&mut table, &lane(0), true, false, now).unwrap();
-    settle(&mut table, 0, silent, Outcome::Advanced, false, now);
+    let idle = admit(&mut table, &lane(0), true, false, now).unwrap();
+    settle(&mut table, 0, idle, Outcome::Advanced, false, now);
     let busy = admit(&mut table, &lane(1), true, false, now).unwrap();
     settle(&mut table, 0, busy, Outcome::Advanced, false, now);
     for _ in 0..2 {
@@ -250,7 +254,7 @@ fn silent_lanes_expire_while_others_are_busy() {
 }
 
 #[test]
-fn an_instance_that_goes_ends_each_of_its_sequences_once() {
+fn removing_an_instance_ends_each_of_its_sequences_once() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, true, false, now).unwrap();
@@ -262,7 +266,7 @@ fn an_instance_that_goes_ends_each_of_its_sequences_once() {
     table.retire_instance(0, &mut released);
     assert_eq!((table.live(), table.counts().started, table.counts().ended, released.len()), (1, 4, 3, 1));
     assert!(admit(&mut table, &other, false, false, now).is_ok());
-    assert_eq!((table.records.held, table.incarnations.places()), (0, 1));
+    assert_eq!((table.records.held, table.incarnations.used_capacity()), (0, 1));
 }
 
 #[test]
@@ -272,7 +276,7 @@ fn the_start_of_a_second_incarnation_is_held_until_the_first_has_ended() {
     let second = step(&mut table, 1, true, false, now).unwrap();
     assert_ne!(first, second);
     let late = admit(&mut table, &key(1), false, true, now);
-    assert_eq!(late, Ok(first), "what comes while the second START is held belongs to the first");
+    assert_eq!(late, Ok(first), "while the second START is held, requests belong to the first incarnation");
     assert_eq!(settle(&mut table, 0, first, Outcome::Advanced, true, now), 1, "its END releases the second START");
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
 }
@@ -292,15 +296,15 @@ fn an_end_and_the_next_start_in_one_payload_come_in_either_order() {
         assert_eq!(end, first);
         let mut released = Vec::new();
         assert!(!table.settle(end, Outcome::Advanced, true, now, &mut released));
-        assert!(!table.settle(start, Outcome::Advanced, false, now, &mut released), "it is alone");
+        assert!(!table.settle(start, Outcome::Advanced, false, now, &mut released), "the first incarnation has ended");
     }
 }
 
 #[test]
-fn a_sequence_that_is_started_over_ends_at_once_if_core_can_have_nothing_of_it() {
+fn a_sequence_that_is_started_over_ends_at_once_if_core_has_no_request_of_it() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
-    others_go_on(&mut table, now);
+    step_another(&mut table, now);
     let second = admit(&mut table, &key(1), true, false, now).unwrap();
     assert_eq!(table.live(), 1);
     let mut released = Vec::new();
@@ -308,7 +312,7 @@ fn a_sequence_that_is_started_over_ends_at_once_if_core_can_have_nothing_of_it()
 }
 
 #[test]
-fn a_sequence_that_is_started_over_on_a_quiet_instance_waits_for_nothing() {
+fn a_sequence_that_is_started_over_on_an_idle_instance_ends_at_once() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     let second = admit(&mut table, &key(1), true, false, now + QUIET).unwrap();
@@ -317,23 +321,27 @@ fn a_sequence_that_is_started_over_on_a_quiet_instance_waits_for_nothing() {
 }
 
 #[test]
-fn a_start_is_held_until_one_busy_client_goes_on() {
+fn a_start_is_held_until_requests_of_another_sequence_prove_that_the_first_is_over() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
-    others_go_on(&mut table, now);
+    step_another(&mut table, now);
     step(&mut table, 2, true, false, now).unwrap();
     step(&mut table, 1, false, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
     assert_eq!(table.live(), 3);
     step(&mut table, 2, false, false, now).unwrap();
-    assert_eq!(table.live(), 3, "this one may have been queued before");
+    assert_eq!(
+        table.live(),
+        3,
+        "core may have queued this request before the last one of the first incarnation was released"
+    );
     step(&mut table, 2, false, false, now).unwrap();
     assert_eq!(table.live(), 2);
     assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
 }
 
 #[test]
-fn a_start_is_held_until_a_quiet_instance_has_nothing_queued() {
+fn a_start_is_held_until_its_instance_has_been_idle_for_the_quiet_time() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
@@ -349,18 +357,18 @@ fn a_start_that_comes_soon_after_another_waits_for_the_quiet_time() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
-    others_go_on(&mut table, now);
-    assert_eq!(table.live(), 2, "the second START may be the older one, and the client be about to go on");
+    step_another(&mut table, now);
+    assert_eq!(table.live(), 2, "the second START may be the older one, and the client may continue the first");
     assert_eq!(table.next_tick(now), now + QUIET);
     assert_eq!(tick(&mut table, now + QUIET), 1);
     assert_eq!(step(&mut table, 1, false, false, now + QUIET), Ok(second));
 }
 
 #[test]
-fn a_start_is_held_until_as_many_others_have_come_as_core_can_queue() {
+fn a_start_is_held_until_as_many_requests_have_come_as_core_queues() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
-    others_go_on(&mut table, now);
+    step_another(&mut table, now);
     step(&mut table, 1, false, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
     for id in 0..QUEUE as u64 - 1 {
@@ -371,35 +379,35 @@ fn a_start_is_held_until_as_many_others_have_come_as_core_can_queue() {
 }
 
 #[test]
-fn what_comes_before_a_release_proves_nothing_of_what_core_sends_then() {
+fn requests_that_come_before_a_release_prove_nothing_about_requests_that_follow_it() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 2, true, false, now).unwrap();
-    // A request of the first incarnation, and the START of the second, which are settled after others have begun.
+    // A request of the first incarnation and the START of the second are settled after later payloads have begun.
     let first = admit(&mut table, &key(1), false, false, now).unwrap();
     let second = admit(&mut table, &key(1), true, false, now).unwrap();
     admit(&mut table, &key(2), false, false, now).unwrap();
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
     assert_eq!(table.live(), 3);
-    assert_eq!(admit(&mut table, &key(1), false, true, now), Ok(first), "core had it");
+    assert_eq!(admit(&mut table, &key(1), false, true, now), Ok(first), "core had this request");
     settle(&mut table, 0, second, Outcome::Advanced, false, now);
     assert!(table.is_holding());
 }
 
 #[test]
-fn a_held_start_does_not_expire_and_has_its_whole_time_when_it_is_released() {
+fn the_idle_time_of_a_held_start_begins_when_it_is_released() {
     let (mut table, now) = (table(4), Instant::now());
     let first = step(&mut table, 1, true, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
-    // The first one has a long backlog.
+    // Core has many requests of the first incarnation.
     let mut released = 0;
     for seconds in 1..15 {
         let later = now + Duration::from_secs(seconds);
         assert_eq!(admit(&mut table, &key(1), false, seconds == 14, later), Ok(first));
         released += settle(&mut table, 0, first, Outcome::Advanced, seconds == 14, later);
-        // No quiet tick: core has the next request at hand.
+        // No tick here: core sends the next request at once.
     }
-    assert_eq!(released, 1, "the END of the first releases the second START");
+    assert_eq!(released, 1, "the END of the first incarnation releases the second START");
     let later = now + Duration::from_secs(14) + IDLE - QUIET;
     tick(&mut table, later);
     assert_eq!(step(&mut table, 1, false, false, later), Ok(second));
@@ -408,11 +416,11 @@ fn a_held_start_does_not_expire_and_has_its_whole_time_when_it_is_released() {
 }
 
 #[test]
-fn what_a_sequence_of_one_request_has_started_over_ends_when_core_can_have_nothing_of_it() {
+fn a_sequence_that_a_sequence_of_one_request_starts_over_ends_when_core_has_no_request_of_it() {
     let (mut table, now) = (table(2), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, true, true, now).unwrap();
-    assert_eq!(table.live(), 1, "its END may be in the queue");
+    assert_eq!(table.live(), 1, "core may have an END of the first sequence");
     tick(&mut table, now + QUIET);
     assert_eq!(table.live(), 0);
 }
@@ -423,7 +431,7 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
     step(&mut table, 1, true, false, now).unwrap();
     let failed = admit(&mut table, &key(1), true, false, now).unwrap();
     settle(&mut table, 0, failed, Outcome::Failed, false, now);
-    assert!(table.is_holding(), "the first may have more to come");
+    assert!(table.is_holding(), "core may have requests of the first incarnation");
     assert_eq!(tick(&mut table, now + QUIET), 1);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
@@ -432,7 +440,7 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
 }
 
 #[test]
-fn a_start_soon_after_an_end_and_a_start_gets_its_turn_when_the_first_is_ended_or_rests() {
+fn a_start_that_comes_soon_after_another_is_released_when_the_other_sequence_ends_or_rests() {
     for end_comes in [true, false] {
         let (mut table, now) = (table(4), Instant::now());
         step(&mut table, 1, true, true, now).unwrap();
@@ -446,17 +454,18 @@ fn a_start_soon_after_an_end_and_a_start_gets_its_turn_when_the_first_is_ended_o
 }
 
 #[test]
-fn a_start_that_may_have_waited_behind_an_earlier_incarnation_does_not_displace_the_one_in_front() {
+fn a_start_that_an_earlier_incarnation_may_have_delayed_does_not_end_the_front_incarnation() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
-    others_go_on(&mut table, now);
+    step_another(&mut table, now);
     step(&mut table, 1, false, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
     assert!(table.is_holding());
     step(&mut table, 2, true, false, now).unwrap();
     step(&mut table, 1, false, false, now).unwrap();
     step(&mut table, 2, false, false, now).unwrap();
-    // The request that proves the first to be over comes with a START that can have waited behind the first.
+    // One payload has a request that proves that the first incarnation is over, and a START that the first incarnation
+    // may have delayed.
     let admission = |id, start| Admission { key: key(id), start, end: false };
     let mut released = Vec::new();
     let admitted = table.admit(0, 2, &[admission(2, false), admission(1, true)], now, &mut released);
@@ -469,8 +478,8 @@ fn a_start_that_may_have_waited_behind_an_earlier_incarnation_does_not_displace_
         }
     }
     table.finish_payload(0, now, &mut released);
-    others_go_on(&mut table, now);
-    assert_eq!(step(&mut table, 1, false, true, now), Ok(second), "its client is about to go on");
+    step_another(&mut table, now);
+    assert_eq!(step(&mut table, 1, false, true, now), Ok(second), "the client continues the second incarnation");
 }
 
 #[test]
@@ -491,7 +500,7 @@ fn two_incarnations_that_have_requests_at_once_both_end() {
 }
 
 #[test]
-fn where_a_start_that_was_to_be_held_has_been_released_nobody_gets_the_wrong_state() {
+fn after_the_release_of_a_start_that_should_have_been_held_no_request_gets_a_state() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
     let second = admit(&mut table, &key(1), true, false, now).unwrap();
@@ -502,14 +511,14 @@ fn where_a_start_that_was_to_be_held_has_been_released_nobody_gets_the_wrong_sta
     table.finish_payload(0, now, &mut released);
     assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
     assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
-    assert_eq!(table.live(), 0, "nothing is left of them");
+    assert_eq!(table.live(), 0, "both incarnations are over");
     tick(&mut table, now + QUIET);
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, false, true, now).unwrap();
 }
 
 #[test]
-fn incarnations_in_different_lanes_never_meet_and_a_start_in_its_own_lane_starts_over() {
+fn incarnations_in_different_lanes_are_separate_and_a_start_replaces_the_one_in_its_lane() {
     let now = Instant::now();
     let mut table = table_of(Policy { by_lane: true, queue_requests: 1, ..policy() }, SlotLimits::all_at_once(4));
     let lane = |lane| Key { lane: Some(lane), ..key(1) };
@@ -528,7 +537,7 @@ fn incarnations_in_different_lanes_never_meet_and_a_start_in_its_own_lane_starts
     assert_eq!(step(&lane(1), false, true), (Ok(second), 1));
     assert_ne!(step(&lane(0), true, false).0, Ok(first));
     let other = Key { lane: Some(0), ..key(2) };
-    assert_eq!(step(&other, false, false), (Err(Refusal::Unknown), 1), "the lane is another's");
-    assert_eq!(step(&other, true, false).1, 1, "whoever had the lane is over");
+    assert_eq!(step(&other, false, false), (Err(Refusal::Unknown), 1), "the lane has a sequence of another id");
+    assert_eq!(step(&other, true, false).1, 1, "the sequence that had the lane is over");
     assert_eq!(step(&lane(0), false, false), (Err(Refusal::Unknown), 1));
 }
