@@ -5,11 +5,10 @@
 use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};
-use crate::batch::gather::{Gathered, gather};
+use crate::batch::gather::gather;
 use crate::batch::grouping::Grouping;
 use crate::batch::isolation::{Isolation, Standing};
-use crate::batch::residence::Residence;
-use crate::batch::respond::{Answers, complete_state, empty_response};
+use crate::batch::respond::{Answers, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
@@ -21,16 +20,9 @@ use crate::panic;
 use crate::report::Report;
 use crate::responder::Responder;
 use crate::sequence::{Admission, Refusal, SequenceId};
-use crate::session::{Run, Step};
+use crate::session::{Copier, Step};
+use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
-
-/// What came of a run.
-struct Responded {
-    /// The response of each row.
-    responses: Vec<Result<Response, RequestError>>,
-    /// The growing states are to stay in the tensors of the run.
-    growing_stay: bool,
-}
 
 /// What one instance needs for its runs. Triton never executes it twice at once.
 pub struct Instance {
@@ -42,8 +34,9 @@ pub struct Instance {
     expected: Expected,
     grouping: Grouping,
     isolation: Isolation,
+    copier: Copier,
     step: Step,
-    residence: Residence,
+    store: StateStore,
     initial: Option<InitialStep>,
     report: Report,
     responder: Responder,
@@ -59,13 +52,21 @@ impl Instance {
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
         let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
-        let mut step = Step::new(session, &spec, queue)?;
+        let copier = queue.map_or(Copier::on_host(), Copier::on_device);
+        let mut step = Step::new(session, &spec, copier.clone())?;
+        let limits = StoreLimits {
+            most_rows: model.config.most_rows(),
+            resident_batches: model.config.resident_batches,
+            sequence_bytes: model.config.states.limits.per_sequence,
+        };
+        let mut store = StateStore::new(model.binding.clone(), sequences.clone(), copier.clone(), limits);
         for &rows in &model.config.warmup_batch_sizes {
-            if let Err(error) = warm_up(&model.binding, rows, &mut step) {
+            if let Err(error) = warm_up(&model.binding, rows, &mut store, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
-                // The next one may have other buffers.
-                step.synchronise()?;
             }
+            // The next one may have other buffers.
+            copier.synchronise()?;
+            store.release();
         }
         if let Some(device) = site.device.as_ref().filter(|device| !device.is_simulated()) {
             let bytes = site.used_bytes()?.saturating_sub(used_before);
@@ -80,7 +81,6 @@ impl Instance {
         let (expected, grouping) = (Expected::new(&model.binding, gpu), Grouping::new(&model.binding));
         let isolation = Isolation::new(model.config.max_batch_size);
         let report = Report::new(&model.config);
-        let residence = Residence::new(&model.binding, model.config.resident_batches);
         // With `direct`, core may send a sequence's next request before the last one is released.
         let overlaps = matches!(model.config.strategy, Strategy::Oldest);
         let responder = Responder::new(sequences.clone(), number, overlaps);
@@ -92,8 +92,9 @@ impl Instance {
             expected,
             grouping,
             isolation,
+            copier,
             step,
-            residence,
+            store,
             initial,
             report,
             responder,
@@ -108,7 +109,7 @@ impl Instance {
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
         if let Err(error) = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered)) {
             log::error!("{error}");
-            if let Err(error) = panic::catch_result(|| self.settle()) {
+            if let Err(error) = panic::catch_result(|| self.finish_run()) {
                 log::error!("{error}");
             }
         }
@@ -130,16 +131,13 @@ impl Instance {
         fault::point("admit", rows.iter().map(|row| &row.request));
         let rows = self.set_aside(rows, times, answered);
         let mut rows = self.initialise(rows, times, answered);
+        if self.grouping.has_open_states() {
+            self.store.note_dims(&mut rows);
+        }
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
-            match self.bring_home(&mut rows) {
-                Ok(()) => self.run_or_split(&mut batch, times, rows.is_empty()),
-                Err(error) => {
-                    batch.append(&mut rows);
-                    self.fail(&mut batch, &error.into(), times);
-                }
-            }
-            batch.into_iter().for_each(|row| self.residence.depart(row, answered));
+            self.run_or_split(&mut batch, times, rows.is_empty());
+            batch.into_iter().for_each(|row| self.depart(row, answered));
         }
         self.report.payload_over(&self.sequences);
     }
@@ -163,12 +161,12 @@ impl Instance {
 
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
     fn admit(&self, mut rows: Vec<Row>, requests: usize) -> Vec<Row> {
-        let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.start, end: row.end });
+        let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.state.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
         let leases = self.sequences.admit(self.number, requests, &admissions);
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
-                (Ok(lease), _) => row.lease = Some(lease),
+                (Ok(lease), _) => row.state.lease = Some(lease),
                 (Err(refusal), Some(key)) if row.problem.is_none() => {
                     row.problem = Some(self.refusal(refusal, key.id.clone()));
                 }
@@ -190,13 +188,14 @@ impl Instance {
             let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(RequestError::Cancelled));
             if let Some(error) = problem {
                 self.refuse(&mut row, error, times);
-            } else if row.end && !row.start && row.lease.is_some() && !self.model.config.infer_end_requests {
+            } else if row.end && !row.state.start && row.state.lease.is_some() && !self.model.config.infer_end_requests
+            {
                 self.acknowledge(&mut row, times);
             } else {
                 running.push(row);
                 continue;
             }
-            self.residence.depart(row, answered);
+            self.depart(row, answered);
         }
         running
     }
@@ -207,13 +206,13 @@ impl Instance {
         let mut running = Vec::with_capacity(rows.len());
         let mut failed = Vec::new();
         for mut row in rows {
-            let initial = match row.is_fresh() {
+            let initial = match row.state.is_fresh() {
                 true => panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request))),
                 false => Ok(Vec::new()),
             };
             match initial {
                 Ok(initial) => {
-                    row.initial = initial;
+                    row.state.initial = initial;
                     running.push(row);
                 }
                 Err(error) => failed.push((row, error)),
@@ -221,7 +220,7 @@ impl Instance {
         }
         for (mut row, error) in failed {
             self.refuse(&mut row, error, times);
-            self.residence.depart(row, answered);
+            self.depart(row, answered);
         }
         running
     }
@@ -235,7 +234,7 @@ impl Instance {
         rows.sort_by_key(|row| self.isolation.standing(row.member()));
         let standing = rows.first().map(|first| self.isolation.standing(first.member()));
         let most = if standing == Some(Standing::Failed) { 1 } else { most };
-        let mut batch = self.grouping.batch(&self.model.binding, most);
+        let mut batch = self.grouping.batch(most);
         for row in std::mem::take(rows) {
             let is_like_first = standing == Some(self.isolation.standing(row.member()));
             rows.extend(if is_like_first { batch.join(row) } else { Some(row) });
@@ -243,29 +242,17 @@ impl Instance {
         batch.into_rows()
     }
 
-    /// Writes the states of rows home that others are to run without. If one cannot be, nobody may run: its place would
-    /// be written over.
-    fn bring_home(&mut self, rows: &mut [Row]) -> Result<(), RequestError> {
-        let brought = panic::catch(|| self.residence.bring_home(rows, &mut self.step, &self.sequences));
-        if brought.is_err() {
-            self.settle().inspect_err(|_| rows.iter_mut().for_each(Row::spoil))?;
-        }
-        Ok(brought?)
-    }
-
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
     /// fail: a failed run has changed no state. `is_last`: no other batch of the payload is to run.
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
         let ran = panic::catch_result(|| self.run(batch, times, is_last));
-        let settled = self.settle();
-        let error = match (ran, settled) {
+        let finished = self.finish_run();
+        let error = match (ran, finished) {
             (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
-            (Ok(()), Err(_)) => return batch.iter_mut().for_each(Row::spoil),
+            (Ok(()), Err(_)) => return batch.iter_mut().for_each(|row| row.state.spoil()),
             (Err(error), Ok(())) if error.may_be_one_rows_fault() && batch.iter().all(Row::is_untouched) => {
                 if let [row] = &*batch {
                     self.isolation.failed(row.member());
-                    error
-                } else if let Err(error) = self.bring_home(batch) {
                     error
                 } else {
                     let (first, second) = batch.split_at_mut(batch.len() / 2);
@@ -278,98 +265,80 @@ impl Instance {
         self.fail(batch, &error.into(), times);
     }
 
-    /// Waits for the device, so that states that were moved are in their slots before the slots change hands, and
-    /// nothing uses the memory that the step gives back.
-    fn settle(&mut self) -> Result<(), RequestError> {
-        let synchronised = self.step.synchronise();
-        self.residence.settle(&self.sequences);
+    /// Waits for the device, so that states that were copied are in their slots before the slots change hands, and
+    /// nothing uses the memory that the store and the step give back.
+    fn finish_run(&mut self) -> Result<(), RequestError> {
+        let synchronised = self.copier.synchronise();
+        self.store.release();
         synchronised?;
         self.step.give_back();
         Ok(())
     }
 
-    /// Gather, run, respond, and keep the states.
+    /// Load, gather, run, respond, store, answer. States are loaded first, as that decides the order of the rows.
     fn run(&mut self, batch: &mut [Row], mut times: Times, is_last: bool) -> Result<(), RequestError> {
-        let (binding, sequences) = (&self.model.binding, &self.sequences);
         let rows = self.model.config.padding.rows(batch.len());
-        self.residence.plan(batch, rows, binding, &mut self.step, sequences)?;
+        self.store.load(batch, rows)?;
         fault::point("gather", batch.iter().map(|row| &row.request));
-        let Gathered { lent, overlays, copied } = gather(binding, batch, rows, &self.residence, &mut self.step)?;
-        sequences.count_copied(copied);
-        self.residence.fill(batch, rows, binding, &mut self.step, &lent, sequences)?;
+        let overlays = gather(&self.model.binding, batch, rows, &self.store, &mut self.step)?;
         times.compute_start = monotonic_ns();
         fault::point("run", batch.iter().map(|row| &row.request));
-        let (from, into) = self.residence.buffers();
-        let grown = self.residence.grown();
-        self.step.run(Run { rows, from, into, grown, lent: &lent, overlays: &overlays, as_graph: true })?;
-        drop((lent, overlays));
+        self.step.run(self.store.run(batch, rows, &overlays))?;
+        drop(overlays);
         times.compute_end = monotonic_ns();
-        let Responded { responses, growing_stay } = self.respond(batch, rows, is_last)?;
-        // The rows give back what states were moved to. They may be half-way, so nothing is run again.
-        if let Err(error) = self.step.synchronise() {
-            batch.iter_mut().for_each(Row::spoil);
-            self.fail(batch, &RequestError::from(error).into(), times);
+        self.store.check(&self.step, rows)?;
+        let mut responses = self.respond(batch, rows)?;
+        // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
+        // one sequence would keep the memory of all.
+        let may_share = is_last || rows == 1;
+        if let Err(error) = self.store.store(batch, rows, &mut self.step, may_share, &mut responses) {
+            // States may be half-way, so nothing is run again.
+            batch.iter_mut().for_each(|row| row.state.spoil());
+            self.fail(batch, &error.into(), times);
             return Ok(());
         }
-        if growing_stay {
-            self.residence.keep_growing(batch, binding, &mut self.step);
-        }
-        for (place, (row, response)) in batch.iter_mut().zip(responses).enumerate() {
-            let mut complete = |row: &mut Row| {
-                complete_state(&mut self.step, &mut self.residence, place, rows, row);
-                fault::point("complete", [&row.request]);
-            };
+        self.answer_batch(batch, responses, times);
+        Ok(())
+    }
+
+    /// Makes the responses of a batch that ran over `rows` rows.
+    fn respond(&self, batch: &[Row], rows: usize) -> Result<Vec<Result<Response, RequestError>>, RequestError> {
+        let answers = Answers::new(&self.model.binding, &self.store, &self.step, batch, rows)?;
+        let mut responses: Vec<_> = batch.iter().map(|row| Ok(row.request.response()?)).collect();
+        answers.fill_responses(batch, &mut responses)?;
+        Ok(responses)
+    }
+
+    /// Answers the rows of a batch whose states have been stored.
+    fn answer_batch(&mut self, batch: &mut [Row], responses: Vec<Result<Response, RequestError>>, mut times: Times) {
+        for (row, response) in batch.iter_mut().zip(responses) {
             let response = response.and_then(|response| {
-                panic::catch(|| complete(row)).inspect_err(|_| row.spoil())?;
+                panic::catch(|| fault::point("complete", [&row.request])).inspect_err(|_| row.state.spoil())?;
                 Ok(response)
             });
             let success = response.is_ok();
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
-            row.leave_state();
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
         }
         self.triton.report_batch(batch.len(), times);
         self.report.batch(batch, times);
-        Ok(())
     }
 
-    /// Makes the responses of a batch that ran over `rows` rows, and keeps what else of the states must be copied.
-    fn respond(&self, batch: &mut [Row], rows: usize, is_last: bool) -> Result<Responded, RequestError> {
-        let answers = Answers::new(&self.model.binding, &self.step, batch, rows)?;
-        let limit = self.model.config.states.limits.per_sequence;
-        // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because
-        // one sequence would keep the memory of all.
-        let stay = (is_last || rows == 1) && self.residence.growing_can_stay(batch, rows, &self.step);
-        let respond = |(place, row): (usize, &mut Row)| {
-            panic::catch_result(|| answers.make_room(place, row, limit, stay))?;
-            Ok(row.request.response()?)
-        };
-        let mut responses: Vec<_> = batch.iter_mut().enumerate().map(respond).collect();
-        answers.fill_responses(batch, &mut responses)?;
-        let growing_stay = stay && responses.iter().all(Result::is_ok);
-        for (place, (row, response)) in batch.iter_mut().zip(&mut responses).enumerate() {
-            if stay && !growing_stay && response.is_ok() {
-                // One of the batch keeps the state before the run, so the others cannot stay with it.
-                if let Err(error) = answers.make_room(place, row, limit, false) {
-                    *response = Err(error);
-                }
-            }
-            if response.is_ok() {
-                match panic::catch_result(|| answers.keep_state(place, row, growing_stay)) {
-                    Ok(copied) => self.sequences.count_copied(copied),
-                    Err(error) => *response = Err(error),
-                }
-            }
+    /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
+    /// come before the answer has left.
+    fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
+        let Row { mut state, answer, request, .. } = row;
+        if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
+            self.store.drop(over.slot());
         }
-        Ok(Responded { responses, growing_stay })
+        answered.push(Answered { lease: state.lease, answer, request });
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
     fn fail(&self, batch: &mut [Row], error: &triton::Error, times: Times) {
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
             row.answer = row.request.make_answer(Err(error.clone()));
-            row.leave_state();
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }
     }

@@ -8,10 +8,11 @@
 //! | module | what it is | uses |
 //! |---|---|---|
 //! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, instance, model, panic, triton |
-//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, model, panic, error, session, config, sequence, memory, triton |
+//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, store, model, panic, error, session, config, sequence, memory, triton |
 //! | [`responder`] | the thread that sends answers | model, panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | model, panic, error, binding, session, triton, sequence, memory, state, tensor |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, session, triton, sequence, memory, state, tensor |
+//! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
@@ -23,7 +24,7 @@
 //! | [`config`] | the model configuration, read once and then used in its resolved form | memory, state, tensor |
 //! | [`sequence`] | which sequence a request belongs to, and how long a sequence lives | state |
 //! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
-//! | [`state`] | the layout of a slot, the table of slots, and which states are in batch buffers | |
+//! | [`state`] | the layout of a slot, and the table of slots | |
 //! | [`tensor`] | data types, shapes, and where a row is in a batch | |
 //! | [`panic`] | the guard against panics | |
 
@@ -44,6 +45,7 @@ mod responder;
 mod sequence;
 mod session;
 mod state;
+mod store;
 pub mod tensor;
 mod triton;
 

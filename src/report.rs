@@ -40,7 +40,7 @@ impl Report {
             times.execute_end - times.compute_end,
         );
         if let Some(level) = self.logging.batch {
-            let (starts, ends) = (count(batch, |row| row.start), count(batch, |row| row.end));
+            let (starts, ends) = (count(batch, |row| row.state.start), count(batch, |row| row.end));
             log::log!(
                 level,
                 "{}: batch of {}: {starts} start and {ends} end their sequence; {} µs gather, {} µs run, {} µs respond",

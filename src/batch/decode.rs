@@ -7,6 +7,7 @@ use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::RequestError;
 use crate::panic;
 use crate::sequence::{Key, SequenceId};
+use crate::store::RowState;
 use crate::tensor::{DataType, element_count};
 use crate::triton::{Input, NotCopied, Request, c_name};
 
@@ -86,7 +87,8 @@ impl Expected {
         }
         let problem = panic::catch_result(|| self.check(&mut request, id.as_ref())).err();
         let key = id.map(|id| Key { instance, lane, id });
-        Decoded::Row(Row { lease: None, key, start, end, initial: Vec::new(), problem, answer: None, request })
+        let state = RowState { start, ..RowState::default() };
+        Decoded::Row(Row { state, key, end, problem, answer: None, request })
     }
 
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), RequestError> {

@@ -1,10 +1,6 @@
 //! Rows into the inputs of a step.
 
-use smallvec::SmallVec;
-
 use super::Row;
-use super::residence::Residence;
-use super::state_row::{StateContent, StateRow};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
 use crate::error::RequestError;
 use crate::memory::ClientBytes;
@@ -12,74 +8,33 @@ use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
-use crate::session::{Lent, Overlay, Step};
+use crate::session::{Overlay, RowAt, Step};
+use crate::store::StateStore;
 use crate::tensor::{DataType, RowLayout, WindowLayout};
 use crate::triton::Input;
 
-/// What a run needs of a batch beside the inputs that have been filled.
-pub struct Gathered<'a> {
-    /// States that need not be copied.
-    pub lent: SmallVec<[Lent<'a>; 2]>,
-    /// Rows of inputs that lie on the step's device.
-    pub overlays: Vec<Overlay<'a>>,
-    /// Bytes of the states that were copied.
-    pub copied: usize,
-}
-
 /// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
-/// [`super::grouping`]); but for the states of fixed size, which are [`super::residence`]'s. Places beyond the batch
-/// repeat its first row, so that padding cannot fail where the rows do not.
+/// [`super::grouping`]); states are [`crate::store`]'s. Places beyond the batch repeat its first row, so that padding
+/// cannot fail where the rows do not. Returns the rows of inputs that are on the step's device.
 pub fn gather<'a>(
     binding: &'a Binding,
     batch: &'a [Row],
     places: usize,
-    residence: &Residence,
+    store: &StateStore,
     step: &mut Step,
-) -> Result<Gathered<'a>, RequestError> {
+) -> Result<Vec<Overlay<'a>>, RequestError> {
     let batch = Padded { batch, places };
-    let (mut lent, mut overlays, mut copied) = (SmallVec::new(), Vec::new(), 0);
+    let mut overlays = Vec::new();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
-            Source::Request(request) => requests(step, index, binding, input, request, batch, &mut overlays)?,
+            Source::Request(request) => requests(step, index, store, input, request, batch, &mut overlays)?,
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
-            Source::State(number) if residence.grown().is_some() && !binding.states[*number].is_in_slot() => {}
-            Source::State(number) => match lend(index, binding, *number, batch, residence) {
-                Some(state) => lent.push(state),
-                None if binding.states[*number].is_in_slot() => {}
-                None => copied += states(step, index, binding, *number, batch)?,
-            },
+            Source::State(_) => {}
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
             Source::Constant(bytes) => constant(step, index, input, bytes, places)?,
         }
     }
-    Ok(Gathered { lent, overlays, copied })
-}
-
-/// A state smaller than this is copied: making a tensor over it takes as long.
-const LEND_FROM: usize = 4096;
-
-/// The state of the only row of a batch, which is a tensor where it lies.
-fn lend<'a>(
-    input: usize,
-    binding: &'a Binding,
-    number: usize,
-    batch: Padded<'a>,
-    residence: &Residence,
-) -> Option<Lent<'a>> {
-    if batch.places > 1 {
-        return None;
-    }
-    let (row, state) = (&batch.batch[0], &binding.states[number]);
-    if state.is_in_slot() && !residence.is_in_slot(row) {
-        return None;
-    }
-    let StateRow { dims, content: StateContent::Exact(bytes) } = StateRow::of(binding, number, row) else {
-        return None;
-    };
-    if bytes.byte_len() < LEND_FROM {
-        return None;
-    }
-    Some(Lent { input, state: number, dims, bytes })
+    Ok(overlays)
 }
 
 #[derive(Clone, Copy)]
@@ -113,7 +68,7 @@ impl<'a> Padded<'a> {
 fn requests<'a>(
     step: &mut Step,
     index: usize,
-    binding: &Binding,
+    store: &StateStore,
     input: &BoundInput,
     request: &'a RequestInput,
     batch: Padded<'a>,
@@ -136,13 +91,14 @@ fn requests<'a>(
         return Ok(step.set_strings(index, dims, rows, elements)?);
     }
     if let Some(axis) = request.window_axis() {
-        return windows(step, index, binding, input, request, axis, batch);
+        return windows(step, index, store, input, request, axis, batch);
     }
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
     for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
         if let Some(on_gpu) = sent.on_gpu() {
-            overlays.push(Overlay { input: index, layout, place, rows, from: on_gpu });
+            let at = RowAt { position: place, rows };
+            overlays.push(Overlay { input: index, layout, at, from: on_gpu });
         } else if batch.is_padding(place) {
             rows::shift(layout, buffer, (0, rows), (place, rows));
         } else {
@@ -163,7 +119,7 @@ fn places_of<T>(input: &BoundInput, rows: impl Iterator<Item = T>) -> impl Itera
 fn windows(
     step: &mut Step,
     index: usize,
-    binding: &Binding,
+    store: &StateStore,
     input: &BoundInput,
     request: &RequestInput,
     axis: usize,
@@ -179,11 +135,8 @@ fn windows(
             continue;
         }
         let (whole, mut from) = (length(&sent), 0);
-        if let Some(context) = &request.context {
-            let kept = row.lease.as_ref().filter(|_| !row.is_fresh()).map(|lease| {
-                let at = binding.slot.offset(context.slot_entry);
-                lease.part(at..at + context.bytes).host()
-            });
+        if let Some(context) = request.context {
+            let kept = store.context(place, row, context);
             let chunks = layout.chunks(place, rows, 0, context.length);
             match kept {
                 Some(kept) => rows::put_window(chunks, kept.into(), buffer),
@@ -262,37 +215,6 @@ fn lengths(
     Ok(())
 }
 
-/// Copies a state of varying size of all rows. Returns the bytes, where it is not one of strings.
-fn states(
-    step: &mut Step,
-    index: usize,
-    binding: &Binding,
-    number: usize,
-    batch: Padded,
-) -> Result<usize, RequestError> {
-    let (state, rows) = (&binding.states[number], batch.places);
-    // A tensor of its own size may not stay borrowed while the step is filled, so the dims are those of the first row.
-    let dims = StateRow::of(binding, number, &batch.batch[0]).dims;
-    let layout = state.layout(dims).ok_or_else(|| wrong_shape(&binding.inputs[state.input], dims))?;
-    let of_rows = batch.rows().map(|row| StateRow::of(binding, number, row).content).enumerate();
-    if state.data_type == DataType::Bytes {
-        let of_row = |(place, content)| {
-            let elements: Box<dyn Iterator<Item = &[u8]>> = match content {
-                StateContent::Strings(elements) => Box::new(elements.iter()),
-                StateContent::WrittenStrings(written) => Box::new(strings::elements(written).flatten()),
-                _ => return None,
-            };
-            Some(strings::places(layout, place, rows).zip(elements))
-        };
-        step.set_strings(index, dims, rows, of_rows.filter_map(of_row).flatten())?;
-        return Ok(0);
-    }
-    for (place, content) in of_rows {
-        step.put_row(index, dims, layout, (place, rows), content.of_row())?;
-    }
-    Ok(batch.batch.iter().filter(|row| !row.is_fresh()).count() * state.kept_bytes(layout))
-}
-
 fn controls(
     step: &mut Step,
     index: usize,
@@ -312,7 +234,7 @@ fn controls(
             BoundControl::Flag { flag, no, yes } => {
                 let says_yes = match flag {
                     // A request without a sequence runs as the start of one.
-                    Flag::Start => row.is_fresh(),
+                    Flag::Start => row.state.is_fresh(),
                     Flag::End => row.end,
                     Flag::Ready => true,
                 };

@@ -6,8 +6,7 @@
 use smallvec::SmallVec;
 
 use super::Row;
-use super::state_row::StateRow;
-use crate::binding::{Binding, ShapeForm, StatePlace};
+use crate::binding::{Binding, ShapeForm};
 use crate::tensor::{STRING_BYTES, element_count};
 
 /// Bytes to which an input may be filled up whatever the lengths of its rows are: 64 rows of a second of speech, in
@@ -23,8 +22,8 @@ pub struct Grouping {
     shapes: Vec<Shape>,
     /// Inputs that the whole batch shares.
     shared: Vec<usize>,
-    /// States whose size varies.
-    states: Vec<usize>,
+    /// It has states whose size varies.
+    has_open_states: bool,
 }
 
 /// An input whose shape varies.
@@ -58,7 +57,6 @@ impl Lengths {
 /// A batch that rows join.
 pub struct Joining<'a> {
     grouping: &'a Grouping,
-    binding: &'a Binding,
     most: usize,
     rows: Vec<Row>,
     /// Of the inputs whose shape varies.
@@ -68,7 +66,7 @@ pub struct Joining<'a> {
 impl Joining<'_> {
     /// Takes the row if it can run with those that are there; returns it if it cannot.
     pub fn join(&mut self, row: Row) -> Option<Row> {
-        let is_like = |first: &Row| self.grouping.together(self.binding, &row, first);
+        let is_like = |first: &Row| self.grouping.together(&row, first);
         let shapes = self.grouping.shapes.iter().zip(&self.lengths);
         let lengths: SmallVec<[_; 2]> = shapes.map(|(shape, lengths)| lengths.with(shape.bytes(&row))).collect();
         let rows = self.rows.len() + 1;
@@ -110,33 +108,33 @@ impl Grouping {
                 });
             }
         }
-        let beside = |number: &usize| matches!(binding.states[*number].place, StatePlace::Beside(_));
-        let varies = |number: &usize| binding.states[*number].dims.contains(&-1);
-        grouping.states = (0..binding.states.len()).filter(beside).filter(varies).collect();
+        grouping.has_open_states = binding.states.iter().any(|state| state.dims.contains(&-1));
         grouping
     }
 
     /// Whether all rows of the model can run together.
     pub fn is_any(&self) -> bool {
-        self.optional.is_empty() && self.shapes.is_empty() && self.shared.is_empty() && self.states.is_empty()
+        self.optional.is_empty() && self.shapes.is_empty() && self.shared.is_empty() && !self.has_open_states
+    }
+
+    /// Whether the dimensions of states count.
+    pub const fn has_open_states(&self) -> bool {
+        self.has_open_states
     }
 
     /// A batch for up to `most` rows, without any so far.
-    pub fn batch<'a>(&'a self, binding: &'a Binding, most: usize) -> Joining<'a> {
+    pub fn batch(&self, most: usize) -> Joining<'_> {
         let lengths = self.shapes.iter().map(|_| Lengths::NONE).collect();
-        Joining { grouping: self, binding, most, rows: Vec::new(), lengths }
+        Joining { grouping: self, most, rows: Vec::new(), lengths }
     }
 
     /// Whether two rows can run together, if their lengths allow it.
-    fn together(&self, binding: &Binding, a: &Row, b: &Row) -> bool {
+    fn together(&self, a: &Row, b: &Row) -> bool {
         let input = |row: &Row, position: usize| row.request.input(position).is_some();
         self.optional.iter().all(|&position| input(a, position) == input(b, position))
             && self.shapes.iter().all(|shape| shape.is_same(a, b))
             && self.shared.iter().all(|&position| same_value(a, b, position))
-            && self
-                .states
-                .iter()
-                .all(|&number| StateRow::of(binding, number, a).dims == StateRow::of(binding, number, b).dims)
+            && a.state.dims == b.state.dims
     }
 }
 

@@ -1,18 +1,20 @@
 //! A batch of no requests: what ONNX Runtime does once for each shape is done before the first client waits for it.
 
 use super::gather::constant;
-use super::state_row::StateRow;
-use crate::binding::{Binding, BoundControl, Flag, Source, StatePlace};
+use crate::binding::{Binding, BoundControl, Flag, Source};
 use crate::error::RequestError;
-use crate::session::{RowAt, Run, Step};
+use crate::session::{Run, Step};
+use crate::store::{RowState, StateStore};
 use crate::tensor::DataType;
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
 /// part.
-pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), RequestError> {
+pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mut Step) -> Result<(), RequestError> {
+    let mut starts: Vec<_> = std::iter::repeat_with(RowState::default).take(rows).collect();
+    store.load(&mut starts, rows)?;
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
-            Source::State(number) => states(binding, *number, index, rows, step)?,
+            Source::State(_) => {}
             Source::Constant(bytes) => constant(step, index, input, bytes, rows)?,
             Source::Control(BoundControl::Flag { flag, no, yes }) => {
                 let element = if *flag == Flag::End { no } else { yes };
@@ -32,7 +34,7 @@ pub fn warm_up(binding: &Binding, rows: usize, step: &mut Step) -> Result<(), Re
             Source::Control(BoundControl::CorrelationId(_)) => zeros(step, index, input.data_type, &input.dims, rows)?,
         }
     }
-    Ok(step.run(Run { rows, from: 0, into: 1, ..Run::default() })?)
+    Ok(step.run(Run { as_graph: false, ..store.run(&starts, rows, &[]) })?)
 }
 
 fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows: usize) -> Result<(), RequestError> {
@@ -41,24 +43,6 @@ fn zeros(step: &mut Step, index: usize, data_type: DataType, dims: &[i64], rows:
         return Ok(());
     }
     Ok(step.set_strings(index, dims, rows, std::iter::empty())?)
-}
-
-fn states(binding: &Binding, number: usize, index: usize, rows: usize, step: &mut Step) -> Result<(), RequestError> {
-    let state = &binding.states[number];
-    let StateRow { dims, content } = StateRow::initial(&state.initial);
-    let Some(layout) = state.layout(dims).filter(|_| state.data_type != DataType::Bytes) else {
-        return zeros(step, index, state.data_type, dims, rows);
-    };
-    for position in 0..rows {
-        match state.place {
-            StatePlace::Slot(_) => {
-                let to = RowAt { buffer: 0, position, rows };
-                step.put_state(binding.slot_states_before(number), layout, to, content.of_row())?;
-            }
-            StatePlace::Beside(_) => step.put_row(index, dims, layout, (position, rows), content.of_row())?,
-        }
-    }
-    Ok(())
 }
 
 /// Every row is as long as the input that the lengths are of.

@@ -1,7 +1,7 @@
 //! What a step and its provider need to know of a binding.
 
-use super::{Binding, BoundInput, BoundState, Source, trim_lengths};
-use crate::session::{InputSpec, OutputSpec, StateSpec, StepSpec};
+use super::{Binding, BoundInput, Source, trim_lengths};
+use crate::session::{InputSpec, OutputSpec, StepSpec};
 use crate::tensor::DataType;
 
 impl Binding {
@@ -51,7 +51,7 @@ impl Binding {
             data_type: input.data_type,
             batch_axis: input.batch_axis,
             dims: input.dims.clone(),
-            is_state: matches!(input.source, Source::State(_)),
+            is_given: matches!(input.source, Source::State(_)),
         });
         let lengths = trim_lengths(&self.outputs);
         let outputs = self.outputs.iter().enumerate().map(|(index, output)| OutputSpec {
@@ -60,20 +60,8 @@ impl Binding {
             batch_axis: output.batch_axis,
             dims: output.dims.clone(),
             is_read: output.is_response || lengths.contains(&index),
-            is_state: self.states.iter().any(|state| state.output == index),
+            stays: self.states.iter().any(|state| state.output == index),
         });
-        let states = self.states.iter().filter(|state| state.is_in_slot());
-        let states =
-            states.map(|&BoundState { input, output, ref dims, .. }| StateSpec { input, output, dims: dims.clone() });
-        let ends = |(number, _): (usize, usize)| (self.states[number].input, self.states[number].output);
-        let growing = self.growing_that_may_stay().into_iter().map(ends).collect();
-        StepSpec {
-            inputs: inputs.collect(),
-            outputs: outputs.collect(),
-            states: states.collect(),
-            growing,
-            most_rows,
-            graph_rows,
-        }
+        StepSpec { inputs: inputs.collect(), outputs: outputs.collect(), most_rows, graph_rows }
     }
 }

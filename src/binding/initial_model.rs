@@ -42,7 +42,7 @@ impl InitialModel {
                 data_type: input.data_type,
                 batch_axis: input.batch_axis,
                 dims: input.dims.clone(),
-                is_state: false,
+                is_given: false,
             }
         });
         let output_specs = signature.outputs.iter().map(|info| OutputSpec {
@@ -51,13 +51,11 @@ impl InitialModel {
             batch_axis: None,
             dims: None,
             is_read: true,
-            is_state: false,
+            stays: false,
         });
         let step = StepSpec {
             inputs: input_specs.collect(),
             outputs: output_specs.collect(),
-            states: Vec::new(),
-            growing: Vec::new(),
             most_rows: 1,
             graph_rows: Vec::new(),
         };

@@ -4,7 +4,6 @@
 //! allocated than is paid for, except the rest of a page. Room is made before anything is written, so that writing
 //! cannot fail half-way.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -90,37 +89,43 @@ impl Drop for Charge {
     }
 }
 
-/// A row of a tensor whose size varies. Strings are kept in Triton's form (see [`super::strings`]).
-pub struct Varying {
+/// A row of a tensor whose size varies. Strings are kept in Triton's form (see [`super::strings`]). `T` are tensors that
+/// the sequences of a batch can share.
+pub struct Varying<T> {
     dims: Vec<i64>,
     /// Where the elements are to be kept, if not on the host. What found no room there when it was copied out of the
     /// tensor of a batch is on the host.
     device: Option<Arc<Device>>,
-    bytes: Kept,
+    bytes: Elements,
     /// Room on the device, which takes the place of `bytes` when it is written.
     next: Option<DeviceBuffer>,
     /// Where the elements are, if not in `bytes`.
-    elsewhere: Option<Elsewhere>,
+    shared: Option<Shared<T>>,
     charge: Charge,
 }
 
-/// A row of a tensor that the sequences of a batch hold together.
-#[derive(Clone)]
-pub struct Elsewhere {
+/// A row of a tensor that the sequences of a batch share.
+pub struct Shared<T> {
     /// What the tensor belongs to.
-    pub tensors: Arc<dyn Any + Send + Sync>,
+    pub tensors: Arc<T>,
     /// Which row.
     pub position: usize,
     /// Bytes of the row.
     pub bytes: usize,
 }
 
-impl Varying {
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        Self { tensors: self.tensors.clone(), position: self.position, bytes: self.bytes }
+    }
+}
+
+impl<T> Varying<T> {
     /// One without elements, which are to be kept on the device if there is one.
     pub fn new(budget: &Arc<Budget>, device: Option<&Arc<Device>>) -> Self {
         let charge = Charge { budget: budget.clone(), bytes: 0 };
-        let (device, bytes) = (device.cloned(), Kept::none());
-        Self { dims: Vec::new(), device, bytes, next: None, elsewhere: None, charge }
+        let (device, bytes) = (device.cloned(), Elements::none());
+        Self { dims: Vec::new(), device, bytes, next: None, shared: None, charge }
     }
 
     /// Dimensions of the row, with 1 for the batch axis.
@@ -128,31 +133,31 @@ impl Varying {
         &self.dims
     }
 
-    /// The elements; none while they are elsewhere.
+    /// The elements; none while they are in a shared tensor.
     pub fn bytes(&self) -> Bytes<'_> {
         self.bytes.bytes()
     }
 
-    /// Where the elements are, if they are in a tensor of a batch.
-    pub const fn elsewhere(&self) -> Option<&Elsewhere> {
-        self.elsewhere.as_ref()
+    /// Where the elements are, if they are in a shared tensor.
+    pub const fn shared(&self) -> Option<&Shared<T>> {
+        self.shared.as_ref()
     }
 
-    /// The new elements lie in a tensor of their batch, and are paid for.
-    pub fn leave(&mut self, dims: &[i64], elsewhere: Elsewhere) {
+    /// The new elements are in a shared tensor, and are paid for.
+    pub fn share(&mut self, dims: &[i64], shared: Shared<T>) {
         self.set_dims(dims);
-        (self.bytes, self.next) = (Kept::none(), None);
-        let _ = self.charge.set(elsewhere.bytes);
-        self.elsewhere = Some(elsewhere);
+        (self.bytes, self.next) = (Elements::none(), None);
+        let _ = self.charge.set(shared.bytes);
+        self.shared = Some(shared);
     }
 
-    /// Where the elements are to be copied to that lie elsewhere; `None` if none do. On the host, if the device has no
-    /// room. To be followed by [`Varying::forget_elsewhere`].
-    pub fn room_for_elsewhere(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
-        let Some(bytes) = self.elsewhere.as_ref().map(|elsewhere| elsewhere.bytes) else { return Ok(None) };
+    /// Room of its own for elements that are in a shared tensor; `None` if they are not. It is on the host if the device
+    /// has no room. To be followed by [`Varying::forget_shared`].
+    pub fn room_for_shared(&mut self) -> Result<Option<BytesMut<'_>>, NoRoom> {
+        let Some(bytes) = self.shared.as_ref().map(|shared| shared.bytes) else { return Ok(None) };
         match self.make_room(bytes) {
             Err(NoRoom::Memory(MemoryError::Device(DeviceError::OutOfMemory { .. }))) => {
-                self.bytes = Kept::none();
+                self.bytes = Elements::none();
                 self.bytes.reserve(bytes)?;
             }
             made => made?,
@@ -160,13 +165,13 @@ impl Varying {
         Ok(Some(self.room(bytes)))
     }
 
-    /// The elements that were elsewhere have been copied, or will have been before they are read.
-    pub fn forget_elsewhere(&mut self) {
-        self.elsewhere = None;
+    /// The elements have been copied out of the shared tensor, or will have been before they are read.
+    pub fn forget_shared(&mut self) {
+        self.shared = None;
     }
 
-    /// Pays for `bytes` bytes that will lie elsewhere.
-    pub fn reserve_elsewhere(&mut self, bytes: usize) -> Result<(), NoRoom> {
+    /// Pays for `bytes` bytes that will be in a shared tensor.
+    pub fn reserve_shared(&mut self, bytes: usize) -> Result<(), NoRoom> {
         self.charge.set(bytes.max(self.charge.bytes))
     }
 
@@ -178,7 +183,7 @@ impl Varying {
 
     fn make_room(&mut self, wanted: usize) -> Result<(), NoRoom> {
         let Some(device) = &self.device else { return self.bytes.reserve(wanted) };
-        let now = if let Kept::Device { buffer, .. } = &self.bytes { buffer.byte_len() } else { 0 };
+        let now = if let Elements::Device { buffer, .. } = &self.bytes { buffer.byte_len() } else { 0 };
         if wanted > now.max(self.next.as_ref().map_or(0, DeviceBuffer::byte_len)) {
             // Memory of a device is there when it is asked for: a half more is enough to grow by.
             let grown = wanted.max(now + now / 2).next_multiple_of(DEVICE_GRAIN);
@@ -190,7 +195,7 @@ impl Varying {
     /// `bytes` bytes, for which there is room, to be written.
     fn room(&mut self, bytes: usize) -> BytesMut<'_> {
         if let Some(buffer) = self.next.take() {
-            self.bytes = Kept::Device { buffer, len: 0 };
+            self.bytes = Elements::Device { buffer, len: 0 };
         }
         self.bytes.resize(bytes)
     }
@@ -198,7 +203,7 @@ impl Varying {
     /// Where the elements are to be written, `bytes` bytes for which there is room, that replace those so far.
     pub fn write(&mut self, dims: &[i64], bytes: usize) -> BytesMut<'_> {
         self.set_dims(dims);
-        self.elsewhere = None;
+        self.shared = None;
         // Less than is reserved is always granted.
         let _ = self.charge.set(bytes);
         self.room(bytes)
@@ -209,7 +214,7 @@ impl Varying {
         self.next = None;
         let kept = self.bytes.bytes().byte_len();
         self.bytes.trim();
-        let _ = self.charge.set(kept + self.elsewhere.as_ref().map_or(0, |elsewhere| elsewhere.bytes));
+        let _ = self.charge.set(kept + self.shared.as_ref().map_or(0, |shared| shared.bytes));
     }
 
     fn set_dims(&mut self, dims: &[i64]) {
@@ -219,13 +224,13 @@ impl Varying {
 }
 
 /// Bytes that can grow, aligned for any element.
-enum Kept {
+enum Elements {
     Allocated { words: Vec<u64>, len: usize },
     Pages { pages: Buffer, len: usize },
     Device { buffer: DeviceBuffer, len: usize },
 }
 
-impl Kept {
+impl Elements {
     const fn none() -> Self {
         Self::Allocated { words: Vec::new(), len: 0 }
     }
@@ -295,7 +300,7 @@ mod tests {
     #[test]
     fn what_grows_step_by_step_keeps_its_bytes_and_pays_for_them() {
         let budget = Budget::new(2 << 20);
-        let mut state = Varying::new(&budget, None);
+        let mut state = Varying::<()>::new(&budget, None);
         for step in 1..=50i64 {
             let bytes = step as usize * 20_000;
             let before = state.bytes().host().to_vec();
@@ -306,46 +311,46 @@ mod tests {
         }
         assert!(state.write(&[1, 0], 0).host().is_empty());
         assert_eq!(budget.used(), 0);
-        assert!(matches!(state.bytes, Kept::Allocated { .. }), "the pages have gone back");
+        assert!(matches!(state.bytes, Elements::Allocated { .. }), "the pages have gone back");
     }
 
     #[test]
-    fn a_state_that_lies_elsewhere_is_paid_for_and_can_be_copied_back() {
+    fn a_state_in_a_shared_tensor_is_paid_for_and_can_be_copied_back() {
         let budget = Budget::new(1 << 20);
-        let mut state = Varying::new(&budget, None);
-        let batch: Arc<dyn Any + Send + Sync> = Arc::new(());
-        let elsewhere = |bytes| Elsewhere { tensors: batch.clone(), position: 0, bytes };
-        state.reserve_elsewhere(300).unwrap();
-        state.leave(&[1, 300], elsewhere(300));
+        let mut state = Varying::<()>::new(&budget, None);
+        let batch = Arc::new(());
+        let shared = |bytes| Shared { tensors: batch.clone(), position: 0, bytes };
+        state.reserve_shared(300).unwrap();
+        state.share(&[1, 300], shared(300));
         state.release_reserve();
         assert_eq!((state.dims(), state.bytes().host().len(), budget.used()), (&[1, 300][..], 0, 300));
-        assert!(state.elsewhere().is_some_and(|at| Arc::ptr_eq(&at.tensors, &batch)));
-        state.room_for_elsewhere().unwrap().unwrap().host().fill(5);
-        state.forget_elsewhere();
+        assert!(state.shared().is_some_and(|at| Arc::ptr_eq(&at.tensors, &batch)));
+        state.room_for_shared().unwrap().unwrap().host().fill(5);
+        state.forget_shared();
         assert_eq!((state.dims(), state.bytes().host(), budget.used()), (&[1, 300][..], &[5; 300][..], 300));
-        state.leave(&[1, 9], elsewhere(9));
+        state.share(&[1, 9], shared(9));
         state.reserve(20).unwrap();
         state.write(&[1, 20], 20).host().fill(6);
         state.release_reserve();
         assert_eq!((state.bytes().host(), budget.used()), (&[6; 20][..], 20));
-        state.leave(&[1, 9], elsewhere(9));
+        state.share(&[1, 9], shared(9));
         drop(state);
         assert_eq!((Arc::strong_count(&batch), budget.used()), (1, 0));
     }
 
     /// Bytes that the host has allocated for a state.
-    fn allocated(state: &Varying) -> usize {
+    fn allocated(state: &Varying<()>) -> usize {
         match &state.bytes {
-            Kept::Allocated { words, .. } => size_of::<u64>() * words.capacity(),
-            Kept::Pages { pages, .. } => pages.len(),
-            Kept::Device { .. } => 0,
+            Elements::Allocated { words, .. } => size_of::<u64>() * words.capacity(),
+            Elements::Pages { pages, .. } => pages.len(),
+            Elements::Device { .. } => 0,
         }
     }
 
     #[test]
     fn no_more_is_allocated_than_is_paid_for() {
         let budget = Budget::new(64 << 20);
-        let mut state = Varying::new(&budget, None);
+        let mut state = Varying::<()>::new(&budget, None);
         for bytes in [8, 100_000, 99_000, 16, 300_000, 5 << 20, 4 << 20, 300_000, 200_000, 8, 1 << 20, 0] {
             state.reserve(bytes).unwrap();
             state.write(&[1], bytes);
@@ -360,7 +365,7 @@ mod tests {
     #[test]
     fn a_state_over_the_budget_is_refused_with_the_numbers_and_stays_as_it_was() {
         let budget = Budget::new(100);
-        let (mut first, mut second) = (Varying::new(&budget, None), Varying::new(&budget, None));
+        let (mut first, mut second) = (Varying::<()>::new(&budget, None), Varying::<()>::new(&budget, None));
         first.reserve(60).unwrap();
         first.write(&[60], 60).host().fill(7);
         assert_eq!(second.reserve(41), Err(NoRoom::Budget { wanted: 41, used: 60, limit: 100 }));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
 use crate::error::{LoadError, RequestError};
 use crate::memory::Strings;
-use crate::session::{OutputView, Run, Session, Step};
+use crate::session::{Copier, OutputView, Run, Session, Step};
 use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
 
@@ -17,7 +17,7 @@ pub struct InitialStep {
 impl InitialStep {
     /// Allocates the buffers.
     pub fn new(session: Arc<Session>, model: &InitialModel) -> Result<Self, LoadError> {
-        Ok(Self { step: Step::new(session, &model.step, None)? })
+        Ok(Self { step: Step::new(session, &model.step, Copier::on_host())? })
     }
 
     /// Computes the initial states of a sequence that starts with `request`. Returns one entry for each state, `None`
@@ -50,7 +50,7 @@ impl InitialStep {
         self.step.run(Run { rows: 1, ..Run::default() })?;
         let mut initial = vec![None; binding.states.len()];
         for (index, output) in model.outputs.iter().enumerate() {
-            let (state, view) = (&binding.states[output.state], self.step.output(index)?);
+            let (state, view) = (&binding.states[output.state], self.step.output(index, None)?);
             initial[output.state] = Some(read(binding, state, *output, view)?);
         }
         self.step.give_back();

@@ -3,21 +3,32 @@
 //! Rules: the lock is held for table work only, never while tensors are copied, a model runs, or a request is released
 //! (that calls into core, which takes locks of its own).
 
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
-use smallvec::SmallVec;
 
 use super::metrics::{SequenceMetrics, Snapshot};
 use crate::memory::device::{Device, Traffic};
-use crate::memory::{Budget, Bytes, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec, Varying};
+use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::sequence::{Admission, Admitted, Outcome, Policy, Refusal, Sequences};
+use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::{Answer, Request};
+
+/// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
+/// with the last of these.
+pub struct Grown {
+    /// The tensor of each growing state.
+    pub tensors: Vec<MadeTensor>,
+    /// Rows of each tensor.
+    pub rows: usize,
+}
+
+/// A state that varies in size, which may be in the tensors that a run made.
+pub type Varying = crate::memory::Varying<Grown>;
 
 type Table = Sequences<Arc<Slab>, Vec<Varying>, Request>;
 
@@ -50,32 +61,37 @@ pub struct Answered {
     pub request: Request,
 }
 
-/// A request's hold on its sequence's slot, from admission to settlement.
+/// A request's hold on its sequence: a slot and what became of the state in it. It is finished exactly once.
 ///
-/// Dropped without settlement (a run that failed, a panic on the way) it leaves the sequence as it was before the
-/// request; half-written, it ends the sequence.
+/// Dropped unfinished (a run that failed, a panic on the way), it leaves the sequence as it was before the request; if
+/// the state is lost, the sequence ends.
 pub struct Lease {
     sequences: Arc<LiveSequences>,
     slot: SlotId,
-    /// Gone before the slot is given back, as the next one to have the slot makes another.
-    memory: Option<SlotMemory>,
-    /// The states that vary in size; none before the first one is kept.
-    varying: Vec<Varying>,
     end: bool,
-    written: Written,
-    /// What holds the state has been given back.
-    left: bool,
-    settled: bool,
+    state: StateAfter,
+    is_finished: bool,
 }
 
-/// How much of the state after a request is there.
+/// The state of a sequence after a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Written {
-    /// None: the sequence has the state before the request.
-    Nothing,
-    /// Some, so that it has neither.
-    Partly,
-    Wholly,
+enum StateAfter {
+    /// The state before the request.
+    Unchanged,
+    /// Neither the state before the request nor the one after it is whole.
+    Lost,
+    Advanced,
+}
+
+/// Exclusive access to what a sequence keeps: its slot, and its states of varying size beside it. Given back when
+/// dropped.
+pub struct StateMemory {
+    sequences: Arc<LiveSequences>,
+    id: SlotId,
+    /// The slot's bytes.
+    pub slot: SlotMemory,
+    /// The states that vary in size; none before the first one is kept.
+    pub varying: Vec<Varying>,
 }
 
 /// Bytes that a state of varying size needs.
@@ -117,6 +133,24 @@ impl LiveSequences {
         Ok(sequences)
     }
 
+    /// Sequences without a model, for the tests of what is below it.
+    #[cfg(test)]
+    pub fn for_tests(slot: SlotSpec, capacity: usize, bytes: usize) -> Arc<Self> {
+        let forever = Duration::from_secs(3600);
+        let policy = Policy {
+            idle_limit: forever,
+            dropped_after: forever,
+            quiet: forever,
+            rest: forever,
+            by_lane: false,
+            queue_requests: capacity,
+            has_place_for_all: true,
+        };
+        let metrics = SequenceMetrics::new("test", 1, None);
+        let limits = SlotLimits::all_at_once(capacity);
+        Arc::new(Self::new(policy, limits, slot, Budget::new(bytes), Arc::default(), metrics).unwrap())
+    }
+
     /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`].
     pub fn admit(
         self: &Arc<Self>,
@@ -128,24 +162,26 @@ impl LiveSequences {
         let admitted = loop {
             let admitted = self.work(|table, released| {
                 let now = Instant::now();
-                match table.slab_needed(admissions, now).filter(|_| missing.is_none()) {
-                    Some(slots) => Err(slots),
-                    None => Ok(table.admit(instance, requests, admissions, now, released)),
+                if let Some(slots) = table.slab_needed(admissions, now).filter(|_| missing.is_none()) {
+                    return Err(slots);
                 }
+                let admitted = table.admit(instance, requests, admissions, now, released);
+                let mut keep = |Admitted { slot, memory, contents }: Admitted<_, _>| {
+                    table.keep(slot, contents);
+                    (slot, memory)
+                };
+                Ok(admitted.into_iter().map(|admitted| admitted.map(&mut keep)).collect::<Vec<_>>())
             });
             match admitted {
                 Ok(admitted) => break admitted,
                 Err(slots) => missing = self.add_slab(slots).err(),
             }
         };
-        let lease = |(admitted, request): (Result<Admitted<Arc<Slab>, _>, Refusal>, &Admission)| {
-            let admitted = admitted.map_err(|refusal| self.refusal(refusal, missing.as_ref()))?;
-            let (sequences, slot, varying) = (self.clone(), admitted.slot, admitted.contents);
-            let memory = wait_for(&admitted.memory, slot);
-            let is_busy = memory.is_none();
-            let (end, written) = (request.end, Written::Nothing);
-            let lease = Lease { sequences, slot, memory, varying, end, written, left: false, settled: false };
-            if is_busy { Err(Refusal::Busy) } else { Ok(lease) }
+        let lease = |(admitted, request): (Result<(SlotId, Arc<Slab>), Refusal>, &Admission)| {
+            let (slot, slab) = admitted.map_err(|refusal| self.refusal(refusal, missing.as_ref()))?;
+            let (sequences, end, state) = (self.clone(), request.end, StateAfter::Unchanged);
+            let lease = Lease { sequences, slot, end, state, is_finished: false };
+            if becomes_free(&slab, slot) { Ok(lease) } else { Err(Refusal::Busy) }
         };
         admitted.into_iter().zip(admissions).map(lease).collect()
     }
@@ -171,9 +207,8 @@ impl LiveSequences {
 
     fn settle_row(&self, Answered { lease, answer, request }: Answered) {
         drop(answer);
-        // A lease takes the lock when it is dropped, so it may not be left when it is held.
-        let Some(settlement) = lease.map(Lease::finish) else { return };
-        self.work(|table, released| match settlement.settle(table, Instant::now(), released) {
+        let Some(mut lease) = lease else { return };
+        self.work(|table, released| match lease.finish(table, released) {
             Some(slot) => table.hold(slot, request, released),
             None => released.push(request),
         });
@@ -199,29 +234,23 @@ impl LiveSequences {
         self.table.lock().live()
     }
 
-    /// The memory of sequences that wait for their next request, to write their states back; `None` for one that is
-    /// over.
-    pub fn idle_memories(&self, slots: impl Iterator<Item = SlotId>) -> SmallVec<[Option<SlotMemory>; 4]> {
+    /// What each of these sequences keeps; `None` without a slot, and for a sequence that is over. To be given back
+    /// before the sequence's next request is admitted.
+    pub fn state_memories(self: &Arc<Self>, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Option<StateMemory>> {
         // Taken under the lock: once it is given up, the sequence may end and another have the slot.
-        let table = self.table.lock();
-        let memory = |slot: SlotId| {
-            let memory = table.memory(slot)?.take(slot.index());
+        let mut table = self.table.lock();
+        let mut memory = |id: SlotId| {
+            let slot = table.memory(id)?.take(id.index());
             // Better no batch than one that forgets a state.
-            assert!(memory.is_some(), "the slot of a sequence that waits has a holder");
-            memory
+            let slot = slot.expect("only the store takes the memory of a slot");
+            let varying = table.take_contents(id).unwrap_or_default();
+            if varying.is_empty() {
+                // Most models have none, and nothing to give back then.
+                table.keep(id, Vec::new());
+            }
+            Some(StateMemory { sequences: self.clone(), id, slot, varying })
         };
-        slots.map(memory).collect()
-    }
-
-    /// Takes what a sequence that waits for its next request has beside its slot, to bring states home; `None` if it is
-    /// over. To be given back.
-    pub fn take_contents(&self, slot: SlotId) -> Option<Vec<Varying>> {
-        self.table.lock().take_contents(slot)
-    }
-
-    /// Gives back what a sequence has beside its slot.
-    pub fn give_contents(&self, slot: SlotId, contents: Vec<Varying>) {
-        self.work(|table, _| table.keep(slot, contents));
+        slots.map(|slot| slot.and_then(&mut memory)).collect()
     }
 
     /// Counts bytes of states that were copied.
@@ -322,73 +351,24 @@ impl LiveSequences {
     }
 }
 
-/// The memory of a slot that has been checked out. The state of a sequence that had the slot before may still be
-/// written to it for the time of a copy.
-fn wait_for(slab: &Arc<Slab>, slot: SlotId) -> Option<SlotMemory> {
+/// Waits until nobody has the memory of a slot that has been admitted: the state of the sequence that had it before may
+/// still be written to it for the time of a copy. Returns whether it is free.
+fn becomes_free(slab: &Arc<Slab>, slot: SlotId) -> bool {
     const PATIENCE: Duration = Duration::from_secs(10);
     let since = Instant::now();
-    loop {
-        match slab.take(slot.index()) {
-            None if since.elapsed() < PATIENCE => std::thread::yield_now(),
-            memory => return memory,
+    while slab.take(slot.index()).is_none() {
+        if since.elapsed() > PATIENCE {
+            return false;
         }
+        std::thread::yield_now();
     }
-}
-
-/// What a lease has to say at its end.
-struct Settlement {
-    slot: SlotId,
-    /// `None` if it has been given back.
-    varying: Option<Vec<Varying>>,
-    outcome: Outcome,
-    end: bool,
-}
-
-impl Settlement {
-    /// Gives the slot back. Returns it if the request has to be held.
-    fn settle(self, table: &mut Table, now: Instant, released: &mut Vec<Request>) -> Option<SlotId> {
-        if let Some(varying) = self.varying {
-            table.keep(self.slot, varying);
-        }
-        table.settle(self.slot, self.outcome, self.end, now, released).then_some(self.slot)
-    }
+    true
 }
 
 impl Lease {
     /// The slot that it holds.
     pub const fn slot(&self) -> SlotId {
         self.slot
-    }
-
-    /// Some of the slot's bytes (see [`SlotMemory::part`]): the states of fixed size before the request, unless they
-    /// lie elsewhere (see [`crate::state::residency`]). None once it has been given back.
-    pub fn part(&self, range: Range<usize>) -> Bytes<'_> {
-        self.memory.as_ref().map_or(Bytes::Host(&[]), |memory| memory.part(range))
-    }
-
-    /// The slot, to bring a state there. `None` once it has been given back.
-    pub const fn memory_mut(&mut self) -> Option<&mut SlotMemory> {
-        self.memory.as_mut()
-    }
-
-    /// Gives back what holds the state: the row has its answer, and its state may be moved before it is settled.
-    pub fn leave_state(&mut self) {
-        self.memory = None;
-        if !self.varying.is_empty() && !self.left {
-            let varying = self.close_varying();
-            self.sequences.give_contents(self.slot, varying);
-            self.left = true;
-        }
-    }
-
-    /// The states that vary in size, to write them.
-    pub fn contents_mut(&mut self) -> &mut [Varying] {
-        &mut self.varying
-    }
-
-    /// State number `number` of those that vary in size, before the request.
-    pub fn varying(&self, number: usize) -> Option<&Varying> {
-        self.varying.get(number)
     }
 
     /// Whether the sequence is over after this request, so that its state need not be kept.
@@ -398,86 +378,74 @@ impl Lease {
 
     /// Whether nothing of the state after the request has been written.
     pub fn is_untouched(&self) -> bool {
-        self.written == Written::Nothing
+        self.state == StateAfter::Unchanged
     }
 
-    /// Makes room for the states that vary in size, of these sizes, so that [`Lease::advance`] can write them; if they
-    /// are to stay elsewhere, only pays for them.
-    pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, elsewhere: bool) -> Result<(), NoRoom> {
+    /// The sequence has the state after the request.
+    pub const fn advance(&mut self) {
+        self.state = StateAfter::Advanced;
+    }
+
+    /// The state is lost, or is being written over: unless [`Lease::advance`] follows, the sequence ends.
+    pub const fn spoil(&mut self) {
+        self.state = StateAfter::Lost;
+    }
+
+    /// Gives the slot back. Returns it if the request has to be held.
+    fn finish(&mut self, table: &mut Table, released: &mut Vec<Request>) -> Option<SlotId> {
+        self.is_finished = true;
+        let outcome = if self.state == StateAfter::Advanced { Outcome::Advanced } else { Outcome::Failed };
+        let end = self.end || self.state == StateAfter::Lost;
+        table.settle(self.slot, outcome, end, Instant::now(), released).then_some(self.slot)
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.is_finished {
+            return;
+        }
+        let sequences = self.sequences.clone();
+        // Nobody hands the request over, so it cannot be held.
+        sequences.work(|table, released| {
+            if let Some(slot) = self.finish(table, released) {
+                table.release_unheld(slot, released);
+            }
+        });
+    }
+}
+
+impl StateMemory {
+    /// Whose it is.
+    pub const fn id(&self) -> SlotId {
+        self.id
+    }
+
+    /// Makes room for the states that vary in size, of these sizes; if they are to stay in the tensors of their batch,
+    /// only pays for them.
+    pub fn reserve(&mut self, sizes: impl Iterator<Item = VaryingSize>, in_batch: bool) -> Result<(), NoRoom> {
         for (number, size) in sizes.enumerate() {
             if self.varying.len() <= number {
                 let device = self.sequences.device.as_ref().filter(|_| matches!(size, VaryingSize::Bytes(_)));
                 self.varying.push(Varying::new(&self.sequences.budget, device));
             }
-            if elsewhere {
-                self.varying[number].reserve_elsewhere(size.bytes())?;
+            if in_batch {
+                self.varying[number].reserve_shared(size.bytes())?;
             } else {
                 self.varying[number].reserve(size.bytes())?;
             }
         }
         Ok(())
     }
-
-    /// Writes what lies in the slot and what varies in size, for which room has been made, of the state after the
-    /// request. Until [`Lease::complete`] is called, the state counts as half-written.
-    pub fn advance(&mut self, write: impl FnOnce(&mut SlotMemory, &mut [Varying])) {
-        let Some(memory) = &mut self.memory else { return };
-        self.written = Written::Partly;
-        write(memory, &mut self.varying);
-    }
-
-    /// The sequence has the state after the request.
-    pub const fn complete(&mut self) {
-        self.written = Written::Wholly;
-    }
-
-    /// The state is lost: the sequence ends.
-    pub const fn spoil(&mut self) {
-        self.written = Written::Partly;
-    }
-
-    fn finish(mut self) -> Settlement {
-        self.close()
-    }
-
-    fn close(&mut self) -> Settlement {
-        self.settled = true;
-        self.memory = None;
-        let end = self.is_last();
-        let outcome = if self.written == Written::Wholly { Outcome::Advanced } else { Outcome::Failed };
-        let varying = (!self.left).then(|| self.close_varying());
-        Settlement { slot: self.slot, varying, outcome, end }
-    }
-
-    /// Whether the sequence is over: by END, or because its state is lost.
-    fn is_last(&self) -> bool {
-        self.end || self.written == Written::Partly
-    }
-
-    fn close_varying(&mut self) -> Vec<Varying> {
-        let mut varying = std::mem::take(&mut self.varying);
-        if self.written != Written::Wholly {
-            varying.iter_mut().for_each(Varying::release_reserve);
-        }
-        if self.is_last() {
-            // Here, and not with the sequence: that is under the lock.
-            varying.clear();
-        }
-        varying
-    }
 }
 
-impl Drop for Lease {
+impl Drop for StateMemory {
     fn drop(&mut self) {
-        if self.settled {
+        if self.varying.is_empty() {
             return;
         }
-        let of = self.close();
-        // Nobody hands the request over, so it cannot be held.
-        self.sequences.work(|table, released| {
-            if let Some(slot) = of.settle(table, Instant::now(), released) {
-                table.release_unheld(slot, released);
-            }
-        });
+        self.varying.iter_mut().for_each(Varying::release_reserve);
+        let varying = std::mem::take(&mut self.varying);
+        self.sequences.work(|table, _| table.keep(self.id, varying));
     }
 }

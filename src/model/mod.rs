@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use initial::InitialStep;
-pub use live::{Answered, Lease, LiveSequences, VaryingSize};
+pub use live::{Answered, Grown, Lease, LiveSequences, StateMemory, VaryingSize};
 pub use sessions::Opened;
 pub use site::Site;
 
@@ -32,7 +32,7 @@ use site::Devices;
 pub struct Model {
     pub config: Config,
     /// What its inputs and outputs are for.
-    pub binding: Binding,
+    pub binding: Arc<Binding>,
     pub sessions: Sessions,
     /// The model for initial states, if they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
@@ -100,7 +100,7 @@ impl Model {
         };
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
-        let model = Self { config, binding, sessions, initial_model, sites, next_instance };
+        let model = Self { config, binding: Arc::new(binding), sessions, initial_model, sites, next_instance };
         model.log(location, &session, library, &plan);
         Ok(model)
     }

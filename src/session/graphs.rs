@@ -1,4 +1,4 @@
-//! Runs as CUDA graphs: captured once for each number of rows and pair of batch buffers, and replayed from then on.
+//! Runs as CUDA graphs: captured once for each number of rows and set of given tensors, and replayed from then on.
 //!
 //! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
 //! the thread that captured it, because ONNX Runtime keeps it there. While one is captured, nothing else in this
@@ -12,14 +12,12 @@ use super::open::{RunOptions, Session, SessionError};
 use crate::memory::device::{CAPTURE, while_nothing_is_captured};
 
 /// What a graph is bound to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct GraphKey {
     /// Number of rows.
     pub rows: usize,
-    /// The batch buffer that is read.
-    pub from: usize,
-    /// The batch buffer that is written.
-    pub into: usize,
+    /// Addresses of the tensors that the caller gives.
+    pub given: Vec<usize>,
 }
 
 /// The graphs of a step.
@@ -55,7 +53,7 @@ impl Graphs {
         mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
     ) -> Result<(), SessionError> {
         let key = key.filter(|key| self.rows.contains(&key.rows)).map(|key| (thread::current().id(), key));
-        let failures = match key.and_then(|key| self.made.get(&key)) {
+        let failures = match key.as_ref().and_then(|key| self.made.get(key)) {
             Some(Graph::Captured(graph)) => {
                 let _no_capture = while_nothing_is_captured();
                 return run(graph.as_ptr());

@@ -4,18 +4,18 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
-use super::open::SessionError;
-use super::tensors::Tensors;
+use super::batch_tensor::BatchTensor;
+use super::made::MadeTensor;
+use super::open::{Session, SessionError};
 use super::value::Value;
-use crate::memory::Strings;
+use crate::memory::device::DeviceMemory;
+use crate::memory::{Store, Strings};
 use crate::tensor::{DataType, element_count};
 
 /// An output.
 pub(super) struct Output {
     pub name: CString,
-    pub tensors: Tensors,
-    /// Which state of the batch buffers it is.
-    pub state: Option<usize>,
+    pub tensor: BatchTensor,
     /// As in [`OutputSpec`].
     pub dims: Option<Vec<i64>>,
     /// As in [`OutputSpec`].
@@ -24,61 +24,71 @@ pub(super) struct Output {
     pub is_input: bool,
     /// Whether ONNX Runtime leaves it where the model runs.
     pub stays: bool,
-    /// What ONNX Runtime made in the last run, if it decides the shape.
-    pub made: Option<Arc<Value>>,
+    /// The run is to make a tensor of it.
+    pub is_to_be_made: bool,
+    /// What ONNX Runtime made in the last run, where it decides the shape.
+    pub made: Option<MadeTensor>,
+    /// Where the last run wrote it, if to a tensor of the caller's on a device.
+    pub given: Option<OutputGiven>,
     pub strings: Strings,
+}
+
+/// A tensor of the caller's that an output was written to, on a device.
+pub(super) struct OutputGiven {
+    pub address: u64,
+    pub bytes: usize,
+    /// Keeps the memory as long as somebody may read it.
+    _memory: Arc<DeviceMemory>,
+}
+
+impl OutputGiven {
+    pub fn new(tensor: &BatchTensor) -> Option<Self> {
+        let Store::Device(buffer) = &tensor.store else { return None };
+        Some(Self { address: buffer.address(), bytes: buffer.byte_len(), _memory: buffer.memory().clone() })
+    }
 }
 
 impl Output {
     /// The tensor to write to; null to let ONNX Runtime make one.
     pub fn prepare(&mut self, rows: usize) -> Result<*mut ort::sys::OrtValue, SessionError> {
         let Some(dims) = &self.dims else { return Ok(ptr::null_mut()) };
-        self.tensors.shape(dims, rows)?;
-        self.tensors.value().map_err(|why| tensor_error(&self.name, why))
+        self.tensor.shape(dims, rows)?;
+        self.tensor.value().map_err(|why| tensor_error(&self.name, why))
     }
 
-    /// Takes over a tensor that ONNX Runtime made.
-    pub fn take(&mut self, value: *mut ort::sys::OrtValue) {
-        if self.dims.is_none() {
-            // SAFETY: `prepare` passed null, so Run made this tensor and left it to us.
-            self.made = unsafe { Value::from_run(value) }.map(Arc::new);
-        }
+    /// Takes a tensor over that ONNX Runtime made.
+    pub fn take(&self, value: *mut ort::sys::OrtValue) -> Option<Value> {
+        // SAFETY: Run was passed null for this output, so it made the tensor and left it to us.
+        if self.is_to_be_made { unsafe { Value::from_run(value) } } else { None }
     }
 
-    /// Copies the input that ONNX Runtime returned for this output, because the input's memory may be written again. It
-    /// is copied to `own`, or to the output's own buffer.
-    pub fn copy_input(&mut self, own: Option<&mut Tensors>) -> Result<(), SessionError> {
-        let Some(made) = self.made.take_if(|_| self.tensors.data_type != DataType::Bytes) else { return Ok(()) };
-        let bytes = self.tensors.bytes;
-        // SAFETY: `settle` computed the size from the tensor's own dimensions; it is on the host.
-        let given = unsafe { made.bytes(bytes) }.map_err(|why| tensor_error(&self.name, why))?;
-        let dims = self.tensors.dims.clone();
-        let own = own.unwrap_or(&mut self.tensors);
-        own.bytes = bytes;
-        own.dims.clone_from(&dims);
-        own.reserve()?;
-        own.host_mut()?.copy_from_slice(given);
-        Ok(())
-    }
-
-    /// Notes the shape of a tensor that ONNX Runtime made.
-    pub fn settle(&mut self) -> Result<(), SessionError> {
-        if self.dims.is_some() {
+    /// Keeps a tensor that ONNX Runtime made, and reads its shape and strings.
+    pub fn keep_made(&mut self, value: Option<Value>, session: &Arc<Session>) -> Result<(), SessionError> {
+        if !self.is_to_be_made {
             return Ok(());
         }
         let failed = |why| tensor_error(&self.name, why);
-        let made = self.made.as_ref().ok_or_else(|| failed("the run made none".to_owned()))?;
-        // Tensors over our buffer have other dimensions.
-        self.tensors.by_rows.clear();
-        self.tensors.dims = made.dims().map_err(failed)?;
-        if self.tensors.data_type == DataType::Bytes {
-            let count = element_count(&self.tensors.dims).ok_or_else(|| failed("its size overflows".to_owned()))?;
-            self.strings = made.strings(count)?;
-            return Ok(());
+        let value = value.ok_or_else(|| failed("the run made none".to_owned()))?;
+        let dims = value.dims().map_err(failed)?;
+        let count = element_count(&dims);
+        let bytes = count.and_then(|count| count.checked_mul(self.tensor.data_type.byte_size().unwrap_or(0)));
+        let (Some(count), Some(bytes)) = (count, bytes) else { return Err(failed("its size overflows".to_owned())) };
+        if self.tensor.data_type == DataType::Bytes {
+            self.strings = value.strings(count)?;
         }
-        let bytes =
-            element_count(&self.tensors.dims).and_then(|count| count.checked_mul(self.tensors.data_type.byte_size()?));
-        self.tensors.bytes = bytes.ok_or_else(|| failed("its size overflows".to_owned()))?;
+        let (value, is_on_device, _session) = (Arc::new(value), self.stays, session.clone());
+        self.made = Some(MadeTensor { value, dims, bytes, is_on_device, _session });
+        Ok(())
+    }
+
+    /// Copies the input that ONNX Runtime returned for this output, as its memory may be written again, to `own`; if
+    /// there is none, to a buffer of the output.
+    pub fn copy_input(&mut self, own: Option<&mut BatchTensor>) -> Result<(), SessionError> {
+        let Some(made) = self.made.take_if(|_| self.tensor.data_type != DataType::Bytes) else { return Ok(()) };
+        let own = own.unwrap_or(&mut self.tensor);
+        let rows = own.batch_axis.and_then(|axis| made.dims.get(axis)).map_or(1, |&rows| rows as usize);
+        own.shape(&made.dims, rows)?;
+        own.host_mut()?.copy_from_slice(made.host()?);
         Ok(())
     }
 }

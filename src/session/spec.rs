@@ -1,4 +1,4 @@
-//! What a step is made from: the inputs, outputs and states of a model; and rows of states.
+//! What a step is made for: the inputs and outputs of a model; and what its tensors are filled with.
 
 #![forbid(unsafe_code)]
 
@@ -10,10 +10,6 @@ use crate::tensor::{DataType, element_count};
 pub struct StepSpec {
     pub inputs: Vec<InputSpec>,
     pub outputs: Vec<OutputSpec>,
-    /// The states in batch buffers.
-    pub states: Vec<StateSpec>,
-    /// The indices of input and output of the states whose tensors may stay as ONNX Runtime makes them.
-    pub growing: Vec<(usize, usize)>,
     /// Most rows of a run.
     pub most_rows: usize,
     /// Numbers of rows that run as CUDA graphs, if the session has them. Then all dimensions are known.
@@ -28,7 +24,8 @@ pub struct InputSpec {
     /// Which dimension is the number of rows; `None` if the tensor is the same for every batch.
     pub batch_axis: Option<usize>,
     pub dims: Vec<i64>,
-    pub is_state: bool,
+    /// The caller gives a tensor for it to each run.
+    pub is_given: bool,
 }
 
 /// An output of a step.
@@ -40,32 +37,13 @@ pub struct OutputSpec {
     pub batch_axis: Option<usize>,
     /// `None` if a dimension other than the batch axis is open; then ONNX Runtime decides the shape.
     pub dims: Option<Vec<i64>>,
-    /// Whether its elements are read after a run. Those of a state that is only kept are not.
+    /// Its elements are read on the host after a run.
     pub is_read: bool,
-    pub is_state: bool,
+    /// If ONNX Runtime makes it, it stays where the model runs.
+    pub stays: bool,
 }
 
-/// A state whose rows all have the same dimensions: an output that becomes an input.
-#[derive(Clone, Debug)]
-pub struct StateSpec {
-    pub input: usize,
-    pub output: usize,
-    /// Of a row, with 1 for the batch axis.
-    pub dims: Vec<i64>,
-}
-
-/// A row in a batch buffer.
-#[derive(Clone, Copy, Debug)]
-pub struct RowAt {
-    /// Which batch buffer.
-    pub buffer: usize,
-    /// Which row of it.
-    pub position: usize,
-    /// Rows that its bytes are laid out for.
-    pub rows: usize,
-}
-
-/// The elements of a row of a state.
+/// The elements of a row.
 #[derive(Clone, Copy)]
 pub enum RowContent<'a> {
     Zeros,
@@ -98,6 +76,6 @@ impl InputSpec {
     /// Whether it stays on the host, though the model runs on a device.
     pub(super) fn is_left_on_host(&self) -> bool {
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        !self.is_state && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
+        !self.is_given && self.batch_axis.is_none() && bytes.is_some_and(|bytes| bytes <= HOST_INPUT)
     }
 }

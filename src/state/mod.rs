@@ -1,10 +1,9 @@
-//! What a sequence's state is and where it is kept: the layout of a slot, the table of slots,
-//! and which states lie in batch buffers instead.
+//! State slots: the layout of a slot and the table of slots.
 //!
-//! Not for: sequences and their life ([`crate::sequence`]), memory itself ([`crate::memory`]).
+//! Not for: sequences and their life ([`crate::sequence`]), memory itself ([`crate::memory`]), or where the newest state
+//! of a sequence is ([`crate::store`]).
 
 #![forbid(unsafe_code)]
 
 pub mod layout;
 pub mod pool;
-pub mod residency;

@@ -4,49 +4,51 @@ use std::ffi::{CString, c_char};
 
 use smallvec::SmallVec;
 
-use super::{Grown, Input, Step};
+use super::{Input, Step, StringTensor};
 use crate::memory::Bytes;
 use crate::memory::device::{Change, Foreign, RowIn, while_nothing_is_captured};
+use crate::session::batch_tensor::{BatchTensor, RowAt};
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
+use crate::session::made::MadeTensor;
 use crate::session::open::{Session, SessionError};
-use crate::session::output::{Output, tensor_error};
-use crate::session::tensors::Tensors;
+use crate::session::output::{Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
 use crate::tensor::{RowLayout, element_count};
 
 /// What a run is over.
-#[derive(Clone, Copy, Default)]
+#[derive(Default)]
 pub struct Run<'a> {
     /// Number of rows.
     pub rows: usize,
-    /// The batch buffer that states are read from.
-    pub from: usize,
-    /// The batch buffer that states are written to.
-    pub into: usize,
-    /// What growing states are read from, if not from the inputs.
-    pub grown: Option<&'a Grown>,
-    /// Tensors in the place of some inputs.
-    pub lent: &'a [Lent<'a>],
+    /// The caller's tensors, by input; none stands for the step's own.
+    pub inputs: Vec<Option<Given<'a>>>,
+    /// The caller's tensors, by output. No input is one of them.
+    pub outputs: Vec<Option<&'a mut BatchTensor>>,
     /// Rows of inputs that are on the step's device.
     pub overlays: &'a [Overlay<'a>],
     /// It may be captured as a CUDA graph, or be a replay of one.
     pub as_graph: bool,
 }
 
-/// A tensor that stays where it is for a run.
-pub struct Lent<'a> {
-    /// Index of the input.
-    pub input: usize,
-    /// Which state it is, to those who lend it.
-    pub state: usize,
-    /// Dimensions.
-    pub dims: &'a [i64],
-    /// Row-major elements, where the model runs.
-    pub bytes: Bytes<'a>,
+/// A tensor that the caller gives for an input.
+pub enum Given<'a> {
+    /// One in a buffer of the caller's.
+    Batch(&'a mut BatchTensor),
+    /// One that an earlier run made.
+    Made(&'a MadeTensor),
+    /// One of strings.
+    Strings(&'a StringTensor),
+    /// Memory that holds a tensor, where the model runs.
+    Lent {
+        /// Dimensions.
+        dims: &'a [i64],
+        /// Row-major elements.
+        bytes: Bytes<'a>,
+    },
 }
 
-/// A row of an input that lies on the step's device. It is copied to its place of the input after the other rows, which
+/// A row of an input that is on the step's device. It is copied to its place of the input after the other rows, which
 /// have been filled on the host.
 pub struct Overlay<'a> {
     /// Index of the input.
@@ -54,10 +56,8 @@ pub struct Overlay<'a> {
     /// Layout of its rows.
     pub layout: RowLayout,
     /// Which row.
-    pub place: usize,
-    /// Rows of the batch.
-    pub rows: usize,
-    /// Where it lies.
+    pub at: RowAt,
+    /// Where it is.
     pub from: Foreign<'a>,
 }
 
@@ -87,104 +87,103 @@ impl Arguments {
     }
 }
 
-impl Lent<'_> {
-    fn value(&self, inputs: &[Input]) -> Result<(usize, Value), SessionError> {
-        let input = &inputs[self.input];
-        let wanted = element_count(self.dims).and_then(|count| count.checked_mul(input.tensors.data_type.byte_size()?));
-        if wanted != Some(self.bytes.byte_len()) {
-            return Err(tensor_error(
-                &input.name,
-                format!("{} bytes do not make {:?}", self.bytes.byte_len(), self.dims),
-            ));
-        }
-        let memory = match (self.bytes, &input.tensors.device) {
-            (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
-            _ => MemoryKind::Host,
-        };
-        // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for.
-        // ONNX Runtime does not write to inputs.
-        let value = unsafe {
-            let data = self.bytes.address().cast_mut();
-            Value::over(memory, data, self.bytes.byte_len(), self.dims, input.tensors.data_type)
-        };
-        value.map(|value| (self.input, value)).map_err(|why| tensor_error(&input.name, why))
+/// A tensor over memory that is lent for an input.
+fn lent_value(input: &Input, dims: &[i64], bytes: Bytes) -> Result<Value, SessionError> {
+    let (data_type, byte_len) = (input.tensor.data_type, bytes.byte_len());
+    let wanted = element_count(dims).and_then(|count| count.checked_mul(data_type.byte_size()?));
+    if wanted != Some(byte_len) {
+        return Err(tensor_error(&input.name, format!("{byte_len} bytes do not make {dims:?}")));
     }
+    let memory = match (bytes, &input.tensor.device) {
+        (Bytes::Device(_), Some(device)) => MemoryKind::of(device),
+        _ => MemoryKind::Host,
+    };
+    // SAFETY: as many bytes as the dimensions say, borrowed for longer than the run that the value is made for. ONNX
+    // Runtime does not write to inputs.
+    let value = unsafe { Value::over(memory, bytes.address().cast_mut(), byte_len, dims, data_type) };
+    value.map_err(|why| tensor_error(&input.name, why))
 }
 
 impl Step {
-    /// Runs the model over what the inputs, the batch buffer and the lent tensors hold. When it returns, nothing is
-    /// under way on a device that uses what the run was lent.
-    pub fn run(&mut self, run: Run) -> Result<(), SessionError> {
-        RunUnderWay(self).0.enqueue_run(run)
+    /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a device
+    /// that uses what the run was given.
+    pub fn run(&mut self, mut run: Run) -> Result<(), SessionError> {
+        RunUnderWay(self).0.enqueue_run(&mut run)
     }
 
-    fn enqueue_run(&mut self, run: Run) -> Result<(), SessionError> {
-        assert!(run.from != run.into || self.states.is_empty(), "a run reads what it writes");
-        self.make_batch_buffer(run.from.max(run.into))?;
-        if let Some(queue) = &mut self.queue {
-            let queue = queue.get_mut();
-            for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
-                if std::mem::take(&mut input.must_upload) {
-                    // SAFETY: `run` waits before it gives the tensors up.
-                    unsafe { input.tensors.upload(queue)? };
-                }
-            }
-            for &Overlay { input, layout, place, rows, from } in run.overlays {
-                assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
-                let to = self.inputs[input].tensors.row(layout, place, rows);
-                // SAFETY: memory that is borrowed, and a row of an input; `run` waits before it gives either up.
-                unsafe { queue.move_row(layout, RowIn::alone(from.address()), to, Change::None) };
-            }
-            queue.before_run()?;
-        }
-        let Run { rows, from, into, lent, as_graph, .. } = run;
-        let graph = (as_graph && lent.is_empty()).then_some(GraphKey { rows, from, into });
-        let lent = lent.iter().map(|lent| lent.value(&self.inputs)).collect::<Result<SmallVec<[_; 2]>, _>>()?;
-        self.list_inputs(run, &lent)?;
+    fn enqueue_run(&mut self, run: &mut Run) -> Result<(), SessionError> {
+        self.upload_inputs(run)?;
+        let lent = self.list_inputs(run)?;
         self.list_outputs(run)?;
-        self.call(graph)?;
-        for (output, value) in self.outputs.iter_mut().zip(&self.arguments.output_values) {
-            output.take(*value);
+        let key = if run.as_graph && self.graphs.is_some() { GraphKey::of(run) } else { None };
+        self.call(key)?;
+        drop(lent);
+        // All of them, before one is found that cannot be read.
+        let made = self.outputs.iter().zip(&self.arguments.output_values).map(|(output, &value)| output.take(value));
+        let made: SmallVec<[_; 8]> = made.collect();
+        for (output, value) in self.outputs.iter_mut().zip(made) {
+            output.keep_made(value, &self.session)?;
         }
-        self.outputs.iter_mut().try_for_each(Output::settle)?;
-        for output in self.outputs.iter_mut().filter(|output| output.is_input) {
-            let own = output.state.map(|state| &mut self.batch_buffers[into][state]);
-            output.copy_input(own)?;
+        for (index, output) in self.outputs.iter_mut().enumerate().filter(|(_, output)| output.is_input) {
+            output.copy_input(run.outputs.get_mut(index).and_then(Option::as_deref_mut))?;
         }
-        self.written = into;
-        self.fetch_read()
+        self.fetch_read(run)
     }
 
-    fn list_inputs(&mut self, run: Run, lent: &[(usize, Value)]) -> Result<(), SessionError> {
+    fn upload_inputs(&mut self, run: &Run) -> Result<(), SessionError> {
+        let Some(mut queue) = self.copier.queue() else { return Ok(()) };
+        for input in self.inputs.iter_mut().filter(|input| !input.omitted) {
+            if std::mem::take(&mut input.must_upload) {
+                // SAFETY: `run` waits before it gives the tensors up.
+                unsafe { input.tensor.upload(&mut queue)? };
+            }
+        }
+        for &Overlay { input, layout, at, from } in run.overlays {
+            assert_eq!(from.byte_len(), layout.row_bytes(), "row of another size");
+            let to = self.inputs[input].tensor.row(layout, at);
+            // SAFETY: memory that is borrowed, and a row of an input; `run` waits before it gives either up.
+            unsafe { queue.move_row(layout, RowIn::alone(from.address()), to, Change::None) };
+        }
+        Ok(queue.before_run()?)
+    }
+
+    /// Returns the tensors over lent memory, which the run needs.
+    fn list_inputs(&mut self, run: &mut Run) -> Result<SmallVec<[Value; 2]>, SessionError> {
+        let mut lent: SmallVec<[Value; 2]> = SmallVec::new();
         self.arguments.input_names.clear();
         self.arguments.input_values.clear();
         for (index, input) in self.inputs.iter_mut().enumerate().filter(|(_, input)| !input.omitted) {
-            let lent = lent.iter().find(|(of, _)| *of == index);
-            let grown = input.growing.zip(run.grown).and_then(|(state, grown)| grown.value(state));
-            let value = match (lent, grown, &input.strings, input.state) {
-                (Some((_, lent)), ..) => lent.as_ptr(),
-                (_, Some(grown), ..) => grown.as_ptr(),
-                (.., Some(strings), _) => strings.as_ptr(),
-                (.., Some(state)) => state_value(&mut self.batch_buffers[run.from][state], run.rows, &input.name)?,
-                _ => input.tensors.value().map_err(|why| tensor_error(&input.name, why))?,
+            let value = match run.inputs.get_mut(index).and_then(Option::as_mut) {
+                Some(Given::Batch(tensor)) => rows_value(tensor, run.rows, &input.name)?,
+                Some(Given::Made(tensor)) => tensor.value.as_ptr(),
+                Some(Given::Strings(tensor)) => tensor.0.as_ptr(),
+                Some(Given::Lent { dims, bytes }) => {
+                    lent.push(lent_value(input, dims, *bytes)?);
+                    lent[lent.len() - 1].as_ptr()
+                }
+                None => match &input.strings {
+                    Some(strings) => strings.0.as_ptr(),
+                    None => input.tensor.value().map_err(|why| tensor_error(&input.name, why))?,
+                },
             };
             self.arguments.input_names.push(input.name.as_ptr());
             self.arguments.input_values.push(value);
         }
-        Ok(())
+        Ok(lent)
     }
 
     /// Null is what ONNX Runtime is to allocate.
-    fn list_outputs(&mut self, run: Run) -> Result<(), SessionError> {
+    fn list_outputs(&mut self, run: &mut Run) -> Result<(), SessionError> {
         self.arguments.output_values.clear();
-        for output in &mut self.outputs {
-            output.made = None;
-            self.arguments.output_values.push(match output.state {
-                Some(state) if !output.is_input => {
-                    state_value(&mut self.batch_buffers[run.into][state], run.rows, &output.name)?
-                }
+        for (index, output) in self.outputs.iter_mut().enumerate() {
+            (output.made, output.given) = (None, None);
+            let given = run.outputs.get_mut(index).and_then(Option::as_mut);
+            let value = match given {
+                Some(tensor) if !output.is_input => rows_value(tensor, run.rows, &output.name)?,
                 _ => output.prepare(run.rows)?,
-            });
+            };
+            output.is_to_be_made = value.is_null();
+            self.arguments.output_values.push(value);
         }
         Ok(())
     }
@@ -194,9 +193,9 @@ impl Step {
         let Some(bound) = &mut self.bound_run else { return self.call_unbound(graph) };
         let Arguments { input_names, input_values, output_values, .. } = &mut self.arguments;
         let inputs = input_names.iter().copied().zip(input_values.iter().copied());
-        let fetches = self.outputs.iter().zip(&*output_values).map(|(output, &value)| match output.stays {
-            true => Fetch::OnDevice(&output.name),
-            false if value.is_null() => Fetch::OnHost(&output.name),
+        let fetches = self.outputs.iter().zip(&*output_values).map(|(output, &value)| match value.is_null() {
+            true if output.stays => Fetch::OnDevice(&output.name),
+            true => Fetch::OnHost(&output.name),
             false => Fetch::Into(&output.name, value),
         });
         let _no_capture = self.session.is_on_gpu().then(while_nothing_is_captured);
@@ -232,27 +231,24 @@ impl Step {
     }
 
     /// Brings the outputs that are read to the host, and waits until the run is over.
-    fn fetch_read(&mut self) -> Result<(), SessionError> {
-        let Some(queue) = &mut self.queue else { return Ok(()) };
-        let queue = queue.get_mut();
-        for output in self.outputs.iter_mut().filter(|output| output.is_read) {
-            let Output { tensors, made, state, stays, .. } = output;
-            let address = match (state, made) {
-                (Some(state), _) => {
-                    let resident = &self.batch_buffers[self.written][*state];
-                    tensors.dims.clone_from(&resident.dims);
-                    tensors.bytes = resident.bytes;
-                    resident.store.address() as u64
+    fn fetch_read(&mut self, run: &Run) -> Result<(), SessionError> {
+        let Some(mut queue) = self.copier.queue() else { return Ok(()) };
+        for (index, output) in self.outputs.iter_mut().enumerate().filter(|(_, output)| output.is_read) {
+            let Output { tensor, made, given, .. } = output;
+            let (address, bytes) = match (run.outputs.get(index).and_then(Option::as_ref), made) {
+                (Some(of_caller), _) => {
+                    *given = OutputGiven::new(of_caller);
+                    (of_caller.store.address() as u64, of_caller.bytes)
                 }
-                (_, Some(value)) if *stays => value.address().map_err(SessionError::Run)?,
+                (None, Some(made)) if made.is_on_device => (made.address()?, made.bytes),
                 // On the host already.
-                (_, Some(_)) => continue,
-                (_, None) => tensors.store.address() as u64,
+                (None, Some(_)) => continue,
+                (None, None) => (tensor.store.address() as u64, tensor.bytes),
             };
-            tensors.reserve_staging(tensors.bytes)?;
-            if let Some(staging) = &mut tensors.staging {
+            tensor.reserve_staging(bytes)?;
+            if let Some(staging) = &mut tensor.staging {
                 // SAFETY: the tensor has that many bytes; `run` waits before it gives the two up.
-                unsafe { queue.download(address, staging, tensors.bytes)? };
+                unsafe { queue.download(address, staging, bytes)? };
             }
         }
         Ok(queue.synchronise()?)
@@ -265,7 +261,7 @@ struct RunUnderWay<'a>(&'a mut Step);
 impl Drop for RunUnderWay<'_> {
     fn drop(&mut self) {
         // After a run that succeeded nothing is left to wait for; a queue that has failed says so at its next use.
-        let _ = self.0.synchronise();
+        let _ = self.0.copier.synchronise();
     }
 }
 
@@ -278,7 +274,19 @@ fn plain_run(
     run(session.run_options())
 }
 
-fn state_value(tensors: &mut Tensors, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {
-    tensors.set_rows(rows)?;
-    tensors.value().map_err(|why| tensor_error(name, why))
+fn rows_value(tensor: &mut BatchTensor, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {
+    tensor.set_rows(rows)?;
+    tensor.value().map_err(|why| tensor_error(name, why))
+}
+
+impl GraphKey {
+    /// What a graph of this run would be bound to; `None` if something else than buffers is given.
+    fn of(run: &Run) -> Option<Self> {
+        let inputs = run.inputs.iter().flatten().map(|given| match given {
+            Given::Batch(tensor) => Some(tensor.store.address() as usize),
+            Given::Made(_) | Given::Strings(_) | Given::Lent { .. } => None,
+        });
+        let outputs = run.outputs.iter().flatten().map(|tensor| Some(tensor.store.address() as usize));
+        Some(Self { rows: run.rows, given: inputs.chain(outputs).collect::<Option<_>>()? })
+    }
 }

@@ -1,24 +1,26 @@
-//! Which sequences' states lie in which batch buffers.
+//! Which sequences' states are in which batch buffers.
 //!
 //! A run reads the states of its rows from one batch buffer and writes them to another, where they stay: the next run
-//! of the same sequences reads them there, in any order of the requests, and nothing is copied. Where the sequences of
-//! a run differ from those of the buffer that suits it best, only the rows that joined are copied in, and only the rows
-//! in whose place they come, or which the run would overwrite, are written back to their slots. There are two buffers
-//! until a batch comes back that had to leave: then there may be one more.
+//! of the same sequences reads them there, in any order of the requests, and nothing is copied. When a batch has other
+//! sequences than the buffer that suits it best, only the rows that joined are copied in, and only the rows that they or
+//! the run would overwrite are written back to their slots. There are two buffers until a batch comes back that had to
+//! leave: then there may be one more.
 //!
-//! Rules: a state is newest in one place, here or, if it has no place here, in its slot; it moves only when it has been
-//! copied, so what is said here is true at any moment, also when a run fails. A sequence that is over may still have a
-//! place; its slot is stale then and nobody reads it.
+//! Rules: the newest state of a sequence is at one spot: here or, if it has no spot here, in its slot. A spot changes
+//! only after the bytes are there, so what this table says is true at any moment, also when a run fails. A sequence that
+//! is over may still have a spot; its slot id is stale then and nobody reads it.
 //!
-//! Not for: memory (a place is a buffer and a position in it) or the life of sequences.
+//! Not for: memory (a spot is a buffer and a position in it) or the life of sequences.
+
+#![forbid(unsafe_code)]
 
 use std::collections::{HashMap, VecDeque};
 
-use super::pool::SlotId;
+use crate::state::pool::SlotId;
 
-/// Where a state is newest.
+/// Where the newest state of a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct Spot {
     /// Which batch buffer.
     pub buffer: usize,
     /// Which row of it.
@@ -35,7 +37,7 @@ pub struct Plan {
     /// For each position, which row of the batch goes there.
     pub order: Vec<usize>,
     /// States to write back to their slots before anything else.
-    pub leaving: Vec<(SlotId, Place)>,
+    pub leaving: Vec<(SlotId, Spot)>,
 }
 
 #[derive(Default)]
@@ -53,32 +55,32 @@ struct Resident {
     planned: u64,
 }
 
-/// The places of an instance's sequences.
-pub struct Residency {
+/// The spots of an instance's sequences.
+pub struct Placement {
     buffers: Vec<BatchBuffer>,
-    places: HashMap<SlotId, Place>,
+    spots: HashMap<SlotId, Spot>,
     /// Most batch buffers.
     most: usize,
     /// Batch buffers that there may be so far: one more when a batch comes back that had to leave.
     allowed: usize,
     /// Sequences that last had to leave together.
     left: VecDeque<Vec<SlotId>>,
-    /// Where a row lies depends on the number of rows, as the batch axis of a state is not the first.
+    /// Where a row is depends on the number of rows, because the batch axis of a state is not the first.
     by_rows: bool,
     plans: u64,
-    /// Where the rows of the planned batch are.
-    found: Vec<Option<Place>>,
+    /// Where the rows of the planned batch are now.
+    found: Vec<Option<Spot>>,
     /// How many of them are in place, for each buffer.
     staying: Vec<usize>,
 }
 
-impl Residency {
-    /// `resident` batches can stay beside the one that is written. `by_rows`: a row's bytes lie elsewhere in a batch of
+impl Placement {
+    /// `resident` batches can stay beside the one that is written. `by_rows`: a row's bytes are elsewhere in a batch of
     /// another number of rows.
     pub fn new(resident: usize, by_rows: bool) -> Self {
         Self {
             buffers: Vec::new(),
-            places: HashMap::new(),
+            spots: HashMap::new(),
             most: resident + 1,
             allowed: 2,
             left: VecDeque::new(),
@@ -89,9 +91,9 @@ impl Residency {
         }
     }
 
-    /// Where the newest state of a sequence lies; `None`: in its slot.
-    pub fn place(&self, slot: SlotId) -> Option<Place> {
-        self.places.get(&slot).copied()
+    /// Where the newest state of a sequence is; `None`: in its slot.
+    pub fn spot(&self, slot: SlotId) -> Option<Spot> {
+        self.spots.get(&slot).copied()
     }
 
     /// Number of rows by which the bytes of a buffer are laid out.
@@ -111,9 +113,10 @@ impl Residency {
         self.order(plan);
         plan.leaving.clear();
         let relaid = self.is_relaid(plan.from, places);
-        plan.leaving.extend(self.met(plan.from, places).filter(|(row, _)| relaid || !self.is_planned(row)).map(home));
+        plan.leaving
+            .extend(self.met(plan.from, places).filter(|(row, _)| relaid || !self.is_planned(row)).map(leaving));
         let before = plan.leaving.len();
-        plan.leaving.extend(self.met(plan.into, places).filter(|(row, _)| !self.is_planned(row)).map(home));
+        plan.leaving.extend(self.met(plan.into, places).filter(|(row, _)| !self.is_planned(row)).map(leaving));
         if plan.leaving.len() > before {
             self.left.truncate(self.most);
             self.left.push_front(plan.leaving[before..].iter().map(|(slot, _)| *slot).collect());
@@ -123,25 +126,25 @@ impl Residency {
         }
     }
 
-    /// The state has been copied to, or written at, a place in a buffer for runs of `run_rows` rows.
-    pub fn move_to(&mut self, slot: SlotId, place: Place, run_rows: usize) {
+    /// The state has been copied to, or written at, a spot in a buffer for runs of `run_rows` rows.
+    pub fn move_to(&mut self, slot: SlotId, spot: Spot, run_rows: usize) {
         self.forget(slot);
-        let buffer = &mut self.buffers[place.buffer];
+        let buffer = &mut self.buffers[spot.buffer];
         buffer.run_rows = run_rows;
-        if buffer.rows.len() <= place.position {
-            buffer.rows.resize_with(place.position + 1, || None);
+        if buffer.rows.len() <= spot.position {
+            buffer.rows.resize_with(spot.position + 1, || None);
         }
-        let before = buffer.rows[place.position].replace(Resident { slot, planned: self.plans });
-        debug_assert!(before.is_none(), "a place is taken");
+        let before = buffer.rows[spot.position].replace(Resident { slot, planned: self.plans });
+        debug_assert!(before.is_none(), "a spot is taken");
         buffer.live += 1;
-        self.places.insert(slot, place);
+        self.spots.insert(slot, spot);
     }
 
     /// The state is newest in its slot, or its sequence is over.
     pub fn forget(&mut self, slot: SlotId) {
-        if let Some(place) = self.places.remove(&slot) {
-            let buffer = &mut self.buffers[place.buffer];
-            buffer.rows[place.position] = None;
+        if let Some(spot) = self.spots.remove(&slot) {
+            let buffer = &mut self.buffers[spot.buffer];
+            buffer.rows[spot.position] = None;
             buffer.live -= 1;
         }
     }
@@ -151,8 +154,8 @@ impl Residency {
         self.staying.clear();
         self.staying.resize(self.buffers.len(), 0);
         self.found.clear();
-        self.found.extend(rows.iter().map(|slot| self.places.get(slot.as_ref()?).copied()));
-        for &Place { buffer, position } in self.found.iter().flatten() {
+        self.found.extend(rows.iter().map(|slot| self.spots.get(slot.as_ref()?).copied()));
+        for &Spot { buffer, position } in self.found.iter().flatten() {
             let of = &mut self.buffers[buffer];
             if let Some(row) = &mut of.rows[position] {
                 row.planned = self.plans;
@@ -166,8 +169,8 @@ impl Residency {
     /// Allows one more buffer if the whole batch had to leave not long ago: where batches take turns it pays, where
     /// each has other sequences it would only take memory and caches.
     fn allow_for(&mut self, rows: &[Option<SlotId>]) {
-        let is_home = |row: usize| rows[row].is_some() && self.found[row].is_none();
-        if self.allowed == self.most || rows.is_empty() || !(0..rows.len()).all(is_home) {
+        let is_in_slot = |row: usize| rows[row].is_some() && self.found[row].is_none();
+        if self.allowed == self.most || rows.is_empty() || !(0..rows.len()).all(is_in_slot) {
             return;
         }
         let came_back = |group: &Vec<SlotId>| rows.iter().flatten().all(|slot| group.contains(slot));
@@ -200,13 +203,13 @@ impl Residency {
         others().min_by_key(|&buffer| self.buffers[buffer].last_use).unwrap_or_default()
     }
 
-    /// Whether the rows of a buffer lie elsewhere in a run over `places` rows.
+    /// Whether the rows of a buffer are elsewhere in a run over `places` rows.
     fn is_relaid(&self, buffer: usize, places: usize) -> bool {
         self.by_rows && self.buffers[buffer].run_rows != places
     }
 
-    /// The states in a buffer that a run over `places` rows would overwrite, or that lie where it does not expect them.
-    fn met(&self, buffer: usize, places: usize) -> impl Iterator<Item = (&Resident, Place)> {
+    /// The states in a buffer that a run over `places` rows would overwrite, or that are not where it expects them.
+    fn met(&self, buffer: usize, places: usize) -> impl Iterator<Item = (&Resident, Spot)> {
         let of = &self.buffers[buffer];
         let most = match of.live {
             0 => 0,
@@ -214,7 +217,7 @@ impl Residency {
             _ => places,
         };
         let rows = of.rows.iter().take(most).enumerate();
-        rows.filter_map(move |(position, row)| Some((row.as_ref()?, Place { buffer, position })))
+        rows.filter_map(move |(position, row)| Some((row.as_ref()?, Spot { buffer, position })))
     }
 
     const fn is_planned(&self, row: &Resident) -> bool {
@@ -223,22 +226,22 @@ impl Residency {
 
     /// Rows that are in place stay there, the others go where room is.
     fn order(&self, plan: &mut Plan) {
-        const NOBODY: usize = usize::MAX;
+        const NONE: usize = usize::MAX;
         let (rows, from) = (self.found.len(), plan.from);
-        let stays = |place: &Option<Place>| {
-            let place = place.filter(|place| place.buffer == from && place.position < rows)?;
-            (self.staying[from] > 0).then_some(place.position)
+        let stays = |spot: &Option<Spot>| {
+            let spot = spot.filter(|spot| spot.buffer == from && spot.position < rows)?;
+            (self.staying[from] > 0).then_some(spot.position)
         };
         plan.order.clear();
-        plan.order.resize(rows, NOBODY);
-        for (row, place) in self.found.iter().enumerate() {
-            if let Some(position) = stays(place) {
+        plan.order.resize(rows, NONE);
+        for (row, spot) in self.found.iter().enumerate() {
+            if let Some(position) = stays(spot) {
                 plan.order[position] = row;
             }
         }
         let mut room = 0;
-        for (row, _) in self.found.iter().enumerate().filter(|(_, place)| stays(place).is_none()) {
-            while plan.order[room] != NOBODY {
+        for (row, _) in self.found.iter().enumerate().filter(|(_, spot)| stays(spot).is_none()) {
+            while plan.order[room] != NONE {
                 room += 1;
             }
             plan.order[room] = row;
@@ -246,8 +249,8 @@ impl Residency {
     }
 }
 
-fn home((row, place): (&Resident, Place)) -> (SlotId, Place) {
-    (row.slot, place)
+fn leaving((row, spot): (&Resident, Spot)) -> (SlotId, Spot) {
+    (row.slot, spot)
 }
 
 #[cfg(test)]
@@ -266,7 +269,7 @@ mod tests {
         (0..count).map(|_| pool.acquire(()).unwrap()).collect()
     }
 
-    /// Memory as batch buffers and slots have it: for each place the sequence and the step whose state it is.
+    /// Memory as batch buffers and slots have it: for each spot the sequence and the step whose state it is.
     #[derive(Default)]
     struct Memory {
         buffers: BTreeMap<(usize, usize), (SlotId, u32)>,
@@ -275,7 +278,7 @@ mod tests {
     }
 
     struct World {
-        residency: Residency,
+        placement: Placement,
         plan: Plan,
         memory: Memory,
         steps: HashMap<SlotId, u32>,
@@ -283,21 +286,21 @@ mod tests {
 
     impl World {
         fn new(resident: usize, by_rows: bool) -> Self {
-            let (residency, plan) = (Residency::new(resident, by_rows), Plan::default());
-            Self { residency, plan, memory: Memory::default(), steps: HashMap::new() }
+            let (placement, plan) = (Placement::new(resident, by_rows), Plan::default());
+            Self { placement, plan, memory: Memory::default(), steps: HashMap::new() }
         }
 
-        fn at(&self, place: Place) -> (usize, usize) {
+        fn at(&self, spot: Spot) -> (usize, usize) {
             // What was written for another number of rows lies elsewhere.
-            let shift = if self.residency.by_rows { 1000 * self.residency.run_rows(place.buffer) } else { 0 };
-            (place.buffer, shift + place.position)
+            let shift = if self.placement.by_rows { 1000 * self.placement.run_rows(spot.buffer) } else { 0 };
+            (spot.buffer, shift + spot.position)
         }
 
-        fn write_home(&mut self, slot: SlotId, place: Place) {
-            let state = self.memory.buffers[&self.at(place)];
+        fn write_back(&mut self, slot: SlotId, spot: Spot) {
+            let state = self.memory.buffers[&self.at(spot)];
             self.memory.slots.insert(slot, state);
             self.memory.copies += 1;
-            self.residency.forget(slot);
+            self.placement.forget(slot);
         }
 
         /// Runs a batch and holds what it reads against what each sequence has. Returns the copies.
@@ -306,59 +309,59 @@ mod tests {
             let rows: Vec<_> = batch.iter().map(|slot| self.steps.contains_key(slot).then_some(*slot)).collect();
             let places = batch.len() + padding;
             let mut plan = std::mem::take(&mut self.plan);
-            self.residency.plan(&rows, places, &mut plan);
+            self.placement.plan(&rows, places, &mut plan);
             assert_ne!(plan.from, plan.into);
             let mut order = plan.order.clone();
             order.sort_unstable();
             assert_eq!(order, (0..batch.len()).collect::<Vec<_>>());
-            plan.leaving.iter().for_each(|&(slot, place)| self.write_home(slot, place));
-            let read = |position: usize| Place { buffer: plan.from, position };
-            let at = |position: usize, residency: &Residency| {
-                (plan.from, if residency.by_rows { 1000 * places } else { 0 } + position)
+            plan.leaving.iter().for_each(|&(slot, spot)| self.write_back(slot, spot));
+            let read = |position: usize| Spot { buffer: plan.from, position };
+            let at = |position: usize, placement: &Placement| {
+                (plan.from, if placement.by_rows { 1000 * places } else { 0 } + position)
             };
             let mut joined = Vec::new();
             for (position, &row) in plan.order.iter().enumerate() {
                 let slot = batch[row];
-                let place = self.residency.place(slot).filter(|_| rows[row].is_some());
-                if place == Some(read(position)) {
+                let spot = self.placement.spot(slot).filter(|_| rows[row].is_some());
+                if spot == Some(read(position)) {
                     continue;
                 }
-                let state = match (rows[row], place) {
+                let state = match (rows[row], spot) {
                     (None, _) => (slot, 0),
-                    (_, Some(place)) => self.memory.buffers[&self.at(place)],
+                    (_, Some(spot)) => self.memory.buffers[&self.at(spot)],
                     (_, None) => self.memory.slots[&slot],
                 };
                 self.memory.copies += usize::from(rows[row].is_some());
-                self.memory.buffers.insert(at(position, &self.residency), state);
+                self.memory.buffers.insert(at(position, &self.placement), state);
                 joined.extend(rows[row].map(|slot| (slot, position)));
             }
             for (slot, position) in joined {
-                self.residency.move_to(slot, read(position), places);
+                self.placement.move_to(slot, read(position), places);
             }
             for (position, &row) in plan.order.iter().enumerate() {
                 let expected = (batch[row], self.steps.get(&batch[row]).copied().unwrap_or_default());
-                assert_eq!(self.memory.buffers[&at(position, &self.residency)], expected, "a foreign or an old state");
+                assert_eq!(self.memory.buffers[&at(position, &self.placement)], expected, "a foreign or an old state");
             }
             for position in batch.len()..places {
-                self.memory.buffers.remove(&at(position, &self.residency));
+                self.memory.buffers.remove(&at(position, &self.placement));
             }
             if !fails {
                 for position in 0..places {
-                    let written = if self.residency.by_rows { 1000 * places } else { 0 } + position;
+                    let written = if self.placement.by_rows { 1000 * places } else { 0 } + position;
                     self.memory.buffers.remove(&(plan.into, written));
                 }
                 for (position, &row) in plan.order.iter().enumerate() {
                     let slot = batch[row];
                     if ended[row] {
                         self.steps.remove(&slot);
-                        self.residency.forget(slot);
+                        self.placement.forget(slot);
                         continue;
                     }
                     let step = self.steps.get(&slot).copied().unwrap_or_default() + 1;
                     self.steps.insert(slot, step);
-                    self.residency.move_to(slot, Place { buffer: plan.into, position }, places);
-                    let place = self.at(Place { buffer: plan.into, position });
-                    self.memory.buffers.insert(place, (slot, step));
+                    self.placement.move_to(slot, Spot { buffer: plan.into, position }, places);
+                    let spot = self.at(Spot { buffer: plan.into, position });
+                    self.memory.buffers.insert(spot, (slot, step));
                 }
             }
             self.plan = plan;
@@ -384,9 +387,9 @@ mod tests {
                 batch.truncate(1 + size.index(sequences));
                 let ended: Vec<_> = (0..batch.len()).map(|row| (ends >> (3 * row)) & 7 == 0).collect();
                 world.run(&batch, padding, &ended, fails);
-                prop_assert!(world.residency.buffers.len() <= resident + 1);
-                let live = world.residency.buffers.iter().map(|buffer| buffer.live).sum::<usize>();
-                prop_assert_eq!(live, world.residency.places.len());
+                prop_assert!(world.placement.buffers.len() <= resident + 1);
+                let live = world.placement.buffers.iter().map(|buffer| buffer.live).sum::<usize>();
+                prop_assert_eq!(live, world.placement.spots.len());
             }
         }
     }
@@ -413,7 +416,7 @@ mod tests {
         }
         let copies: Vec<_> = (0..16).map(|turn| world.run(sets[turn % 4], 0, &GOES_ON, false)).collect();
         assert_eq!(copies[4..], [0; 12], "after each has come back once: {copies:?}");
-        assert_eq!(world.residency.buffers.len(), 5);
+        assert_eq!(world.placement.buffers.len(), 5);
     }
 
     #[test]
@@ -426,7 +429,7 @@ mod tests {
             batch.dedup();
             world.run(&batch, 0, &GOES_ON, false);
         }
-        assert_eq!(world.residency.buffers.len(), 2);
+        assert_eq!(world.placement.buffers.len(), 2);
     }
 
     #[test]

@@ -1,8 +1,9 @@
-//! The state of a row before its run.
+//! The state of a row before its run: its sequence's, or an initial value.
 
-use super::Row;
+use super::RowState;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
 use crate::memory::{Bytes, Strings};
+use crate::model::StateMemory;
 use crate::session::RowContent;
 
 /// A state of one row.
@@ -30,27 +31,32 @@ pub enum StateContent<'a> {
 }
 
 impl<'a> StateRow<'a> {
-    /// State number `number` of a row: what its sequence has, or what it starts with.
-    pub fn of(binding: &'a Binding, number: usize, row: &'a Row) -> Self {
+    /// State number `number` of a row: what is in `memory`, or what its sequence starts with.
+    pub fn of(binding: &'a Binding, number: usize, row: &'a RowState, memory: Option<&'a StateMemory>) -> Self {
         let state = &binding.states[number];
-        let kept = row.lease.as_ref().filter(|_| !row.is_fresh());
-        let kept = kept.and_then(|lease| match state.place {
+        let kept = memory.filter(|_| !row.is_fresh()).and_then(|memory| Self::kept(binding, number, memory));
+        kept.unwrap_or_else(|| {
+            Self::initial(row.initial.get(number).and_then(Option::as_ref).unwrap_or(&state.initial))
+        })
+    }
+
+    /// State number `number` as a sequence keeps it in its slot or beside it.
+    pub fn kept(binding: &'a Binding, number: usize, memory: &'a StateMemory) -> Option<Self> {
+        let state = &binding.states[number];
+        match state.place {
             StatePlace::Slot(_) => {
                 let from = binding.slot.offset(number);
-                let bytes = lease.part(from..from + state.slot_bytes());
+                let bytes = memory.slot.part(from..from + state.slot_bytes());
                 Some(Self { dims: &state.dims, content: StateContent::of_bytes(state, bytes) })
             }
-            StatePlace::Beside(number) => lease.varying(number).map(|varying| Self {
+            StatePlace::Beside(number) => memory.varying.get(number).map(|varying| Self {
                 dims: varying.dims(),
                 content: match state.data_type.byte_size() {
                     Some(_) => StateContent::of_bytes(state, varying.bytes()),
                     None => StateContent::WrittenStrings(varying.bytes().host()),
                 },
             }),
-        });
-        kept.unwrap_or_else(|| {
-            Self::initial(row.initial.get(number).and_then(Option::as_ref).unwrap_or(&state.initial))
-        })
+        }
     }
 
     /// An initial value.

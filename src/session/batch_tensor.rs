@@ -1,0 +1,347 @@
+//! A tensor of a batch, in a buffer of ours where the model runs; and rows in and out of it.
+
+use std::sync::Arc;
+
+use super::copier::Copier;
+use super::spec::RowContent;
+use super::value::{MemoryKind, Value};
+use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
+use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, Store, rows};
+use crate::tensor::{DataType, RowLayout, element_count};
+
+/// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
+pub struct BatchTensor {
+    pub(super) data_type: DataType,
+    pub(super) batch_axis: Option<usize>,
+    /// Where the buffer is, if not on the host.
+    pub(super) device: Option<Arc<Device>>,
+    /// Dimensions, with the number of rows of the last use.
+    pub(super) dims: Vec<i64>,
+    pub(super) bytes: usize,
+    /// Over the buffer, so they go before it.
+    pub(super) by_rows: Vec<Option<Value>>,
+    pub(super) store: Store,
+    /// The host's side of a buffer on a device.
+    pub(super) staging: Option<Pinned>,
+}
+
+/// A row of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct RowAt {
+    /// Which row.
+    pub position: usize,
+    /// Rows that its bytes are laid out for.
+    pub rows: usize,
+}
+
+impl BatchTensor {
+    /// Without elements so far; on the device if there is one.
+    pub fn new(
+        data_type: DataType,
+        batch_axis: Option<usize>,
+        device: Option<&Arc<Device>>,
+    ) -> Result<Self, MemoryError> {
+        Ok(Self {
+            data_type,
+            batch_axis,
+            device: device.cloned(),
+            dims: Vec::new(),
+            bytes: 0,
+            by_rows: Vec::new(),
+            store: Store::Host(Buffer::new(0)?),
+            staging: None,
+        })
+    }
+
+    /// With a buffer for up to `rows` rows of `dims`, which is never replaced.
+    pub fn for_rows(
+        data_type: DataType,
+        batch_axis: Option<usize>,
+        device: Option<&Arc<Device>>,
+        dims: &[i64],
+        rows: usize,
+    ) -> Result<Self, MemoryError> {
+        let mut tensor = Self::new(data_type, batch_axis, device)?;
+        tensor.set_dims(dims, rows)?;
+        tensor.store = Store::new(device, tensor.bytes)?;
+        Ok(tensor)
+    }
+
+    /// Makes ready for `rows` rows of `dims` (whose batch axis is ignored). Contents are undefined when the shape
+    /// differs from the last one.
+    pub fn shape(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
+        self.set_dims(dims, rows)?;
+        self.reserve()
+    }
+
+    /// Makes room for the elements in the current shape.
+    pub(super) fn reserve(&mut self) -> Result<(), MemoryError> {
+        if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
+            self.by_rows.clear();
+            let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
+            self.store = Store::new(self.device.as_ref(), bytes)?;
+        }
+        Ok(())
+    }
+
+    /// The elements in the current shape, for the host to read and write.
+    pub(super) fn host(&self) -> &[u8] {
+        match (&self.store, &self.staging) {
+            (Store::Host(buffer), _) => &buffer.bytes()[..self.bytes],
+            (_, Some(staging)) => &staging.bytes()[..self.bytes],
+            (_, None) => &[],
+        }
+    }
+
+    /// As [`BatchTensor::host`], to write; what is on a device must be uploaded then.
+    pub(super) fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
+        self.reserve_staging(self.bytes)?;
+        Ok(match (&mut self.store, &mut self.staging) {
+            (Store::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
+            (_, Some(staging)) => &mut staging.bytes_mut()[..self.bytes],
+            (_, None) => &mut [],
+        })
+    }
+
+    /// Makes room on the host for the elements of a tensor on a device.
+    pub(super) fn reserve_staging(&mut self, bytes: usize) -> Result<(), MemoryError> {
+        let has_room = self.staging.as_ref().is_some_and(|staging| staging.byte_len() >= bytes);
+        if let Some(device) = self.device.as_ref().filter(|_| !has_room) {
+            self.staging = Some(device.allocate_pinned(bytes.next_power_of_two())?);
+        }
+        Ok(())
+    }
+
+    /// Gives the buffer back if it has more than `most` bytes. The elements are lost.
+    pub fn give_back(&mut self, most: usize) {
+        if self.store.byte_len() <= most {
+            return;
+        }
+        if let Ok(empty) = Buffer::new(0) {
+            self.by_rows.clear();
+            self.store = Store::Host(empty);
+            self.staging = None;
+        }
+    }
+
+    /// Enqueues a copy of what the host has to the device.
+    ///
+    /// # Safety
+    /// Until the queue has been waited for, these tensors live and are not used by the host.
+    pub(super) unsafe fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
+        match (&self.store, &self.staging) {
+            // SAFETY: both are of these tensors.
+            (Store::Device(buffer), Some(staging)) => Ok(unsafe { queue.upload(staging, buffer, self.bytes) }?),
+            _ => Ok(()),
+        }
+    }
+
+    /// A row of the buffer on the device. Panics if it is not within.
+    pub(super) fn row(&self, layout: RowLayout, at: RowAt) -> RowIn {
+        row_of(layout, self.store.address() as u64, self.store.byte_len(), at)
+    }
+
+    pub(super) fn memory(&self) -> MemoryKind {
+        match (&self.store, &self.device) {
+            (Store::Device(_), Some(device)) => MemoryKind::of(device),
+            _ => MemoryKind::Host,
+        }
+    }
+
+    fn set_dims(&mut self, dims: &[i64], rows: usize) -> Result<(), MemoryError> {
+        let is_batch = |axis: usize| Some(axis) == self.batch_axis;
+        let known = self.dims.len() == dims.len()
+            && self.dims.iter().zip(dims).enumerate().all(|(axis, (old, new))| old == new || is_batch(axis));
+        if !known {
+            self.dims = dims.to_vec();
+            self.by_rows.clear();
+        }
+        self.set_rows(rows)
+    }
+
+    /// Makes ready for so many rows of the same dimensions.
+    pub fn set_rows(&mut self, rows: usize) -> Result<(), MemoryError> {
+        if let Some(axis) = self.batch_axis {
+            self.dims[axis] = rows as i64;
+        }
+        let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
+        self.bytes = bytes.ok_or(MemoryError::Host { bytes: usize::MAX })?;
+        Ok(())
+    }
+
+    /// The tensor over the buffer in the current shape.
+    pub(super) fn value(&mut self) -> Result<*mut ort::sys::OrtValue, String> {
+        let (memory, rows) = (self.memory(), self.batch_axis.map_or(0, |axis| self.dims[axis] as usize));
+        if self.by_rows.len() <= rows {
+            self.by_rows.resize_with(rows + 1, || None);
+        }
+        let slot = &mut self.by_rows[rows];
+        if let Some(value) = slot {
+            return Ok(value.as_ptr());
+        }
+        if self.bytes > self.store.byte_len() {
+            return Err(format!("{} bytes do not make {:?}", self.store.byte_len(), self.dims));
+        }
+        // SAFETY: the buffer is large enough for these dimensions; the values are dropped before the buffer is
+        // replaced, and with it.
+        let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
+        Ok(slot.insert(value).as_ptr())
+    }
+}
+
+impl BatchTensor {
+    /// Writes a row.
+    pub fn put_row(
+        &mut self,
+        copier: &Copier,
+        layout: RowLayout,
+        at: RowAt,
+        content: RowContent,
+    ) -> Result<(), MemoryError> {
+        let Some(mut queue) = copier.queue() else {
+            let (batch, RowAt { position, rows }) = (self.host_mut()?, at);
+            match content {
+                RowContent::Zeros => rows::zero(layout, batch, position, rows),
+                RowContent::Exact(row) => rows::put(layout, row.host(), batch, position, rows),
+                RowContent::Fp16(row) => rows::put_widened(layout, row.host(), batch, position, rows),
+            }
+            return Ok(());
+        };
+        let (to, bytes) = (self.row_for(&mut queue, layout, at), layout.row_bytes());
+        let (row, wanted, change) = match content {
+            RowContent::Zeros => {
+                // SAFETY: a row of a buffer that the queue keeps.
+                unsafe { queue.zero_row(layout, to) };
+                return Ok(());
+            }
+            RowContent::Exact(row) => (row, bytes, Change::None),
+            RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
+        };
+        assert_eq!(row.byte_len(), wanted, "row of another size");
+        match row {
+            // SAFETY: as above.
+            Bytes::Host(row) => unsafe { queue.upload_row(layout, row, to, change)? },
+            Bytes::Device(row) => {
+                keep_span(&mut queue, row);
+                // SAFETY: as above, and memory of a slot or a state that the queue keeps, too.
+                unsafe { queue.move_row(layout, RowIn::alone(row.address()), to, change) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies a row from one place to another.
+    pub fn repeat_row(&mut self, copier: &Copier, layout: RowLayout, from: RowAt, to: RowAt) {
+        match copier.queue() {
+            Some(mut queue) => {
+                let (from, to) = (self.row_for(&mut queue, layout, from), self.row_for(&mut queue, layout, to));
+                // SAFETY: rows of a buffer that the queue keeps.
+                unsafe { queue.move_row(layout, from, to, Change::None) };
+            }
+            None => rows::shift(layout, self.buffer_mut(), (from.position, from.rows), (to.position, to.rows)),
+        }
+    }
+
+    /// Copies a row of another tensor of the same rows.
+    pub fn copy_row(&mut self, copier: &Copier, layout: RowLayout, source: &Self, from: RowAt, to: RowAt) {
+        match copier.queue() {
+            Some(mut queue) => {
+                let (from, to) = (source.row_for(&mut queue, layout, from), self.row_for(&mut queue, layout, to));
+                // SAFETY: rows of buffers that the queue keeps.
+                unsafe { queue.move_row(layout, from, to, Change::None) };
+            }
+            None => {
+                let (from, to) = ((from.position, from.rows), (to.position, to.rows));
+                rows::transfer(layout, source.buffer(), from, self.buffer_mut(), to);
+            }
+        }
+    }
+
+    /// Takes a row out; into fp16 if it is kept so.
+    pub fn take_row(&self, copier: &Copier, layout: RowLayout, from: RowAt, to: BytesMut, as_fp16: bool) {
+        match (to, copier.queue()) {
+            (BytesMut::Device(to), Some(mut queue)) => {
+                let from = self.row_for(&mut queue, layout, from);
+                let to = row_alone(&mut queue, layout, to, as_fp16);
+                // SAFETY: a row of a buffer, and memory of a slot, both of which the queue keeps.
+                unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
+            }
+            (to, _) => take_on_host(layout, self.buffer(), from, to.host(), as_fp16),
+        }
+    }
+
+    /// Rounds a row of fp32 to what fp16 can hold.
+    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt) {
+        match copier.queue() {
+            Some(mut queue) => {
+                let row = self.row_for(&mut queue, layout, at);
+                // SAFETY: a row of a buffer that the queue keeps.
+                unsafe { queue.move_row(layout, row, row, Change::Round) };
+            }
+            None => rows::round_to_fp16(layout, self.buffer_mut(), at.position, at.rows),
+        }
+    }
+
+    /// A row on the device, for what is about to be enqueued; the queue keeps the buffer.
+    fn row_for(&self, queue: &mut Queue, layout: RowLayout, at: RowAt) -> RowIn {
+        if let Store::Device(buffer) = &self.store {
+            queue.keep(buffer.memory().clone());
+        }
+        self.row(layout, at)
+    }
+
+    /// All bytes of a buffer on the host.
+    fn buffer(&self) -> &[u8] {
+        match &self.store {
+            Store::Host(buffer) => buffer.bytes(),
+            Store::Device(_) => &[],
+        }
+    }
+
+    fn buffer_mut(&mut self) -> &mut [u8] {
+        match &mut self.store {
+            Store::Host(buffer) => buffer.bytes_mut(),
+            Store::Device(_) => &mut [],
+        }
+    }
+}
+
+/// A row of a batch in so many bytes of a device. Panics if it is not within them.
+pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, at: RowAt) -> RowIn {
+    let RowAt { position, rows } = at;
+    // Where a row is one piece, it may be behind the first `rows` rows: a larger batch has left it there.
+    let pieces_to_end = layout.outer.saturating_sub(1).saturating_mul(rows).saturating_add(position + 1);
+    let end = pieces_to_end.saturating_mul(layout.inner_bytes);
+    assert!(layout.row_bytes() == 0 || end <= bytes, "row {position} of {rows} is not in {bytes} bytes");
+    RowIn { address, index: position, rows }
+}
+
+/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it
+/// has another size.
+pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp16: bool) -> RowIn {
+    let wanted = if as_fp16 { layout.row_bytes() / 2 } else { layout.row_bytes() };
+    assert_eq!(span.byte_len(), wanted, "row of another size");
+    keep_span(queue, span);
+    RowIn::alone(span.address())
+}
+
+/// Lets a queue keep memory as long as something is under way that uses it.
+fn keep_span(queue: &mut Queue, span: Span) {
+    if let Some(memory) = span.memory() {
+        queue.keep(memory.clone());
+    }
+}
+
+/// Takes a row out of a batch on the host, into fp16 if it is kept so.
+pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], as_fp16: bool) {
+    if as_fp16 {
+        rows::take_narrowed(layout, batch, at.position, at.rows, row);
+    } else {
+        rows::take(layout, batch, at.position, at.rows, row);
+    }
+}
+
+/// What becomes of a row that may be kept as fp16.
+pub(super) const fn narrowing(as_fp16: bool) -> Change {
+    if as_fp16 { Change::Narrow } else { Change::None }
+}

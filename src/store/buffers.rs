@@ -1,0 +1,222 @@
+//! The states of fixed size: in batch buffers while they run, in slots otherwise.
+//!
+//! [`Placement`] knows which state is where. Here the rows of a batch are put in its order, and the bytes of those that
+//! join or leave are copied.
+
+use super::content::StateRow;
+use super::placement::{Placement, Plan, Spot};
+use super::{RowState, permute};
+use crate::binding::{Binding, StatePlace};
+use crate::memory::{MemoryError, SlotMemory};
+use crate::model::StateMemory;
+use crate::session::{BatchTensor, Copier, Given, RowAt};
+use crate::state::pool::SlotId;
+use crate::tensor::RowLayout;
+
+/// The batch buffers of an instance.
+pub(super) struct BatchBuffers {
+    placement: Placement,
+    states: Vec<FixedState>,
+    /// The tensor of each state, in each batch buffer.
+    tensors: Vec<Vec<BatchTensor>>,
+    most_rows: usize,
+    plan: Plan,
+    /// Slots of the rows of a batch.
+    slots: Vec<Option<SlotId>>,
+    /// Positions of the batch whose states are not where the run reads them.
+    joining: Vec<usize>,
+}
+
+/// A state that has a part of the slot and of the batch buffers.
+struct FixedState {
+    /// Which state of the binding.
+    number: usize,
+    layout: RowLayout,
+    offset: usize,
+    slot_bytes: usize,
+    as_fp16: bool,
+}
+
+impl BatchBuffers {
+    /// For runs of up to `most_rows` rows. `resident` batches stay beside the one that is written.
+    pub fn new(binding: &Binding, most_rows: usize, resident: usize) -> Self {
+        let states = binding.states.iter().enumerate().filter_map(|(number, state)| match state.place {
+            StatePlace::Beside(_) => None,
+            StatePlace::Slot(layout) => Some(FixedState {
+                number,
+                layout,
+                offset: binding.slot.offset(number),
+                slot_bytes: state.slot_bytes(),
+                as_fp16: state.as_fp16,
+            }),
+        });
+        let states: Vec<_> = states.collect();
+        let by_rows = states.iter().any(|state| state.layout.outer > 1);
+        let placement = Placement::new(resident, by_rows);
+        let (tensors, plan, slots, joining) = (Vec::new(), Plan::default(), Vec::new(), Vec::new());
+        Self { placement, states, tensors, most_rows, plan, slots, joining }
+    }
+
+    /// Plans a run over `places` rows. Returns the order of the rows.
+    pub fn plan<'r>(&mut self, rows: impl Iterator<Item = &'r RowState>, places: usize) -> Option<&[usize]> {
+        if self.states.is_empty() {
+            return None;
+        }
+        self.slots.clear();
+        self.slots.extend(rows.map(RowState::slot_with_state));
+        self.placement.plan(&self.slots, places, &mut self.plan);
+        permute(&mut self.slots, &self.plan.order);
+        Some(&self.plan.order)
+    }
+
+    /// The states that must be written back before the run that is planned.
+    pub fn leaving(&self) -> Vec<(SlotId, Spot)> {
+        if self.states.is_empty() { Vec::new() } else { self.plan.leaving.clone() }
+    }
+
+    /// The tensors that the next run reads and writes, by input and by output.
+    pub fn give<'a>(
+        &'a mut self,
+        binding: &Binding,
+        inputs: &mut [Option<Given<'a>>],
+        outputs: &mut [Option<&'a mut BatchTensor>],
+    ) {
+        let Ok([from, into]) = self.tensors.get_disjoint_mut([self.plan.from, self.plan.into]) else { return };
+        for ((state, from), into) in self.states.iter().zip(from).zip(into) {
+            let state = &binding.states[state.number];
+            inputs[state.input] = Some(Given::Batch(from));
+            outputs[state.output] = Some(into);
+        }
+    }
+
+    /// The tensor that the last run wrote a state to.
+    pub fn written(&self, number: usize) -> Option<&BatchTensor> {
+        let index = self.states.iter().position(|state| state.number == number)?;
+        self.tensors.get(self.plan.into)?.get(index)
+    }
+
+    /// Where the newest state of a sequence is; `None`: in its slot.
+    pub fn spot(&self, slot: SlotId) -> Option<Spot> {
+        self.placement.spot(slot)
+    }
+
+    /// The sequence is over, or its slot has the newest state.
+    pub fn forget(&mut self, slot: SlotId) {
+        self.placement.forget(slot);
+    }
+
+    /// Fills the buffer that the next run reads, for `places` rows, except with states that are lent. Returns the bytes
+    /// that were copied.
+    pub fn fill(
+        &mut self,
+        batch: &[(&RowState, Option<&StateMemory>)],
+        places: usize,
+        binding: &Binding,
+        copier: &Copier,
+        is_lent: impl Fn(usize) -> bool,
+    ) -> Result<usize, MemoryError> {
+        if self.states.is_empty() {
+            return Ok(0);
+        }
+        self.make_tensors(binding, copier)?;
+        let from = self.plan.from;
+        let mut joining = std::mem::take(&mut self.joining);
+        joining.clear();
+        joining
+            .extend((0..batch.len()).filter(|&at| self.spot_of_row(at) != Some(Spot { buffer: from, position: at })));
+        let mut copied = 0;
+        for index in 0..self.states.len() {
+            if is_lent(self.states[index].number) {
+                continue;
+            }
+            for &position in &joining {
+                let (row, memory) = batch[position];
+                self.fill_row(index, RowAt { position, rows: places }, row, memory, binding, copier)?;
+                copied += if row.is_fresh() { 0 } else { self.states[index].slot_bytes };
+            }
+        }
+        copier.end_phase();
+        for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number)) {
+            for position in batch.len()..places {
+                let at = |position| RowAt { position, rows: places };
+                self.tensors[from][index].repeat_row(copier, state.layout, at(0), at(position));
+            }
+        }
+        if !self.states.iter().any(|state| is_lent(state.number)) {
+            for &position in &joining {
+                if let Some(slot) = self.slots[position] {
+                    self.placement.move_to(slot, Spot { buffer: from, position }, places);
+                }
+            }
+        }
+        self.joining = joining;
+        Ok(copied)
+    }
+
+    /// Fills a row of the buffer that the next run reads, from another spot, the slot, or an initial value.
+    fn fill_row(
+        &mut self,
+        index: usize,
+        to: RowAt,
+        row: &RowState,
+        memory: Option<&StateMemory>,
+        binding: &Binding,
+        copier: &Copier,
+    ) -> Result<(), MemoryError> {
+        let (FixedState { number, layout, .. }, filled) = (&self.states[index], self.plan.from);
+        let Some(spot) = self.spot_of_row(to.position) else {
+            let tensor = &mut self.tensors[filled][index];
+            tensor.set_rows(to.rows)?;
+            return tensor.put_row(copier, *layout, to, StateRow::of(binding, *number, row, memory).content.of_row());
+        };
+        let from = RowAt { position: spot.position, rows: self.placement.run_rows(spot.buffer) };
+        if spot.buffer == filled {
+            self.tensors[filled][index].repeat_row(copier, *layout, from, to);
+        } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, filled]) {
+            filled[index].copy_row(copier, *layout, &read[index], from, to);
+        }
+        Ok(())
+    }
+
+    /// From now on the newest state of a sequence is what the last run, over `places` rows, wrote at `position`. States
+    /// that are kept as fp16 are rounded there, so that a state is the same whether it moved or not.
+    pub fn keep(&mut self, slot: SlotId, position: usize, places: usize, copier: &Copier) {
+        if self.states.is_empty() {
+            return;
+        }
+        let into = self.plan.into;
+        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]).filter(|(state, _)| state.as_fp16) {
+            tensor.round_row(copier, state.layout, RowAt { position, rows: places });
+        }
+        self.placement.move_to(slot, Spot { buffer: into, position }, places);
+    }
+
+    /// Copies the state at a spot to a slot. Returns the bytes.
+    pub fn write_back(&self, Spot { buffer, position }: Spot, slot: &mut SlotMemory, copier: &Copier) -> usize {
+        let from = RowAt { position, rows: self.placement.run_rows(buffer) };
+        for (state, tensor) in self.states.iter().zip(&self.tensors[buffer]) {
+            let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
+            tensor.take_row(copier, state.layout, from, kept, state.as_fp16);
+        }
+        self.states.iter().map(|state| state.slot_bytes).sum()
+    }
+
+    /// Where the state of a row of the batch is; `None`: in its slot, or it is an initial one.
+    fn spot_of_row(&self, position: usize) -> Option<Spot> {
+        self.placement.spot(self.slots[position]?)
+    }
+
+    /// Makes the buffers that the plan has and that have not been there before.
+    fn make_tensors(&mut self, binding: &Binding, copier: &Copier) -> Result<(), MemoryError> {
+        while self.tensors.len() <= self.plan.from.max(self.plan.into) {
+            let tensor = |state: &FixedState| {
+                let state = &binding.states[state.number];
+                let input = &binding.inputs[state.input];
+                let (data_type, axis) = (input.data_type, input.batch_axis);
+                BatchTensor::for_rows(data_type, axis, copier.device(), &state.dims, self.most_rows)
+            };
+            self.tensors.push(self.states.iter().map(tensor).collect::<Result<_, _>>()?);
+        }
+        Ok(())
+    }
+}

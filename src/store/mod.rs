@@ -1,0 +1,405 @@
+//! Where every byte of state is.
+//!
+//! One store per instance. [`StateStore::load`] brings the states of a batch to where a run reads them,
+//! [`StateStore::store`] makes what the run wrote the states of the sequences. In between, a state of fixed size is in a
+//! batch buffer or in its slot ([`buffers`]); a growing state is in a tensor that a run made, or beside the slot
+//! ([`varying`]). Nothing above the store knows which. The other calls are for one sequence that has no request running:
+//! they read, replace, copy or move its state, or forget it.
+//!
+//! Rules: a state changes its place only after its bytes are there (on a GPU: after the copy is enqueued; if that fails,
+//! the instance runs nothing more), so a run that fails leaves every state as it was. On a GPU the store holds the memory
+//! of all sequences that copies are under way for until [`StateStore::release`], which the instance calls after it has
+//! waited.
+//!
+//! Not for: the life of sequences, answers, or running the model.
+
+#![forbid(unsafe_code)]
+
+mod buffers;
+mod content;
+mod new_states;
+#[cfg_attr(not(test), expect(dead_code, reason = "the state API and snapshots will call it"))]
+mod operations;
+mod output_rows;
+mod placement;
+mod varying;
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::binding::{Binding, BoundContext, Initial};
+use crate::error::RequestError;
+use crate::model::{Lease, LiveSequences, StateMemory};
+use crate::panic;
+use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
+use crate::state::pool::SlotId;
+use buffers::BatchBuffers;
+use content::{StateContent, StateRow};
+use new_states::NewStates;
+pub use output_rows::OutputRows;
+use placement::Spot;
+use varying::VaryingStates;
+
+/// A state smaller than this is copied: making a tensor over it takes as long.
+const LEND_FROM: usize = 4096;
+
+/// What the store needs to know of a row of a batch.
+#[derive(Default)]
+pub struct RowState {
+    /// The hold on its sequence; `None` for a request without one (warm-up), which starts from the initial state and
+    /// leaves none.
+    pub lease: Option<Lease>,
+    /// It starts its sequence.
+    pub start: bool,
+    /// What the model for initial states says of each state; nothing for the others, and where there is no such model.
+    pub initial: Vec<Option<Initial>>,
+    /// Dimensions of the states of varying size before the run, where [`StateStore::note_dims`] has noted them.
+    pub dims: Vec<Vec<i64>>,
+}
+
+impl RowState {
+    /// Whether its state is the initial one rather than the sequence's.
+    pub const fn is_fresh(&self) -> bool {
+        self.start || self.lease.is_none()
+    }
+
+    /// Nobody knows what its state is now: its sequence ends with it.
+    pub fn spoil(&mut self) {
+        if let Some(lease) = &mut self.lease {
+            lease.spoil();
+        }
+    }
+
+    /// The slot of its sequence, if the state that it needs is the sequence's.
+    fn slot_with_state(&self) -> Option<SlotId> {
+        self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)
+    }
+
+    /// Its lease, if the sequence goes on.
+    fn lease_that_goes_on(&mut self) -> Option<&mut Lease> {
+        self.lease.as_mut().filter(|lease| !lease.ends())
+    }
+}
+
+/// A row of a batch, as the store sees it.
+pub trait HasState {
+    /// The state.
+    fn state(&self) -> &RowState;
+    /// The state, to change.
+    fn state_mut(&mut self) -> &mut RowState;
+    /// Steps that the model sees of an input along an axis; `None` if the request leaves it out.
+    fn steps(&self, binding: &Binding, input: usize, axis: usize) -> Option<usize>;
+}
+
+impl HasState for RowState {
+    fn state(&self) -> &RowState {
+        self
+    }
+
+    fn state_mut(&mut self) -> &mut RowState {
+        self
+    }
+
+    fn steps(&self, _: &Binding, _: usize, _: usize) -> Option<usize> {
+        None
+    }
+}
+
+/// Bounds of a store.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreLimits {
+    /// Most rows of a run.
+    pub most_rows: usize,
+    /// Batches that stay in batch buffers beside the one that is written.
+    pub resident_batches: usize,
+    /// Most bytes of the varying states of one sequence.
+    pub sequence_bytes: usize,
+}
+
+/// Where the states of an instance's sequences are.
+pub struct StateStore {
+    binding: Arc<Binding>,
+    sequences: Arc<LiveSequences>,
+    /// Most bytes of the varying states of one sequence.
+    limit: usize,
+    copier: Copier,
+    buffers: BatchBuffers,
+    varying: VaryingStates,
+    /// States that the next run reads where they are.
+    lent: SmallVec<[usize; 2]>,
+    /// What the sequences of the batch keep, by row.
+    held: Vec<Option<StateMemory>>,
+    /// What other sequences keep whose states are copied.
+    others: Vec<StateMemory>,
+}
+
+impl StateStore {
+    /// A store for an instance of a model whose states are copied by `copier`.
+    pub fn new(binding: Arc<Binding>, sequences: Arc<LiveSequences>, copier: Copier, limits: StoreLimits) -> Self {
+        let buffers = BatchBuffers::new(&binding, limits.most_rows, limits.resident_batches);
+        let (varying, limit) = (VaryingStates::new(&binding), limits.sequence_bytes);
+        let (lent, held, others) = (SmallVec::new(), Vec::new(), Vec::new());
+        Self { binding, sequences, limit, copier, buffers, varying, lent, held, others }
+    }
+
+    /// Notes the dimensions of the states that vary in size, for rows that are about to be grouped.
+    pub fn note_dims<R: HasState>(&self, rows: &mut [R]) {
+        if self.varying.is_empty() {
+            return;
+        }
+        let memories = self.sequences.state_memories(rows.iter().map(|row| row.state().slot_with_state()));
+        for (row, memory) in rows.iter_mut().zip(memories) {
+            let dims = self.varying.dims(&self.binding, row.state(), memory.as_ref());
+            row.state_mut().dims = dims;
+        }
+    }
+
+    /// Brings the states of a batch to where a run over `places` rows reads them. Puts the rows in the order in which
+    /// their states are there; places beyond the batch repeat its first row.
+    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize) -> Result<(), RequestError> {
+        let slots = batch.iter().map(|row| row.state().lease.as_ref().map(Lease::slot));
+        self.held = self.sequences.state_memories(slots);
+        self.arrange(batch, places);
+        let mut copied = self.make_way()?;
+        self.lent = self.lendable(batch, places);
+        let Self { binding, copier, buffers, varying, held, lent, .. } = self;
+        let rows = rows_of(batch, held);
+        let is_lent = |number: usize| lent.contains(&number);
+        copied += varying.fill(&rows, places, binding, copier, is_lent)?;
+        copied += buffers.fill(&rows, places, binding, copier, is_lent)?;
+        self.sequences.count_copied(copied);
+        Ok(())
+    }
+
+    /// The run of a batch that has been loaded, over `rows` rows.
+    pub fn run<'a, R: HasState>(&'a mut self, batch: &'a [R], rows: usize, overlays: &'a [Overlay<'a>]) -> Run<'a> {
+        let Self { binding, buffers, varying, lent, held, .. } = self;
+        let mut inputs: Vec<_> = binding.inputs.iter().map(|_| None).collect();
+        let mut outputs: Vec<_> = binding.outputs.iter().map(|_| None).collect();
+        buffers.give(binding, &mut inputs, &mut outputs);
+        if let (Some(row), Some(memory)) = (batch.first(), held.first()) {
+            for &number in &*lent {
+                inputs[binding.states[number].input] = lend(binding, number, row.state(), memory.as_ref());
+            }
+        }
+        varying.give(binding, &mut inputs);
+        Run { rows, inputs, outputs, overlays, as_graph: true }
+    }
+
+    /// An output of the last run, which must have succeeded.
+    pub fn output<'a>(&'a self, step: &'a Step, index: usize) -> Result<OutputView<'a>, RequestError> {
+        let is_fixed = |number: &usize| self.binding.states[*number].output == index;
+        let number = (0..self.binding.states.len()).find(is_fixed);
+        Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
+    }
+
+    /// What the row at `position` keeps of an input to put in front of the next request; `None` at the start of its
+    /// sequence.
+    pub fn context<R: HasState>(&self, position: usize, row: &R, context: BoundContext) -> Option<&[u8]> {
+        let memory = self.held.get(position)?.as_ref().filter(|_| !row.state().is_fresh())?;
+        let from = self.binding.slot.offset(context.slot_entry);
+        Some(memory.slot.part(from..from + context.bytes).host())
+    }
+
+    /// Whether what the last run, over `places` rows, gave can be states.
+    pub fn check(&self, step: &Step, places: usize) -> Result<(), RequestError> {
+        self.varying.outputs(&self.binding, step, places).map(drop)
+    }
+
+    /// Makes what the last run, over `places` rows, wrote the states of the rows whose `results` are good; a state that
+    /// cannot be kept becomes an error of its row. If this fails as a whole, the states of all rows are lost.
+    /// `may_share`: growing states may stay in the tensors of the run.
+    pub fn store<R: HasState, T>(
+        &mut self,
+        batch: &mut [R],
+        places: usize,
+        step: &mut Step,
+        may_share: bool,
+        results: &mut [Result<T, RequestError>],
+    ) -> Result<(), RequestError> {
+        let stays = self.copy_back(batch, places, step, may_share, results)?;
+        self.copier.synchronise()?;
+        if stays {
+            self.varying.stay(&mut self.held, &self.binding, step);
+        }
+        self.commit(batch, places, results);
+        Ok(())
+    }
+
+    /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
+    fn commit<R: HasState, T>(&mut self, batch: &mut [R], places: usize, results: &mut [Result<T, RequestError>]) {
+        for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
+            let Some(lease) = &mut row.state_mut().lease else { continue };
+            if lease.ends() {
+                self.buffers.forget(lease.slot());
+                continue;
+            }
+            match panic::catch(|| self.buffers.keep(lease.slot(), position, places, &self.copier)) {
+                Ok(()) => lease.advance(),
+                Err(error) => {
+                    lease.spoil();
+                    *result = Err(error.into());
+                }
+            }
+        }
+    }
+
+    /// Gives back what sequences keep: a run is over. On a device, all copies have been waited for.
+    pub fn release(&mut self) {
+        self.held.clear();
+        self.others.clear();
+        self.varying.release();
+    }
+
+    /// The sequence is over: its state is not needed.
+    pub fn drop(&mut self, sequence: SlotId) {
+        self.buffers.forget(sequence);
+    }
+
+    /// Puts the rows in the order in which their states are.
+    fn arrange<R: HasState>(&mut self, batch: &mut [R], places: usize) {
+        if let Some((_, positions)) = self.varying.common(batch, &self.held, places) {
+            let mut order: Vec<_> = (0..batch.len()).collect();
+            order.sort_by_key(|&row| positions[row]);
+            permute(batch, &order);
+            permute(&mut self.held, &order);
+        }
+        if let Some(order) = self.buffers.plan(batch.iter().map(R::state), places) {
+            permute(batch, order);
+            permute(&mut self.held, order);
+        }
+        let common = self.varying.common(batch, &self.held, places);
+        let in_order = common.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
+        self.varying.set_grown(in_order.map(|(grown, _)| grown));
+    }
+
+    /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
+    /// Returns the bytes.
+    fn make_way(&mut self) -> Result<usize, RequestError> {
+        let sharing = if self.varying.grown().is_none() { self.varying.take_sharing() } else { Vec::new() };
+        let copied = self.copy_to_slots(&self.buffers.leaving(), &sharing)?;
+        // What is filled next reads from where this writes to.
+        self.copier.end_phase();
+        if self.copier.device().is_none() {
+            self.others.clear();
+        }
+        Ok(copied)
+    }
+
+    /// Copies states to their slots, and growing states to memory of their sequences: those of `sharing`, and those of the
+    /// batch, unless the run reads them where they are. Returns the bytes.
+    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> Result<usize, RequestError> {
+        let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
+        let mut others: Vec<SlotId> = Vec::new();
+        for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing.iter().copied()) {
+            if !is_held(slot) && !others.contains(&slot) {
+                others.push(slot);
+            }
+        }
+        self.others = self.sequences.state_memories(others.into_iter().map(Some)).into_iter().flatten().collect();
+        let mut copied = 0;
+        for &(slot, spot) in leaving {
+            let mut memories = self.held.iter_mut().flatten().chain(&mut self.others);
+            if let Some(memory) = memories.find(|memory| memory.id() == slot) {
+                copied += self.buffers.write_back(spot, &mut memory.slot, &self.copier);
+            }
+            self.buffers.forget(slot);
+        }
+        let held = self.held.iter_mut().flatten().filter(|_| self.varying.grown().is_none());
+        for memory in held.chain(self.others.iter_mut().filter(|memory| sharing.contains(&memory.id()))) {
+            copied += self.varying.copy_out(&self.binding, memory, &self.copier)?;
+        }
+        Ok(copied)
+    }
+
+    /// The states of the only row of a run that the run can read where they are.
+    fn lendable<R: HasState>(&self, batch: &[R], places: usize) -> SmallVec<[usize; 2]> {
+        let (1, Some(row), Some(memory)) = (places, batch.first(), self.held.first()) else { return SmallVec::new() };
+        let is_in_slot = row.state().slot_with_state().is_none_or(|slot| self.buffers.spot(slot).is_none());
+        let is_in_place = |number: usize| match self.binding.states[number].is_in_slot() {
+            true => is_in_slot,
+            false => self.varying.grown().is_none(),
+        };
+        let can_be_lent = |number: usize| lend(&self.binding, number, row.state(), memory.as_ref()).is_some();
+        (0..self.binding.states.len()).filter(|&number| is_in_place(number) && can_be_lent(number)).collect()
+    }
+
+    /// Copies what of the new states does not stay where the run wrote it: varying states, unless they stay in its
+    /// tensors, and contexts. Returns whether they stay.
+    fn copy_back<R: HasState, T>(
+        &mut self,
+        batch: &mut [R],
+        places: usize,
+        step: &Step,
+        may_share: bool,
+        results: &mut [Result<T, RequestError>],
+    ) -> Result<bool, RequestError> {
+        if !self.binding.is_copied_back() {
+            return Ok(false);
+        }
+        let Self { binding, varying, held, .. } = self;
+        let outputs = varying.outputs(binding, step, places)?;
+        let new = NewStates { binding, outputs, step, places, limit: self.limit };
+        let mut stays =
+            may_share && results.iter().all(Result::is_ok) && varying.can_stay(binding, batch, places, step);
+        if stays {
+            let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
+            for (position, ((row, memory), result)) in rows.enumerate() {
+                if let Err(error) = panic::catch_result(|| new.make_room(position, row, memory, true)) {
+                    // This row keeps the state before the run, so the others cannot stay with it.
+                    *result = Err(error);
+                    stays = false;
+                }
+            }
+        }
+        let mut copied = 0;
+        let rows = batch.iter_mut().zip(held).zip(results).enumerate();
+        for (position, ((row, memory), result)) in rows.filter(|(_, (_, result))| result.is_ok()) {
+            match panic::catch_result(|| new.keep(position, row, memory, stays)) {
+                Ok(bytes) => copied += bytes,
+                Err(error) => *result = Err(error),
+            }
+        }
+        self.sequences.count_copied(copied);
+        Ok(stays)
+    }
+}
+
+/// A state of the only row of a run, as a tensor where it is.
+fn lend<'a>(
+    binding: &'a Binding,
+    number: usize,
+    row: &'a RowState,
+    memory: Option<&'a StateMemory>,
+) -> Option<Given<'a>> {
+    match StateRow::of(binding, number, row, memory) {
+        StateRow { dims, content: StateContent::Exact(bytes) } if bytes.byte_len() >= LEND_FROM => {
+            Some(Given::Lent { dims, bytes })
+        }
+        _ => None,
+    }
+}
+
+/// The rows of a batch with what their sequences keep.
+fn rows_of<'a, R: HasState>(
+    batch: &'a [R],
+    held: &'a [Option<StateMemory>],
+) -> Vec<(&'a RowState, Option<&'a StateMemory>)> {
+    batch.iter().map(R::state).zip(held.iter().map(Option::as_ref)).collect()
+}
+
+/// Puts the rows in an order: at each position the row that stood at `order[position]`.
+fn permute<T>(rows: &mut [T], order: &[usize]) {
+    for position in 0..order.len() {
+        let mut from = order[position];
+        // Where a row has been swapped away, it is where the row went that came to its position.
+        while from < position {
+            from = order[from];
+        }
+        rows.swap(position, from);
+    }
+}
+
+#[cfg(test)]
+mod tests;

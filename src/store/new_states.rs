@@ -1,0 +1,89 @@
+//! What of the states after a run is copied to the sequences: varying states, and contexts.
+
+use super::output_rows::OutputRows;
+use super::{HasState, varying};
+use crate::binding::{Binding, BoundContext, BoundState, RequestInput};
+use crate::error::RequestError;
+use crate::memory::rows;
+use crate::model::{StateMemory, VaryingSize};
+use crate::session::Step;
+use crate::tensor::WindowLayout;
+
+/// The states after a run, as its outputs have them.
+pub(super) struct NewStates<'a> {
+    pub binding: &'a Binding,
+    /// Those of varying size.
+    pub outputs: Vec<(&'a BoundState, OutputRows<'a>)>,
+    pub step: &'a Step,
+    pub places: usize,
+    /// Most bytes of the varying states of one sequence.
+    pub limit: usize,
+}
+
+impl NewStates<'_> {
+    /// Makes room for the varying states of a row, so that keeping them cannot fail; if they stay in the tensors of the
+    /// run, they are only paid for.
+    pub fn make_room<R: HasState>(
+        &self,
+        position: usize,
+        row: &mut R,
+        memory: &mut Option<StateMemory>,
+        stays: bool,
+    ) -> Result<(), RequestError> {
+        let (Some(_), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(()) };
+        let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));
+        let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
+        if bytes > self.limit {
+            return Err(RequestError::StateTooLarge { bytes, limit: self.limit });
+        }
+        Ok(memory.reserve(sizes(), stays)?)
+    }
+
+    /// Copies a row's contexts and, unless they stay, its varying states. Returns the bytes of the latter.
+    pub fn keep<R: HasState>(
+        &self,
+        position: usize,
+        row: &mut R,
+        memory: &mut Option<StateMemory>,
+        stays: bool,
+    ) -> Result<usize, RequestError> {
+        if !stays {
+            self.make_room(position, row, memory, false)?;
+        }
+        let ends: Vec<_> = self.contexts(row).collect();
+        let (Some(lease), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(0) };
+        lease.spoil();
+        for context in ends {
+            context.keep(self, position, memory);
+        }
+        let outputs = self.outputs.iter().filter(|_| !stays);
+        outputs.map(|(state, output)| varying::copy_in(state, output, position, memory, self.step)).sum()
+    }
+
+    fn contexts<R: HasState>(&self, row: &R) -> impl Iterator<Item = EndOfRow> {
+        let end = |(input, _, context): (usize, &RequestInput, BoundContext)| {
+            Some(EndOfRow { input, context, length: row.steps(self.binding, input, context.axis)? })
+        };
+        self.binding.contexts().filter_map(end)
+    }
+}
+
+/// The end of a row of an input, which is the context of the next.
+struct EndOfRow {
+    input: usize,
+    context: BoundContext,
+    /// Steps that the model saw.
+    length: usize,
+}
+
+impl EndOfRow {
+    fn keep(&self, new: &NewStates, position: usize, memory: &mut StateMemory) {
+        let Self { input, context, length } = *self;
+        let bound = &new.binding.inputs[input];
+        let (dims, bytes) = new.step.filled(input);
+        let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
+        let from = new.binding.slot.offset(context.slot_entry);
+        let chunks = layout.chunks(position, new.places, length - context.length, context.length);
+        rows::take_window(chunks, bytes, memory.slot.part_mut(from..from + context.bytes).host());
+    }
+}

@@ -1,0 +1,207 @@
+//! The state of one sequence that has no request running: read, replaced, copied, moved to its slot.
+
+use half::f16;
+
+use super::StateStore;
+use super::content::{StateContent, StateRow};
+use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
+use crate::error::RequestError;
+use crate::memory::{MemoryError, strings};
+use crate::model::{StateMemory, VaryingSize};
+use crate::session::Copier;
+use crate::state::pool::SlotId;
+use crate::tensor::{DataType, Dims, element_count};
+
+/// Why a state cannot be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// It is not a state of this model.
+    #[error("{0}")]
+    Misfit(String),
+    /// It cannot be kept.
+    #[error(transparent)]
+    Store(#[from] RequestError),
+}
+
+/// What a sequence has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SequenceState {
+    /// The value of each state, in the order of the binding.
+    pub states: Vec<Initial>,
+    /// The bytes of each context, in the order of [`Binding::contexts`].
+    pub contexts: Vec<Vec<u8>>,
+}
+
+impl StateStore {
+    /// The state of a sequence; `None` if it is over.
+    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RequestError> {
+        self.evict(&[sequence])?;
+        let Some(memory) = self.memory(sequence) else { return Ok(None) };
+        let states = (0..self.binding.states.len()).map(|number| read(&self.binding, number, &memory, &self.copier));
+        let states = states.collect::<Result<_, _>>()?;
+        let context = |entry: usize, bytes: usize| {
+            let from = self.binding.slot.offset(entry);
+            memory.slot.part(from..from + bytes).host().to_vec()
+        };
+        let contexts = self.binding.contexts().map(|(_, _, of)| context(of.slot_entry, of.bytes)).collect();
+        Ok(Some(SequenceState { states, contexts }))
+    }
+
+    /// Gives a sequence another state. Returns false if it is over. A state that does not fit, or for which there is no
+    /// room, is refused and changes nothing; if a device fails, the sequence has to be ended.
+    pub fn write(&mut self, sequence: SlotId, state: &SequenceState) -> Result<bool, WriteError> {
+        self.check_value(state)?;
+        self.evict(&[sequence])?;
+        let Some(mut memory) = self.memory(sequence) else { return Ok(false) };
+        memory.reserve(self.sizes(state), false).map_err(RequestError::from)?;
+        let bound = self.binding.states.iter().zip(&state.states).enumerate();
+        for (number, (bound, value)) in bound {
+            write(&self.binding, number, bound, value, &mut memory, &self.copier).map_err(RequestError::from)?;
+        }
+        for ((_, _, of), bytes) in self.binding.contexts().zip(&state.contexts) {
+            let from = self.binding.slot.offset(of.slot_entry);
+            memory.slot.part_mut(from..from + of.bytes).host().copy_from_slice(bytes);
+        }
+        // The bytes are in the slot when others may have it.
+        self.copier.synchronise().map_err(RequestError::from)?;
+        Ok(true)
+    }
+
+    /// Gives a sequence the state of another. Returns false if either is over.
+    pub fn copy(&mut self, from: SlotId, to: SlotId) -> Result<bool, WriteError> {
+        match self.read(from)? {
+            Some(state) => self.write(to, &state),
+            None => Ok(false),
+        }
+    }
+
+    /// Copies the states of sequences to their slots and beside them, out of the batch buffers and shared tensors.
+    pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RequestError> {
+        let leaving = sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spot(slot)?))).collect::<Vec<_>>();
+        let copied = self.copy_to_slots(&leaving, sequences);
+        let waited = self.copier.synchronise();
+        self.release();
+        waited?;
+        self.sequences.count_copied(copied?);
+        Ok(())
+    }
+
+    fn memory(&self, sequence: SlotId) -> Option<StateMemory> {
+        self.sequences.state_memories(std::iter::once(Some(sequence))).pop().flatten()
+    }
+
+    fn check_value(&self, value: &SequenceState) -> Result<(), WriteError> {
+        let misfit = |why| Err(WriteError::Misfit(why));
+        let (came, wanted) = (value.states.len(), self.binding.states.len());
+        if came != wanted {
+            return misfit(format!("{came} states came, and the model has {wanted}"));
+        }
+        for (state, value) in self.binding.states.iter().zip(&value.states) {
+            let (name, dims) = (&self.binding.inputs[state.input].name, Dims(&value.dims));
+            let fits = |(&dim, &wanted): (&i64, &i64)| dim >= 0 && (dim == wanted || wanted < 0);
+            if value.dims.len() != state.dims.len() || !value.dims.iter().zip(&state.dims).all(fits) {
+                return misfit(format!("the value for '{name}' has dims {dims}, and a row has {}", Dims(&state.dims)));
+            }
+            if !has_elements(state.data_type, value) {
+                return misfit(format!("the value for '{name}' does not have the elements of dims {dims}"));
+            }
+        }
+        let wanted: Vec<_> = self.binding.contexts().map(|(_, _, of)| of.bytes).collect();
+        let came: Vec<_> = value.contexts.iter().map(Vec::len).collect();
+        if came != wanted {
+            return misfit(format!("contexts of {came:?} bytes came, and the model has contexts of {wanted:?} bytes"));
+        }
+        let bytes = self.sizes(value).map(VaryingSize::bytes).fold(0, usize::saturating_add);
+        if bytes > self.limit {
+            return Err(RequestError::StateTooLarge { bytes, limit: self.limit }.into());
+        }
+        Ok(())
+    }
+
+    /// What the states of varying size take.
+    fn sizes(&self, value: &SequenceState) -> impl Iterator<Item = VaryingSize> {
+        let states = self.binding.states.iter().zip(&value.states);
+        states.filter(|(state, _)| !state.is_in_slot()).map(|(state, value)| match state.data_type {
+            DataType::Bytes => VaryingSize::Strings(strings::written_bytes(elements(value))),
+            _ => VaryingSize::Bytes(kept_bytes(state, value)),
+        })
+    }
+}
+
+/// Whether a value has as many elements as its dims say, of that type.
+fn has_elements(data_type: DataType, value: &Initial) -> bool {
+    let Some(count) = element_count(&value.dims) else { return false };
+    match (&value.content, data_type.byte_size()) {
+        (InitialContent::Zeros, _) => true,
+        (InitialContent::Bytes(bytes), Some(size)) => count.checked_mul(size) == Some(bytes.len()),
+        (InitialContent::Strings(strings), None) => strings.len() == count,
+        _ => false,
+    }
+}
+
+/// Bytes that a value of numbers takes when it is kept.
+fn kept_bytes(state: &BoundState, value: &Initial) -> usize {
+    state.layout(&value.dims).map_or(0, |layout| state.kept_bytes(layout))
+}
+
+/// The elements of a value of strings.
+fn elements(value: &Initial) -> impl Iterator<Item = &[u8]> + Clone {
+    let strings = if let InitialContent::Strings(strings) = &value.content { Some(strings) } else { None };
+    let empty = if strings.is_some() { 0 } else { element_count(&value.dims).unwrap_or(0) };
+    strings.into_iter().flat_map(|strings| strings.iter()).chain(std::iter::repeat_n(&[][..], empty))
+}
+
+/// State number `number`, as a sequence keeps it in its slot or beside it.
+fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier) -> Result<Initial, RequestError> {
+    let Some(StateRow { dims, content }) = StateRow::kept(binding, number, memory) else {
+        return Ok(binding.states[number].initial.clone());
+    };
+    let content = match content {
+        StateContent::Exact(bytes) => InitialContent::Bytes(copier.read(bytes)?),
+        StateContent::Fp16(bytes) => InitialContent::Bytes(widened(&copier.read(bytes)?)),
+        StateContent::WrittenStrings(written) => {
+            InitialContent::Strings(strings::elements(written).flatten().collect())
+        }
+        StateContent::Strings(strings) => InitialContent::Strings(strings.clone()),
+        StateContent::Zeros => InitialContent::Zeros,
+    };
+    Ok(Initial { dims: dims.to_vec(), content })
+}
+
+/// Writes a state to where a sequence keeps it; there is room.
+fn write(
+    binding: &Binding,
+    number: usize,
+    state: &BoundState,
+    value: &Initial,
+    memory: &mut StateMemory,
+    copier: &Copier,
+) -> Result<(), MemoryError> {
+    let to = match state.place {
+        StatePlace::Slot(_) => {
+            let from = binding.slot.offset(number);
+            memory.slot.part_mut(from..from + state.slot_bytes())
+        }
+        StatePlace::Beside(beside) if state.data_type == DataType::Bytes => {
+            let bytes = strings::written_bytes(elements(value));
+            strings::write(elements(value), memory.varying[beside].write(&value.dims, bytes).host());
+            return Ok(());
+        }
+        StatePlace::Beside(beside) => memory.varying[beside].write(&value.dims, kept_bytes(state, value)),
+    };
+    match &value.content {
+        InitialContent::Bytes(bytes) if state.as_fp16 => copier.write(&narrowed(bytes), to),
+        InitialContent::Bytes(bytes) => copier.write(bytes, to),
+        _ => copier.write(&vec![0; kept_bytes(state, value)], to),
+    }
+}
+
+fn widened(narrow: &[u8]) -> Vec<u8> {
+    let value = |bytes: &[u8]| f16::from_le_bytes([bytes[0], bytes[1]]).to_f32().to_ne_bytes();
+    narrow.chunks_exact(2).flat_map(value).collect()
+}
+
+fn narrowed(wide: &[u8]) -> Vec<u8> {
+    let value = |bytes: &[u8]| f16::from_f32(bytemuck::pod_read_unaligned(bytes)).to_le_bytes();
+    wide.chunks_exact(4).flat_map(value).collect()
+}

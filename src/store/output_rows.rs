@@ -1,0 +1,65 @@
+//! An output of a run, taken apart into rows.
+
+use crate::binding::{Binding, BoundOutput, BoundState};
+use crate::error::RequestError;
+use crate::memory::strings;
+use crate::session::OutputView;
+use crate::tensor::RowLayout;
+
+/// An output of a run, taken apart into rows.
+pub struct OutputRows<'a> {
+    /// Which output of the step.
+    pub index: usize,
+    /// What it is for.
+    pub bound: &'a BoundOutput,
+    /// The whole of it.
+    pub view: OutputView<'a>,
+    /// Layout of its rows.
+    pub layout: RowLayout,
+    /// Shape of a row.
+    pub dims: Vec<i64>,
+    /// Number of rows.
+    pub rows: usize,
+}
+
+impl<'a> OutputRows<'a> {
+    /// Output number `index` of a run over `rows` rows.
+    pub fn new(
+        binding: &'a Binding,
+        index: usize,
+        mut view: OutputView<'a>,
+        rows: usize,
+    ) -> Result<Self, RequestError> {
+        let bound = &binding.outputs[index];
+        // What the model says of a batch as a whole is the row's if there is only one.
+        if view.dims.is_empty() && bound.batch_axis.is_some() && rows == 1 {
+            view.dims = &[1];
+        }
+        let uneven = || RequestError::OutputRows { name: bound.name.clone(), dims: view.dims.to_vec(), rows };
+        if bound.batch_axis.is_some_and(|axis| view.dims.get(axis) != Some(&(rows as i64))) {
+            return Err(uneven());
+        }
+        let layout = RowLayout::new(bound.data_type, view.dims, bound.batch_axis).ok_or_else(uneven)?;
+        let mut dims = view.dims.to_vec();
+        if let Some(axis) = bound.batch_axis {
+            dims[axis] = 1;
+        }
+        Ok(Self { index, bound, view, layout, dims, rows })
+    }
+
+    /// The elements of a row of strings.
+    pub fn strings(&self, position: usize) -> impl Iterator<Item = &[u8]> + Clone {
+        strings::places(self.layout, position, self.rows).map(|place| self.view.strings.get(place))
+    }
+
+    /// The rows are not what they should be.
+    pub fn uneven(&self) -> RequestError {
+        RequestError::OutputRows { name: self.bound.name.clone(), dims: self.view.dims.to_vec(), rows: self.rows }
+    }
+
+    /// Whether the rows are what a state of varying size can be.
+    pub(super) fn is_row_of(&self, state: &BoundState) -> bool {
+        let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
+        self.dims.len() == state.dims.len() && self.dims.iter().zip(&state.dims).all(fits)
+    }
+}

@@ -1,0 +1,372 @@
+//! The store without a model: batches whose states are written by the test, and the calls for one sequence.
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+
+use super::operations::SequenceState;
+use super::*;
+use crate::binding::{
+    BoundInput, BoundOutput, BoundState, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
+};
+use crate::memory::device::{Device, OwnedStream, Queue};
+use crate::memory::{Bytes, SlotSpec, Strings};
+use crate::sequence::{Admission, Key, SequenceId};
+use crate::session::{RowAt, RowContent};
+use crate::state::layout::SlotLayout;
+use crate::tensor::{DataType, RowLayout};
+
+/// Most bytes of the varying states of a sequence.
+const SEQUENCE_BYTES: usize = 200;
+/// The most that they have together.
+const BUDGET: usize = 300;
+const ROWS: usize = 4;
+
+fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, as_fp16: bool) -> BoundState {
+    let open: Vec<i64> = dims.iter().map(|&dim| dim.max(0)).collect();
+    let initial = Initial { dims: open, content: InitialContent::Zeros };
+    BoundState {
+        input: number,
+        output: number,
+        data_type,
+        batch_axis: Some(0),
+        dims: dims.to_vec(),
+        place,
+        as_fp16,
+        initial,
+    }
+}
+
+/// A state of two numbers, one of four that are kept as fp16, a growing one, one of strings; and a context of 8 bytes.
+fn binding(with_varying: bool) -> Arc<Binding> {
+    let fixed = |count: i64| StatePlace::Slot(RowLayout::new(DataType::Fp32, &[1, count], Some(0)).unwrap());
+    let mut states =
+        vec![state(0, DataType::Fp32, &[1, 2], fixed(2), false), state(1, DataType::Fp32, &[1, 4], fixed(4), true)];
+    if with_varying {
+        states.push(state(2, DataType::Fp32, &[1, -1], StatePlace::Beside(0), false));
+        states.push(state(3, DataType::Bytes, &[1, -1], StatePlace::Beside(1), false));
+    }
+    let input = |name: String, data_type, dims: &[i64], source| BoundInput {
+        name,
+        data_type,
+        dims: dims.to_vec(),
+        batch_axis: Some(0),
+        source,
+    };
+    let mut sizes: Vec<_> = states.iter().map(BoundState::slot_bytes).collect();
+    let context = BoundContext { axis: 1, length: 2, bytes: 8, slot_entry: sizes.len() };
+    sizes.push(context.bytes);
+    let mut inputs: Vec<_> = states
+        .iter()
+        .enumerate()
+        .map(|(number, state)| input(format!("S{number}"), state.data_type, &state.dims, Source::State(number)))
+        .collect();
+    let request = RequestInput {
+        position: 0,
+        form: ShapeForm::Plain,
+        optional: false,
+        context: Some(context),
+        ragged_axis: None,
+        is_padded: false,
+    };
+    inputs.push(input("X".to_owned(), DataType::Fp32, &[-1, -1], Source::Request(request)));
+    let outputs = states.iter().map(|state| BoundOutput {
+        name: format!("O{}", state.output),
+        data_type: state.data_type,
+        batch_axis: Some(0),
+        dims: None,
+        is_response: false,
+        empty_dims: Vec::new(),
+        trim: None,
+        c_name: Default::default(),
+        is_only_kept: true,
+    });
+    let outputs = outputs.collect();
+    Arc::new(Binding { inputs, outputs, states, slot: SlotLayout::new(&sizes).unwrap() })
+}
+
+struct World {
+    store: StateStore,
+    sequences: Arc<LiveSequences>,
+    copier: Copier,
+    /// The sequences, by their ids.
+    slots: Vec<SlotId>,
+}
+
+impl World {
+    /// A store with so many sequences that have started, on the host or on a device.
+    fn new(binding: Arc<Binding>, sequences: usize, on_device: bool) -> Self {
+        let device = on_device.then(|| Device::open(0).unwrap());
+        let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+            Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
+        });
+        let slot = SlotSpec {
+            slot_bytes: binding.slot.slot_bytes(),
+            device: device.map(|device| (device, binding.device_bytes())),
+        };
+        let live = LiveSequences::for_tests(slot, sequences, BUDGET);
+        let limits = StoreLimits { most_rows: ROWS, resident_batches: 1, sequence_bytes: SEQUENCE_BYTES };
+        let store = StateStore::new(binding, live.clone(), copier.clone(), limits);
+        let mut world = Self { store, sequences: live, copier, slots: Vec::new() };
+        for id in 0..sequences {
+            let lease = world.admit(id, true, false);
+            world.slots.push(lease.slot());
+            world.finish(lease);
+        }
+        world
+    }
+
+    fn admit(&self, id: usize, start: bool, end: bool) -> Lease {
+        let key = Key { instance: 0, lane: None, id: SequenceId::Number(1 + id as u64) };
+        self.sequences.admit(0, 1, &[Admission { key, start, end }]).remove(0).unwrap()
+    }
+
+    /// Settles a request that has advanced its sequence.
+    fn finish(&self, mut lease: Lease) {
+        lease.advance();
+        drop(lease);
+        self.sequences.settle(0, Vec::new());
+    }
+
+    fn end(&mut self, id: usize) {
+        let lease = self.admit(id, false, true);
+        self.store.drop(lease.slot());
+        self.finish(lease);
+    }
+
+    /// Runs a batch of these sequences after which each has this first state; those whose run fails keep theirs.
+    fn run(&mut self, batch: &[(usize, [f32; 2])], fails: bool) {
+        let mut rows: Vec<_> = batch
+            .iter()
+            .map(|&(id, _)| RowState { lease: Some(self.admit(id, false, false)), ..RowState::default() })
+            .collect();
+        self.store.load(&mut rows, batch.len()).unwrap();
+        let order: Vec<_> = rows.iter().map(|row| row.lease.as_ref().unwrap().slot()).collect();
+        if !fails {
+            let layout = RowLayout::new(DataType::Fp32, &[1, 2], Some(0)).unwrap();
+            let mut run = self.store.run(&rows, batch.len(), &[]);
+            let tensor = run.outputs[0].as_mut().unwrap();
+            tensor.set_rows(batch.len()).unwrap();
+            for (position, slot) in order.iter().enumerate() {
+                let (_, value) = batch.iter().find(|(id, _)| self.slots[*id] == *slot).unwrap();
+                let content = RowContent::Exact(Bytes::Host(bytemuck::bytes_of(value)));
+                let at = RowAt { position, rows: batch.len() };
+                tensor.put_row(&self.copier, layout, at, content).unwrap();
+            }
+            let mut results: Vec<Result<(), RequestError>> = rows.iter().map(|_| Ok(())).collect();
+            self.store.commit(&mut rows, batch.len(), &mut results);
+            assert!(results.iter().all(Result::is_ok));
+        }
+        self.copier.synchronise().unwrap();
+        self.store.release();
+        for row in rows {
+            match (row.lease, fails) {
+                (Some(lease), false) => self.finish(lease),
+                (lease, _) => {
+                    drop(lease);
+                    self.sequences.settle(0, Vec::new());
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, id: usize) -> Option<SequenceState> {
+        self.store.read(self.slots[id]).unwrap()
+    }
+
+    fn first(&mut self, id: usize) -> Option<[f32; 2]> {
+        let InitialContent::Bytes(bytes) = &self.read(id)?.states[0].content else { panic!("no bytes") };
+        Some(bytemuck::pod_read_unaligned(bytes))
+    }
+}
+
+fn floats(dims: &[i64], values: &[f32]) -> Initial {
+    Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytemuck::cast_slice(values).to_vec()) }
+}
+
+fn names(names: &[&str]) -> Initial {
+    Initial { dims: vec![1, names.len() as i64], content: InitialContent::Strings(names.iter().collect::<Strings>()) }
+}
+
+fn value(seed: f32, steps: usize) -> SequenceState {
+    SequenceState {
+        states: vec![
+            floats(&[1, 2], &[seed, -seed]),
+            floats(&[1, 4], &[seed, 0.5, -0.0, 65504.0]),
+            floats(&[1, steps as i64], &vec![seed; steps]),
+            names(&["a", "", "stream"][..steps.min(3)]),
+        ],
+        contexts: vec![bytemuck::cast_slice(&[seed, seed + 1.0]).to_vec()],
+    }
+}
+
+#[test]
+fn every_kind_of_state_is_read_as_it_was_written() {
+    for on_device in [false, true] {
+        let mut world = World::new(binding(true), 2, on_device);
+        for (id, seed, steps) in [(0, 1.0, 3), (1, 2.0, 20), (0, 3.0, 0), (1, 4.0, 1)] {
+            let value = value(seed, steps);
+            assert!(world.store.write(world.slots[id], &value).unwrap());
+            assert_eq!(world.read(id).unwrap(), value, "on a device: {on_device}");
+        }
+        assert!(world.store.copy(world.slots[1], world.slots[0]).unwrap());
+        assert_eq!(world.read(0).unwrap(), value(4.0, 1));
+        let zeros = |value: Initial| Initial { content: InitialContent::Zeros, ..value };
+        let mut written = value(5.0, 2);
+        written.states = written.states.into_iter().map(zeros).collect();
+        assert!(world.store.write(world.slots[0], &written).unwrap());
+        let read = world.read(0).unwrap();
+        assert_eq!(read.states[..2], [floats(&[1, 2], &[0.0; 2]), floats(&[1, 4], &[0.0; 4])]);
+        assert_eq!(read.states[2..], [floats(&[1, 2], &[0.0; 2]), names(&["", ""])]);
+    }
+}
+
+#[test]
+fn a_state_that_does_not_fit_is_refused_and_changes_nothing() {
+    let mut world = World::new(binding(true), 2, false);
+    let before = value(1.0, 2);
+    assert!(world.store.write(world.slots[0], &before).unwrap());
+    let altered = |alter: fn(&mut SequenceState)| {
+        let mut value = value(2.0, 2);
+        alter(&mut value);
+        value
+    };
+    for (wrong, words) in [
+        (altered(|value| drop(value.states.pop())), "3 states came, and the model has 4"),
+        (altered(|value| value.states[0].dims = vec![1, 3]), "'S0' has dims [1, 3], and a row has [1, 2]"),
+        (altered(|value| value.states[2].dims = vec![1, -1]), "'S2' has dims [1, -1]"),
+        (altered(|value| value.states[2].dims = vec![1, 9]), "'S2' does not have the elements of dims [1, 9]"),
+        (altered(|value| value.states[3] = floats(&[1, 2], &[0.0; 2])), "'S3' does not have the elements"),
+        (
+            altered(|value| value.contexts[0].truncate(4)),
+            "contexts of [4] bytes came, and the model has contexts of [8] bytes",
+        ),
+        (altered(|value| value.states[2] = floats(&[1, 50], &[0.0; 50])), "200 are allowed"),
+    ] {
+        let error = world.store.write(world.slots[0], &wrong).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        assert_eq!(world.read(0).unwrap(), before);
+    }
+    // The other sequence has what is left of the budget.
+    assert!(world.store.write(world.slots[1], &value(3.0, 40)).unwrap());
+    let error = world.store.write(world.slots[0], &value(2.0, 40)).unwrap_err().to_string();
+    assert!(error.contains("max_state_bytes"), "{error}");
+    assert_eq!((world.read(0).unwrap(), world.read(1).unwrap()), (before, value(3.0, 40)));
+}
+
+#[test]
+fn a_sequence_that_is_over_has_no_state() {
+    let mut world = World::new(binding(true), 2, false);
+    assert!(world.store.write(world.slots[0], &value(1.0, 2)).unwrap());
+    world.end(0);
+    assert_eq!(world.read(0), None);
+    assert!(!world.store.write(world.slots[0], &value(2.0, 2)).unwrap());
+    assert!(!world.store.copy(world.slots[0], world.slots[1]).unwrap());
+    assert!(!world.store.copy(world.slots[1], world.slots[0]).unwrap());
+    world.store.evict(&world.slots.clone()).unwrap();
+}
+
+#[test]
+fn a_state_in_a_batch_buffer_is_read_replaced_and_evicted() {
+    for on_device in [false, true] {
+        let mut world = World::new(binding(false), 3, on_device);
+        world.run(&[(0, [1.0, 1.0]), (1, [2.0, 2.0]), (2, [3.0, 3.0])], false);
+        let slots = world.slots.clone();
+        assert!(slots.iter().all(|&slot| world.store.buffers.spot(slot).is_some()));
+        world.store.evict(&slots[..1]).unwrap();
+        assert!(world.store.buffers.spot(slots[0]).is_none() && world.store.buffers.spot(slots[1]).is_some());
+        assert!(world.store.copy(slots[2], slots[1]).unwrap());
+        assert_eq!([0, 1, 2].map(|id| world.first(id).unwrap()), [[1.0; 2], [3.0; 2], [3.0; 2]]);
+        world.run(&[(1, [5.0, 5.0])], true);
+        world.run(&[(0, [6.0, 6.0]), (2, [7.0, 7.0])], false);
+        assert_eq!([0, 1, 2].map(|id| world.first(id).unwrap()), [[6.0; 2], [3.0; 2], [7.0; 2]]);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Run { batch: Vec<usize>, fails: bool },
+    Read(usize),
+    Write(usize),
+    Copy(usize, usize),
+    Evict(Vec<usize>),
+    End(usize),
+}
+
+fn op(sequences: usize) -> impl Strategy<Value = Op> {
+    let id = 0..sequences;
+    let some = prop::sample::subsequence((0..sequences).collect::<Vec<_>>(), 1..=ROWS);
+    prop_oneof![
+        6 => (some.clone().prop_shuffle(), prop::bool::weighted(0.1)).prop_map(|(batch, fails)| Op::Run { batch, fails }),
+        2 => id.clone().prop_map(Op::Read),
+        2 => id.clone().prop_map(Op::Write),
+        1 => (id.clone(), id.clone()).prop_map(|(from, to)| Op::Copy(from, to)),
+        1 => some.prop_map(Op::Evict),
+        1 => id.prop_map(Op::End),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 150 }, failure_persistence: None, ..Default::default() })]
+    #[test]
+    fn whatever_is_asked_each_sequence_has_its_own_newest_state(
+        on_device: bool, ops in prop::collection::vec(op(6), 1..if cfg!(miri) { 10 } else { 50 }),
+    ) {
+        let mut world = World::new(binding(false), 6, on_device);
+        let state = |first: [f32; 2]| SequenceState {
+            states: vec![floats(&[1, 2], &first), floats(&[1, 4], &[1.0; 4])],
+            contexts: vec![vec![0; 8]],
+        };
+        let mut model: HashMap<usize, [f32; 2]> = (0..6).map(|id| (id, [0.0; 2])).collect();
+        for slot in world.slots.clone() {
+            prop_assert!(world.store.write(slot, &state([0.0; 2])).unwrap());
+        }
+        for (step, op) in ops.into_iter().enumerate() {
+            let new = |id: usize| [id as f32, 1.0 + step as f32];
+            match op {
+                Op::Run { batch, fails } => {
+                    let batch: Vec<_> = batch.into_iter().filter(|id| model.contains_key(id)).map(|id| (id, new(id))).collect();
+                    if !batch.is_empty() {
+                        world.run(&batch, fails);
+                        model.extend(batch.into_iter().filter(|_| !fails));
+                    }
+                }
+                Op::Read(id) => prop_assert_eq!(world.first(id), model.get(&id).copied()),
+                Op::Write(id) => {
+                    let is_live = world.store.write(world.slots[id], &state(new(id))).unwrap();
+                    prop_assert_eq!(is_live, model.contains_key(&id));
+                    model.entry(id).and_modify(|state| *state = new(id));
+                }
+                Op::Copy(from, to) => {
+                    let copied = world.store.copy(world.slots[from], world.slots[to]).unwrap();
+                    prop_assert_eq!(copied, model.contains_key(&from) && model.contains_key(&to));
+                    if copied {
+                        model.insert(to, model[&from]);
+                    }
+                }
+                Op::Evict(ids) => {
+                    let slots: Vec<_> = ids.into_iter().map(|id| world.slots[id]).collect();
+                    world.store.evict(&slots).unwrap();
+                    prop_assert!(slots.iter().all(|&slot| world.store.buffers.spot(slot).is_none()));
+                }
+                Op::End(id) => {
+                    if model.remove(&id).is_some() {
+                        world.end(id);
+                    }
+                }
+            }
+        }
+        for id in 0..6 {
+            prop_assert_eq!(world.first(id), model.get(&id).copied());
+        }
+    }
+
+    #[test]
+    fn rows_are_put_in_any_order(order in Just((0..9).collect::<Vec<usize>>()).prop_shuffle()) {
+        let mut rows: Vec<usize> = (100..109).collect();
+        permute(&mut rows, &order);
+        prop_assert_eq!(rows, order.iter().map(|from| 100 + from).collect::<Vec<_>>());
+    }
+}

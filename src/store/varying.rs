@@ -1,0 +1,283 @@
+//! The states whose size varies: growing tensors and strings.
+//!
+//! They are kept beside the slot. Growing states can also stay in the tensors that a run made of them ([`Grown`]), which
+//! the sequences of the batch share: a next batch of exactly the same sequences reads them as they are, so a sequence
+//! that runs alone never copies its state. Before any other batch each is copied to memory of its sequence. So are the
+//! states of the sequences that wait for their next request: otherwise one of them would keep the memory of all.
+
+use std::sync::{Arc, Weak};
+
+use super::content::{StateContent, StateRow};
+use super::output_rows::OutputRows;
+use super::{HasState, RowState};
+use crate::binding::{Binding, BoundState, StatePlace};
+use crate::error::RequestError;
+use crate::memory::{PAGES_FROM, Shared, strings};
+use crate::model::{Grown, StateMemory, VaryingSize};
+use crate::session::{BatchTensor, Copier, Given, MadeTensor, RowAt, Step, StringTensor};
+use crate::state::pool::SlotId;
+use crate::tensor::DataType;
+
+/// The states of varying size of an instance.
+pub(super) struct VaryingStates {
+    /// The number of each in the binding.
+    numbers: Vec<usize>,
+    /// What the next run reads each from, if it is neither lent nor in shared tensors.
+    inputs: Vec<Option<Input>>,
+    /// Their tensors may stay as ONNX Runtime makes them.
+    may_stay: bool,
+    /// What the next run reads them from, if those of all rows are in the tensors of one batch.
+    grown: Option<Arc<Grown>>,
+    /// The tensors of the last batch of several sequences, and the slots of the sequences that may have their states
+    /// there.
+    last_grown: (Weak<Grown>, Vec<SlotId>),
+}
+
+/// The states of a batch, put together.
+enum Input {
+    Rows(BatchTensor),
+    Strings(StringTensor),
+}
+
+impl VaryingStates {
+    pub fn new(binding: &Binding) -> Self {
+        let numbers: Vec<_> =
+            (0..binding.states.len()).filter(|&number| !binding.states[number].is_in_slot()).collect();
+        let may_stay = !binding.growing_that_may_stay().is_empty();
+        let inputs = numbers.iter().map(|_| None).collect();
+        Self { numbers, inputs, may_stay, grown: None, last_grown: (Weak::new(), Vec::new()) }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.numbers.is_empty()
+    }
+
+    /// Dimensions of each state of a row before the run.
+    pub fn dims(&self, binding: &Binding, row: &RowState, memory: Option<&StateMemory>) -> Vec<Vec<i64>> {
+        self.numbers.iter().map(|&number| StateRow::of(binding, number, row, memory).dims.to_vec()).collect()
+    }
+
+    /// What the next run reads growing states from, if they are all in the tensors of one batch.
+    pub fn grown(&self) -> Option<&Grown> {
+        self.grown.as_deref()
+    }
+
+    /// The next run reads growing states from these tensors.
+    pub fn set_grown(&mut self, grown: Option<Arc<Grown>>) {
+        self.grown = grown;
+    }
+
+    /// The tensors of a batch of exactly these rows, in which all have their growing states; and at which positions.
+    pub fn common<R: HasState>(
+        &self,
+        batch: &[R],
+        held: &[Option<StateMemory>],
+        places: usize,
+    ) -> Option<(Arc<Grown>, Vec<usize>)> {
+        if !self.may_stay || batch.len() != places {
+            return None;
+        }
+        let shared = |(row, memory): (&R, &'_ Option<StateMemory>)| {
+            row.state().slot_with_state()?;
+            memory.as_ref()?.varying.first()?.shared().cloned()
+        };
+        let rows = batch.iter().zip(held).map(shared).collect::<Option<Vec<_>>>()?;
+        let grown = rows.first()?.tensors.clone();
+        let is_common = grown.rows == places && rows.iter().all(|at| Arc::ptr_eq(&at.tensors, &grown));
+        is_common.then(|| (grown, rows.iter().map(|at| at.position).collect()))
+    }
+
+    /// Takes the sequences that may still have their states in the tensors of the last batch.
+    pub fn take_sharing(&mut self) -> Vec<SlotId> {
+        let (last, slots) = std::mem::take(&mut self.last_grown);
+        if last.strong_count() > 0 { slots } else { Vec::new() }
+    }
+
+    /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
+    pub fn copy_out(
+        &self,
+        binding: &Binding,
+        memory: &mut StateMemory,
+        copier: &Copier,
+    ) -> Result<usize, RequestError> {
+        let mut copied = 0;
+        for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
+            let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
+            let Some(tensor) = tensors.tensors.get(index) else { continue };
+            let layout = binding.states[*number].layout(tensor.dims());
+            if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
+                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, false)?;
+                varying.forget_shared();
+                copied += layout.row_bytes();
+            }
+        }
+        Ok(copied)
+    }
+
+    /// Puts the states of a batch together that are neither lent nor in shared tensors. Places beyond the rows repeat the
+    /// first. Returns the bytes that were copied.
+    pub fn fill(
+        &mut self,
+        rows: &[(&RowState, Option<&StateMemory>)],
+        places: usize,
+        binding: &Binding,
+        copier: &Copier,
+        is_lent: impl Fn(usize) -> bool,
+    ) -> Result<usize, RequestError> {
+        if self.grown.is_some() {
+            return Ok(0);
+        }
+        let inputs = self.numbers.iter().zip(&mut self.inputs).filter(|(number, _)| !is_lent(**number));
+        inputs.map(|(&number, input)| fill(input, binding, number, rows, places, copier)).sum()
+    }
+
+    /// The tensors that the next run reads, by input; those that are lent are there already.
+    pub fn give<'a>(&'a mut self, binding: &Binding, inputs: &mut [Option<Given<'a>>]) {
+        for (index, (&number, input)) in self.numbers.iter().zip(&mut self.inputs).enumerate() {
+            let given = &mut inputs[binding.states[number].input];
+            if given.is_some() {
+                continue;
+            }
+            *given = match (&self.grown, input) {
+                (Some(grown), _) => grown.tensors.get(index).map(Given::Made),
+                (None, Some(Input::Rows(tensor))) => Some(Given::Batch(tensor)),
+                (None, Some(Input::Strings(tensor))) => Some(Given::Strings(tensor)),
+                (None, None) => None,
+            };
+        }
+    }
+
+    /// Gives back what the last run has read.
+    pub fn release(&mut self) {
+        self.grown = None;
+        for input in &mut self.inputs {
+            match input {
+                Some(Input::Rows(tensor)) => tensor.give_back(PAGES_FROM),
+                _ => *input = None,
+            }
+        }
+    }
+
+    /// The new states, as the last run over `places` rows gave them.
+    pub fn outputs<'a>(
+        &self,
+        binding: &'a Binding,
+        step: &'a Step,
+        places: usize,
+    ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, RequestError> {
+        let output = |&number: &usize| {
+            let state = &binding.states[number];
+            let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, places)?;
+            // Where the model left a state's shape open, this is the first time to see it.
+            if output.is_row_of(state) { Ok((state, output)) } else { Err(output.uneven()) }
+        };
+        self.numbers.iter().map(output).collect()
+    }
+
+    /// Whether the new states of a batch over `places` rows may stay in the tensors that the run made.
+    pub fn can_stay<R: HasState>(&self, binding: &Binding, batch: &[R], places: usize, step: &Step) -> bool {
+        let goes_on = |row: &R| row.state().lease.as_ref().is_some_and(|lease| !lease.ends());
+        self.may_stay
+            && batch.len() == places
+            && batch.iter().all(goes_on)
+            && self.numbers.iter().all(|&number| step.has_made(binding.states[number].output))
+    }
+
+    /// Leaves the new states of a batch in the tensors that the last run made.
+    pub fn stay(&mut self, held: &mut [Option<StateMemory>], binding: &Binding, step: &mut Step) {
+        let made = self.numbers.iter().filter_map(|&number| step.take_made(binding.states[number].output));
+        let grown = Arc::new(Grown { tensors: made.collect(), rows: held.len() });
+        for (position, memory) in held.iter_mut().enumerate() {
+            let Some(memory) = memory else { continue };
+            for (index, (varying, &number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
+                let state = &binding.states[number];
+                let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims().to_vec()) else {
+                    continue;
+                };
+                let Some(layout) = state.layout(&dims) else { continue };
+                if let Some(dim) = state.batch_axis.and_then(|axis| dims.get_mut(axis)) {
+                    *dim = 1;
+                }
+                let bytes = state.kept_bytes(layout);
+                varying.share(&dims, Shared { tensors: grown.clone(), position, bytes });
+            }
+        }
+        if held.len() > 1 {
+            self.last_grown = (Arc::downgrade(&grown), held.iter().flatten().map(StateMemory::id).collect());
+        }
+    }
+}
+
+/// Puts a state of all rows together. Returns the bytes, where it is not one of strings.
+fn fill(
+    input: &mut Option<Input>,
+    binding: &Binding,
+    number: usize,
+    rows: &[(&RowState, Option<&StateMemory>)],
+    places: usize,
+    copier: &Copier,
+) -> Result<usize, RequestError> {
+    let state = &binding.states[number];
+    let of = |&(row, memory): &(_, _)| StateRow::of(binding, number, row, memory);
+    let Some(first) = rows.first() else { return Ok(0) };
+    let dims = of(first).dims;
+    let layout = state.layout(dims).ok_or_else(|| {
+        let input = &binding.inputs[state.input];
+        RequestError::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
+    })?;
+    let contents = rows.iter().chain(std::iter::repeat(first)).take(places).map(|row| of(row).content).enumerate();
+    if state.data_type == DataType::Bytes {
+        let elements = |(place, content)| {
+            let elements: Box<dyn Iterator<Item = &[u8]>> = match content {
+                StateContent::Strings(elements) => Box::new(elements.iter()),
+                StateContent::WrittenStrings(written) => Box::new(strings::elements(written).flatten()),
+                _ => return None,
+            };
+            Some(strings::places(layout, place, places).zip(elements))
+        };
+        let mut dims = dims.to_vec();
+        if let Some(axis) = binding.inputs[state.input].batch_axis {
+            dims[axis] = places as i64;
+        }
+        *input = Some(Input::Strings(StringTensor::new(contents.filter_map(elements).flatten(), &dims)?));
+        return Ok(0);
+    }
+    if input.is_none() {
+        let batch_axis = binding.inputs[state.input].batch_axis;
+        *input = Some(Input::Rows(BatchTensor::new(state.data_type, batch_axis, copier.device())?));
+    }
+    let Some(Input::Rows(tensor)) = input else { return Ok(0) };
+    tensor.shape(dims, places)?;
+    for (position, content) in contents {
+        tensor.put_row(copier, layout, RowAt { position, rows: places }, content.of_row())?;
+    }
+    Ok(rows.iter().filter(|(row, _)| !row.is_fresh()).count() * state.kept_bytes(layout))
+}
+
+/// Bytes that the new state of the row at `position` takes.
+pub(super) fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize {
+    match state.data_type {
+        DataType::Bytes => VaryingSize::Strings(strings::written_bytes(output.strings(position))),
+        _ => VaryingSize::Bytes(state.kept_bytes(output.layout)),
+    }
+}
+
+/// Copies the new state of the row at `position` to memory of its sequence, where room has been made. Returns the bytes.
+pub(super) fn copy_in(
+    state: &BoundState,
+    output: &OutputRows,
+    position: usize,
+    memory: &mut StateMemory,
+    step: &Step,
+) -> Result<usize, RequestError> {
+    let StatePlace::Beside(number) = state.place else { return Ok(0) };
+    let bytes = size(state, output, position).bytes();
+    let kept = memory.varying[number].write(&output.dims, bytes);
+    if state.data_type == DataType::Bytes {
+        strings::write(output.strings(position), kept.host());
+    } else {
+        let at = RowAt { position, rows: output.rows };
+        step.take_output(state.output, output.layout, at, kept, state.as_fp16)?;
+    }
+    Ok(bytes)
+}
