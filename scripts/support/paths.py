@@ -14,6 +14,7 @@ TEST_DEVICE = os.environ.get("STATEFUL_TEST_DEVICE", "cpu")
 
 #: What `--backend-directory` gets; scripts/build fills it.
 BACKENDS = BUILD / ("backends-simulated" if TEST_DEVICE == "simulated" else "backends")
+INSPECT = BUILD / "bin" / "stateful-inspect"
 BACKEND_LIBRARY = BACKENDS / "stateful" / "libtriton_stateful.so"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))

@@ -12,7 +12,7 @@ import tritonclient.grpc as grpc_client
 from support import paced
 from support.paced import Pace, Paced
 from support.server import TritonServer
-from support.speech import CHUNK_S, CONTEXT_SAMPLES
+from support.speech import CONTEXT_SAMPLES
 
 SECONDS = 5.0
 # On a machine that is busy with other things, none may be few enough.

@@ -66,7 +66,7 @@ def behaviour(setting: Setting) -> list[Chunk]:
             limit_s=400,
             environment=environment,
         )
-        for file in sorted(tests.glob("test_*.py"), key=_rank)
+        for file in sorted(tests.rglob("test_*.py"), key=_rank)
     ]
 
 
