@@ -2,7 +2,7 @@
 //! the driver as this backend calls it, the provider's options, its stream, where its tensors lie, what it copies, CUDA
 //! graphs. Copies happen there and other kernels do not, so the models are of copies alone.
 //!
-//! `scripts/test-gpu-calls` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them it
+//! `scripts/test-on-fake-cuda` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them it
 //! says so and does nothing.
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
@@ -41,7 +41,7 @@ impl FakeCuda {
         };
         let find = || {
             let Some(folder) = std::env::var_os("FAKE_CUDA").map(PathBuf::from) else {
-                eprintln!("skipped: no stand-in for CUDA; scripts/test-gpu-calls makes it");
+                eprintln!("skipped: no stand-in for CUDA; scripts/test-on-fake-cuda makes it");
                 return None;
             };
             let runtime = load(&folder, &["libcudart.so.13", "libcudart.so.12"]);

@@ -46,7 +46,7 @@ class Pace:
 
 
 @dataclass
-class Paced:
+class Outcome:
     """What came of it."""
 
     latencies_s: np.ndarray  # from when a chunk was due to its answer, one for each that was sent
@@ -74,7 +74,7 @@ def streams_of(pace: Pace) -> list[Stream]:
     return cut_streams(read_recording(), pace.streams, pace.seed, (pace.steps, pace.steps))
 
 
-def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id: int) -> tuple[Pace, Paced]:
+def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id: int) -> tuple[Pace, Outcome]:
     """All streams for some seconds of audio."""
     pace = Pace(model, streams, round(seconds / CHUNK_S), seed, first_id, time.monotonic() + START_IN_S)
     shares = [range(streams)[at::PROCESSES] for at in range(PROCESSES)]
@@ -85,7 +85,7 @@ def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id:
     for share, part in zip(shares, parts):
         for stream, given in zip(share, part.probabilities, strict=True):
             probabilities[stream] = given
-    return pace, Paced(
+    return pace, Outcome(
         np.concatenate([part.latencies_s for part in parts]),
         probabilities,
         sum(part.client_cpu_s for part in parts),
@@ -93,7 +93,7 @@ def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id:
     )
 
 
-def _send_share(url: str, pace: Pace, share: Sequence[int]) -> Paced:
+def _send_share(url: str, pace: Pace, share: Sequence[int]) -> Outcome:
     """One process's streams, over one gRPC stream."""
     return _Sender(pace, share).run(url)
 
@@ -110,7 +110,7 @@ class _Sender:
         self.sent = 0
         self.gave_up = False
 
-    def run(self, url: str) -> Paced:
+    def run(self, url: str) -> Outcome:
         process = psutil.Process()
         before = process.cpu_times()
         latencies = []
@@ -119,7 +119,7 @@ class _Sender:
                 latencies.append(self._settle(answer))
         after = process.cpu_times()
         cpu_s = after.user + after.system - before.user - before.system
-        return Paced(np.array(latencies), list(self.probabilities.values()), cpu_s, self.gave_up)
+        return Outcome(np.array(latencies), list(self.probabilities.values()), cpu_s, self.gave_up)
 
     def _messages(self) -> Iterator[bytes]:
         last = self.pace.steps - 1

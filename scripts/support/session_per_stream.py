@@ -16,14 +16,14 @@ SESSIONS = 24
 
 
 @dataclass(frozen=True)
-class UsualWay:
+class SessionPerStream:
     """What a stream costs that way."""
 
     cpu_s_per_step: float
     bytes_per_stream: float
 
 
-def measure(streams: list[Stream], seconds: float = 1.5) -> UsualWay:
+def measure(streams: list[Stream], seconds: float = 1.5) -> SessionPerStream:
     """Steps some streams in turn, each in a session of its own, on one thread."""
     process = psutil.Process()
     before = process.memory_info().rss
@@ -39,4 +39,4 @@ def measure(streams: list[Stream], seconds: float = 1.5) -> UsualWay:
             sequence.step({"input": stream.inputs[step % stream.steps][None]})
         steps += len(sequences)
         step += 1
-    return UsualWay((time.process_time() - began) / steps, resident / len(sequences))
+    return SessionPerStream((time.process_time() - began) / steps, resident / len(sequences))
