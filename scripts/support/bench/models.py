@@ -78,7 +78,9 @@ class BenchModel:
 
         tick = State("TICK_IN", "TICK_OUT", (BATCH, 1))
         inputs, outputs = self.inputs + ends("input"), self.outputs + ends("output")
-        return BenchModel(f"{self.name}_carried", build, inputs, outputs, (tick,), f"{self.says}, carried by the client")
+        return BenchModel(
+            f"{self.name}_carried", build, inputs, outputs, (tick,), f"{self.says}, carried by the client"
+        )
 
     def config(
         self,

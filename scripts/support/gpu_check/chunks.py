@@ -73,7 +73,11 @@ class Results:
 
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        written = {"about": self.about, "planned": self.planned, "chunks": {key: asdict(record) for key, record in self.records.items()}}
+        written = {
+            "about": self.about,
+            "planned": self.planned,
+            "chunks": {key: asdict(record) for key, record in self.records.items()},
+        }
         new = self.file.with_name(self.file.name + ".new")
         new.write_text(json.dumps(written, indent=1) + "\n")
         new.replace(self.file)

@@ -14,7 +14,10 @@ from pathlib import Path
 _LINKED = re.compile(rb"lib(?:cublasLt|cublas|curand|nvinfer|nvonnxparser)\.so\.\d+")
 _CUDA = re.compile(rb"libcublas\.so\.(\d+)")
 #: What ONNX Runtime and cuDNN open when they first need it, by the version of CUDA. Their names stand nowhere in one piece.
-_LATE = {12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"), 13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13")}
+_LATE = {
+    12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"),
+    13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13"),
+}
 
 
 @dataclass(frozen=True)
@@ -70,9 +73,7 @@ def of_providers(runtime: Path, site: Path) -> dict[str, dict[str, dict[str, str
     """Of each provider in a folder, by its file's name, where the libraries are that it wants: linked, and late."""
     folders = roots(site)
     wants = {provider.name: wanted(provider) for provider in sorted(runtime.glob("libonnxruntime_providers_*.so"))}
-    return {
-        name: {"linked": find(of.linked, folders), "late": find(of.late, folders)} for name, of in wants.items()
-    }
+    return {name: {"linked": find(of.linked, folders), "late": find(of.late, folders)} for name, of in wants.items()}
 
 
 def search_path(found: dict[str, str | None]) -> str:

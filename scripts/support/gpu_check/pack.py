@@ -1,10 +1,10 @@
 """Collects the parts that a machine with a GPU and without a network needs, and cuts them into pieces.
 
-    tree.tar           the repository, as committed
-    build.tar          what scripts/build --bench has made
-    wheels.tar         what scripts/setup installs, but for what only builds want, and pip
-    onnxruntime.tar    onnxruntime-gpu, in onnxruntime's place
-    cuda.tar           its libraries of CUDA, if wanted
+tree.tar           the repository, as committed
+build.tar          what scripts/build --bench has made
+wheels.tar         what scripts/setup installs, but for what only builds want, and pip
+onnxruntime.tar    onnxruntime-gpu, in onnxruntime's place
+cuda.tar           its libraries of CUDA, if wanted
 """
 
 from __future__ import annotations

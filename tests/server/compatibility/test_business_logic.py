@@ -134,9 +134,7 @@ def test_a_script_passes_sequences_on(own, more):
 
     # at once, and over every protocol
     together(
-        lambda protocol=protocol, seed=seed: ScriptedConversation(
-            own.connect(protocol), "script", inner, seed
-        ).whole(6)
+        lambda protocol=protocol, seed=seed: ScriptedConversation(own.connect(protocol), "script", inner, seed).whole(6)
         for protocol in PROTOCOLS
         for seed in range(3)
     )

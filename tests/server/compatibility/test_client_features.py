@@ -142,9 +142,7 @@ def test_an_output_region_that_is_too_small_is_an_error_and_the_sequence_goes_on
 def test_tensors_of_many_mib_come_whole(deployment, protocol):
     """Such a request reaches the backend in several pieces (over HTTP), and none may be lost."""
     width = 2_000_003  # 7.6 MiB
-    model = deployment.serve(
-        models.echo("fp32", "echo_large", dims=(width,), max_candidates=4, max_batch_size=2)
-    )
+    model = deployment.serve(models.echo("fp32", "echo_large", dims=(width,), max_candidates=4, max_batch_size=2))
     client = deployment.connect(protocol)
     rng = np.random.default_rng(3)
     before = np.zeros((1, width), np.float32)
@@ -181,9 +179,7 @@ def test_several_large_inputs_in_one_http_request(deployment):
     )
     deployment.serve(model)
     together(
-        lambda seed=seed: Conversation(deployment.connect("http"), model, np.random.default_rng(seed)).whole(
-            4
-        )
+        lambda seed=seed: Conversation(deployment.connect("http"), model, np.random.default_rng(seed)).whole(4)
         for seed in range(3)
     )
 
@@ -421,9 +417,7 @@ def test_warm_up_of_several_rows_with_padding_and_without_inferred_ends(deployme
   inputs {{ key: "INPUT" value: {{ data_type: TYPE_FP32 dims: [ 4 ] zero_data: true }} }}
 }}""",
     )
-    model = deployment.serve(
-        model.with_parameters(model.name, always_pad_to_max_batch=1, infer_end_requests=0)
-    )
+    model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1, infer_end_requests=0))
     client = deployment.connect()
     talk = Conversation(client, model, np.random.default_rng(5))
     talk.start()
@@ -460,9 +454,7 @@ def test_expired_sequences_and_their_late_ends_disturb_nobody(deployment, infer_
             talk.start()
             time.sleep(float(rng.uniform(0.3, 0.6)))  # around the limit
             came = outcome(
-                lambda talk=talk: client.step(
-                    model.name, talk.sequence_id, model.draw(rng), end=bool(rng.integers(2))
-                )
+                lambda talk=talk: client.step(model.name, talk.sequence_id, model.draw(rng), end=bool(rng.integers(2)))
             )
             if isinstance(came, InferenceServerException):
                 assert came.status() in ("StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND"), came
@@ -505,9 +497,7 @@ def test_one_shot_sequences_leave_others_alone(deployment):
     together(
         [
             *(
-                lambda seed=seed: [
-                    Conversation(client, model, np.random.default_rng(seed)).whole(1) for _ in range(20)
-                ]
+                lambda seed=seed: [Conversation(client, model, np.random.default_rng(seed)).whole(1) for _ in range(20)]
                 for seed in range(4)
             ),
             *(lambda talk=talk: [talk.step() for _ in range(20)] for talk in staying),

@@ -77,10 +77,7 @@ def test_an_example_answers_as_if_each_sequence_were_alone(deployment, make, pro
 def test_many_sequences_of_an_example_at_once(deployment, make):
     model = deployment.serve(configured(make, ""))
     client = deployment.connect()
-    together(
-        lambda seed=seed: conversation(client, model, np.random.default_rng(seed)).whole(7)
-        for seed in range(12)
-    )
+    together(lambda seed=seed: conversation(client, model, np.random.default_rng(seed)).whole(7) for seed in range(12))
     sizes = {batch.batch_size for batch in deployment.statistics(model).batch_stats}
     assert max(sizes) > 1, f"the sequences never shared a run: {sizes}"
 
@@ -99,9 +96,7 @@ def test_the_arithmetic_is_what_the_documentation_says(deployment, make):
         answer = client.step(model.name, talk.sequence_id, fed, start=i == 0, end=i == 3)
         for source, target in zip(model.inputs, model.outputs, strict=True):
             value = fed[source.name]
-            assert value.shape == (1, 4, 1, source.dims[2]), (
-                "Triton's batch in front, then the configured dims"
-            )
+            assert value.shape == (1, 4, 1, source.dims[2]), "Triton's batch in front, then the configured dims"
             wide = value[0].astype(np.float64)
             total[source.name] = total[source.name] + wide.sum(axis=0)
             wanted = (wide + total[source.name]).astype(value.dtype)

@@ -87,7 +87,9 @@ def test_listed_dims_with_the_batch_in_them_say_that_there_is_none(deployment):
 @pytest.mark.parametrize(("name", "pair"), [("star", "<<<c*, q*>>>"), ("no_star", "<<<cell, q>>>")])
 def test_patterns_name_what_is_a_pair(deployment, name, pair):
     output = "q" if name == "no_star" else "qell"
-    export = Export({"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), output: ("batch", 8)}, {"cell": output})
+    export = Export(
+        {"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), output: ("batch", 8)}, {"cell": output}
+    )
     pattern = f'backend: "stateful"\nparameters {{ key: "state_pair_patterns" value {{ string_value: "{pair}" }} }}'
     talk(deployment, export.served("model", f"with_pattern_{name}", written=pattern))
 
@@ -107,7 +109,9 @@ def test_names_that_do_not_say_which_are_the_states_are_refused(deployment, name
         changed = Export(export.inputs, outputs, {"hidden": "hidden_next"})
     else:
         words = ["no input and output", "state_pairs", "cell", "q"]
-        changed = Export({"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), "q": ("batch", 8)}, {"cell": "q"})
+        changed = Export(
+            {"x": ("batch", 4), "cell": ("batch", 8)}, {"y": ("batch", 2), "q": ("batch", 8)}, {"cell": "q"}
+        )
     refused(deployment, changed.served("model", f"refused_{name}", written='backend: "stateful"'), *words)
 
 
@@ -115,7 +119,11 @@ def test_names_that_do_not_say_which_are_the_states_are_refused(deployment, name
     ("name", "value", "words"),
     [
         ("one_star", "<<<hidd*, hidden_next>>>", ["state_pair_patterns", "<<<hidd*, hidden_next>>>", "*"]),
-        ("of_no_names", "<<<hidden, next_hidden>>>", ["state_pair_patterns", "<<<hidden, next_hidden>>>", "hidden_next"]),
+        (
+            "of_no_names",
+            "<<<hidden, next_hidden>>>",
+            ["state_pair_patterns", "<<<hidden, next_hidden>>>", "hidden_next"],
+        ),
         ("two_stars", "<<<a**, b*>>>", ["state_pair_patterns", "*"]),
     ],
 )

@@ -168,11 +168,15 @@ def test_stateful_inspect_warns_of_half_found_states(tmp_path):
 
 
 def fixed(*dims: int | str) -> Export:
-    return Export({"wave": dims, "cell": (1, 8)}, {"score": (1, 2), "cell_out": (1, 8)}, {"cell": "cell_out"}, batch=None)
+    return Export(
+        {"wave": dims, "cell": (1, 8)}, {"score": (1, 2), "cell_out": (1, 8)}, {"cell": "cell_out"}, batch=None
+    )
 
 
 def test_a_context_that_fits_one_axis_only_needs_no_axis(deployment):
-    model = fixed(1, 9).served("model", "edge_context", file_name="model.onnx", written=parameter("input_context", "wave=4"))
+    model = fixed(1, 9).served(
+        "model", "edge_context", file_name="model.onnx", written=parameter("input_context", "wave=4")
+    )
     deployment.serve(model)
     config = deployment.admin.get_model_config(model.name).config
     assert (config.max_batch_size, list(config.input[0].dims)) == (0, [1, 5])
@@ -193,7 +197,9 @@ def test_a_context_that_fits_one_axis_only_needs_no_axis(deployment):
 )
 def test_a_context_whose_axis_cannot_be_told_is_refused_with_the_line_to_write(deployment, name, dims, written, words):
     context = parameter("input_context", "wave=4")
-    model = fixed(*dims).served("model", f"refused_context_{name}", file_name="model.onnx", written=f"{context}\n{written}")
+    model = fixed(*dims).served(
+        "model", f"refused_context_{name}", file_name="model.onnx", written=f"{context}\n{written}"
+    )
     refused(deployment, model, "input_context", *words)
 
 

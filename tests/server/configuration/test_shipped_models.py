@@ -28,7 +28,9 @@ def test_the_speech_model_answers_as_onnx_runtime_does(silero):
     fed = inputs_of(read_recording()[: 40 * CHUNK_SAMPLES])
     oracle, client, sequence = silero_oracle().new_sequence(), silero.connect(), new_id()
     for step, inputs in enumerate(fed):
-        answer = client.step("silero_vad", sequence, {"input": inputs[None, CONTEXT_SAMPLES:]}, start=step == 0, end=step == 39)
+        answer = client.step(
+            "silero_vad", sequence, {"input": inputs[None, CONTEXT_SAMPLES:]}, start=step == 0, end=step == 39
+        )
         assert answer["output"] == pytest.approx(oracle.step({"input": inputs[None]})["output"], abs=1e-5)
 
 

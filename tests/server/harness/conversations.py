@@ -30,9 +30,7 @@ class Conversation:
     def step(self, inputs=None, *, start=False, end=False):
         """Asks with these inputs, or random ones. A refused step leaves the oracle alone."""
         inputs = self.model.draw(self.rng) if inputs is None else inputs
-        answer = self.client.step(
-            self.model.name, self.sequence_id, inputs, start=start, end=end, version=self.version
-        )
+        answer = self.client.step(self.model.name, self.sequence_id, inputs, start=start, end=end, version=self.version)
         self.count += 1
         context = f"sequence {self.sequence_id!r}, step {self.count}, start {start}, end {end}"
         assert_same(self.model, answer, self.oracle.step(inputs, start=start, end=end), context)
@@ -165,9 +163,7 @@ def pipeline(stream: Stream, model: Model, rng: np.random.Generator, scripts: li
             waiting.pop(at)
         request_id = str(len(expected))
         expected[request_id] = (now, oracle.step(now.inputs, start=now.start, end=now.end))
-        stream.send(
-            model.name, now.sequence_id, now.inputs, start=now.start, end=now.end, request_id=request_id
-        )
+        stream.send(model.name, now.sequence_id, now.inputs, start=now.start, end=now.end, request_id=request_id)
     for reply in stream.replies(len(expected)):
         assert reply.error is None, reply.error
         now, want = expected.pop(reply.request_id)

@@ -120,9 +120,7 @@ class Deployment:
         text = self.server.metrics()
         pattern = re.compile(rf"^{name}{{([^}}]*)}} (\S+)$", re.MULTILINE)
         return sum(
-            float(value)
-            for labels, value in pattern.findall(text)
-            if f'model="{model.name}"' in labels.split(",")
+            float(value) for labels, value in pattern.findall(text) if f'model="{model.name}"' in labels.split(",")
         )
 
     def settles(self, name: str, model: Model, value: float) -> None:

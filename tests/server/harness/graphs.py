@@ -13,9 +13,7 @@ from harness.model import TYPES
 BATCH = "N"  # the symbolic batch dimension of every graph
 
 
-def graph(
-    nodes, inputs, outputs, weights: Mapping[str, np.ndarray] | None = None
-) -> onnx.ModelProto:
+def graph(nodes, inputs, outputs, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
     """A checked model of opset 17. Inputs and outputs: (name, type, shape) each."""
     made = helper.make_graph(
         nodes,

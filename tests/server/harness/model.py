@@ -234,9 +234,7 @@ class Model:
         """Random values for one request: batch 1, a variable dimension of 1 to 6."""
         batch = (1,) if self.max_batch_size else ()
         return {
-            tensor.name: _draw(tensor, batch, rng)
-            for tensor in self.inputs
-            if not tensor.optional or rng.integers(2)
+            tensor.name: _draw(tensor, batch, rng) for tensor in self.inputs if not tensor.optional or rng.integers(2)
         }
 
     def as_fed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -87,9 +87,7 @@ class Oracle:
         return feeds
 
     def _constants(self) -> dict[str, np.ndarray]:
-        return {
-            name: np.array(value).astype(self._dtype(name)) for name, value in self.model.constants.items()
-        }
+        return {name: np.array(value).astype(self._dtype(name)) for name, value in self.model.constants.items()}
 
     def _lengths(self, fed) -> dict[str, np.ndarray]:
         feeds = {}

@@ -242,15 +242,10 @@ def silero_like(name: str, **changes) -> Model:
 
 
 def test_a_speech_model_gets_its_context_together_with_its_state(deployment):
-    model = silero_like(
-        "context_of_speech", oldest="preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 2000"
-    )
+    model = silero_like("context_of_speech", oldest="preferred_batch_size: [ 8 ] max_queue_delay_microseconds: 2000")
     deployment.serve(model)
     client = deployment.connect()
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(8)
-        for seed in range(16)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(8) for seed in range(16))
     assert max(batch_sizes(deployment, model)) > 1
 
 
@@ -366,8 +361,7 @@ def test_the_context_of_the_others_goes_on_when_one_of_a_batch_fails(deployment)
     steps(talks, [said(0, 2, 10 * i) for i in range(4)], start=True)()
     asked = [said(99, 2, 50), said(1, 2, 60), said(2, 2, 70), said(3, 2, 80)]
     came = together(
-        lambda talk=talk, fed=fed: outcome(lambda: talk.step(fed))
-        for talk, fed in zip(talks, asked, strict=True)
+        lambda talk=talk, fed=fed: outcome(lambda: talk.step(fed)) for talk, fed in zip(talks, asked, strict=True)
     )
     assert isinstance(came[0], InferenceServerException)
     assert not any(isinstance(answer, Exception) for answer in came[1:]), came

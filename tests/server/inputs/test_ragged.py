@@ -40,7 +40,10 @@ def test_states_of_a_padded_lstm_are_the_rows_own(deployment):
     talks = four(deployment, model)
 
     def asked(lengths):
-        return [{"X": talk.rng.standard_normal((1, n, 3)).astype(np.float32)} for talk, n in zip(talks, lengths, strict=True)]
+        return [
+            {"X": talk.rng.standard_normal((1, n, 3)).astype(np.float32)}
+            for talk, n in zip(talks, lengths, strict=True)
+        ]
 
     assert runs_of(deployment, model, steps(talks, asked(LENGTHS), start=True)) == {4: 1}
     for lengths in [(5, 1, 3, 2), (2, 2, 2, 2), (6, 1, 1, 1)]:
@@ -143,7 +146,9 @@ def test_a_run_that_fails_fails_its_row_only(deployment):
         with pytest.raises(InferenceServerException, match="ONNX Runtime"):
             talk.client.step(model.name, talk.sequence_id, x(3, 2000))
 
-    together([lambda: fails(talks[0]), *(lambda t=t, n=n: t.step(x(n)) for t, n in zip(talks[1:], LENGTHS[1:], strict=True))])
+    together(
+        [lambda: fails(talks[0]), *(lambda t=t, n=n: t.step(x(n)) for t, n in zip(talks[1:], LENGTHS[1:], strict=True))]
+    )
     of_lengths(talks, LENGTHS, 1, end=True)()
 
 
@@ -182,7 +187,9 @@ def test_an_output_of_which_nobody_says_what_belongs_to_a_row_is_refused(deploym
 # ---- rows that come back as they were fed: what was filled up, cut off or mixed up would show
 
 
-def told(name: str, shape: list, dims: tuple[int, ...], says: str = "X=LENGTHS", type: str = "fp32", **changes) -> Model:
+def told(
+    name: str, shape: list, dims: tuple[int, ...], says: str = "X=LENGTHS", type: str = "fp32", **changes
+) -> Model:
     """Answers X `shape` and LENGTHS as the model was fed them, and counts its runs. The open dim that
     is called T is the one that LENGTHS tells."""
 

@@ -16,9 +16,7 @@ def model(deployment):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "wanted", [["DIFFERENCE"], ["TOTAL_OUT"], ["TOTAL_OUT", "DIFFERENCE"], None], ids=str
-)
+@pytest.mark.parametrize("wanted", [["DIFFERENCE"], ["TOTAL_OUT"], ["TOTAL_OUT", "DIFFERENCE"], None], ids=str)
 def test_only_the_requested_outputs_come_and_all_where_none_is_named(deployment, model, protocol, wanted):
     rng = np.random.default_rng(1)
     client, sequence_id, oracle = deployment.connect(protocol), new_id(), Oracle(model)

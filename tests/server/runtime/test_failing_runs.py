@@ -93,8 +93,7 @@ def test_a_failed_run_of_a_batch_fails_only_the_request_at_fault(deployment):
 
     fed = [BAD, asks(0), asks(1), asks(2)]
     came = together(
-        lambda talk=talk, now=now: outcome(lambda: talk.step(now))
-        for talk, now in zip(talks, fed, strict=True)
+        lambda talk=talk, now=now: outcome(lambda: talk.step(now)) for talk, now in zip(talks, fed, strict=True)
     )
     assert isinstance(came[0], InferenceServerException)
     assert REASON in came[0].message()

@@ -31,7 +31,9 @@ def test_the_onnx_runtime_in_use_is_logged_with_its_path_and_version(deployment)
 
 
 def test_the_sizes_of_lazy_buffers_are_logged(deployment):
-    sizes = dict(initial_buffer_size=16, subsequent_buffer_size=8, buffer_alloc_threshold=8, buffer_dealloc_threshold=12)
+    sizes = dict(
+        initial_buffer_size=16, subsequent_buffer_size=8, buffer_alloc_threshold=8, buffer_dealloc_threshold=12
+    )
     model = models.counter(name="logged_lazy").with_parameters("logged_lazy", **sizes)
     text = log_of_load(deployment, model)
     assert "first slab 16, next slabs 8, grows below 8 free, shrinks above 12 free" in text, text
@@ -54,8 +56,13 @@ def test_requests_with_triton_s_batch_dimension_in_front_are_logged_as_such(depl
 def test_direct_that_holds_one_sequence_is_warned_of(deployment, size, direct, warned):
     model = models.counter(name=f"logged_direct_{size}_{direct is None}", max_batch_size=size, direct=direct)
     if size == 0:
-        whole = {side: tuple(dataclasses.replace(t, dims=(1, *t.dims)) for t in getattr(model, side)) for side in ("inputs", "outputs")}
+        whole = {
+            side: tuple(dataclasses.replace(t, dims=(1, *t.dims)) for t in getattr(model, side))
+            for side in ("inputs", "outputs")
+        }
         model = dataclasses.replace(model, **whole)
     warnings = [line for line in warnings_of_load(deployment, model) if "holds one sequence" in line]
     assert len(warnings) == warned, warnings
-    assert all(f"max_batch_size {size}" in line and "oldest { max_candidate_sequences: 1024 }" in line for line in warnings)
+    assert all(
+        f"max_batch_size {size}" in line and "oldest { max_candidate_sequences: 1024 }" in line for line in warnings
+    )

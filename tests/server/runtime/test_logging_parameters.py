@@ -69,9 +69,7 @@ def test_the_line_of_a_batch_counts_its_rows_and_flags(deployment):
     client = deployment.connect()
     talks = [Conversation(client, model, np.random.default_rng(seed)) for seed in range(3)]
     together(talk.start for talk in talks)
-    text = said_during(
-        deployment, lambda: together([talks[0].start, talks[1].step, talks[2].end]), model, live=2
-    )
+    text = said_during(deployment, lambda: together([talks[0].start, talks[1].step, talks[2].end]), model, live=2)
     assert f"{model.name}: batch of 3: 1 start and 1 end" in text, text
 
 
@@ -112,9 +110,7 @@ def test_the_periodic_report_appears_where_it_is_asked_for(deployment):
     client = deployment.connect()
     served = {
         name: deployment.serve(
-            models.counter(name=f"counter_reports_{name}").with_parameters(
-                f"counter_reports_{name}", **parameters
-            )
+            models.counter(name=f"counter_reports_{name}").with_parameters(f"counter_reports_{name}", **parameters)
         )
         for name, (parameters, _, _) in REPORTS.items()
     }

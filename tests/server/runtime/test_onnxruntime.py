@@ -105,9 +105,7 @@ def test_a_second_version_in_the_process_is_left_alone(deploy, version):
 def test_the_library_of_the_command_line_comes_first(deploy, tmp_path):
     backends = layout(tmp_path / "backends", stateful=OURS, onnxruntime=OURS)
     named = other("1.19.2")
-    own = deploy(
-        backends=backends, backend_config={"ort-library-path": str(named)}, env={"ORT_DYLIB_PATH": str(OURS)}
-    )
+    own = deploy(backends=backends, backend_config={"ort-library-path": str(named)}, env={"ORT_DYLIB_PATH": str(OURS)})
     assert in_use(own)[1] == str(named)
 
 
@@ -203,16 +201,10 @@ def test_inter_op_threads_come_with_parallel_execution(deploy):
 
 def test_a_global_pool_serves_all_models(deploy):
     own = deploy(backend_config={"enable-global-threadpool": "1", "intra_op_thread_count": str(MANY)})
-    added = [
-        added_threads(own, lstm_with(f"lstm_shares_{number}", intra_op_thread_count=MANY))
-        for number in range(3)
-    ]
+    added = [added_threads(own, lstm_with(f"lstm_shares_{number}", intra_op_thread_count=MANY)) for number in range(3)]
     assert max(added) < MANY - 5, f"{added} although the pool was there with the first model"
     alone = deploy()
-    assert (
-        len(os.listdir(f"/proc/{own.server.pid}/task"))
-        > len(os.listdir(f"/proc/{alone.server.pid}/task")) + 5
-    )
+    assert len(os.listdir(f"/proc/{own.server.pid}/task")) > len(os.listdir(f"/proc/{alone.server.pid}/task")) + 5
 
 
 @pytest.mark.parametrize(
@@ -284,8 +276,7 @@ def test_several_versions_of_a_model_serve_at_once(deployment):
     deployment.serve(model)
     client = deployment.connect()
     talks = [
-        Conversation(client, model, np.random.default_rng(version), 77, version=str(version))
-        for version in (1, 2, 3)
+        Conversation(client, model, np.random.default_rng(version), 77, version=str(version)) for version in (1, 2, 3)
     ]
     for talk in talks:
         talk.start()

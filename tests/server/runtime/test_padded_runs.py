@@ -100,10 +100,7 @@ def test_padding_touches_no_state(deployment, make):
     model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(1), sequences=6)
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(8)
-        for seed in range(7)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(8) for seed in range(7))
     deployment.settles("stateful_live_sequences", model, 0)
 
 
@@ -129,9 +126,7 @@ def test_padding_does_not_fail_where_the_rows_do_not(deployment):
             },
         )
 
-    model = models.fails(
-        "fails_on_zeros", build=build, inputs=(Tensor("INPUT", "int64", (1,), between=(1, 1)),)
-    )
+    model = models.fails("fails_on_zeros", build=build, inputs=(Tensor("INPUT", "int64", (1,), between=(1, 1)),))
     model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1))
     client = deployment.connect()
     talk = Conversation(client, model, np.random.default_rng(2))
@@ -159,9 +154,7 @@ def test_a_padded_run_that_fails_fails_only_the_request_at_fault(deployment):
             lambda i=i, talk=talk, at=at, bad=bad: outcome(lambda: talk.step(bad if i == at else None))
             for i, talk in enumerate(talks)
         )
-        assert [isinstance(answer, InferenceServerException) for answer in came] == [
-            i == at for i in range(3)
-        ]
+        assert [isinstance(answer, InferenceServerException) for answer in came] == [i == at for i in range(3)]
     for talk in talks:
         talk.step()
         talk.end()

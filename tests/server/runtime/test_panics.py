@@ -56,7 +56,10 @@ def test_a_panic_in_a_batch_costs_no_other_request(served):
     model = deployed.serve(models.accumulate("panics_in_a_batch", **TOGETHER))
 
     def at_once(value, parameters, **flags):
-        ask = [lambda id=id, of=of: outcome(lambda: add(client, model, value, id, of, **flags)) for id, of in parameters.items()]
+        ask = [
+            lambda id=id, of=of: outcome(lambda: add(client, model, value, id, of, **flags))
+            for id, of in parameters.items()
+        ]
         return together(ask)
 
     assert at_once(1, dict.fromkeys((1, 2, 3, 4)), sequence_start=True) == [1, 1, 1, 1]

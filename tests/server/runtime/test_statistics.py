@@ -11,10 +11,7 @@ from harness.conversations import Conversation, together
 def test_successes_are_counted_with_the_times_of_every_stage(deployment):
     model = deployment.serve(models.lstm("lstm_counted"))
     client = deployment.connect()
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5)
-        for seed in range(4)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5) for seed in range(4))
     found = deployment.statistics(model)
     assert found.inference_count == 20
     assert 0 < found.execution_count <= 20
@@ -30,10 +27,7 @@ def test_successes_are_counted_with_the_times_of_every_stage(deployment):
 def test_batches_are_counted_by_their_size(deployment):
     model = deployment.serve(models.slow("slow_counted"))
     client = deployment.connect()
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5)
-        for seed in range(8)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5) for seed in range(8))
     found = deployment.statistics(model)
     assert sum(b.batch_size * b.compute_infer.count for b in found.batch_stats) == 40
     assert sum(b.compute_infer.count for b in found.batch_stats) == found.execution_count

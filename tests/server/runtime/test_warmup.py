@@ -61,7 +61,9 @@ def emptied(graph: onnx.ModelProto) -> onnx.ModelProto:
     ],
 )
 def test_a_bad_warm_up_size_is_refused_by_value_and_rule(deployment, name, value, words):
-    model = models.counter(name=f"refused_warmup_{name}").with_parameters(f"refused_warmup_{name}", warmup_batch_sizes=value)
+    model = models.counter(name=f"refused_warmup_{name}").with_parameters(
+        f"refused_warmup_{name}", warmup_batch_sizes=value
+    )
     refused(deployment, model, "warmup_batch_sizes", *words)
 
 
@@ -77,7 +79,11 @@ def of(name: str, kind: str, dims: str) -> str:
     ("name", "make", "inputs"),
     [
         ("growing", lambda name, **more: models.append(name=name, **more), of("INPUT", "FP32", "5, 2")),
-        ("context", lambda name, **more: models.framed(name, [models.BATCH, "T"], (3, 1), (-1,), **more), of("FRAMES", "FP32", "4")),
+        (
+            "context",
+            lambda name, **more: models.framed(name, [models.BATCH, "T"], (3, 1), (-1,), **more),
+            of("FRAMES", "FP32", "4"),
+        ),
         ("lengths", lambda name, **more: models.masked(name, **more), of("X", "FP32", "6")),
     ],
 )

@@ -45,9 +45,7 @@ def test_sequences_that_start_and_end_at_random_share_batches(deployment):
 
 @pytest.mark.parametrize("instances", [1, 2])
 def test_an_id_reused_without_waiting_never_mixes_its_lives(deployment, instances):
-    model = models.counter(
-        name=f"counter_direct_reused_{instances}", direct="", max_batch_size=8, instances=instances
-    )
+    model = models.counter(name=f"counter_direct_reused_{instances}", direct="", max_batch_size=8, instances=instances)
     model = deployment.serve(model)
     rng = np.random.default_rng(2)
     for _ in range(3):

@@ -113,7 +113,9 @@ HOW = {
 def test_one_request_at_a_time_is_right(deployment, how):
     model = deployment.serve(everything(f"everything_{how}", **HOW[how]))
     rng = np.random.default_rng(2)
-    together(lambda seed=seed: interleave(deployment.connect(), model, np.random.default_rng(seed), 4) for seed in range(6))
+    together(
+        lambda seed=seed: interleave(deployment.connect(), model, np.random.default_rng(seed), 4) for seed in range(6)
+    )
     interleave(deployment.connect(), model, rng, sequences=8)
     deployment.settles("stateful_growing_state_bytes", model, 0)
 
@@ -131,7 +133,9 @@ def test_other_ways_to_keep_and_run_are_right(deployment, parameters):
     [name] = parameters
     model = everything(f"everything_{name}").with_parameters(f"everything_{name}", **parameters)
     model = deployment.serve(model)
-    together(lambda seed=seed: interleave(deployment.connect(), model, np.random.default_rng(seed), 4) for seed in range(6))
+    together(
+        lambda seed=seed: interleave(deployment.connect(), model, np.random.default_rng(seed), 4) for seed in range(6)
+    )
 
 
 def test_runs_that_fail_leave_every_kind_of_state_as_it_was(deployment):

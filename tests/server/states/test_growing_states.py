@@ -184,10 +184,7 @@ def test_a_state_grows_in_a_model_with_one_row_and_no_batching(deployment, direc
     )
     deployment.serve(model)
     client = deployment.connect()
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6)
-        for seed in range(4)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(4))
 
 
 def without_batch(name: str, **changes) -> Model:
@@ -219,10 +216,7 @@ def test_a_state_grows_in_a_model_without_a_batch_dimension(deployment, implicit
         model = implicit(model, model.name).variant(model.name, lengths_at_start={"T": 1})
     deployment.serve(model)
     client = deployment.connect()
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6)
-        for seed in range(4)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(4))
 
 
 def test_a_growing_state_that_is_listed_as_an_output_is_sent_whole(deployment):
@@ -258,9 +252,7 @@ def test_a_long_sequence_grows_step_by_step(deployment):
 # ---- how they are kept
 
 
-@pytest.mark.parametrize(
-    "make", [models.append, models.caches, models.attention], ids=lambda make: make.__name__
-)
+@pytest.mark.parametrize("make", [models.append, models.caches, models.attention], ids=lambda make: make.__name__)
 def test_growing_states_of_fp32_may_be_kept_as_fp16(deployment, make):
     """The oracle rounds what it keeps in the same way; attention is of fp32 sums in any order."""
     model = make(name=f"grows_halved_{make.__name__}")
@@ -327,8 +319,7 @@ def test_sequences_of_equal_lengths_share_a_run_and_others_do_not(deployment):
 
     def all_by(*lengths, **how):
         return lambda: together(
-            lambda talk=talk, i=i: talk.step(chunk(lengths[i], seed=i), **how)
-            for i, talk in enumerate(talks)
+            lambda talk=talk, i=i: talk.step(chunk(lengths[i], seed=i), **how) for i, talk in enumerate(talks)
         )
 
     assert runs_of(deployment, model, all_by(2, 2, 2, 2, start=True)) == {4: 1}
@@ -357,8 +348,7 @@ def test_sequences_part_and_share_again_as_their_states_shrink(deployment):
 
     def all_by(asked, **how):
         return lambda: together(
-            lambda talk=talk, now=now: talk.step(fed(*now), **how)
-            for talk, now in zip(talks, asked, strict=True)
+            lambda talk=talk, now=now: talk.step(fed(*now), **how) for talk, now in zip(talks, asked, strict=True)
         )
 
     assert runs_of(deployment, model, all_by([(9, 1)] * 4, start=True)) == {4: 1}
@@ -712,7 +702,9 @@ def test_the_gauge_says_what_the_live_sequences_have(deployment):
     deployment.settles("stateful_growing_state_bytes", model, 0)
     text = deployment.server.metrics()
     assert "# TYPE stateful_growing_state_bytes gauge" in text
-    assert re.search(rf'^stateful_growing_state_bytes{{(gpu="0",)?model="{model.name}",version="1"}} 0$', text, re.MULTILINE)
+    assert re.search(
+        rf'^stateful_growing_state_bytes{{(gpu="0",)?model="{model.name}",version="1"}} 0$', text, re.MULTILINE
+    )
 
 
 def test_states_kept_as_fp16_count_half(deployment):
@@ -887,7 +879,10 @@ def test_short_strings_take_little_more_than_they_are_charged_for(deploy):
 
     def build():
         return graph(
-            [node("Concat", "KEPT_IN KEPT_IN INPUT", "KEPT_OUT", axis=1), node("Slice", "KEPT_OUT FROM TO AXIS", "OUTPUT")],
+            [
+                node("Concat", "KEPT_IN KEPT_IN INPUT", "KEPT_OUT", axis=1),
+                node("Slice", "KEPT_OUT FROM TO AXIS", "OUTPUT"),
+            ],
             [("INPUT", "string", [BATCH, "chunk"]), ("KEPT_IN", "string", [BATCH, "T"])],
             [("OUTPUT", "string", [BATCH, None]), ("KEPT_OUT", "string", [BATCH, "T_new"])],
             {name: np.array([at], np.int64) for name, at in (("FROM", 0), ("TO", 2), ("AXIS", 1))},

@@ -327,10 +327,7 @@ def test_the_first_step_may_give_a_state_its_width(deployment, name, input_shape
     # the state's width stays, whatever one column comes
     together(lambda talk=talk, i=i: talk.step(fed(i, 1 + i % 2)) for i, talk in enumerate(talks))
     # two start over with another width, beside those that go on
-    together(
-        lambda talk=talk, i=i: talk.step(fed(i, 5 if i < 2 else 2), start=i < 2)
-        for i, talk in enumerate(talks)
-    )
+    together(lambda talk=talk, i=i: talk.step(fed(i, 5 if i < 2 else 2), start=i < 2) for i, talk in enumerate(talks))
     together(lambda talk=talk, i=i: talk.end(fed(i, 5 if i < 2 else 2)) for i, talk in enumerate(talks))
     sizes = {batch.batch_size for batch in deployment.statistics(model).batch_stats}
     assert 4 in sizes, f"the first steps never came together: batches of {sizes}"

@@ -206,9 +206,7 @@ def test_values_are_read_exactly_in_every_type(deployment, type, written):
     ids=["value", "list"],
 )
 def test_strings_are_words_as_they_are_written(deployment, written, words):
-    model = models.echo("string").with_parameters(
-        f"initial_words_{len(written)}", initial_states=f"STATE_IN={written}"
-    )
+    model = models.echo("string").with_parameters(f"initial_words_{len(written)}", initial_states=f"STATE_IN={written}")
     came = first_answers(deployment, deployment.serve(model), random_row("string", (1, 4), 36))
     assert came.tolist() == [words]
 
@@ -270,18 +268,14 @@ def test_a_scalar_state_has_one_value(deployment):
 def test_half_precision_storage_keeps_the_initial_value(deployment):
     value = np.array([[0.5, -2, 1024, 3]], F32)  # exact in fp16
     model = models.counter(initial={"STATE_IN": value})
-    model = model.with_parameters(
-        "initial_halved", initial_states="STATE_IN=[0.5,-2,1024,3]", store_states_as_fp16=1
-    )
+    model = model.with_parameters("initial_halved", initial_states="STATE_IN=[0.5,-2,1024,3]", store_states_as_fp16=1)
     sequences_come_and_go(deployment.connect(), deployment.serve(model), seed=12)
 
 
 def test_padding_takes_nothing_from_initial_values(deployment):
     value = np.array([[1, 2, 3, 4]], F32)
     model = models.counter(initial={"STATE_IN": value}, max_batch_size=4)
-    model = model.with_parameters(
-        "initial_padded", initial_states="STATE_IN=[1,2,3,4]", always_pad_to_max_batch=1
-    )
+    model = model.with_parameters("initial_padded", initial_states="STATE_IN=[1,2,3,4]", always_pad_to_max_batch=1)
     sequences_come_and_go(deployment.connect(), deployment.serve(model), seed=13, sequences=4)
 
 
@@ -479,9 +473,7 @@ def test_it_gives_a_growing_state_its_length(deployment, layout):
             "BACK": np.array([-1], np.int64),
         },
     )
-    base = models.append(
-        layout=layout, initial={"CACHE_IN": lambda fed: fed["INPUT"][:, ::-1].transpose(order)}
-    )
+    base = models.append(layout=layout, initial={"CACHE_IN": lambda fed: fed["INPUT"][:, ::-1].transpose(order)})
     model = deployment.serve(made_by(maker, f"made_growing_{layout}", base))
     sequences_come_and_go(deployment.connect(), model, seed=25)
 
@@ -560,9 +552,7 @@ def test_a_start_whose_initial_state_fails_is_refused_alone(deployment):
     talks = [Conversation(client, model, np.random.default_rng(i)) for i in range(4)]
     together(lambda talk=talk: talk.start(good) for talk in talks[:3])
 
-    came = together(
-        [lambda: outcome(lambda: talks[3].start(bad)), *(lambda t=talk: t.step(bad) for talk in talks[:3])]
-    )
+    came = together([lambda: outcome(lambda: talks[3].start(bad)), *(lambda t=talk: t.step(bad) for talk in talks[:3])])
     assert isinstance(came[0], InferenceServerException), came[0]
     assert "out of data bounds" in came[0].message()
     with pytest.raises(InferenceServerException) as unknown:
@@ -759,7 +749,6 @@ def test_an_initial_state_that_does_not_fit_is_refused(deployment, case):
 def test_a_data_file_outside_of_its_folder_is_refused(deployment, path):
     model = implicit(models.echo(), "refused_initial_path", initial_dims=(4,), initial_file=path)
 
-
     def prepare(folder):
         (folder / "initial_state" / "more").mkdir(parents=True)
 
@@ -815,9 +804,7 @@ INITIAL_STATES = {
 def test_a_bad_initial_value_is_refused_by_state_value_and_rule(deployment, case):
     base, said, words = INITIAL_STATES[case]
     model = base.with_parameters(f"refused_initial_states_{case}", initial_states=said)
-    model = model.variant(
-        model.name, files={f"initial_state/{name}": content for name, content in VECTOR.items()}
-    )
+    model = model.variant(model.name, files={f"initial_state/{name}": content for name, content in VECTOR.items()})
     if "file" not in case:
         words = ["initial_states", *words]
     refused(deployment, model, *words)

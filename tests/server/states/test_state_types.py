@@ -148,10 +148,7 @@ def test_more_inputs_and_outputs_than_five_are_served(deployment, count):
     model = deployment.serve(wide(f"wide_{count}", count))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(2), sequences=4, longest=4)
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(4)
-        for seed in range(6)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(4) for seed in range(6))
 
 
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
@@ -190,10 +187,7 @@ def test_a_scalar_is_a_state_where_there_is_no_batch(deployment, direct):
     client = deployment.connect()
     deployment.serve(model)
     Conversation(client, model, np.random.default_rng(3)).whole(5)
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5)
-        for seed in range(4)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5) for seed in range(4))
 
 
 @pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
@@ -221,10 +215,7 @@ def test_a_state_may_be_one_number_a_row(deployment, direct):
     client = deployment.connect()
     deployment.serve(model)
     interleave(client, model, np.random.default_rng(4), sequences=6)
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6)
-        for seed in range(8)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(8))
 
 
 @pytest.mark.parametrize(
@@ -256,10 +247,7 @@ def test_the_batch_axis_may_be_marked_anywhere(deployment, name, dims, inside):
     assert answer["OUTPUT"].shape == tuple(1 if dim == BATCH else dim for dim in dims)
     talk.end()
     interleave(client, model, np.random.default_rng(6), sequences=5)
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6)
-        for seed in range(8)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(6) for seed in range(8))
 
 
 # ---- beginnings
@@ -373,10 +361,7 @@ def test_states_of_every_layout_may_be_kept_as_fp16(deployment, make):
     model = deployment.serve(dataclasses.replace(model, inputs=small))
     client = deployment.connect()
     interleave(client, model, np.random.default_rng(8), sequences=6)
-    together(
-        lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5)
-        for seed in range(8)
-    )
+    together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5) for seed in range(8))
 
 
 def test_the_model_computes_in_fp32_all_the_same(deployment):

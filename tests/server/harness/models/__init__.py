@@ -279,10 +279,7 @@ def controls(
     `counts` adds what the requests carry up; without it there is no state.
     """
     types = {START: start, END: end, READY: ready, CORRID: corrid}
-    fed = tuple(
-        Control(kind.rpartition("_")[2], kind, type, UNUSUAL.get(type, (0, 1)))
-        for kind, type in types.items()
-    )
+    fed = tuple(Control(kind.rpartition("_")[2], kind, type, UNUSUAL.get(type, (0, 1))) for kind, type in types.items())
 
     added = "COUNT_IN" if counts else "INPUT"
 
@@ -607,9 +604,7 @@ def mixed_io_bool_int8(name: str = "mixed_io_bool_int8", **changes) -> Model:
 
 
 def mixed_io_int32_fp16(name: str = "mixed_io_int32_fp16", **changes) -> Model:
-    return summed(
-        name, {"int32": ("int32", "int32"), "fp16": ("fp16", "fp16")}, 7, corrid="string", **changes
-    )
+    return summed(name, {"int32": ("int32", "int32"), "fp16": ("fp16", "fp16")}, 7, corrid="string", **changes)
 
 
 def echo(type: str = "fp32", name: str | None = None, dims: tuple[int, ...] = (4,), **changes) -> Model:
@@ -950,9 +945,7 @@ def cached(name: str, **changes) -> Model:
     model = Model(
         name,
         build,
-        inputs=(
-            Tensor("X", "fp32", (-1,), between=(-100, 100), ragged=True, lengths=("LENGTHS", 1)),
-        ),
+        inputs=(Tensor("X", "fp32", (-1,), between=(-100, 100), ragged=True, lengths=("LENGTHS", 1)),),
         outputs=(Tensor("ANSWER", "fp32", (-1,)), LENGTH),
         states=(("CACHE_IN", "CACHE_OUT"),),
         parameters={"padded_inputs": "X=LENGTHS"},
@@ -1002,9 +995,7 @@ def open_shapes(name: str, ranks: bool = True, **changes) -> Model:
         return made
 
     def graph_of(called: str, nodes, output: str):
-        return helper.make_graph(
-            nodes, called, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)]
-        )
+        return helper.make_graph(nodes, called, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)])
 
     model = Model(
         name,
@@ -1032,10 +1023,7 @@ def implicit(model: Model, name: str, inside: bool = False, **changes) -> Model:
     tensors = {tensor.name: tensor.type.tensor_type for tensor in model.build().graph.input}
 
     def dims(name: str) -> tuple[int, ...]:
-        written = [
-            (-1 if dim.dim_param else dim.dim_value, dim.dim_param == BATCH)
-            for dim in tensors[name].shape.dim
-        ]
+        written = [(-1 if dim.dim_param else dim.dim_value, dim.dim_param == BATCH) for dim in tensors[name].shape.dim]
         return tuple(dim for dim, batch in written if inside or not batch)
 
     entries = tuple(
@@ -1105,9 +1093,7 @@ def half_way(name: str = "half_way", **changes) -> Model:
     return dataclasses.replace(model, **changes)
 
 
-def append(
-    type: str = "fp32", name: str | None = None, layout: str = "NTW", width: int = 2, **changes
-) -> Model:
+def append(type: str = "fp32", name: str | None = None, layout: str = "NTW", width: int = 2, **changes) -> Model:
     """Keeps every chunk that came: CACHE is what there was and INPUT [N, chunk, width] after it.
 
     `layout` is the order of the cache's axes: N the batch, T the time, W the width. The answer
@@ -1286,10 +1272,7 @@ def attention(name: str = "attention", heads: int = 2, width: int = 4, **changes
                 ("present_value", "fp32", present),
             ],
             {
-                **{
-                    f"{part}_WEIGHT": rng.standard_normal((all_heads, all_heads)).astype(np.float32)
-                    for part in "QKV"
-                },
+                **{f"{part}_WEIGHT": rng.standard_normal((all_heads, all_heads)).astype(np.float32) for part in "QKV"},
                 "SPLIT": np.array([0, 0, heads, width], np.int64),
                 "JOIN": np.array([0, 0, all_heads], np.int64),
             },

@@ -111,7 +111,9 @@ class Export:
             total = f"{name}/sum"
             nodes.append(node("Cast", name, f"{name}/float", to=TensorProto.FLOAT))
             if others:
-                nodes.append(node("ReduceSum", f"{name}/float {constant(np.array(others))}", f"{total}/raw", keepdims=0))
+                nodes.append(
+                    node("ReduceSum", f"{name}/float {constant(np.array(others))}", f"{total}/raw", keepdims=0)
+                )
             else:
                 nodes.append(node("Identity", f"{name}/float", f"{total}/raw"))
             nodes.append(node("Reshape", f"{total}/raw {constant(np.array([-1]))}", total))
