@@ -82,7 +82,7 @@ def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id:
     with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
         parts = pool.starmap(_send_share, [(url, pace, share) for share in shares if share])
     probabilities: list[list[float]] = [[] for _ in range(streams)]
-    for share, part in zip(shares, parts):
+    for share, part in zip(shares, parts, strict=True):
         for stream, given in zip(share, part.probabilities, strict=True):
             probabilities[stream] = given
     return pace, Outcome(

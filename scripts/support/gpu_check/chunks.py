@@ -6,6 +6,7 @@ written anew, by rename, before and after each chunk, so that it is right whenev
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -185,10 +186,8 @@ def _ended(chunk: Chunk, timeout_s: float, out, err) -> tuple[str, str]:
 
 def _end(process: subprocess.Popen) -> None:
     """The command, and what it started and left."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

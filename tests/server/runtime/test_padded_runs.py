@@ -29,7 +29,7 @@ def rows_of_the_run(name: str, *, padded: bool = True, **changes) -> Model:
             {"FIRST": np.array(0, np.int64), "NOTHING": np.array(0, np.int64)},
         )
 
-    model = Model(
+    return Model(
         name,
         build,
         inputs=(Tensor("INPUT", "int64", (1,)),),
@@ -38,7 +38,6 @@ def rows_of_the_run(name: str, *, padded: bool = True, **changes) -> Model:
         parameters={"always_pad_to_max_batch": "1"} if padded else {},
         **changes,
     )
-    return model
 
 
 def rows(client, model, sequence_id: int, start: bool = False) -> tuple[int, int]:

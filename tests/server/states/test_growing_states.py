@@ -587,8 +587,9 @@ def test_a_restart_gives_back_what_the_old_life_had(deployment):
     other.start(chunk(10))
     one.start(chunk(10))
     for length in (10, 3, 10):
+        fed = chunk(length)
         # the old life has its state until core can have nothing left of it
-        eventually(lambda fed=chunk(length): outcome(lambda: one.start(fed)), lambda came: isinstance(came, dict))
+        eventually(lambda fed=fed: outcome(lambda: one.start(fed)), lambda came: isinstance(came, dict))
     refuses(lambda: one.step(chunk(1)), 160)
     one.end(chunk(0))
     other.step(chunk(10))

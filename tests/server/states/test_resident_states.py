@@ -162,13 +162,14 @@ def test_a_run_that_fails_leaves_states_in_place(deployment, resident):
     model = deployment.serve(models.fails(name, **TOGETHER).with_parameters(name, resident_batches=resident))
     talks = four(deployment, model)
     good = [{"INPUT": np.array([[at % 4]], np.int64)} for at in range(4)]
-    together(lambda talk=talk, fed=fed: talk.start(fed) for talk, fed in zip(talks, good))
+    together(lambda talk=talk, fed=fed: talk.start(fed) for talk, fed in zip(talks, good, strict=True))
     bad = {"INPUT": np.array([[9]], np.int64)}
 
     def one_fails(at: int):
         def step(talk, fed, wrong):
             if not wrong:
-                return talk.step(fed)
+                talk.step(fed)
+                return
             with pytest.raises(Exception, match="ONNX Runtime"):
                 talk.client.step(model.name, talk.sequence_id, bad)
 
@@ -176,8 +177,8 @@ def test_a_run_that_fails_leaves_states_in_place(deployment, resident):
 
     for at in (1, 3, 0):
         one_fails(at)
-        together(lambda talk=talk, fed=fed: talk.step(fed) for talk, fed in zip(talks, good))
-    together(lambda talk=talk, fed=fed: talk.end(fed) for talk, fed in zip(talks, good))
+        together(lambda talk=talk, fed=fed: talk.step(fed) for talk, fed in zip(talks, good, strict=True))
+    together(lambda talk=talk, fed=fed: talk.end(fed) for talk, fed in zip(talks, good, strict=True))
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1025", "many", "1.5", ""])
