@@ -16,7 +16,7 @@ from harness import models
 from harness.clients import PROTOCOLS, new_id
 from harness.conversations import together
 from harness.deployment import Deployment
-from harness.oracle import Oracle, assert_same
+from harness.sequence_oracle import SequenceOracle, assert_same
 from support import paths
 
 # Each request has two steps of the sequence: the first with the request's START, the second with its END.
@@ -104,7 +104,7 @@ class ScriptedConversation:
         self.client, self.name, self.inner = client, name, inner
         self.rng = np.random.default_rng(seed)
         self.sequence_id = new_id() if sequence_id is None else sequence_id
-        self.oracle = Oracle(inner, self.sequence_id)
+        self.oracle = SequenceOracle(inner, self.sequence_id)
 
     def step(self, *, start=False, end=False) -> None:
         drawn = [self.inner.draw(self.rng)["INPUT"] for _ in range(2)]

@@ -19,6 +19,7 @@ from harness.conversations import Conversation, interleave, outcome, together
 from harness.deployment import eventually
 from harness.graphs import BATCH, graph, node
 from harness.model import Tensor
+from harness.strategies import both_strategies
 
 # ---- memory
 
@@ -81,7 +82,7 @@ def test_inputs_and_outputs_may_lie_in_shared_memory(deployment, region, protoco
         client.close()
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_requests_that_wait_in_core_may_have_their_tensors_in_shared_memory(deployment, region, direct):
     name = f"counter_shared_{'oldest' if direct is None else 'direct'}"
     places = {"max_batch_size": 4, "max_candidates": 4, "direct": direct}

@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 from harness.clients import Stream, new_id
 from harness.deployment import Deployment
 from harness.model import Model
-from harness.oracle import Oracle, assert_same
+from harness.sequence_oracle import SequenceOracle, assert_same
 
 
 class Conversation:
@@ -24,7 +24,7 @@ class Conversation:
         self.rng = rng
         self.sequence_id = new_id() if sequence_id is None else sequence_id
         self.version = version
-        self.oracle = Oracle(model, self.sequence_id)
+        self.oracle = SequenceOracle(model, self.sequence_id)
         self.count = 0
 
     def step(self, inputs=None, *, start=False, end=False):
@@ -123,7 +123,7 @@ def script(model: Model, rng: np.random.Generator, sequence_id, lives: int, ends
 def windowed(stream: Stream, model: Model, rng: np.random.Generator, scripts: list[list[Said]], window: int) -> None:
     """As `pipeline`, with at most `window` answers awaited of each script, and the START of a life sent when that of the
     one before it has been answered."""
-    oracles = [Oracle(model) for _ in scripts]
+    oracles = [SequenceOracle(model) for _ in scripts]
     left, awaited, unanswered_starts = [list(reversed(said)) for said in scripts], {}, set()
 
     def may_send(of: int) -> bool:
@@ -154,7 +154,7 @@ def windowed(stream: Stream, model: Model, rng: np.random.Generator, scripts: li
 def pipeline(stream: Stream, model: Model, rng: np.random.Generator, scripts: list[list[Said]]) -> None:
     """Sends all requests on one stream without waiting, the scripts shuffled into each other
     but each in its own order; then compares every answer."""
-    expected, waiting = {}, [(Oracle(model, said[0].sequence_id), list(reversed(said))) for said in scripts]
+    expected, waiting = {}, [(SequenceOracle(model, said[0].sequence_id), list(reversed(said))) for said in scripts]
     while waiting:
         at = int(rng.integers(len(waiting)))
         oracle, said = waiting[at]

@@ -16,6 +16,7 @@ from harness.conversations import Conversation, interleave, outcome, pipeline, s
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
 from harness.refusals import refused
+from harness.strategies import both_strategies
 
 # what -> (the graph's shape, the oracle's elements and axis, config.pbtxt's dims, its words, more)
 AXES = {
@@ -48,7 +49,7 @@ def chunk(length: int, value: float = 1) -> dict[str, np.ndarray]:
     return {"FRAMES": np.arange(value, value + length, dtype=np.float32).reshape(1, length)}
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("what", AXES)
 def test_the_end_of_the_last_chunk_stands_before_the_next(deployment, what, direct):
     model = of(what, f"context_{what}_{'oldest' if direct is None else 'direct'}", direct=direct)

@@ -13,6 +13,7 @@ from harness.conversations import Conversation, interleave, together
 from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, Tensor
 from harness.refusals import refused
+from harness.strategies import both_strategies
 
 LENGTHS = (1, 4, 4, 7)
 
@@ -152,7 +153,7 @@ def test_a_run_that_fails_fails_its_row_only(deployment):
     of_lengths(talks, LENGTHS, 1, end=True)()
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_many_sequences_of_random_chunks_are_right(deployment, direct):
     model = models.masked(f"padded_many_{'oldest' if direct is None else 'direct'}", direct=direct, instances=2)
     interleave(deployment.connect(), deployment.serve(model), np.random.default_rng(1), sequences=12)

@@ -12,6 +12,7 @@ from harness.batches import TOGETHER, four, runs_of, steps
 from harness.conversations import Conversation, interleave, together
 from harness.model import Tensor
 from harness.refusals import refused
+from harness.strategies import both_strategies, strategy
 
 SHAPES = {"scalar": (), "one": (1,), "two": (2,)}
 
@@ -27,13 +28,12 @@ def turned(model, value) -> dict[str, np.ndarray]:
 # ---- values that each request brings
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("max_batch_size", [8, 1])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_each_request_brings_its_own_value(deployment, shape, max_batch_size, direct):
-    strategy = "oldest" if direct is None else "direct"
     model = models.knob(
-        f"knob_{shape}_{max_batch_size}_{strategy}",
+        f"knob_{shape}_{max_batch_size}_{strategy(direct)}",
         shape=SHAPES[shape],
         max_batch_size=max_batch_size,
         direct=direct,
@@ -184,12 +184,11 @@ def test_a_listed_default_must_be_in_each_request(deployment):
     talk.end()
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("max_batch_size", [8, 1])
 def test_an_optional_default_may_be_in_a_request_or_not(deployment, max_batch_size, direct):
-    strategy = "oldest" if direct is None else "direct"
     model = with_inputs(
-        f"defaults_optional_{max_batch_size}_{strategy}",
+        f"defaults_optional_{max_batch_size}_{strategy(direct)}",
         optional(GAIN),
         optional(OFFSET),
         max_batch_size=max_batch_size,

@@ -9,6 +9,7 @@ import pytest
 from harness.conversations import Conversation, together
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
+from harness.strategies import both_strategies
 
 F32 = np.float32
 
@@ -65,7 +66,7 @@ def open_dims(name: str, **changes) -> Model:
     return dataclasses.replace(model, **changes).with_parameters(name, initial_state_model="start.onnx")
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("make", [constant_state, open_dims], ids=lambda make: make.__name__)
 def test_a_state_that_the_graph_passes_on_stays_and_an_input_comes_back(deployment, make, direct):
     how = {"oldest": "max_queue_delay_microseconds: 20000"} if direct is None else {"direct": direct}

@@ -7,7 +7,7 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.clients import PROTOCOLS, new_id
 from harness.conversations import Conversation, together
-from harness.oracle import Oracle
+from harness.sequence_oracle import SequenceOracle
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def model(deployment):
 @pytest.mark.parametrize("wanted", [["DIFFERENCE"], ["TOTAL_OUT"], ["TOTAL_OUT", "DIFFERENCE"], None], ids=str)
 def test_only_the_requested_outputs_come_and_all_where_none_is_named(deployment, model, protocol, wanted):
     rng = np.random.default_rng(1)
-    client, sequence_id, oracle = deployment.connect(protocol), new_id(), Oracle(model)
+    client, sequence_id, oracle = deployment.connect(protocol), new_id(), SequenceOracle(model)
     for step in range(3):
         fed = model.draw(rng)
         how = {"start": step == 0, "end": step == 2}

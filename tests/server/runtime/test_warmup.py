@@ -8,6 +8,7 @@ from onnx import numpy_helper
 from harness import models
 from harness.batches import batch_sizes
 from harness.conversations import Conversation, interleave
+from harness.graphs import BATCH
 from harness.refusals import refused
 
 MADE = [
@@ -81,7 +82,7 @@ def of(name: str, kind: str, dims: str) -> str:
         ("growing", lambda name, **more: models.append(name=name, **more), of("INPUT", "FP32", "5, 2")),
         (
             "context",
-            lambda name, **more: models.framed(name, [models.BATCH, "T"], (3, 1), (-1,), **more),
+            lambda name, **more: models.framed(name, [BATCH, "T"], (3, 1), (-1,), **more),
             of("FRAMES", "FP32", "4"),
         ),
         ("lengths", lambda name, **more: models.masked(name, **more), of("X", "FP32", "6")),

@@ -8,6 +8,7 @@ from harness import models
 from harness.clients import new_id
 from harness.conversations import Conversation, interleave, pipeline, script, together
 from harness.model import Tensor
+from harness.strategies import both_strategies
 
 
 @pytest.mark.parametrize("make", [models.accumulate, models.counter, models.lstm, models.axes])
@@ -53,7 +54,7 @@ def test_an_id_reused_without_waiting_never_mixes_its_lives(deployment, instance
         pipeline(deployment.connect("stream"), model, rng, scripts)
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_model_without_triton_s_batch_dimension_is_served(deployment, direct):
     model = models.counter(
         name=f"counter_unbatched_{'oldest' if direct is None else 'direct'}",

@@ -9,7 +9,7 @@ from harness.clients import PROTOCOLS, new_id
 from harness.conversations import Conversation, together
 from harness.deployment import eventually
 from harness.model import Tensor
-from harness.oracle import Oracle, assert_same
+from harness.sequence_oracle import SequenceOracle, assert_same
 
 
 def not_inferred(make, name: str, **changes):
@@ -156,7 +156,7 @@ def test_direct_takes_such_ends_too(deployment):
 
     def talk(seed):
         rng = np.random.default_rng(seed)
-        oracle = Oracle(model)
+        oracle = SequenceOracle(model)
         for _ in range(4):
             sequence_id = new_id()
             for i in range(3):

@@ -11,7 +11,7 @@ import pytest
 from harness import models
 from harness.clients import PROTOCOLS, new_id
 from harness.conversations import Conversation, Said, interleave, pipeline, script, together, windowed
-from harness.oracle import Oracle, assert_same
+from harness.sequence_oracle import SequenceOracle, assert_same
 
 EVERY_MODEL = [
     models.accumulate(),
@@ -145,7 +145,7 @@ def test_a_life_that_core_delays_does_not_displace_the_next_of_its_id(deployment
     said = [Said(blocker, model.draw(rng), start=True, end=True)]
     said += [Said(sequence_id, model.draw(rng), start, end) for start, end in lives * 2]
 
-    oracles = {blocker: Oracle(model), sequence_id: Oracle(model)}
+    oracles = {blocker: SequenceOracle(model), sequence_id: SequenceOracle(model)}
     expected = [oracles[now.sequence_id].step(now.inputs, start=now.start) for now in said]
     answers = {}
     for batch in (range(5), range(5, 7)):

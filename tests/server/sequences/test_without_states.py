@@ -11,15 +11,10 @@ from harness.graphs import BATCH, graph, node
 from harness.model import READY, START, Control, Model, Tensor
 from harness.models.exports import Bare
 from harness.refusals import refused
-
-STRATEGIES = pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
-
-
-def strategy(direct: str | None) -> str:
-    return "oldest" if direct is None else "direct"
+from harness.strategies import both_strategies, strategy
 
 
-@STRATEGIES
+@both_strategies
 @pytest.mark.parametrize("corrid", ["uint64", "string"])
 def test_controls_are_fed_and_sequences_come_and_go(deployment, direct, corrid):
     model = models.controls(f"stateless_{strategy(direct)}_{corrid}", corrid=corrid, counts=False, direct=direct)
@@ -33,7 +28,7 @@ def test_controls_are_fed_and_sequences_come_and_go(deployment, direct, corrid):
     together(talk.end for talk in talks)
 
 
-@STRATEGIES
+@both_strategies
 def test_ids_are_used_again_without_waiting(deployment, direct):
     model = deployment.serve(
         models.controls(f"stateless_reused_{strategy(direct)}", counts=False, direct=direct, instances=2)
@@ -92,7 +87,7 @@ def doubled(name: str, **changes) -> Model:
     return model.variant(name, **changes)
 
 
-@STRATEGIES
+@both_strategies
 def test_padding_and_warm_up_work(deployment, direct):
     controls = (Control("START", START, "int32"), Control("READY", READY, "int32"))
     model = doubled(f"stateless_padded_{strategy(direct)}", controls=controls, direct=direct)

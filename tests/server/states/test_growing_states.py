@@ -16,18 +16,16 @@ from harness.deployment import eventually
 from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, Tensor
 from harness.models import implicit
-from harness.oracle import Oracle, assert_same
 from harness.refusals import refused, said
+from harness.sequence_oracle import SequenceOracle, assert_same
+from harness.strategies import both_strategies, strategy
+from harness.values import bits, random_bits
 from support.paths import TEST_DEVICE
 
 F32 = np.float32
 MIB = 1 << 20
 
 on_the_host = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="the server's memory shows states on the host only")
-
-
-def strategy(direct: str | None) -> str:
-    return "oldest" if direct is None else "direct"
 
 
 def chunk(length: int, seed: int = 0) -> dict[str, np.ndarray]:
@@ -72,7 +70,7 @@ def test_a_state_of_every_type_keeps_all_that_came(deployment, type):
     kept = {new_id(): [] for _ in range(4)}
     for step in range(6):
         for sequence_id in rng.permutation(list(kept)).tolist():
-            now = random_elements(type, (1, int(rng.integers(1, 6)), 2), rng)
+            now = random_bits(type, (1, int(rng.integers(1, 6)), 2), rng)
             answer = client.step(model.name, sequence_id, {"INPUT": now}, start=step == 0, end=step == 5)
             kept[sequence_id].append(now)
             wanted, came = np.concatenate(kept[sequence_id], axis=1), answer["OUTPUT"]
@@ -81,22 +79,7 @@ def test_a_state_of_every_type_keeps_all_that_came(deployment, type):
     deployment.settles("stateful_growing_state_bytes", model, 0)
 
 
-def random_elements(type: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    if type == "string":
-        # tritonclient takes zero bytes at the end of an element away before it sends them
-        words = [rng.bytes(int(rng.integers(0, 400))) + b"." for _ in range(int(np.prod(shape)))]
-        return np.array(words, np.object_).reshape(shape)
-    if type == "bool":
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    dtype = np.dtype(TYPES[type][0])
-    return np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
-
-
-def bits(value: np.ndarray):
-    return value.tolist() if value.dtype == np.object_ else value.tobytes()
-
-
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("layout", ["NTW", "NWT", "TNW", "TWN", "WNT", "WTN"])
 def test_a_state_grows_along_any_axis_with_the_batch_along_any_other(deployment, layout, direct):
     name = f"grows_{layout}_{strategy(direct)}"
@@ -173,7 +156,7 @@ def test_a_state_may_have_several_open_dimensions(deployment):
     talk_in_turns(deployment, model, seed=11)
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_state_grows_in_a_model_with_one_row_and_no_batching(deployment, direct):
     model = models.append(
         name=f"grows_unbatched_{strategy(direct)}",
@@ -224,7 +207,7 @@ def test_a_growing_state_that_is_listed_as_an_output_is_sent_whole(deployment):
     model = deployment.serve(models.append(name="grows_in_sight", outputs=listed))
     client = deployment.connect()
     talk_in_turns(deployment, model, seed=12)
-    oracle, sequence_id = Oracle(model), new_id()
+    oracle, sequence_id = SequenceOracle(model), new_id()
     for step in range(4):
         fed, how = chunk(step + 1), {"start": step == 0, "end": step == 3}
         wanted = oracle.step(fed, **how)["CACHE_OUT"]
@@ -275,7 +258,7 @@ def test_what_is_kept_as_fp16_is_rounded_and_what_came_now_is_not(deployment):
     assert answer.tobytes() == np.concatenate([rounded, second], axis=1).tobytes()
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_rows_of_padding_disturb_no_growing_state(deployment, direct):
     model = models.caches(f"grows_padded_{strategy(direct)}", max_batch_size=4, direct=direct)
     model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1))
@@ -463,7 +446,7 @@ def refuses(task, *words) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["unary", "http"])
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_step_over_a_sequences_bound_is_refused_and_the_sequence_goes_on(deployment, direct, protocol):
     model = limited(f"grows_to_80_bytes_{strategy(direct)}", max_state_bytes_per_sequence=80)
     model = deployment.serve(dataclasses.replace(model, direct=direct))
@@ -798,7 +781,7 @@ def in_mib(own) -> float:
 
 
 @on_the_host
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_states_take_as_much_memory_as_the_gauge_says_and_give_it_back_at_end(deploy, direct):
     own = deploy()
     model = own.serve(hoard("grows_large", direct=direct))

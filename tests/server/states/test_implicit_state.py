@@ -12,8 +12,10 @@ from harness.conversations import Conversation, interleave, pipeline, script, so
 from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, State, Tensor
 from harness.models import implicit
-from harness.oracle import Oracle
 from harness.refusals import refused
+from harness.sequence_oracle import SequenceOracle
+from harness.strategies import both_strategies, strategy
+from harness.values import bits, random_bits
 
 
 def talk_in_turns(client, model: Model, seed: int, sequences: int = 5, rounds: int = 8) -> None:
@@ -25,24 +27,6 @@ def talk_in_turns(client, model: Model, seed: int, sequences: int = 5, rounds: i
     talks[0].start()
     some_at_once(talks, rng, rounds)
     together(talk.end for talk in talks)
-
-
-def random_bits(type: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    if type == "string":
-        words = [rng.bytes(int(rng.integers(0, 20))).rstrip(b"\0") for _ in range(int(np.prod(shape)))]
-        return np.array([word + b"." for word in words], np.object_).reshape(shape)
-    if type == "bool":
-        return rng.integers(0, 2, shape).astype(np.bool_)
-    dtype = np.dtype(TYPES[type][0])
-    return np.frombuffer(rng.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape)
-
-
-def bits(value: np.ndarray):
-    return value.tolist() if value.dtype == np.object_ else value.tobytes()
-
-
-def strategy(direct: str | None) -> str:
-    return "oldest" if direct is None else "direct"
 
 
 # ---- types, places, names
@@ -64,7 +48,7 @@ def test_a_state_of_every_type_is_what_the_request_before_left(deployment, type)
             before[sequence_id] = now
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("inside", [False, True], ids=["dims_without_batch", "batch_inside"])
 @pytest.mark.parametrize("make", [models.counter, models.lstm, models.axes], ids=lambda make: make.__name__)
 def test_the_batch_axis_is_where_the_model_has_it(deployment, make, inside, direct):
@@ -137,7 +121,7 @@ def test_a_state_that_is_listed_under_output_too_is_sent(deployment):
     model = deployment.serve(implicit(models.two_inputs(), "implicit_listed"))
     client = deployment.connect()
     talk_in_turns(client, model, seed=6)
-    oracle, sequence_id, rng = Oracle(model), new_id(), np.random.default_rng(7)
+    oracle, sequence_id, rng = SequenceOracle(model), new_id(), np.random.default_rng(7)
     for step in range(4):
         fed, how = model.draw(rng), {"start": step == 0, "end": step == 3}
         answer = client.step(model.name, sequence_id, fed, outputs=["TOTAL_OUT"], **how)
@@ -333,7 +317,7 @@ def test_the_first_step_may_give_a_state_its_width(deployment, name, input_shape
     assert 4 in sizes, f"the first steps never came together: batches of {sizes}"
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_every_dimension_may_be_open_where_there_is_no_batch(deployment, direct):
     model = broadcast(
         f"implicit_all_open_{strategy(direct)}",
@@ -356,7 +340,7 @@ def test_every_dimension_may_be_open_where_there_is_no_batch(deployment, direct)
 # ---- without Triton's batch dimension
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("dims", [(1, 4), (-1, 4)], ids=["one", "open"])
 def test_a_batch_axis_of_the_model_is_one_row_without_batching(deployment, dims, direct):
     model = models.counter(
@@ -379,7 +363,7 @@ def test_a_batch_axis_of_the_model_is_one_row_without_batching(deployment, dims,
 
 
 @pytest.mark.parametrize("instances", [1, 2])
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_model_without_any_batch_axis_keeps_its_states(deployment, direct, instances):
     def build():
         return graph(
@@ -459,7 +443,7 @@ def test_waiting_sequences_share_a_run(deployment, how):
     assert 4 in sizes, f"batches of {sizes}"
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_an_id_used_again_begins_with_a_fresh_state(deployment, direct):
     name = f"implicit_reused_{strategy(direct)}"
     model = deployment.serve(implicit(models.crossed(direct=direct), name))
@@ -468,7 +452,7 @@ def test_an_id_used_again_begins_with_a_fresh_state(deployment, direct):
     pipeline(deployment.connect("stream"), model, rng, scripts)
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_start_in_the_place_of_an_ended_sequence_finds_nothing_of_it(deployment, direct):
     """Core keeps its own copy for each place and clears it late; nobody may be fed it."""
     name = f"implicit_places_{strategy(direct)}"

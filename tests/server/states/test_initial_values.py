@@ -15,6 +15,7 @@ from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, State, Tensor
 from harness.models import implicit
 from harness.refusals import refused
+from harness.strategies import both_strategies, strategy
 
 F32 = np.float32
 
@@ -31,10 +32,6 @@ def raw(value) -> bytes:
 def folder(**values) -> dict[str, bytes]:
     """Files of `initial_state/`, `NAME.bin` each."""
     return {f"initial_state/{name}.bin": raw(value) for name, value in values.items()}
-
-
-def strategy(direct: str | None) -> str:
-    return "oldest" if direct is None else "direct"
 
 
 def sequences_come_and_go(client, model: Model, seed: int, sequences: int = 5) -> None:
@@ -112,7 +109,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 @pytest.mark.parametrize("inside", [False, True], ids=["dims_without_batch", "batch_inside"])
 def test_files_are_rows_wherever_the_batch_axis_is(deployment, inside, direct):
     name = f"initial_axes_{'inside' if inside else 'without'}_{strategy(direct)}"
@@ -279,7 +276,7 @@ def test_padding_takes_nothing_from_initial_values(deployment):
     sequences_come_and_go(deployment.connect(), deployment.serve(model), seed=13, sequences=4)
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_an_id_used_again_without_waiting_begins_at_the_initial_value(deployment, direct):
     model = models.counter(initial={"STATE_IN": np.full((1, 4), 7, F32)}, direct=direct)
     name = f"initial_reused_{strategy(direct)}"
@@ -390,7 +387,7 @@ def twice(fed):
 
 
 @pytest.mark.parametrize("implicitly", [False, True], ids=["state_pairs", "state"])
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_model_without_inputs_gives_constants(deployment, direct, implicitly):
     base = models.axes(initial=AXES, direct=direct)
     base = implicit(base, base.name) if implicitly else base
@@ -400,7 +397,7 @@ def test_a_model_without_inputs_gives_constants(deployment, direct, implicitly):
 
 
 @pytest.mark.parametrize("implicitly", [False, True], ids=["state_pairs", "state"])
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_model_with_inputs_makes_them_of_the_first_request(deployment, direct, implicitly):
     base = models.counter(initial={"STATE_IN": twice}, direct=direct)
     base = implicit(base, base.name) if implicitly else base

@@ -9,6 +9,8 @@ from harness import models
 from harness.conversations import Conversation, interleave, together
 from harness.graphs import BATCH, graph, node
 from harness.model import START, TYPES, Control, Model, Tensor
+from harness.strategies import both_strategies
+from harness.values import bits
 
 FLOATS = {"fp16": np.uint16, "bf16": np.uint16, "fp32": np.uint32, "fp64": np.uint64}
 MANTISSA = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
@@ -42,10 +44,6 @@ def special(type: str) -> np.ndarray:
         1 << mantissa,  # the smallest normal one
     ]
     return np.array(bits, word).view(dtype)
-
-
-def bits(value: np.ndarray) -> bytes:
-    return np.ascontiguousarray(value).tobytes()
 
 
 @pytest.mark.parametrize("protocol", ["unary", "http", "stream"])
@@ -151,7 +149,7 @@ def test_more_inputs_and_outputs_than_five_are_served(deployment, count):
     together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(4) for seed in range(6))
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_scalar_is_a_state_where_there_is_no_batch(deployment, direct):
     """max_batch_size 0 ended the original's server at load."""
 
@@ -190,7 +188,7 @@ def test_a_scalar_is_a_state_where_there_is_no_batch(deployment, direct):
     together(lambda seed=seed: Conversation(client, model, np.random.default_rng(seed)).whole(5) for seed in range(4))
 
 
-@pytest.mark.parametrize("direct", [None, ""], ids=["oldest", "direct"])
+@both_strategies
 def test_a_state_may_be_one_number_a_row(deployment, direct):
     def build():
         return graph(

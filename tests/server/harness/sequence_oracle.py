@@ -1,6 +1,7 @@
-"""What the right answer is: ONNX Runtime stepped by hand, one sequence at a time, batch 1.
+"""What the right answer is to each request of a sequence: the oracle's, fed as the model's configuration says.
 
-Reads a `Model` only for what to feed. Knows nothing of how the backend works.
+`support.oracle` steps the model. This adds the controls, the context, the constants, the initial values and the storage
+as fp16, all from the `Model`. Knows nothing of how the backend works.
 """
 
 from __future__ import annotations
@@ -8,32 +9,27 @@ from __future__ import annotations
 import functools
 
 import numpy as np
-import onnxruntime
 
 from harness.model import CORRID, END, READY, START, Model
+from harness.values import bits
+from support.oracle import Oracle
 from support.paths import TEST_DEVICE
 
 
 @functools.cache
-def _session(graph: bytes) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 4
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+def _oracle(graph: bytes, states: tuple[tuple[str, str], ...]) -> Oracle:
+    return Oracle(graph, dict(states))
 
 
-class Oracle:
-    """One sequence of a model, stepped by hand. START gives it a fresh state."""
+class SequenceOracle:
+    """One sequence of a model. START gives it a fresh state."""
 
     def __init__(self, model: Model, sequence_id: int | str = 1):
         self.model = model
         self.sequence_id = sequence_id
-        self.session = _session(model.build().SerializeToString())
-        taken = [*self.session.get_inputs(), *self.session.get_overridable_initializers()]
-        self.shapes = {found.name: found.shape for found in taken}
-        self.types = {found.name: found.type for found in taken}
-        self.state: dict[str, np.ndarray] | None = None
+        self.oracle = _oracle(model.build().SerializeToString(), tuple(model.states))
+        self.sequence = self.oracle.new_sequence()
+        self.is_fresh = True
         self.context = Context(model)
 
     def step(self, inputs, *, start: bool = False, end: bool = False) -> dict[str, np.ndarray]:
@@ -41,32 +37,20 @@ class Oracle:
         if start:
             self.context = Context(self.model)
         fed = self.context.before(self.model.as_fed(inputs))
-        if start or self.state is None:
-            self.state = self._fresh(fed)
-        feeds = {
-            **fed,
-            **self._lengths(fed),
-            **self.state,
-            **self._controls(start, end),
-            **self._constants(),
-        }
-        names = [found.name for found in self.session.get_outputs()]
-        results = dict(zip(names, self.session.run(names, feeds), strict=True))
-        self.state = {source: self._stored(results[target]) for source, target in self.model.states}
+        if start or self.is_fresh:
+            self.sequence.state = {name: self._initial(name, fed) for name, _ in self.model.states}
+            self.is_fresh = False
+        feeds = {**fed, **self._lengths(fed), **self._controls(start, end), **self._constants()}
+        results = self.sequence.step(feeds)
+        self.sequence.state = {name: self._stored(value) for name, value in self.sequence.state.items()}
         self.context.keep(fed)
         return {output.name: results[output.name] for output in self.model.outputs}
 
-    def _fresh(self, fed) -> dict[str, np.ndarray]:
-        return {name: self._initial(name, fed) for name, _ in self.model.states}
-
     def _initial(self, name: str, fed) -> np.ndarray:
-        dtype = self._dtype(name)
         value = self.model.initial.get(name)
-        if value is not None:
-            return np.asarray(value(fed) if callable(value) else value, dtype)
-        lengths = self.model.lengths_at_start
-        shape = [dim if isinstance(dim, int) else lengths.get(dim, 1) for dim in self.shapes[name]]
-        return np.full(shape, "" if dtype is np.object_ else 0, dtype)
+        if value is None:
+            return self.oracle.zeros(name, self.model.lengths_at_start)
+        return np.asarray(value(fed) if callable(value) else value, self.oracle.dtype(name))
 
     def _stored(self, state: np.ndarray) -> np.ndarray:
         """What is left of a state that is kept between two requests."""
@@ -79,34 +63,23 @@ class Oracle:
         said = {START: start, END: end, READY: True}
         feeds = {}
         for control in self.model.controls:
-            if control.name not in self.shapes:
-                continue  # the model does not take it
+            if not self.oracle.takes(control.name):
+                continue
             value = self.sequence_id if control.kind == CORRID else control.false_true[said[control.kind]]
             # the model's type, which need not be the configuration's
-            feeds[control.name] = np.array([[value]]).astype(self._dtype(control.name))
+            feeds[control.name] = np.array([[value]]).astype(self.oracle.dtype(control.name))
         return feeds
 
     def _constants(self) -> dict[str, np.ndarray]:
-        return {name: np.array(value).astype(self._dtype(name)) for name, value in self.model.constants.items()}
+        return {name: np.array(value).astype(self.oracle.dtype(name)) for name, value in self.model.constants.items()}
 
     def _lengths(self, fed) -> dict[str, np.ndarray]:
         feeds = {}
         for tensor in self.model.inputs:
             if tensor.lengths is not None:
                 name, axis = tensor.lengths
-                feeds[name] = np.array([fed[tensor.name].shape[axis]], self._dtype(name))
+                feeds[name] = np.array([fed[tensor.name].shape[axis]], self.oracle.dtype(name))
         return feeds
-
-    def _dtype(self, name: str):
-        names = {
-            "float": np.float32,
-            "double": np.float64,
-            "float16": np.float16,
-            "bool": np.bool_,
-            "string": np.object_,
-        }
-        text = self.types[name].removeprefix("tensor(").removesuffix(")")
-        return names.get(text) or np.dtype(text)
 
 
 class Context:
@@ -144,11 +117,11 @@ def assert_same(model: Model, answer, expected, context: object = "") -> None:
         assert came.dtype == want.dtype, f"{where}: {came.dtype}, not {want.dtype}"
         assert came.shape == want.shape, f"{where}: {came.shape}, not {want.shape}"
         if want.dtype == np.object_:
-            assert [_bytes(text) for text in came.flat] == [_bytes(text) for text in want.flat], where
+            assert bits(came) == bits(want), where
         elif tolerance := max(model.tolerance, _tolerance_of_device(want.dtype)):
             np.testing.assert_allclose(came, want, rtol=tolerance, atol=tolerance, err_msg=where)
         else:
-            assert _bits(came) == _bits(want), f"{where}: {came}, not {want}"
+            assert bits(came) == bits(want), f"{where}: {came}, not {want}"
 
 
 def _tolerance_of_device(dtype: np.dtype) -> float:
@@ -156,13 +129,3 @@ def _tolerance_of_device(dtype: np.dtype) -> float:
     if TEST_DEVICE != "gpu":
         return 0.0
     return {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "float64": 1e-12}.get(dtype.name, 0.0)
-
-
-def _bits(value: np.ndarray) -> bytes | list[bytes]:
-    if value.dtype != np.object_:
-        return value.tobytes()
-    return [text.encode() if isinstance(text, str) else text for text in value.ravel()]
-
-
-def _bytes(text: str | bytes) -> bytes:
-    return text.encode() if isinstance(text, str) else text
