@@ -116,7 +116,10 @@ def _unpack(part: Part, folder: Path, place: Place) -> None:
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     with tarfile.open(archive) as content:
         # our own archive; older versions of Python know no filter
-        content.extractall(into, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
+        if hasattr(tarfile, "tar_filter"):
+            content.extractall(into, filter="tar")
+        else:
+            content.extractall(into)
     archive.unlink()
 
 

@@ -36,7 +36,7 @@ def wanted(provider: Path) -> Wanted:
     """By the names that stand in the provider's file."""
     with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         linked = {name.decode() for name in _LINKED.findall(content)}
-        cuda = max((int(major) for major in _CUDA.findall(content)), default=None)
+        cuda = max((int(major) for major in _CUDA.findall(content)), default=0)
     linked |= {f"libcudart.so.{cuda}"} if cuda else set()
     return Wanted(tuple(sorted(linked)), _LATE.get(cuda, ()))
 

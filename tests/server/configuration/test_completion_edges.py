@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from harness.clients import new_id
 from harness.conversations import talk
 from harness.logs import log_of_load, warnings_of_load
-from harness.models.exports import HALF, Bare, Export
+from harness.models.exports import HALF, Bare, Export, Signature
 from harness.refusals import refused
 from support.paths import INSPECT
 
@@ -33,14 +33,18 @@ DENOISER = Export(
 
 def denoiser(*answers: str) -> Export:
     """`band_in` and `band_out` are what clients send and get, though they look like a state."""
-    inputs = {"band_in": ("batch", 9), "state_in": ("batch", 4), "sr": ("int64", ())}
-    outputs = {"band_out": ("batch", 9), "state_out": ("batch", 4), **{name: ("batch", 1) for name in answers}}
+    inputs: dict[str, Signature] = {"band_in": ("batch", 9), "state_in": ("batch", 4), "sr": ("int64", ())}
+    outputs: dict[str, Signature] = {
+        "band_out": ("batch", 9),
+        "state_out": ("batch", 4),
+        **{name: ("batch", 1) for name in answers},
+    }
     return Export(inputs, outputs, {"state_in": "state_out"})
 
 
 def scalar(*answers: str) -> Export:
-    inputs = {"x": (1, 4), "cell": (1, 8), "sr": ("int64", ())}
-    outputs = {name: (1, 2) for name in answers}
+    inputs: dict[str, Signature] = {"x": (1, 4), "cell": (1, 8), "sr": ("int64", ())}
+    outputs: dict[str, Signature] = {name: (1, 2) for name in answers}
     return Export(inputs, {**outputs, "cell_out": (1, 8)}, {"cell": "cell_out"}, batch=None)
 
 
@@ -113,7 +117,8 @@ PAIRS = "<<<gist, gist_new>>> <<<memory, remembered>>>"
 
 def printed_line(text: str) -> str:
     """The line of config.pbtxt that a warning says is to be written."""
-    return re.search(r"parameters \{ key: 'state_pairs' value \{ string_value: '[^']*' \} \}", text)[0]
+    [line] = re.findall(r"parameters \{ key: 'state_pairs' value \{ string_value: '[^']*' \} \}", text)
+    return line
 
 
 @pytest.mark.parametrize(

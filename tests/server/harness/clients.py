@@ -142,4 +142,6 @@ class Stream:
         self.client.close()
 
 
-PROTOCOLS = {"unary": Unary, "stream": Stream, "http": Http}
+Client = Unary | Stream | Http
+
+PROTOCOLS: dict[str, type[Client]] = {"unary": Unary, "stream": Stream, "http": Http}

@@ -124,7 +124,9 @@ def windowed(stream: Stream, model: Model, rng: np.random.Generator, scripts: li
     """As `pipeline`, with at most `window` answers awaited of each script, and the START of a life sent when that of the
     one before it has been answered."""
     oracles = [SequenceOracle(model) for _ in scripts]
-    left, awaited, unanswered_starts = [list(reversed(said)) for said in scripts], {}, set()
+    left = [list(reversed(said)) for said in scripts]
+    awaited: dict[str, tuple[int, Said, dict]] = {}
+    unanswered_starts: set[int] = set()
 
     def may_send(of: int) -> bool:
         due = sum(1 for script, *_ in awaited.values() if script == of)
@@ -154,7 +156,8 @@ def windowed(stream: Stream, model: Model, rng: np.random.Generator, scripts: li
 def pipeline(stream: Stream, model: Model, rng: np.random.Generator, scripts: list[list[Said]]) -> None:
     """Sends all requests on one stream without waiting, the scripts shuffled into each other
     but each in its own order; then compares every answer."""
-    expected, waiting = {}, [(SequenceOracle(model, said[0].sequence_id), list(reversed(said))) for said in scripts]
+    expected: dict[str, tuple[Said, dict]] = {}
+    waiting = [(SequenceOracle(model, said[0].sequence_id), list(reversed(said))) for said in scripts]
     while waiting:
         at = int(rng.integers(len(waiting)))
         oracle, said = waiting[at]

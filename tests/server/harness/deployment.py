@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -16,15 +17,17 @@ import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
 from harness import models
-from harness.clients import PROTOCOLS, new_id
+from harness.clients import PROTOCOLS, Client, new_id
 from harness.model import Model
 from support.paths import TEST_DEVICE
 from support.server import TritonServer
 
 CONTROL = models.accumulate("control_model")
 
+Value = TypeVar("Value")
 
-def eventually(read: Callable[[], object], accept: Callable[[object], bool], seconds: float = 30.0):
+
+def eventually(read: Callable[[], Value], accept: Callable[[Value], bool], seconds: float = 30.0) -> Value:
     """Reads until the value is accepted; answers it. Fails with the last value at the deadline."""
     deadline = time.monotonic() + seconds
     while not accept(value := read()):
@@ -66,7 +69,7 @@ class Deployment:
             raise
         self.admin = grpc_client.InferenceServerClient(self.server.grpc_url)
         self.stopped = False
-        self._open = []
+        self._open: list[Client] = []
 
     # ---- models
 
@@ -143,7 +146,8 @@ class Deployment:
 
     def resident_bytes(self) -> int:
         status = Path(f"/proc/{self.server.pid}/status").read_text()
-        return int(re.search(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)[1]) * 1024
+        [kilobytes] = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+        return int(kilobytes) * 1024
 
     # ---- health and the end
 

@@ -4,6 +4,7 @@ Most models here answer the very tensor that they were fed, so every element of 
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from harness.refusals import refused
 from harness.strategies import both_strategies
 
 # what -> (the graph's shape, the oracle's elements and axis, config.pbtxt's dims, its words, more)
-AXES = {
+AXES: dict[str, tuple[list, tuple[int, int], tuple[int, ...], str | None, dict[str, Any]]] = {
     "fixed": ([BATCH, 8], (3, 1), (5,), None, {}),
     "fixed_and_longer_than_the_chunk": ([BATCH, 8], (6, 1), (2,), None, {}),
     "open": ([BATCH, "T"], (3, 1), (-1,), None, {}),

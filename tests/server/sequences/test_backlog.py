@@ -3,6 +3,8 @@
 The models declare Triton's implicit state and none of our parameters, as models of other backends do.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -17,7 +19,7 @@ from harness.models import implicit
 PLACES = 4
 
 #: How four sequences, and no more, are admitted.
-HOW = {
+HOW: dict[str, dict[str, Any]] = {
     "oldest": {"max_candidates": 4, "max_batch_size": 4},
     "oldest_delayed": {
         "max_candidates": 4,

@@ -25,7 +25,7 @@ def special(type: str) -> np.ndarray:
         ends = np.iinfo(dtype)
         return np.array([ends.min, ends.max, ends.max - 1, 1], dtype)
     word = FLOATS[type]
-    size = word(0).itemsize * 8
+    size = np.dtype(word).itemsize * 8
     mantissa = MANTISSA[type]
     exponent = ((1 << (size - 1 - mantissa)) - 1) << mantissa
     sign, quiet = 1 << (size - 1), 1 << (mantissa - 1)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import onnx
 from onnx import TensorProto
 
 from harness.graphs import graph, node
@@ -41,14 +42,15 @@ class Bare(Model):
 
 
 Dims = tuple[int | str, ...]
+Signature = Dims | tuple[str, Dims]
 
 
 @dataclasses.dataclass(frozen=True)
 class Export:
     """A signature: name -> dims, or (type, dims)."""
 
-    inputs: Mapping[str, Dims | tuple[str, Dims]]
-    outputs: Mapping[str, Dims | tuple[str, Dims]]
+    inputs: Mapping[str, Signature]
+    outputs: Mapping[str, Signature]
     pairs: Mapping[str, str]
     batch: str | None = "batch"
 
@@ -57,7 +59,7 @@ class Export:
         states = tuple(self.pairs.items())
         requests = [source for source in self.inputs if source not in self.pairs]
         answers = [target for target in self.outputs if target not in self.pairs.values()]
-        lengths = {dim for source in self.pairs for dim in self._dims(source) if self._grows(dim)}
+        lengths = {str(dim) for source in self.pairs for dim in self._dims(source) if self._grows(dim)}
         model = Bare(
             folder,
             lambda: self._build(requests[0]),
@@ -95,7 +97,8 @@ class Export:
         return Tensor(name, kind, numbers[1:] or (1,), between)
 
     def _build(self, first: str):
-        nodes, weights = [], {"HALF": np.float32(0.5)}
+        nodes: list[onnx.NodeProto] = []
+        weights: dict[str, np.ndarray] = {"HALF": np.array(0.5, np.float32)}
 
         def constant(values) -> str:
             name = f"const_{len(weights)}"
@@ -153,10 +156,9 @@ class Export:
                 nodes.append(node("Cast", first, f"{target}/first", to=TensorProto.FLOAT))
                 nodes.append(node("Add", f"{answer} {target}/first", f"{target}/answer"))
                 answer = f"{target}/answer"
-            kind = TYPES[self._spec(target)[0]][1]
-            nodes.append(node("Cast", answer, target, to=kind))
-        listed = [[(name, *self._spec(name)) for name in side] for side in (self.inputs, self.outputs)]
-        return graph(nodes, *listed, weights)
+            nodes.append(node("Cast", answer, target, to=TYPES[self._spec(target)[0]][1]))
+        inputs, outputs = ([(name, *self._spec(name)) for name in side] for side in (self.inputs, self.outputs))
+        return graph(nodes, inputs, outputs, weights)
 
 
 def caches(count: int, dims: Dims, source: str, target: str) -> tuple[dict, dict, dict]:
