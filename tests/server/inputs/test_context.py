@@ -19,6 +19,8 @@ from harness.model import Model, Tensor
 from harness.refusals import refused
 from harness.strategies import both_strategies
 
+pytestmark = pytest.mark.simulated_device
+
 # what -> (the graph's shape, the oracle's elements and axis, config.pbtxt's dims, its words, more)
 AXES: dict[str, tuple[list, tuple[int, int], tuple[int, ...], str | None, dict[str, Any]]] = {
     "fixed": ([BATCH, 8], (3, 1), (5,), None, {}),

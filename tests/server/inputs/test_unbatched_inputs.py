@@ -14,6 +14,8 @@ from harness.model import Tensor
 from harness.refusals import refused
 from harness.strategies import both_strategies, strategy
 
+pytestmark = pytest.mark.simulated_device
+
 SHAPES = {"scalar": (), "one": (1,), "two": (2,)}
 
 

@@ -10,6 +10,8 @@ from harness import models
 from harness.batches import TOGETHER, four, runs_of
 from harness.conversations import Conversation, outcome, together
 
+pytestmark = pytest.mark.simulated_device
+
 REASON = "out of data bounds"  # ONNX Runtime's words for an index that is not in the table
 
 
@@ -180,7 +182,9 @@ def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment
 
 def test_a_run_that_fails_half_way_has_changed_no_state_wherever_it_lay(deployment):
     """Alone, a sequence's large state is lent to the run, while the other one lies in a batch of two."""
-    model = deployment.serve(models.half_way(**TOGETHER))
+    # short: single requests wait for it, too
+    delay = "preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 200000"
+    model = deployment.serve(models.half_way(max_batch_size=2, oldest=delay))
     rng = np.random.default_rng(4)
     talks = [Conversation(deployment.connect(), model, rng) for _ in range(2)]
     together(talk.start for talk in talks)

@@ -10,6 +10,8 @@ from harness.deployment import eventually
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
 
+pytestmark = pytest.mark.simulated_device
+
 
 def rows_of_the_run(name: str, *, padded: bool = True, **changes) -> Model:
     """Answers how many rows the run had, and how many requests of its sequence there were."""

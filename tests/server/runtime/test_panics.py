@@ -14,11 +14,11 @@ from harness.batches import TOGETHER
 from harness.conversations import outcome, together
 from support import paths
 
-FAULTS = paths.BUILD / "backends-faults"
+FAULTS = paths.TEST_BACKENDS
 
 pytestmark = pytest.mark.skipif(
     not (FAULTS / "stateful" / "libtriton_stateful.so").exists(),
-    reason="no library with injected faults: scripts/build --out build/backends-faults --features fault-injection",
+    reason="no library with injected faults; scripts/test builds it",
 )
 
 

@@ -11,6 +11,8 @@ from harness.conversations import Conversation, interleave
 from harness.graphs import BATCH
 from harness.refusals import refused
 
+pytestmark = pytest.mark.simulated_device
+
 MADE = [
     lambda name: models.counter(name=name),
     lambda name: models.lstm(name=name),

@@ -6,6 +6,8 @@ import pytest
 from harness import models
 from harness.conversations import Conversation, some_at_once, together
 
+pytestmark = pytest.mark.simulated_device
+
 
 def batch_sizes(deployment, model) -> dict[int, int]:
     """How many runs there were of each batch size."""

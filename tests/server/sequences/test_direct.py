@@ -10,6 +10,8 @@ from harness.conversations import Conversation, interleave, pipeline, script, to
 from harness.model import Tensor
 from harness.strategies import both_strategies
 
+pytestmark = pytest.mark.simulated_device
+
 
 @pytest.mark.parametrize("make", [models.accumulate, models.counter, models.lstm, models.axes])
 def test_rows_with_holes_between_them_keep_their_states(deployment, make):

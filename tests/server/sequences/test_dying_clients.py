@@ -10,6 +10,7 @@ import pytest
 
 from harness import models
 from harness.conversations import Conversation, together
+from harness.repetitions import repeated
 
 # starts sequences and floods them with requests; says so once answers arrive
 FLOOD = textwrap.dedent("""
@@ -47,7 +48,7 @@ FLOOD = textwrap.dedent("""
 """)
 
 
-@pytest.mark.parametrize("protocol", ["stream", "unary", "http"])
+@pytest.mark.parametrize("protocol", ["stream", *repeated("unary", "http")])
 def test_killed_clients_leave_the_server_and_the_others_in_peace(deployment, protocol):
     model = models.slow(
         f"slow_survivor_{protocol}",

@@ -9,6 +9,8 @@ from harness.conversations import Conversation, together
 from harness.deployment import eventually
 from harness.logs import messages
 
+pytestmark = pytest.mark.simulated_device
+
 MB = 1 << 20
 
 

@@ -11,6 +11,7 @@ import pytest
 from harness import models
 from harness.clients import PROTOCOLS, new_id
 from harness.conversations import Conversation, Said, interleave, pipeline, script, together, windowed
+from harness.repetitions import repeated
 from harness.sequence_oracle import SequenceOracle, assert_same
 
 EVERY_MODEL = [
@@ -34,7 +35,7 @@ def test_interleaved_sequences_answer_as_if_each_were_alone(deployment, model):
     interleave(deployment.connect(), deployment.serve(model), rng, sequences=12)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *repeated(1, 2)])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_every_protocol_keeps_the_sequences_apart(deployment, protocol, seed):
     rng = np.random.default_rng(seed)
@@ -108,8 +109,8 @@ def test_no_sequence_sees_the_state_of_a_slots_earlier_owner(deployment):
         interleave(client, model, rng, sequences=3, longest=3)
 
 
-@pytest.mark.parametrize("instances", [1, 2])
-@pytest.mark.parametrize("max_batch_size", [1, 2, 16])
+@pytest.mark.parametrize("instances", [2, *repeated(1)])
+@pytest.mark.parametrize("max_batch_size", [2, *repeated(1, 16)])
 @pytest.mark.parametrize("ends", [True, False], ids=["ended", "ended_or_cut_short"])
 def test_an_id_reused_without_waiting_never_mixes_its_lives(deployment, ends, max_batch_size, instances):
     model = models.counter(
@@ -187,6 +188,7 @@ def far_too_much_to_do():
         hog.wait()
 
 
+@pytest.mark.repetition
 def test_ids_used_again_on_a_machine_with_far_too_much_to_do(deployment, far_too_much_to_do):
     """Core's threads stand still for long while it has requests of a sequence whose id is used again."""
     model = deployment.serve(models.counter("fp32", name="counter_of_the_starved", max_candidates=300))

@@ -10,6 +10,8 @@ from harness.conversations import Conversation, interleave, outcome, pipeline, s
 from harness.graphs import BATCH, graph, node
 from harness.model import START, Control, Model, Tensor
 
+pytestmark = pytest.mark.simulated_device
+
 
 def everything(name: str, **changes) -> Model:
     """FRAMES [N, T] with a context of 2; KNOB, one number for a batch; GAIN, which has a default;

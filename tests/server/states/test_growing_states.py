@@ -14,15 +14,19 @@ from harness.clients import new_id
 from harness.conversations import Conversation, interleave, outcome, pipeline, script, some_at_once, together
 from harness.deployment import eventually
 from harness.graphs import BATCH, graph, node
-from harness.model import TYPES, Model, Tensor
+from harness.model import Model, Tensor
 from harness.models import implicit
 from harness.refusals import refused, said
+from harness.repetitions import every_type
 from harness.sequence_oracle import SequenceOracle, assert_same
 from harness.strategies import both_strategies, strategy
 from harness.values import bits, random_bits
 from support.paths import TEST_DEVICE
 
 F32 = np.float32
+
+pytestmark = pytest.mark.simulated_device
+
 MIB = 1 << 20
 
 on_the_host = pytest.mark.skipif(TEST_DEVICE != "cpu", reason="the server's memory shows states on the host only")
@@ -62,7 +66,7 @@ def grown(deployment, model: Model) -> float:
 # ---- what grows
 
 
-@pytest.mark.parametrize("type", TYPES)
+@every_type()
 def test_a_state_of_every_type_keeps_all_that_came(deployment, type):
     model = deployment.serve(models.append(type, f"grows_{type}"))
     client = deployment.connect()

@@ -13,9 +13,12 @@ from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, State, Tensor
 from harness.models import implicit
 from harness.refusals import refused
+from harness.repetitions import every_type
 from harness.sequence_oracle import SequenceOracle
 from harness.strategies import both_strategies, strategy
 from harness.values import bits, random_bits
+
+pytestmark = pytest.mark.simulated_device
 
 
 def talk_in_turns(client, model: Model, seed: int, sequences: int = 5, rounds: int = 8) -> None:
@@ -32,7 +35,7 @@ def talk_in_turns(client, model: Model, seed: int, sequences: int = 5, rounds: i
 # ---- types, places, names
 
 
-@pytest.mark.parametrize("type", TYPES)
+@every_type()
 def test_a_state_of_every_type_is_what_the_request_before_left(deployment, type):
     model = deployment.serve(implicit(models.echo(type), f"implicit_{type}"))
     client = deployment.connect()

@@ -15,9 +15,12 @@ from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, State, Tensor
 from harness.models import implicit
 from harness.refusals import refused
+from harness.repetitions import every_type
 from harness.strategies import both_strategies, strategy
 
 F32 = np.float32
+
+pytestmark = pytest.mark.simulated_device
 
 
 def raw(value) -> bytes:
@@ -89,7 +92,7 @@ def test_zero_data_is_zeros_of_the_type(deployment, type):
 
 
 @pytest.mark.parametrize("source", ["data_file", "initial_states"])
-@pytest.mark.parametrize("type", TYPES)
+@every_type()
 def test_a_file_gives_a_state_of_every_type_bit_by_bit(deployment, type, source):
     value = random_row(type, (1, 4), 2)
     name = f"initial_{source}_{type}"
@@ -188,7 +191,7 @@ def read(type: str, text: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("written", ["value", "list"])
-@pytest.mark.parametrize("type", VALUES)
+@every_type(but=("string",))
 def test_values_are_read_exactly_in_every_type(deployment, type, written):
     text = VALUES[type][written == "list"]
     name = f"initial_{written}_{type}"

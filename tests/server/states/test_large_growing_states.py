@@ -6,6 +6,8 @@ import pytest
 from harness import models
 from harness.conversations import Conversation, together
 
+pytestmark = pytest.mark.simulated_device
+
 
 def chunk(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
     return {"INPUT": rng.standard_normal((1, rows, 2)).astype(np.float32)}

@@ -13,6 +13,9 @@ from harness.conversations import Conversation, some_at_once, together
 from harness.deployment import eventually
 from harness.model import Model
 from harness.refusals import refused
+from harness.repetitions import repeated
+
+pytestmark = pytest.mark.simulated_device
 
 ROW_BYTES = 16
 """The state of `counter`: four floats."""
@@ -130,7 +133,7 @@ def test_growing_states_of_the_same_sequences_are_not_copied(deployment):
     deployment.settles("stateful_growing_state_bytes", model, 0)
 
 
-@pytest.mark.parametrize("resident", [1, 2, 4])
+@pytest.mark.parametrize("resident", [1, 4, *repeated(2)])
 @pytest.mark.parametrize("axis", MODELS)
 @pytest.mark.parametrize("kept", ["as_is", "as_fp16", "padded"])
 def test_each_sequence_has_its_own_state_in_any_company(deployment, axis, resident, kept):

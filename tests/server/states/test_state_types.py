@@ -9,8 +9,11 @@ from harness import models
 from harness.conversations import Conversation, interleave, together
 from harness.graphs import BATCH, graph, node
 from harness.model import START, TYPES, Control, Model, Tensor
+from harness.repetitions import every_type
 from harness.strategies import both_strategies
 from harness.values import bits
+
+pytestmark = pytest.mark.simulated_device
 
 FLOATS = {"fp16": np.uint16, "bf16": np.uint16, "fp32": np.uint32, "fp64": np.uint64}
 MANTISSA = {"fp16": 10, "bf16": 7, "fp32": 23, "fp64": 52}
@@ -47,7 +50,7 @@ def special(type: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("protocol", ["unary", "http", "stream"])
-@pytest.mark.parametrize("type", [type for type in TYPES if type != "string"])
+@every_type(but=("string",))
 def test_a_bit_pattern_in_is_the_bit_pattern_out(deployment, type, protocol):
     values = special(type)
     model = deployment.serve(models.echo(type, f"echo_bits_{type}", dims=(len(values),)))
@@ -61,7 +64,7 @@ def test_a_bit_pattern_in_is_the_bit_pattern_out(deployment, type, protocol):
         before = now
 
 
-@pytest.mark.parametrize("type", [type for type in TYPES if type != "string"])
+@every_type(but=("string",))
 def test_random_bits_of_many_sequences_in_one_batch(deployment, type):
     width = 37  # no multiple of anything
     model = deployment.serve(models.echo(type, f"echo_batched_{type}", dims=(width,)))
