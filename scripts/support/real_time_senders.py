@@ -10,6 +10,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.sharedctypes import Synchronized
+from multiprocessing.synchronize import Barrier
 
 import grpc
 import numpy as np
@@ -25,7 +27,10 @@ LATE_S = CHUNK_S
 LATE_SHARE = 0.01
 # Who is this far behind does not catch up.
 GIVE_UP_S = 0.5
-START_IN_S = 1.5
+# The first chunk is due this long after the last sender is ready.
+START_IN_S = 0.1
+# A sender takes seconds to start on a busy machine.
+READY_TIMEOUT_S = 60
 _STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
@@ -38,11 +43,10 @@ class Pace:
     steps: int
     seed: int
     first_id: int
-    started_at: float  # of the system's monotonic clock
 
-    def due(self, stream: int, step: int) -> float:
-        """When a chunk is there to be sent: the streams are spread evenly over a chunk's time."""
-        return self.started_at + (step + stream / self.streams) * CHUNK_S
+    def due_s(self, stream: int, step: int) -> float:
+        """When a chunk is there to be sent, after the start: the streams are spread evenly over a chunk's time."""
+        return (step + stream / self.streams) * CHUNK_S
 
 
 @dataclass
@@ -76,11 +80,13 @@ def streams_of(pace: Pace) -> list[Stream]:
 
 def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id: int) -> tuple[Pace, Outcome]:
     """All streams for some seconds of audio."""
-    pace = Pace(model, streams, round(seconds / CHUNK_S), seed, first_id, time.monotonic() + START_IN_S)
-    shares = [range(streams)[at::PROCESSES] for at in range(PROCESSES)]
+    pace = Pace(model, streams, round(seconds / CHUNK_S), seed, first_id)
+    shares = [range(streams)[at::PROCESSES] for at in range(min(PROCESSES, streams))]
     # grpc does not survive a fork
-    with multiprocessing.get_context("spawn").Pool(PROCESSES) as pool:
-        parts = pool.starmap(_send_share, [(url, pace, share) for share in shares if share])
+    context = multiprocessing.get_context("spawn")
+    start = _Start(context.Barrier(len(shares)), context.Value("d"))
+    with context.Pool(len(shares), initializer=_set_start, initargs=(start,)) as pool:
+        parts = pool.starmap(_send_share, [(url, pace, share) for share in shares], chunksize=1)
     probabilities: list[list[float]] = [[] for _ in range(streams)]
     for share, part in zip(shares, parts, strict=True):
         for stream, given in zip(share, part.probabilities, strict=True):
@@ -93,9 +99,33 @@ def run(url: str, model: str, streams: int, seconds: float, seed: int, first_id:
     )
 
 
+@dataclass(frozen=True)
+class _Start:
+    """The start of all senders, when each of them is ready."""
+
+    barrier: Barrier
+    at: Synchronized[float]
+
+    def wait(self) -> float:
+        """The time of the start, of the system's monotonic clock: the same for all."""
+        if self.barrier.wait(READY_TIMEOUT_S) == 0:
+            self.at.value = time.monotonic() + START_IN_S
+        self.barrier.wait(READY_TIMEOUT_S)
+        return self.at.value
+
+
+def _set_start(start: _Start) -> None:
+    """Barriers and values reach a process of a pool only when it starts."""
+    global _start
+    _start = start
+
+
+_start: _Start
+
+
 def _send_share(url: str, pace: Pace, share: Sequence[int]) -> Outcome:
     """One process's streams, over one gRPC stream."""
-    return _Sender(pace, share).run(url)
+    return _Sender(pace, share).run(url, _start)
 
 
 class _Sender:
@@ -107,14 +137,16 @@ class _Sender:
         self.heads = {(stream, kind): _head(pace, stream, *kind) for stream in share for kind in _KINDS}
         self.waiting: dict[int, deque[float]] = {stream: deque() for stream in share}
         self.probabilities: dict[int, list[float]] = {stream: [] for stream in share}
-        self.sent = 0
+        self.started_at = 0.0
         self.gave_up = False
 
-    def run(self, url: str) -> Outcome:
+    def run(self, url: str, start: _Start) -> Outcome:
         process = psutil.Process()
-        before = process.cpu_times()
         latencies = []
         with grpc.insecure_channel(url) as channel:
+            grpc.channel_ready_future(channel).result(READY_TIMEOUT_S)
+            self.started_at = start.wait()
+            before = process.cpu_times()
             for answer in channel.stream_stream(_STREAM_INFER)(self._messages()):
                 latencies.append(self._settle(answer))
         after = process.cpu_times()
@@ -125,7 +157,7 @@ class _Sender:
         last = self.pace.steps - 1
         for step in range(self.pace.steps):
             for stream in self.share:
-                due = self.pace.due(stream, step)
+                due = self.started_at + self.pace.due_s(stream, step)
                 wait = due - time.monotonic()
                 if wait > 0.0002:
                     time.sleep(wait)
