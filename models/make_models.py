@@ -102,7 +102,7 @@ def lstm(features: int = 80, hidden: int = 64, layers: int = 2, seed: int = 1) -
         helper.make_node("Concat", c_after, ["c_out"], axis=0),
     ]
     tensor = helper.make_tensor_value_info
-    state = [layers, "B", hidden]
+    state: list[str | int | None] = [layers, "B", hidden]
     graph = helper.make_graph(
         nodes,
         "lstm",

@@ -10,16 +10,12 @@ mod fake_triton;
 
 use std::sync::Once;
 
-use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel, Request, Triton, onnx};
+use fake_triton::delay::{self, last};
+use fake_triton::running_sum::{self, Row, request};
+use fake_triton::{END, Failure, Loaded, LoadedInstance, LoadedModel, Request, START, Triton, onnx, with_parameters};
 use serde_json::{Value, json};
 use triton_stateful::memory::device::{Counts, Device, DeviceBuffer};
-use triton_sys::{
-    TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE,
-    TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64,
-};
-
-const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
-const END: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
+use triton_sys::{TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE};
 
 /// Bytes that each simulated device has.
 const DEVICE_BYTES: usize = 1 << 20;
@@ -36,49 +32,15 @@ fn start() -> Option<Triton> {
 }
 
 fn config(gpus: &[i32], count: u32) -> Value {
-    json!({
-        "name": "running_sum",
-        "max_batch_size": 4,
-        "input": [
-            { "name": "VALUE", "data_type": "TYPE_FP32", "dims": [2] },
-            { "name": "INDEX", "data_type": "TYPE_INT64", "dims": [1] },
-        ],
-        "output": [{ "name": "SUM", "data_type": "TYPE_FP32", "dims": [2] }],
-        "sequence_batching": {
-            "max_sequence_idle_microseconds": 60_000_000,
-            "oldest": { "max_candidate_sequences": 64 },
-        },
-        "instance_group": [{ "count": count, "kind": "KIND_GPU", "gpus": gpus }],
-        "parameters": { "state_pairs": { "string_value": "<<<SUM_IN, SUM_OUT>>>" } },
-    })
+    running_sum::config(running_sum::oldest(64), json!({ "count": count, "kind": "KIND_GPU", "gpus": gpus }))
 }
 
-fn with_parameters(mut config: Value, parameters: &[(&str, &str)]) -> Value {
-    for (name, value) in parameters {
-        config["parameters"][name] = json!({ "string_value": value });
-    }
-    config
+fn load(triton: &Triton, config: &Value) -> Result<Loaded, Failure> {
+    triton.load_on(Some(0), "running_sum", config, &onnx::running_sum())
 }
 
-fn load(config: &Value) -> Result<Loaded, Failure> {
-    let model = LoadedModel::new("running_sum", config, &onnx::running_sum());
-    model.initialize()?;
-    let instance = LoadedInstance::on(&model, Some(0));
-    instance.initialize()?;
-    Ok(Loaded { model, instance })
-}
-
-fn request(id: u64, flags: u32, row: [f32; 2]) -> Request {
-    let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &[1, 2], bytemuck::bytes_of(&row).to_vec());
-    let index = Input::new("INDEX", TRITONSERVER_TYPE_INT64, &[1, 1], 0i64.to_ne_bytes().to_vec());
-    Request::new(Id::Number(id), flags, vec![value, index], &["SUM"])
-}
-
-fn sum(request: &Request) -> [f32; 2] {
-    match request.answer() {
-        Some(Answer::Outputs(outputs)) => bytemuck::pod_read_unaligned(&outputs["SUM"].1),
-        answer => panic!("{answer:?}"),
-    }
+fn sum(request: &Request) -> Row {
+    running_sum::sum(request).unwrap_or_else(|| panic!("{:?}", request.answer()))
 }
 
 /// What a task asks of the first device.
@@ -98,7 +60,7 @@ fn asked(task: impl FnOnce()) -> Counts {
 #[test]
 fn a_steady_step_waits_once_allocates_nothing_and_moves_no_state() {
     let Some(triton) = start() else { return };
-    let model = load(&config(&[0], 1)).unwrap();
+    let model = load(&triton, &config(&[0], 1)).unwrap();
     let step = |flags| model.run((1..=4).map(|id| request(id, flags, [id as f32, 1.0])).collect());
     step(START);
     step(0);
@@ -115,7 +77,7 @@ fn a_steady_step_waits_once_allocates_nothing_and_moves_no_state() {
 #[test]
 fn states_that_join_and_leave_take_one_launch_each() {
     let Some(triton) = start() else { return };
-    let model = load(&with_parameters(config(&[0], 1), &[("resident_batches", "1")])).unwrap();
+    let model = load(&triton, &with_parameters(config(&[0], 1), &[("resident_batches", "1")])).unwrap();
     let step = |ids: std::ops::Range<u64>, flags| {
         model.run(ids.map(|id| request(id, flags, [1.0, id as f32])).collect());
     };
@@ -138,7 +100,7 @@ fn states_that_join_and_leave_take_one_launch_each() {
 #[test]
 fn states_of_a_large_batch_are_found_after_smaller_ones() {
     let Some(triton) = start() else { return };
-    let model = load(&with_parameters(config(&[0], 1), &[("resident_batches", "1")])).unwrap();
+    let model = load(&triton, &with_parameters(config(&[0], 1), &[("resident_batches", "1")])).unwrap();
     let step = |ids: &[u64], flags| model.run(ids.iter().map(|&id| request(id, flags, [id as f32, 1.0])).collect());
     step(&[1, 2, 3, 4], START);
     for ids in [&[4][..], &[2], &[1, 3], &[4, 1, 2], &[3]] {
@@ -153,7 +115,7 @@ fn states_of_a_large_batch_are_found_after_smaller_ones() {
 #[test]
 fn inputs_and_outputs_may_lie_on_the_device_or_not() {
     let Some(triton) = start() else { return };
-    let model = load(&config(&[0], 1)).unwrap();
+    let model = load(&triton, &config(&[0], 1)).unwrap();
     for (number, gpus) in [
         (0, [None; 3]),
         (1, [Some(0), None, Some(0)]),
@@ -186,7 +148,7 @@ fn inputs_and_outputs_may_lie_on_the_device_or_not() {
 #[test]
 fn a_run_that_fails_over_inputs_on_the_device_costs_only_the_row_at_fault() {
     let Some(triton) = start() else { return };
-    let model = load(&config(&[0], 1)).unwrap();
+    let model = load(&triton, &config(&[0], 1)).unwrap();
     let on_gpu = |id: u64, flags: u32, row: usize| {
         let mut request = request(id, flags, [id as f32, 1.0]);
         request.inputs[1].pieces = vec![(row as i64).to_ne_bytes().to_vec()];
@@ -217,7 +179,7 @@ fn a_start_that_finds_no_memory_is_refused_with_the_numbers_and_the_others_go_on
     let mut config = with_parameters(config(&[0], 1), &lazy);
     config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(40_000);
     config["max_batch_size"] = json!(4);
-    let model = load(&config).unwrap();
+    let model = load(&triton, &config).unwrap();
     // The second slab of the pool finds nothing left.
     let hoard = hoard();
     model.run((1..5).map(|id| request(id, START, [1.0, 1.0])).collect());
@@ -253,7 +215,7 @@ fn inputs_on_the_device_stand_although_the_table_of_moves_goes_in_parts() {
     let mut config = with_parameters(config(&[0], 1), &[("max_candidate_sequence_use_ratio", "1")]);
     config["max_batch_size"] = json!(ROWS);
     config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(ROWS);
-    let model = load(&config).unwrap();
+    let model = load(&triton, &config).unwrap();
     // Enough for the inputs, and not for a larger table.
     let mut hoard = hoard();
     hoard.remove(0);
@@ -276,26 +238,9 @@ fn inputs_on_the_device_stand_although_the_table_of_moves_goes_in_parts() {
 #[test]
 fn growing_states_of_sequences_that_part_survive_a_full_device() {
     let Some(triton) = start() else { return };
-    let mut config = with_parameters(config(&[0], 1), &[("state_pairs", "<<<HELD_IN, HELD_OUT>>>")]);
-    config["name"] = json!("delay");
-    config["input"] = json!([{ "name": "VALUE", "data_type": "TYPE_FP32", "dims": [-1] }]);
-    config["output"] = json!([{ "name": "LAST", "data_type": "TYPE_FP32", "dims": [-1] }]);
-    let model = LoadedModel::new("delay", &config, &onnx::delay(true));
-    model.initialize().unwrap();
-    let instance = LoadedInstance::on(&model, Some(0));
-    instance.initialize().unwrap();
-    let model = Loaded { model, instance };
-    let ask = |id: u64, flags: u32, value: f32| {
-        let row = bytemuck::cast_slice(&[value; 300]).to_vec();
-        let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &[1, 300], row);
-        Request::new(Id::Number(id), flags, vec![value], &["LAST"])
-    };
-    let last = |request: &Request| match request.answer() {
-        Some(Answer::Outputs(outputs)) => {
-            outputs["LAST"].1.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect::<Vec<f32>>()
-        }
-        answer => panic!("{answer:?}"),
-    };
+    let config = delay::config(-1, json!({ "count": 1, "kind": "KIND_GPU", "gpus": [0] }));
+    let model = triton.load_on(Some(0), "delay", &config, &onnx::delay(true)).unwrap();
+    let ask = |id: u64, flags: u32, value: f32| delay::request(id, flags, &[value; 300]);
     // Each alone, and all: the tensors that they are put together in are there.
     for id in 1..=3 {
         model.run(vec![ask(id, START, 0.0)]);
@@ -345,12 +290,12 @@ fn each_device_has_the_sequences_of_its_instances() {
 
 #[test]
 fn what_a_gpu_cannot_do_is_refused_at_load() {
-    let Some(_triton) = start() else { return };
+    let Some(triton) = start() else { return };
     for (parameters, words) in [
         (&[("trt_cache_dir", "here"), ("enable_trt_caching", "1")][..], &["trt_cache_dir", "here", "absolute"][..]),
         (&[("ort_ep", "rocm")], &["ort_ep", "rocm", "cuda"]),
     ] {
-        let (code, text) = load(&with_parameters(config(&[0], 1), parameters)).err().unwrap();
+        let (code, text) = load(&triton, &with_parameters(config(&[0], 1), parameters)).err().unwrap();
         assert_eq!(code, TRITONSERVER_ERROR_INVALID_ARG, "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
     }

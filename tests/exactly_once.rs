@@ -13,8 +13,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use fake_triton::ledger::{self, Faults, Random};
+use fake_triton::running_sum::{self, Row, index, request, sum, value};
 use fake_triton::{Answer, FALLIBLE, Id, Input, Loaded, LoadedInstance, LoadedModel, Request, Shared, Triton};
-use fake_triton::{becomes_true, onnx, wait_for_release};
+use fake_triton::{END, START, becomes_true, onnx, wait_for_release};
 use serde_json::{Value, json};
 use triton_sys::{
     TRITONSERVER_ERROR_CANCELLED, TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_INVALID_ARG,
@@ -22,34 +23,12 @@ use triton_sys::{
     TRITONSERVER_TYPE_BYTES, TRITONSERVER_TYPE_FP32, TRITONSERVER_TYPE_INT64,
 };
 
-const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
-const END: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
-
-type Row = [f32; 2];
-
 fn config(scheduler: Value) -> Value {
-    json!({
-        "name": "running_sum",
-        "max_batch_size": 4,
-        "input": [
-            { "name": "VALUE", "data_type": "TYPE_FP32", "dims": [2] },
-            { "name": "INDEX", "data_type": "TYPE_INT64", "dims": [1] },
-        ],
-        "output": [{ "name": "SUM", "data_type": "TYPE_FP32", "dims": [2] }],
-        "sequence_batching": scheduler,
-        "instance_group": [{ "count": 1, "kind": "KIND_CPU" }],
-        "parameters": {
-            "state_pairs": { "string_value": "<<<SUM_IN, SUM_OUT>>>" },
-            "max_candidate_sequence_use_ratio": { "string_value": "1" },
-        },
-    })
+    running_sum::config(scheduler, json!({ "count": 1, "kind": "KIND_CPU" }))
 }
 
 fn oldest(capacity: usize) -> Value {
-    config(json!({
-        "max_sequence_idle_microseconds": 60_000_000,
-        "oldest": { "max_candidate_sequences": capacity },
-    }))
+    config(running_sum::oldest(capacity))
 }
 
 fn direct() -> Value {
@@ -58,30 +37,6 @@ fn direct() -> Value {
 
 fn load(triton: &Triton, config: &Value) -> Loaded {
     triton.load("running_sum", config, &onnx::running_sum()).unwrap()
-}
-
-fn value(row: Row) -> Input {
-    Input::new("VALUE", TRITONSERVER_TYPE_FP32, &[1, 2], bytemuck::bytes_of(&row).to_vec())
-}
-
-fn index(index: i64) -> Input {
-    Input::new("INDEX", TRITONSERVER_TYPE_INT64, &[1, 1], index.to_ne_bytes().to_vec())
-}
-
-fn request(id: u64, flags: u32, row: Row) -> Request {
-    Request::new(Id::Number(id), flags, vec![value(row), index(0)], &["SUM"])
-}
-
-/// The running sum in a response; `None` for an error.
-fn sum(request: &Request) -> Option<Row> {
-    match request.answer()? {
-        Answer::Outputs(outputs) => {
-            let (dims, bytes) = &outputs["SUM"];
-            assert_eq!((dims.as_slice(), outputs.len()), (&[1, 2][..], 1));
-            Some(bytemuck::pod_read_unaligned(bytes))
-        }
-        Answer::Error(..) => None,
-    }
 }
 
 /// What can be wrong with a request, with the code and a part of the text of its answer.
@@ -226,11 +181,7 @@ fn a_gpu_that_is_not_there_is_a_plain_error_or_the_cpu_where_that_is_allowed() {
     assert_eq!(code, TRITONSERVER_ERROR_UNSUPPORTED);
     assert!(text.contains("NVIDIA's driver") && text.contains("libcuda.so.1"), "{text}");
     config["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
-    let model = LoadedModel::new("running_sum", &config, &onnx::running_sum());
-    model.initialize().unwrap();
-    let instance = LoadedInstance::on(&model, Some(0));
-    instance.initialize().unwrap();
-    let model = Loaded { model, instance };
+    let model = triton.load_on(Some(0), "running_sum", &config, &onnx::running_sum()).unwrap();
     let answered = model.run(vec![request(5, START, [1.0, 2.0]), request(6, START, [3.0, 4.0])]);
     assert_eq!(answered.iter().map(|request| sum(request)).collect::<Vec<_>>(), [Some([1.0, 2.0]), Some([3.0, 4.0])]);
     model.unload();

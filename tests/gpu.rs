@@ -2,7 +2,7 @@
 //! the driver as this backend calls it, the provider's options, its stream, where its tensors lie, what it copies, CUDA
 //! graphs. Copies happen there and other kernels do not, so the models are of copies alone.
 //!
-//! `scripts/test-gpu-calls` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them it
+//! `scripts/test-on-fake-cuda` builds the stand-in, gets ONNX Runtime's library for GPUs, and runs this. Without them it
 //! says so and does nothing.
 
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
@@ -14,15 +14,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use fake_triton::delay::{self, last, request};
 use fake_triton::ledger::Random;
-use fake_triton::{Answer, Failure, Id, Input, Loaded, LoadedInstance, LoadedModel};
-use fake_triton::{REPORTED, Request, Triton, onnx};
+use fake_triton::{END, Failure, Loaded, LoadedInstance, REPORTED, Request, START, Triton, onnx, with_parameters};
 use libloading::Library;
 use serde_json::{Value, json};
-use triton_sys::{TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_UNAVAILABLE, TRITONSERVER_TYPE_FP32};
-
-const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
-const END: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
+use triton_sys::{TRITONSERVER_ERROR_INTERNAL, TRITONSERVER_ERROR_UNAVAILABLE};
 
 /// The stand-in for CUDA.
 struct FakeCuda {
@@ -41,7 +38,7 @@ impl FakeCuda {
         };
         let find = || {
             let Some(folder) = std::env::var_os("FAKE_CUDA").map(PathBuf::from) else {
-                eprintln!("skipped: no stand-in for CUDA; scripts/test-gpu-calls makes it");
+                eprintln!("skipped: no stand-in for CUDA; scripts/test-on-fake-cuda makes it");
                 return None;
             };
             let runtime = load(&folder, &["libcudart.so.13", "libcudart.so.12"]);
@@ -97,58 +94,24 @@ fn start() -> Option<(Triton, &'static FakeCuda)> {
 }
 
 fn config(gpus: &[i32], parameters: &[(&str, &str)]) -> Value {
-    let mut written = json!({ "state_pairs": { "string_value": "<<<HELD_IN, HELD_OUT>>>" } });
-    for (name, value) in parameters {
-        written[name] = json!({ "string_value": value });
-    }
-    json!({
-        "name": "delay",
-        "max_batch_size": 4,
-        "input": [{ "name": "VALUE", "data_type": "TYPE_FP32", "dims": [2] }],
-        "output": [{ "name": "LAST", "data_type": "TYPE_FP32", "dims": [2] }],
-        "sequence_batching": {
-            "max_sequence_idle_microseconds": 60_000_000,
-            "oldest": { "max_candidate_sequences": 64 },
-        },
-        "instance_group": [{ "count": 1, "kind": "KIND_GPU", "gpus": gpus }],
-        "parameters": written,
-    })
+    with_parameters(delay::config(2, on_gpus(gpus)), parameters)
 }
 
 fn growing(parameters: &[(&str, &str)]) -> Value {
-    let mut config = config(&[0], parameters);
-    config["input"][0]["dims"] = json!([-1]);
-    config["output"][0]["dims"] = json!([-1]);
-    config
+    with_parameters(delay::config(-1, on_gpus(&[0])), parameters)
 }
 
-fn load_onnx(config: &Value, onnx: &[u8]) -> Result<Loaded, Failure> {
-    load_on(0, config, onnx)
+fn on_gpus(gpus: &[i32]) -> Value {
+    json!({ "count": 1, "kind": "KIND_GPU", "gpus": gpus })
 }
 
-fn load_on(gpu: i32, config: &Value, onnx: &[u8]) -> Result<Loaded, Failure> {
-    let model = LoadedModel::new("delay", config, onnx);
-    model.initialize()?;
-    let instance = LoadedInstance::on(&model, Some(gpu));
-    instance.initialize().inspect_err(|_| drop(model.finalize()))?;
-    Ok(Loaded { model, instance })
+fn load_on(triton: &Triton, gpu: i32, config: &Value) -> Result<Loaded, Failure> {
+    let grows = config["input"][0]["dims"] == json!([-1]);
+    triton.load_on(Some(gpu), "delay", config, &onnx::delay(grows))
 }
 
-fn load(config: &Value) -> Result<Loaded, Failure> {
-    load_onnx(config, &onnx::delay(false))
-}
-
-fn request(id: u64, flags: u32, row: &[f32]) -> Request {
-    let dims = [1, row.len() as i64];
-    let value = Input::new("VALUE", TRITONSERVER_TYPE_FP32, &dims, bytemuck::cast_slice(row).to_vec());
-    Request::new(Id::Number(id), flags, vec![value], &["LAST"])
-}
-
-fn last(request: &Request) -> Vec<f32> {
-    match request.answer() {
-        Some(Answer::Outputs(outputs)) => outputs["LAST"].1.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect(),
-        answer => panic!("{answer:?}"),
-    }
+fn load(triton: &Triton, config: &Value) -> Result<Loaded, Failure> {
+    load_on(triton, 0, config)
 }
 
 /// Payloads of sequences by chance, each answer held against the request before it. All have ended when it returns.
@@ -198,7 +161,7 @@ fn sequences_have_their_own_states_in_whatever_company() {
     for parameters in
         [&[][..], &[("resident_batches", "1")], &[("always_pad_to_max_batch", "1")], &[("store_states_as_fp16", "1")]]
     {
-        let model = load(&config(&[0], parameters)).unwrap();
+        let model = load(&triton, &config(&[0], parameters)).unwrap();
         let before = cuda.copied_by_provider();
         by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
         assert_eq!(cuda.copied_by_provider(), before, "all tensors are where the provider wants them: {parameters:?}");
@@ -212,7 +175,7 @@ fn sequences_have_their_own_states_in_whatever_company() {
 #[test]
 fn each_gpu_has_its_instances_whatever_gpu_requests_bring() {
     let Some((triton, cuda)) = start() else { return };
-    let first = load_on(0, &config(&[0, 1], &[]), &onnx::delay(false)).unwrap();
+    let first = load_on(&triton, 0, &config(&[0, 1], &[])).unwrap();
     let second = LoadedInstance::on(&first.model, Some(1));
     second.initialize().unwrap();
     for tensors in [None, Some(0), Some(1)] {
@@ -238,7 +201,7 @@ fn instances_report_their_memory() {
     REPORTED.lock().clear();
     let mut config = config(&[0, 1], &[("warmup_batch_sizes", "4")]);
     config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(1000);
-    let model = load(&config).unwrap();
+    let model = load(&triton, &config).unwrap();
     let others: Vec<_> = [1, 0].map(|gpu| LoadedInstance::on(&model.model, Some(gpu))).into();
     others.iter().for_each(|instance| instance.initialize().unwrap());
     let reported = REPORTED.lock().clone();
@@ -256,7 +219,7 @@ fn instances_report_their_memory() {
 fn growing_states_stay_on_the_device() {
     let Some((triton, cuda)) = start() else { return };
     for parameters in [&[][..], &[("store_states_as_fp16", "1")]] {
-        let model = load_onnx(&growing(parameters), &onnx::delay(true)).unwrap();
+        let model = load(&triton, &growing(parameters)).unwrap();
         let before = cuda.copied_by_provider().0;
         // States of one batch have one size, as core sees to for requests.
         by_chance(&|payload| model.run(payload), &|random| 1 + random.below(3) as usize * 500, &[]);
@@ -272,13 +235,13 @@ fn runs_are_captured_once_for_each_size_and_replayed() {
     let Some((triton, cuda)) = start() else { return };
     let graphs = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1,2,4"), ("resident_batches", "2")];
     // Without the sizes, full batches.
-    let full = load(&config(&[0], &[graphs[0]])).unwrap();
+    let full = load(&triton, &config(&[0], &[graphs[0]])).unwrap();
     let before = cuda.graphs();
     by_chance(&|payload| full.run(payload), &|_| 2, &[0.0, 0.0]);
     assert!((1..=4 * 5).contains(&(cuda.graphs().0 - before.0)), "of 4 rows, between pairs of batch buffers");
     full.unload();
 
-    let model = load(&config(&[0], &graphs)).unwrap();
+    let model = load(&triton, &config(&[0], &graphs)).unwrap();
     let before = cuda.graphs();
     let run = || {
         by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
@@ -298,7 +261,7 @@ fn runs_are_captured_once_for_each_size_and_replayed() {
 fn what_the_provider_refuses_is_told_and_nothing_stays() {
     let Some((triton, cuda)) = start() else { return };
     let refused = |config: &Value, code, words: &[&str]| {
-        let (came, text) = load(config).err().unwrap();
+        let (came, text) = load(&triton, config).err().unwrap();
         assert!(came == code && words.iter().all(|word| text.contains(word)), "{} {text}", came.0);
         assert_eq!(cuda.used(), [0, 0]);
     };
@@ -317,7 +280,7 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
         &["warmup_batch_sizes"],
     );
     let open = growing(&[("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1")]);
-    let (code, text) = load_onnx(&open, &onnx::delay(true)).err().unwrap();
+    let (code, text) = load(&triton, &open).err().unwrap();
     assert!(code == invalid && text.contains("enable_cuda_graph") && text.contains("open"), "{text}");
     // An option that is wrong is no want of a GPU.
     unknown["parameters"]["allow_cpu_fallback"] = json!({ "string_value": "1" });
@@ -329,8 +292,7 @@ fn what_the_provider_refuses_is_told_and_nothing_stays() {
 fn instances_run_on_the_cpu_where_allowed_if_a_provider_or_a_gpu_is_missing() {
     let Some((triton, cuda)) = start() else { return };
     for (gpu, parameter) in [(0, ("ort_ep", "trt")), (5, ("ort_ep", "cuda"))] {
-        let model =
-            load_on(gpu, &config(&[gpu], &[("allow_cpu_fallback", "1"), parameter]), &onnx::delay(false)).unwrap();
+        let model = load_on(&triton, gpu, &config(&[gpu], &[("allow_cpu_fallback", "1"), parameter])).unwrap();
         by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
         assert_eq!(cuda.used(), [0, 0]);
         model.unload();
@@ -350,7 +312,7 @@ fn a_start_without_memory_is_refused_and_the_others_go_on() {
     ];
     let mut config = config(&[0], &lazy);
     config["sequence_batching"]["oldest"]["max_candidate_sequences"] = json!(100_000);
-    let model = load(&config).unwrap();
+    let model = load(&triton, &config).unwrap();
     cuda.limit(cuda.used()[0] + (1 << 20));
     model.run((1..=4).map(|id| request(id, START, &[id as f32, 1.0])).collect());
     let refused = model.run(vec![request(9, START, &[1.0, 1.0])]);

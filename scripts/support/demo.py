@@ -28,12 +28,12 @@ from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
 from support import paths
-from support.paced import GIVE_UP_S, LATE_S, LATE_SHARE, RefusedError, streams_of
 from support.real_time import STATE_BYTES, Try, tries
+from support.real_time_senders import GIVE_UP_S, LATE_S, LATE_SHARE, RefusedError, streams_of
 from support.server import ServerError, TritonServer
+from support.session_per_stream import SessionPerStream
+from support.session_per_stream import measure as measure_session_per_stream
 from support.speech import CHUNK_S, Stream, cut_streams, read_recording, silero_oracle
-from support.usual import UsualWay
-from support.usual import measure as measure_usual_way
 
 MODEL = "silero_vad"
 TOLERANCE = 1e-5
@@ -73,7 +73,8 @@ class Comparison:
 
     @property
     def passed(self) -> bool:
-        return self.worst <= TOLERANCE
+        """Whether all that was compared is right. Nothing is not enough."""
+        return self.steps > 0 and self.worst <= TOLERANCE
 
 
 async def follow(
@@ -185,13 +186,13 @@ def batches_table(runs: dict[int, int]) -> Table:
     return table
 
 
-def real_time_table(held: Try, asked: int, usual: UsualWay, checked: Comparison) -> Table:
+def real_time_table(held: Try, asked: int, per_stream: SessionPerStream, checked: Comparison) -> Table:
     """The costs at the pace of real time, beside those of a session for each stream."""
     streams, audio_s = held.pace.streams, held.pace.steps * CHUNK_S
     p50, p99 = held.latency_ms
-    usual_us = usual.cpu_s_per_step * 1e6
-    server_cores, usual_cores = held.cost.cpu_s / audio_s, usual.cpu_s_per_step * streams / CHUNK_S
-    how = "" if held.paced.held else ", not held"
+    per_stream_us = per_stream.cpu_s_per_step * 1e6
+    server_cores, per_stream_cores = held.cost.cpu_s / audio_s, per_stream.cpu_s_per_step * streams / CHUNK_S
+    how = "" if held.outcome.held else ", not held"
     table = Table(title=f"{streams} streams at the pace of real time{how}", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column("this server\n(gRPC)", justify="right", no_wrap=True)
@@ -201,17 +202,17 @@ def real_time_table(held: Try, asked: int, usual: UsualWay, checked: Comparison)
         table.add_row("streams asked for", f"{asked}: too many")
     table.add_row("requests per second", f"{streams / CHUNK_S:,.0f}")
     table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
-    table.add_row("late answers", f"{held.paced.late_share:.2%}")
+    table.add_row("late answers", f"{held.outcome.late_share:.2%}")
     requests_a_run = held.cost.requests / max(held.cost.runs, 1)
     table.add_row("requests per run", f"{requests_a_run:.1f}", "1")
     for what, ours, theirs, unit in (
-        ("time in ONNX Runtime per request", held.infer_us_per_step, usual_us, "{:.0f} µs"),
-        ("CPU time per request, in all", held.cpu_us_per_step, usual_us, "{:.0f} µs"),
-        ("CPU cores for all streams", server_cores, usual_cores, "{:.2f}"),
-        ("memory per stream", STATE_BYTES / 1e3, usual.bytes_per_stream / 1e3, "{:,.1f} kB"),
+        ("time in ONNX Runtime per request", held.infer_us_per_step, per_stream_us, "{:.0f} µs"),
+        ("CPU time per request, in all", held.cpu_us_per_step, per_stream_us, "{:.0f} µs"),
+        ("CPU cores for all streams", server_cores, per_stream_cores, "{:.2f}"),
+        ("memory per stream", STATE_BYTES / 1e3, per_stream.bytes_per_stream / 1e3, "{:,.1f} kB"),
     ):
         table.add_row(what, unit.format(ours), unit.format(theirs), f"{ours / theirs:.3g}")
-    client_cores = held.paced.client_cpu_s / audio_s
+    client_cores = held.outcome.client_cpu_s / audio_s
     table.caption = (
         f"The clients used {client_cores:.1f} of this machine's {os.cpu_count()} CPU cores. "
         f"{checked.bit_equal:,} of the {checked.steps:,} answers that were checked are equal to the last bit."
@@ -221,7 +222,7 @@ def real_time_table(held: Try, asked: int, usual: UsualWay, checked: Comparison)
     return table
 
 
-def draw(streams: list[Stream], answers: list[Answers], held: Try, usual: UsualWay, path: Path) -> None:
+def draw(streams: list[Stream], answers: list[Answers], held: Try, per_stream: SessionPerStream, path: Path) -> None:
     """The first few streams with the probability of speech; below, latency and cost at the pace of real time."""
     import matplotlib
 
@@ -235,7 +236,7 @@ def draw(streams: list[Stream], answers: list[Answers], held: Try, usual: UsualW
     for row, (stream, given) in enumerate(shown):
         _draw_stream(figure.add_subplot(grid[row, :]), stream, given)
     _draw_latencies(figure.add_subplot(grid[-1, 0]), held)
-    _draw_costs(figure.add_subplot(grid[-1, 1]), held, usual)
+    _draw_costs(figure.add_subplot(grid[-1, 1]), held, per_stream)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -261,7 +262,7 @@ def _draw_stream(axis, stream: Stream, given: Answers) -> None:
 
 
 def _draw_latencies(axis, held: Try) -> None:
-    latencies = held.paced.latencies_s * 1e3
+    latencies = held.outcome.latencies_s * 1e3
     axis.hist(latencies, bins=60, color="tab:blue")
     axis.axvline(LATE_S * 1e3, color="tab:red", linewidth=1)
     axis.set_yscale("log")
@@ -270,8 +271,8 @@ def _draw_latencies(axis, held: Try) -> None:
     axis.set_title(f"Latency of {held.pace.streams} streams at the pace of real time", loc="left", fontsize=9)
 
 
-def _draw_costs(axis, held: Try, usual: UsualWay) -> None:
-    bars = {"a session\nper stream": usual.cpu_s_per_step * 1e6, "this server": held.infer_us_per_step}
+def _draw_costs(axis, held: Try, per_stream: SessionPerStream) -> None:
+    bars = {"a session\nper stream": per_stream.cpu_s_per_step * 1e6, "this server": held.infer_us_per_step}
     axis.barh(list(bars), list(bars.values()), color=["0.65", "tab:blue"])
     axis.set_xlabel("time in ONNX Runtime per request, µs (linear)", fontsize=8)
     axis.set_title("What batching saves", loc="left", fontsize=9)
@@ -304,11 +305,14 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         console.print()
         console.print(HOW_PACE_IS_JUDGED, highlight=False)
         held = tries(server, MODEL, arguments.real_time, arguments.seed, lambda went: tell(went, console))[-1]
+    if held.outcome.gave_up:
+        console.print(f"[red]failed:[/] this machine is too busy to send {held.pace.streams} streams in real time")
+        return False
     checked_at_pace = check_at_pace(held)
-    usual = measure_usual_way(streams)
+    per_stream = measure_session_per_stream(streams)
     console.print()
-    console.print(real_time_table(held, arguments.real_time, usual, checked_at_pace))
-    draw(streams, answers, held, usual, arguments.out)
+    console.print(real_time_table(held, arguments.real_time, per_stream, checked_at_pace))
+    draw(streams, answers, held, per_stream, arguments.out)
     # not through the console: a path must stay on one line
     print(f"picture:    {arguments.out}\nserver log: {LOG}")
     return checked.passed and checked_at_pace.passed
@@ -316,19 +320,20 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
 
 def tell(went: Try, console: Console) -> None:
     """A line for each try."""
-    p50, p99 = went.latency_ms
-    how = "held" if went.paced.held else "not held"
-    console.print(
-        f"{went.pace.streams} streams at the pace of real time: {how}, "
-        f"latency p50 {p50:.0f} ms, p99 {p99:.0f} ms, {went.paced.late_share:.1%} late"
-    )
+    if went.outcome.gave_up:
+        told = f"given up, as the clients were {GIVE_UP_S:g} s behind"
+    else:
+        p50, p99 = went.latency_ms
+        how = "held" if went.outcome.held else "not held"
+        told = f"{how}, latency p50 {p50:.0f} ms, p99 {p99:.0f} ms, {went.outcome.late_share:.1%} late"
+    console.print(f"{went.pace.streams} streams at the pace of real time: {told}")
 
 
 def check_at_pace(held: Try) -> Comparison:
     """Compares the answers of some of the streams that got all their answers."""
     whole = [
         (stream, given)
-        for stream, given in zip(streams_of(held.pace), held.paced.probabilities, strict=True)
+        for stream, given in zip(streams_of(held.pace), held.outcome.probabilities, strict=True)
         if len(given) == stream.steps
     ]
     some = whole[:: max(1, len(whole) // CHECKED_AT_PACE)]

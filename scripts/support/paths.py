@@ -12,9 +12,12 @@ RECORDING = ROOT / "assets" / "speech.wav"
 #: Where the tests' models run: "cpu", "simulated" (devices simulated in host memory) or "gpu".
 TEST_DEVICE = os.environ.get("STATEFUL_TEST_DEVICE", "cpu")
 
+#: A library that can simulate devices, and that panics where a request asks for it; scripts/test builds it.
+TEST_BACKENDS = BUILD / "backends-tests"
 #: What `--backend-directory` gets; scripts/build fills it.
-BACKENDS = BUILD / ("backends-simulated" if TEST_DEVICE == "simulated" else "backends")
+BACKENDS = TEST_BACKENDS if TEST_DEVICE == "simulated" else BUILD / "backends"
 BACKEND_LIBRARY = BACKENDS / "stateful" / "libtriton_stateful.so"
+INSPECT = BUILD / "bin" / "stateful-inspect"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
 TRITONSERVER = SITE_PACKAGES / "pytriton" / "tritonserver" / "bin" / "tritonserver"

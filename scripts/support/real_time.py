@@ -9,10 +9,10 @@ import numpy as np
 import psutil
 import tritonclient.grpc as grpc_client
 
-from support import paced
-from support.paced import Pace, Paced
+from support import real_time_senders
+from support.real_time_senders import Outcome, Pace
 from support.server import TritonServer
-from support.speech import CHUNK_S, CONTEXT_SAMPLES
+from support.speech import CONTEXT_SAMPLES
 
 SECONDS = 5.0
 # On a machine that is busy with other things, none may be few enough.
@@ -45,13 +45,13 @@ class Try:
     """A number of streams, and how it went."""
 
     pace: Pace
-    paced: Paced
+    outcome: Outcome
     cost: Cost
 
     @property
     def latency_ms(self) -> tuple[float, float]:
         """Median and 99th percentile."""
-        p50, p99 = np.percentile(self.paced.latencies_s, [50, 99]) * 1e3
+        p50, p99 = np.percentile(self.outcome.latencies_s, [50, 99]) * 1e3
         return float(p50), float(p99)
 
     @property
@@ -70,7 +70,7 @@ def tries(server: TritonServer, model: str, streams: int, seed: int, on_try: Cal
     done: list[Try] = []
     for number in range(MOST_TRIES):
         before = _cost(server, model)
-        pace, result = paced.run(server.grpc_url, model, streams, SECONDS, seed, FIRST_ID + 1000 * number)
+        pace, result = real_time_senders.run(server.grpc_url, model, streams, SECONDS, seed, FIRST_ID + 1000 * number)
         done.append(Try(pace, result, _cost(server, model) - before))
         on_try(done[-1])
         if result.held:
@@ -81,7 +81,7 @@ def tries(server: TritonServer, model: str, streams: int, seed: int, on_try: Cal
 
 def _fewer(last: Try) -> int:
     """In tens, as the tries are few."""
-    share = 0.5 if last.paced.gave_up else 0.7
+    share = 0.5 if last.outcome.gave_up else 0.7
     return max(1, int(last.pace.streams * share / 10) * 10)
 
 

@@ -83,4 +83,4 @@ def cut_streams(recording: np.ndarray, count: int, seed: int, steps: tuple[int, 
 
 def silero_oracle(model_path: Path = paths.MODELS / "silero_vad" / "1" / "model.onnx") -> Oracle:
     """The speech model, to be stepped with {"input": [1, 576]}; "output" [1, 1] is the probability of speech."""
-    return Oracle(model_path, {"state": ("stateN", (2, 1, 128), np.float32)}, {"sr": np.array(SAMPLE_RATE, np.int64)})
+    return Oracle(model_path, {"state": "stateN"}, {"sr": np.array(SAMPLE_RATE, np.int64)})

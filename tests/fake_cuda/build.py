@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from elftools.elf.elffile import ELFFile
 
@@ -38,21 +39,25 @@ def main() -> int:
 
 def needed(provider: Path) -> list[str]:
     with provider.open("rb") as file:
-        tags = ELFFile(file).get_section_by_name(".dynamic").iter_tags()
+        tags = _section(file, ".dynamic").iter_tags()
         return [tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"]
+
+
+def _section(file: BinaryIO, name: str) -> Any:
+    """Its class, which pyelftools chooses by the name."""
+    return ELFFile(file).get_section_by_name(name)
 
 
 def functions(provider: Path) -> dict[str, set[str]]:
     """The functions that the provider takes, by the library of their version; by "" those without a version."""
     wanted = defaultdict(set)
     with provider.open("rb") as file:
-        elf = ELFFile(file)
         libraries = {}
-        for need, versions in elf.get_section_by_name(".gnu.version_r").iter_versions():
+        for need, versions in _section(file, ".gnu.version_r").iter_versions():
             for version in versions:
                 libraries[version.entry.vna_other] = need.name
-        numbers = elf.get_section_by_name(".gnu.version")
-        for index, symbol in enumerate(elf.get_section_by_name(".dynsym").iter_symbols()):
+        numbers = _section(file, ".gnu.version")
+        for index, symbol in enumerate(_section(file, ".dynsym").iter_symbols()):
             number = numbers.get_symbol(index).entry["ndx"]
             if symbol.entry.st_shndx == "SHN_UNDEF" and symbol.name:
                 wanted[libraries.get(number, "")].add(symbol.name)
@@ -77,7 +82,7 @@ def build(library: str, wanted: dict[str, set[str]], folder: Path) -> None:
     # The runtime's streams are the driver's.
     driver = [folder / DRIVER] if library.startswith("libcudart.") else []
     options = ["-shared", "-fPIC", "-O1", "-Wno-unused-function", f"-Wl,-soname,{library}", *script]
-    command = ["cc", *options, "-o", folder / library, source, *driver]
+    command = ["cc", *options, "-o", str(folder / library), str(source), *map(str, driver)]
     subprocess.run(command, check=True)
 
 

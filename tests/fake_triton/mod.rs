@@ -4,10 +4,12 @@
 //! Rules: what the backend gets is checked on every use against what lives; nothing here panics while the backend is
 //! on the stack, it notes violations for [`Triton::assert_clean`].
 
+pub mod delay;
 mod functions;
 pub mod ledger;
 pub mod objects;
 pub mod onnx;
+pub mod running_sum;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -26,6 +28,9 @@ use ledger::{Faults, Kind};
 #[allow(unused_imports, reason = "not every test has a use for all")]
 pub use objects::{Answer, Id, Input, Request, Shared};
 use objects::{Backend, Error, Instance, Model, Sent};
+
+pub const START: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START;
+pub const END: u32 = triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_END;
 
 /// How long anything may take that is not waited for by the clock of the backend.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -62,10 +67,21 @@ impl Triton {
 
     /// Loads a model with one instance.
     pub fn load(&self, name: &str, config: &serde_json::Value, onnx: &[u8]) -> Result<Loaded, Failure> {
+        self.load_on(None, name, config, onnx)
+    }
+
+    /// Loads a model with one instance, for a GPU if one is named.
+    pub fn load_on(
+        &self,
+        gpu: Option<i32>,
+        name: &str,
+        config: &serde_json::Value,
+        onnx: &[u8],
+    ) -> Result<Loaded, Failure> {
         let model = LoadedModel::new(name, config, onnx);
         model.initialize()?;
-        let instance = LoadedInstance::new(&model);
-        instance.initialize()?;
+        let instance = LoadedInstance::on(&model, gpu);
+        instance.initialize().inspect_err(|_| drop(model.finalize()))?;
         Ok(Loaded { model, instance })
     }
 
@@ -76,6 +92,14 @@ impl Triton {
         assert_eq!(live, [(Kind::Request, 0), (Kind::Response, 0), (Kind::Error, 0)], "made and never given back");
         assert_eq!(ledger::live(Kind::Message), 1, "the backend's own configuration is the only message that stays");
     }
+}
+
+/// The configuration with these parameters, too.
+pub fn with_parameters(mut config: serde_json::Value, parameters: &[(&str, &str)]) -> serde_json::Value {
+    for (name, value) in parameters {
+        config["parameters"][name] = serde_json::json!({ "string_value": value });
+    }
+    config
 }
 
 /// A code and a text that came back from an entry point.
@@ -215,7 +239,7 @@ fn wait_for_answers(payload: &[Arc<Request>]) {
         let fate = request.fate.lock();
         request.is_null() || !fate.sent.is_empty() || fate.unmade > 0
     };
-    let is_start = |request: &Arc<Request>| request.flags & triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START != 0;
+    let is_start = |request: &Arc<Request>| request.flags & START != 0;
     while !payload.iter().all(|request| request.is_released()) {
         let may_be_held = |request: &Arc<Request>| is_attempted(request) && is_start(request);
         if Instant::now() > held_from && payload.iter().all(|request| request.is_released() || may_be_held(request)) {
@@ -237,7 +261,7 @@ fn assert_answered_once(request: &Arc<Request>) {
     let (released, counted) = (fate.releases, fate.statistics.len());
     assert!(released <= 1 && counted <= 1, "released {released} times, counted {counted} times");
     // Only the START of an incarnation that has to wait is held.
-    let may_be_held = request.flags & triton_sys::TRITONSERVER_REQUEST_FLAG_SEQUENCE_START != 0;
+    let may_be_held = request.flags & START != 0;
     assert!(fate.releases == 1 || may_be_held, "id {:?} flags {} was not released", request.id, request.flags);
 }
 

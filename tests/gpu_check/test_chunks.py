@@ -63,7 +63,10 @@ def test_a_second_run_does_only_what_the_first_did_not(file, tmp_path):
     for each in (first, second):
         again.run(each)
     assert (first_runs(), second_runs()) == (1, 1)
-    assert {key: of.status for key, of in Results(file).records.items()} == {"stage/first": PASSED, "stage/second": PASSED}
+    assert {key: of.status for key, of in Results(file).records.items()} == {
+        "stage/first": PASSED,
+        "stage/second": PASSED,
+    }
 
 
 def test_what_failed_is_run_again_if_asked_for_or_with_other_parts(file, tmp_path):

@@ -36,7 +36,8 @@ def test_a_folder_without_parts_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "code, needs_s, wanted", [("", 0, command.DONE), ("raise SystemExit('why')", 0, command.WRONG), ("", 99, command.MORE)]
+    "code, needs_s, wanted",
+    [("", 0, command.DONE), ("raise SystemExit('why')", 0, command.WRONG), ("", 99, command.MORE)],
 )
 def test_exit_codes_tell_done_from_wrong_from_more_to_do(tmp_path, capsys, code, needs_s, wanted):
     runner = Runner(Results(tmp_path / "results.json"), 50, "abc", say=lambda _: None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployment import Deployment
+from harness.deployment import Deployment
 
 
 def pytest_collection_modifyitems(items):

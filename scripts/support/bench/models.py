@@ -78,7 +78,9 @@ class BenchModel:
 
         tick = State("TICK_IN", "TICK_OUT", (BATCH, 1))
         inputs, outputs = self.inputs + ends("input"), self.outputs + ends("output")
-        return BenchModel(f"{self.name}_carried", build, inputs, outputs, (tick,), f"{self.says}, carried by the client")
+        return BenchModel(
+            f"{self.name}_carried", build, inputs, outputs, (tick,), f"{self.says}, carried by the client"
+        )
 
     def config(
         self,
@@ -157,8 +159,8 @@ def _model(
     from onnx import TensorProto, helper, numpy_helper
 
     info = lambda of: [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in of]  # noqa: E731
-    constants = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "bench", info(inputs), info(outputs), constants)
+    initializers = [numpy_helper.from_array(value, name) for name, value in (constants or {}).items()]
+    graph = helper.make_graph(nodes, "bench", info(inputs), info(outputs), initializers)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 

@@ -188,7 +188,7 @@ def _picture_of_steps(path: Path, rows: Rows) -> Path:
     shown = [row for row in rows if row["model"] in PICTURED]
     models = list(dict.fromkeys(row["model"] for row in shown))
     figure, axes = _axes(len(models), 5.5)
-    for axis, model in zip(axes, models):
+    for axis, model in zip(axes, models, strict=True):
         of = [row for row in shown if row["model"] == model]
         for shift, key, label in ((-0.2, "whole_over_raw", "alone"), (0.2, "whole_over_after", "after Triton")):
             axis.bar([place + shift for place in range(len(of))], [row[key] for row in of], width=0.4, label=label)
@@ -204,7 +204,7 @@ def _picture_of_steps(path: Path, rows: Rows) -> Path:
 def _picture_of_service(path: Path, rows: Rows) -> Path:
     models = list(dict.fromkeys(row["model"].removesuffix("_carried") for row in rows))
     figure, axes = _axes(len(models), 4.5)
-    for axis, model in zip(axes, models):
+    for axis, model in zip(axes, models, strict=True):
         lines: dict[str, Rows] = {}
         for row in rows:
             if row["model"].removesuffix("_carried") == model:

@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,7 +69,7 @@ class Soak:
             for name in names:
                 _write(repository, name)
             with TritonServer(repository, backends=BACKENDS, model_control="explicit", load_models=names) as server:
-                troubles = [lambda number=number: self.steady(server, number) for number in range(THREADS)]
+                troubles: list[Callable[[], None]] = [partial(self.steady, server, number) for number in range(THREADS)]
                 troubles += [lambda: self.vanish(server), lambda: self.reload(server)]
                 threads = [threading.Thread(target=self._guarded, args=(trouble,)) for trouble in troubles]
                 for thread in threads:
@@ -134,7 +135,8 @@ class Soak:
         random = np.random.default_rng(THREADS)
         first_id, kinds = 1, 0
         while self.goes_on():
-            client, sums, answers = grpc.InferenceServerClient(server.grpc_url), Sums(), queue.Queue()
+            client, sums = grpc.InferenceServerClient(server.grpc_url), Sums()
+            answers: queue.Queue[tuple] = queue.Queue()
             client.start_stream(lambda result, error, answers=answers: answers.put((result, error)))
             awaited = {}
             for number in range(32):

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.bench.models import MODELS, BenchModel
 from support.paths import BUILD, SITE_PACKAGES, TRITON_LIBRARIES
@@ -110,13 +111,15 @@ def steps(folder: Path, effort: Effort, names: list[str], batches: list[int]) ->
             yield from step(repository, model, batch, effort)
 
 
-def step(repository: Path, model: BenchModel, batch: int, effort: Effort, **more: object) -> Iterator[dict]:
+def step(repository: Path, model: BenchModel, batch: int, effort: Effort, **more: Any) -> Iterator[dict]:
     """For each way in which a batch's sequences change. `more`: of our model's configuration."""
     served, trivial = f"{model.name}_{batch}", f"{model.name}_{batch}_trivial"
-    common = {"candidates": 4 * batch + 8} | ({"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {})
+    common: dict[str, Any] = {"candidates": 4 * batch + 8} | (
+        {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
+    )
     model.write(repository, served, model.config("stateful", batch, **common, **more))
     model.write(repository, trivial, model.config("trivial", batch, **common))
-    arguments = {"blocks": effort.blocks, "seconds": effort.seconds}
+    arguments: dict[str, Any] = {"blocks": effort.blocks, "seconds": effort.seconds}
     found = drive(repository, "step", model, model=served, trivial=trivial, batch=batch, **arguments)
     for composition, numbers in found["compositions"].items():
         yield {"model": model.name, "batch": batch, "composition": composition} | numbers
@@ -138,7 +141,7 @@ def throughput(
         for backend, config in (("stateful", None), *((peer.name, peer.config(name)) for peer in peers)):
             served = f"{name}_rate_{sequences}_{backend}"
             model.write(repository, served, config or model.config(backend, most, candidates=sequences + 8))
-            arguments = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
+            arguments: dict[str, Any] = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
             arguments |= {"model": served, "trivial": trivial, "sequences": sequences}
             arguments |= {"one_cpu": True} if one_cpu else {}
             found = drive(repository, "throughput", model, backends=backends_of(folder, peers), **arguments)
@@ -150,10 +153,10 @@ def growing(folder: Path, effort: Effort) -> Iterator[dict]:
     repository, model = folder / "repository", MODELS["growing"]
     for batch in (1, 16):
         served, trivial = f"growing_{batch}", f"growing_{batch}_trivial"
-        waits = {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
+        waits: dict[str, Any] = {"preferred": batch, "delay_us": DELAY_US} if batch > 1 else {}
         for written, backend in ((served, "stateful"), (trivial, "trivial")):
             model.write(repository, written, model.config(backend, batch, candidates=batch + 8, **waits))
-        arguments = {"model": served, "trivial": trivial, "batch": batch, "steps": effort.growing_steps}
+        arguments: dict[str, Any] = {"model": served, "trivial": trivial, "batch": batch, "steps": effort.growing_steps}
         found = drive(repository, "growing", model, blocks=5, **arguments)
         yield found | {"model": "growing"}
 
@@ -164,7 +167,7 @@ def live(folder: Path, effort: Effort, backend: str = "stateful") -> Iterator[di
     repository = folder / "repository"
     for name, counts in (("accumulate", effort.live), ("lstm", (10, 10_000)), ("cache", (10, 1_000))):
         model, served = MODELS[name], f"{name}_live"
-        waits = {"preferred": 16, "delay_us": 2000}
+        waits: dict[str, Any] = {"preferred": 16, "delay_us": 2000}
         model.write(repository, served, model.config(backend, 16, candidates=counts[-1] + 64, **waits))
         rounds = 200 if name == "cache" else 2000
         counted = ",".join(map(str, counts))

@@ -79,7 +79,9 @@ def arguments() -> argparse.Namespace:
     shown = commands.add_parser("report", help="write what was found as markdown")
     shown.set_defaults(do=_report)
     shown.add_argument("results", type=Path)
-    shown.add_argument("--out", type=Path, help="a file; what stands there behind its mark is replaced (default: standard output)")
+    shown.add_argument(
+        "--out", type=Path, help="a file; what stands there behind its mark is replaced (default: standard output)"
+    )
     shown.add_argument("--table", action="store_true", help="a short table instead")
     return parser.parse_args()
 

@@ -57,7 +57,8 @@ def summary(junit: Path) -> dict:
         if why:
             failures.append({"test": name, "why": why[0]})
         else:
-            skipped += [f"{name}: {case.find('skipped').get('message')}" for case in cases if _has(case, "skipped")][:1]
+            found = [skip for case in cases if (skip := case.find("skipped")) is not None]
+            skipped += [f"{name}: {skip.get('message')}" for skip in found[:1]]
     passed = len(by_test) - len(failures) - len(skipped)
     return {"tests": len(by_test), "passed": passed, "failures": failures, "skipped": skipped}
 

@@ -6,6 +6,7 @@ written anew, by rename, before and after each chunk, so that it is right whenev
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -73,7 +74,11 @@ class Results:
 
     def write(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        written = {"about": self.about, "planned": self.planned, "chunks": {key: asdict(record) for key, record in self.records.items()}}
+        written = {
+            "about": self.about,
+            "planned": self.planned,
+            "chunks": {key: asdict(record) for key, record in self.records.items()},
+        }
         new = self.file.with_name(self.file.name + ".new")
         new.write_text(json.dumps(written, indent=1) + "\n")
         new.replace(self.file)
@@ -181,10 +186,8 @@ def _ended(chunk: Chunk, timeout_s: float, out, err) -> tuple[str, str]:
 
 def _end(process: subprocess.Popen) -> None:
     """The command, and what it started and left."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

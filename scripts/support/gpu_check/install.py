@@ -78,7 +78,9 @@ def install(folder: Path, place: Place) -> None:
 
 def check(manifest: Manifest, folder: Path, place: Place) -> None:
     """All pieces of all parts that are not unpacked yet. PartsError with each one that is missing or damaged."""
-    wrong = [line for part in manifest.parts if not _is_done(place, part.name, part.sha256) for line in faults(part, folder)]
+    wrong = [
+        line for part in manifest.parts if not _is_done(place, part.name, part.sha256) for line in faults(part, folder)
+    ]
     if wrong:
         count = sum(1 for _ in manifest.pieces)
         raise PartsError("\n  ".join([f"of {count} pieces, {len(wrong)} cannot be used:", *wrong]))
@@ -104,7 +106,9 @@ def _unpack(part: Part, folder: Path, place: Place) -> None:
     archive = place.work / part.name
     archive.parent.mkdir(parents=True, exist_ok=True)
     part.join(folder, archive)
-    into = {"tree.tar": place.tree, "build.tar": place.tree / "build"}.get(part.name, place.work / "parts" / archive.stem)
+    into = {"tree.tar": place.tree, "build.tar": place.tree / "build"}.get(
+        part.name, place.work / "parts" / archive.stem
+    )
     into.mkdir(parents=True, exist_ok=True)
     # What an earlier commit had goes; what other parts have made of the tree stays.
     for old in into.iterdir():
@@ -112,7 +116,10 @@ def _unpack(part: Part, folder: Path, place: Place) -> None:
             shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
     with tarfile.open(archive) as content:
         # our own archive; older versions of Python know no filter
-        content.extractall(into, **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
+        if hasattr(tarfile, "tar_filter"):
+            content.extractall(into, filter="tar")
+        else:
+            content.extractall(into)
     archive.unlink()
 
 
@@ -144,7 +151,9 @@ def _run(command: list[str]) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "PYTHON"))}
     ran = subprocess.run(command, capture_output=True, text=True, env=environment | {"PIP_CONFIG_FILE": os.devnull})
     if ran.returncode != 0:
-        raise PartsError(f"{' '.join(command[:6])} ... ended with {ran.returncode}\n{ran.stdout[-3000:]}{ran.stderr[-3000:]}")
+        raise PartsError(
+            f"{' '.join(command[:6])} ... ended with {ran.returncode}\n{ran.stdout[-3000:]}{ran.stderr[-3000:]}"
+        )
 
 
 def lay_out(place: Place) -> None:

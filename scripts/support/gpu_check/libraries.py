@@ -14,7 +14,10 @@ from pathlib import Path
 _LINKED = re.compile(rb"lib(?:cublasLt|cublas|curand|nvinfer|nvonnxparser)\.so\.\d+")
 _CUDA = re.compile(rb"libcublas\.so\.(\d+)")
 #: What ONNX Runtime and cuDNN open when they first need it, by the version of CUDA. Their names stand nowhere in one piece.
-_LATE = {12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"), 13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13")}
+_LATE = {
+    12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"),
+    13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ def wanted(provider: Path) -> Wanted:
     """By the names that stand in the provider's file."""
     with provider.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         linked = {name.decode() for name in _LINKED.findall(content)}
-        cuda = max((int(major) for major in _CUDA.findall(content)), default=None)
+        cuda = max((int(major) for major in _CUDA.findall(content)), default=0)
     linked |= {f"libcudart.so.{cuda}"} if cuda else set()
     return Wanted(tuple(sorted(linked)), _LATE.get(cuda, ()))
 
@@ -70,9 +73,7 @@ def of_providers(runtime: Path, site: Path) -> dict[str, dict[str, dict[str, str
     """Of each provider in a folder, by its file's name, where the libraries are that it wants: linked, and late."""
     folders = roots(site)
     wants = {provider.name: wanted(provider) for provider in sorted(runtime.glob("libonnxruntime_providers_*.so"))}
-    return {
-        name: {"linked": find(of.linked, folders), "late": find(of.late, folders)} for name, of in wants.items()
-    }
+    return {name: {"linked": find(of.linked, folders), "late": find(of.late, folders)} for name, of in wants.items()}
 
 
 def search_path(found: dict[str, str | None]) -> str:

@@ -101,7 +101,7 @@ class Alone:
 
     def step(self, fed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         names = [of.name for of in self.session.get_outputs()]
-        gave = dict(zip(names, self.session.run(names, fed | self.states)))
+        gave = dict(zip(names, self.session.run(names, fed | self.states), strict=True))
         self.states = {state.input: gave[state.output] for state in self.model.states}
         return {of.name: gave[of.name] for of in self.model.outputs}
 

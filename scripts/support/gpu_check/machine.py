@@ -78,7 +78,11 @@ def gpus() -> list[dict]:
     if said.returncode != 0:
         print(f"nvidia-smi ended with {said.returncode}: {said.stdout}{said.stderr}", file=sys.stderr)
         return []
-    return [dict(zip(_FIELDS, map(str.strip, line.split(",")))) for line in said.stdout.splitlines() if line.strip()]
+    return [
+        dict(zip(_FIELDS, map(str.strip, line.split(",")), strict=True))
+        for line in said.stdout.splitlines()
+        if line.strip()
+    ]
 
 
 def cuda_of_driver() -> str | None:

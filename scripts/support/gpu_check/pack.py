@@ -1,10 +1,10 @@
 """Collects the parts that a machine with a GPU and without a network needs, and cuts them into pieces.
 
-    tree.tar           the repository, as committed
-    build.tar          what scripts/build --bench has made
-    wheels.tar         what scripts/setup installs, but for what only builds want, and pip
-    onnxruntime.tar    onnxruntime-gpu, in onnxruntime's place
-    cuda.tar           its libraries of CUDA, if wanted
+tree.tar           the repository, as committed
+build.tar          what scripts/build --bench has made
+wheels.tar         what scripts/setup installs, but for what only builds want, and pip
+onnxruntime.tar    onnxruntime-gpu, in onnxruntime's place
+cuda.tar           its libraries of CUDA, if wanted
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rich.console import Console
 from support.gpu_check.parts import MANIFEST, Manifest, cut
 from support.paths import BUILD, ROOT
 
-#: Only for building, or replaced.
-_LEFT_OUT = ("libclang", "onnxruntime")
+#: Only for building and for checking the sources, or replaced.
+_LEFT_OUT = ("libclang", "onnxruntime", "ruff", "mypy")
 _NEWEST_GLIBC = 35
 _BUILT = (
     "backends/stateful/libtriton_stateful.so",
-    "backends-faults/stateful/libtriton_stateful.so",
+    "backends-tests/stateful/libtriton_stateful.so",
     "bench/stateful-bench",
     "bench/stateful-gpu-bench",
     "bench/backends/trivial/libtriton_trivial.so",
     "bin/stateful-inspect",
 )
 #: From builds that scripts/build --bench does not make.
-_OPTIONAL = ("backends-faults/stateful/libtriton_stateful.so",)
+_OPTIONAL = ("backends-tests/stateful/libtriton_stateful.so",)
 
 
 class PackError(RuntimeError):
@@ -107,7 +107,10 @@ def requirements(python: str) -> Iterator[Requirement]:
 def _read(name: str, python: str) -> list[Requirement]:
     """The lines that are for this Python: pip asks the one that it runs in."""
     lines = (line.split("#")[0].strip() for line in (ROOT / "scripts" / name).read_text().splitlines())
-    environment = default_environment() | {"python_version": python, "python_full_version": f"{python}.0"}
+    environment = {name: str(value) for name, value in default_environment().items()} | {
+        "python_version": python,
+        "python_full_version": f"{python}.0",
+    }
     needs = [Requirement(line) for line in lines if line]
     return [_without_marker(need) for need in needs if need.marker is None or need.marker.evaluate(environment)]
 

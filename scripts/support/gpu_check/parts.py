@@ -1,8 +1,8 @@
 """Parts cut into numbered pieces with a manifest, and joined again.
 
-    001-tree.tar            a part that fits is a piece as it is
-    003-wheels.tar.1of4     one that does not is cut
-    manifest.json           parts, and their pieces: name, bytes, sha256
+001-tree.tar            a part that fits is a piece as it is
+003-wheels.tar.1of4     one that does not is cut
+manifest.json           parts, and their pieces: name, bytes, sha256
 """
 
 from __future__ import annotations

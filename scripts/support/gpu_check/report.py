@@ -92,7 +92,9 @@ def table(results: Results) -> Table:
     for stage in TITLES:
         records = results.of_stage(stage)
         seconds = sum(record.seconds for record in records.values())
-        made.add_row(stage, _counted(results, stage) or "–", f"{seconds:.0f}" if records else "", _found(stage, records))
+        made.add_row(
+            stage, _counted(results, stage) or "–", f"{seconds:.0f}" if records else "", _found(stage, records)
+        )
     return made
 
 
@@ -175,7 +177,9 @@ def _problems(results: Results) -> str:
     for key, record in results.records.items():
         if record.status != PASSED:
             said = shortened(record.output, 2500).replace("```", "'''")
-            parts.append(f"**{key}**: {record.status} after {record.seconds:.0f} s, commit {record.commit}\n\n```\n{said}\n```")
+            parts.append(
+                f"**{key}**: {record.status} after {record.seconds:.0f} s, commit {record.commit}\n\n```\n{said}\n```"
+            )
     return "\n\n".join(parts)
 
 
@@ -190,7 +194,9 @@ def _load(_: str, records: dict[str, Record]) -> str:
 def _behaviour(_: str, records: dict[str, Record]) -> str:
     rows = _rows(records)
     columns = {"file": "file", "passed": "passed", "failed": "failed", "skipped": "skipped"}
-    shown = [row | {what: len(row[of]) for what, of in (("failed", "failures"), ("skipped", "skipped"))} for row in rows]
+    shown = [
+        row | {what: len(row[of]) for what, of in (("failed", "failures"), ("skipped", "skipped"))} for row in rows
+    ]
     on_cpu = [f"`{row['file']}`" for row in rows if row["models"].get("KIND_CPU") and not row["models"].get("KIND_GPU")]
     failures = [f"- `{row['file']}::{of['test']}`: {_line(of['why'])}" for row in rows for of in row["failures"]]
     models = {kind: sum(row["models"].get(kind, 0) for row in rows) for kind in ("KIND_GPU", "KIND_CPU")}
@@ -221,7 +227,11 @@ _SECTIONS = {
 
 
 def _replays(row: dict) -> str:
-    return f"{row['replays']} of {row['runs']} runs were replayed graphs" if row["replays"] else "**the log has no replay of a graph**"
+    return (
+        f"{row['replays']} of {row['runs']} runs were replayed graphs"
+        if row["replays"]
+        else "**the log has no replay of a graph**"
+    )
 
 
 def _with_bandwidths(row: dict) -> dict:

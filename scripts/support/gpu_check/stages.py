@@ -32,7 +32,9 @@ class Setting:
     def environment(self, **more: str) -> Mapping[str, str]:
         """The tree's scripts, and the folders where CUDA's libraries were found."""
         of_providers = libraries.of_providers(self.place.runtime, self.place.site)
-        found = {name: where for provider in of_providers.values() for of in provider.values() for name, where in of.items()}
+        found = {
+            name: where for provider in of_providers.values() for of in provider.values() for name, where in of.items()
+        }
         path = ":".join(filter(None, [libraries.search_path(found), os.environ.get("LD_LIBRARY_PATH")]))
         return {"PYTHONPATH": str(self.place.tree / "scripts"), "LD_LIBRARY_PATH": path, **more}
 
@@ -66,7 +68,7 @@ def behaviour(setting: Setting) -> list[Chunk]:
             limit_s=400,
             environment=environment,
         )
-        for file in sorted(tests.glob("test_*.py"), key=_rank)
+        for file in sorted(tests.rglob("test_*.py"), key=_rank)
     ]
 
 

@@ -1,0 +1,107 @@
+"""What a run can do: take long, fail, or let the rows of a batch change each other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from harness.graphs import BATCH, graph, node
+from harness.model import Model, Tensor
+
+
+def slow(name: str = "slow", products: int = 250, **changes) -> Model:
+    """Exact like `counter`, and some milliseconds long: requests pile up while it runs.
+
+    A chain of matrix products runs beside the sum and can't change it, which ONNX Runtime
+    does not know.
+    """
+    size = 512
+
+    def build():
+        rng = np.random.default_rng(3)
+        nodes = [node("Sub", "SPREAD INPUT", "LINK_0")]
+        for i in range(products):
+            nodes += [
+                node("MatMul", f"LINK_{i} WEIGHT", f"PRODUCT_{i}"),
+                node("Tanh", f"PRODUCT_{i}", f"LINK_{i + 1}"),
+            ]
+        nodes += [
+            node("ReduceMax", f"LINK_{products}", "HIGHEST", axes=[1], keepdims=1),
+            node("Greater", "HIGHEST TWO", "NEVER"),  # tanh is at most one
+            node("Add", "STATE_IN INPUT", "SUM"),
+            node("Where", "NEVER TWO SUM", "STATE_OUT"),
+            node("Identity", "STATE_OUT", "OUTPUT"),
+        ]
+        one = [BATCH, 1]
+        return graph(
+            nodes,
+            [("INPUT", "fp32", one), ("STATE_IN", "fp32", one)],
+            [("OUTPUT", "fp32", one), ("STATE_OUT", "fp32", one)],
+            {
+                "SPREAD": rng.standard_normal((1, size)).astype(np.float32),
+                "WEIGHT": rng.standard_normal((size, size)).astype(np.float32) / size**0.5,
+                "TWO": np.array(2, np.float32),
+            },
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (1,)),),
+        outputs=(Tensor("OUTPUT", "fp32", (1,)),),
+        states=(("STATE_IN", "STATE_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def fails(name: str = "fails", **changes) -> Model:
+    """A running sum of TABLE[INPUT]: an INPUT of 4 and more is out of the table, and Run fails."""
+
+    def build():
+        one = [BATCH, 1]
+        return graph(
+            [
+                node("Gather", "TABLE INPUT", "WORTH"),
+                node("Add", "SUM_IN WORTH", "SUM_OUT"),
+                node("Identity", "SUM_OUT", "OUTPUT"),
+            ],
+            [("INPUT", "int64", one), ("SUM_IN", "int32", one)],
+            [("OUTPUT", "int32", one), ("SUM_OUT", "int32", one)],
+            {"TABLE": np.array([1, 10, 100, 1000], np.int32)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "int64", (1,), between=(0, 3)),),
+        outputs=(Tensor("OUTPUT", "int32", (1,)),),
+        states=(("SUM_IN", "SUM_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def quantized(name: str = "quantized", **changes) -> Model:
+    """The sum of the inputs so far, rounded to 8 bits with a scale that is taken over the whole batch."""
+
+    def build():
+        row = [BATCH, 4]
+        return graph(
+            [
+                node("Add", "x state", "sum"),
+                node("DynamicQuantizeLinear", "sum", "rounded scale zero", name="rounding"),
+                node("DequantizeLinear", "rounded scale zero", "y"),
+                node("Identity", "y", "next_state"),
+            ],
+            [("x", "fp32", row), ("state", "fp32", row)],
+            [("y", "fp32", row), ("next_state", "fp32", row)],
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("x", "fp32", (4,)),),
+        outputs=(Tensor("y", "fp32", (4,)),),
+        states=(("state", "next_state"),),
+    )
+    return dataclasses.replace(model, **changes)

@@ -1,0 +1,131 @@
+"""What the right answer is to each request of a sequence: the oracle's, fed as the model's configuration says.
+
+`support.oracle` steps the model. This adds the controls, the context, the constants, the initial values and the storage
+as fp16, all from the `Model`. Knows nothing of how the backend works.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from harness.model import CORRID, END, READY, START, Model
+from harness.values import bits
+from support.oracle import Oracle
+from support.paths import TEST_DEVICE
+
+
+@functools.cache
+def _oracle(graph: bytes, states: tuple[tuple[str, str], ...]) -> Oracle:
+    return Oracle(graph, dict(states))
+
+
+class SequenceOracle:
+    """One sequence of a model. START gives it a fresh state."""
+
+    def __init__(self, model: Model, sequence_id: int | str = 1):
+        self.model = model
+        self.sequence_id = sequence_id
+        self.oracle = _oracle(model.build().SerializeToString(), tuple(model.states))
+        self.sequence = self.oracle.new_sequence()
+        self.is_fresh = True
+        self.context = Context(model)
+
+    def step(self, inputs, *, start: bool = False, end: bool = False) -> dict[str, np.ndarray]:
+        """The configured outputs of one request; the state goes on."""
+        if start:
+            self.context = Context(self.model)
+        fed = self.context.before(self.model.as_fed(inputs))
+        if start or self.is_fresh:
+            self.sequence.state = {name: self._initial(name, fed) for name, _ in self.model.states}
+            self.is_fresh = False
+        feeds = {**fed, **self._lengths(fed), **self._controls(start, end), **self._constants()}
+        results = self.sequence.step(feeds)
+        self.sequence.state = {name: self._stored(value) for name, value in self.sequence.state.items()}
+        self.context.keep(fed)
+        return {output.name: results[output.name] for output in self.model.outputs}
+
+    def _initial(self, name: str, fed) -> np.ndarray:
+        value = self.model.initial.get(name)
+        if value is None:
+            return self.oracle.zeros(name, self.model.lengths_at_start)
+        return np.asarray(value(fed) if callable(value) else value, self.oracle.dtype(name))
+
+    def _stored(self, state: np.ndarray) -> np.ndarray:
+        """What is left of a state that is kept between two requests."""
+        if self.model.parameters.get("store_states_as_fp16") != "1" or state.dtype != np.float32:
+            return state
+        with np.errstate(over="ignore"):
+            return state.astype(np.float16).astype(np.float32)
+
+    def _controls(self, start: bool, end: bool) -> dict[str, np.ndarray]:
+        said = {START: start, END: end, READY: True}
+        feeds = {}
+        for control in self.model.controls:
+            if not self.oracle.takes(control.name):
+                continue
+            value = self.sequence_id if control.kind == CORRID else control.false_true[said[control.kind]]
+            # the model's type, which need not be the configuration's
+            feeds[control.name] = np.array([[value]]).astype(self.oracle.dtype(control.name))
+        return feeds
+
+    def _constants(self) -> dict[str, np.ndarray]:
+        return {name: np.array(value).astype(self.oracle.dtype(name)) for name, value in self.model.constants.items()}
+
+    def _lengths(self, fed) -> dict[str, np.ndarray]:
+        feeds = {}
+        for tensor in self.model.inputs:
+            if tensor.lengths is not None:
+                name, axis = tensor.lengths
+                feeds[name] = np.array([fed[tensor.name].shape[axis]], self.oracle.dtype(name))
+        return feeds
+
+
+class Context:
+    """What one sequence's inputs have of the last chunks, as the model's tensors say. Zeros at first."""
+
+    def __init__(self, model: Model):
+        self.wanted = {tensor.name: tensor.context for tensor in model.inputs if tensor.context}
+        self.kept: dict[str, np.ndarray] = {}
+
+    def before(self, fed) -> dict[str, np.ndarray]:
+        """The chunks, with what is kept in front of each."""
+        return {name: self._joined(name, value) for name, value in fed.items()}
+
+    def keep(self, fed) -> None:
+        """Keeps the last elements of what the model was fed."""
+        for name, (elements, axis) in self.wanted.items():
+            length = fed[name].shape[axis]
+            self.kept[name] = fed[name].take(range(length - elements, length), axis)
+
+    def _joined(self, name: str, chunk: np.ndarray) -> np.ndarray:
+        if name not in self.wanted:
+            return chunk
+        elements, axis = self.wanted[name]
+        nothing = "" if chunk.dtype == np.object_ else 0
+        shape = [elements if at == axis else dim for at, dim in enumerate(chunk.shape)]
+        return np.concatenate([self.kept.get(name, np.full(shape, nothing, chunk.dtype)), chunk], axis)
+
+
+def assert_same(model: Model, answer, expected, context: object = "") -> None:
+    """The same outputs, types and shapes, and every bit (or within the model's tolerance)."""
+    assert set(answer) == set(expected), f"{model.name} {context}"
+    for name, want in expected.items():
+        came = answer[name]
+        where = f"{model.name} {context}: {name}"
+        assert came.dtype == want.dtype, f"{where}: {came.dtype}, not {want.dtype}"
+        assert came.shape == want.shape, f"{where}: {came.shape}, not {want.shape}"
+        if want.dtype == np.object_:
+            assert bits(came) == bits(want), where
+        elif tolerance := max(model.tolerance, _tolerance_of_device(want.dtype)):
+            np.testing.assert_allclose(came, want, rtol=tolerance, atol=tolerance, err_msg=where)
+        else:
+            assert bits(came) == bits(want), f"{where}: {came}, not {want}"
+
+
+def _tolerance_of_device(dtype: np.dtype) -> float:
+    """The oracle steps on the CPU: a GPU adds in another order."""
+    if TEST_DEVICE != "gpu":
+        return 0.0
+    return {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-5, "float64": 1e-12}.get(dtype.name, 0.0)
