@@ -13,7 +13,7 @@ use super::metrics::{SequenceMetrics, Snapshot};
 use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
-use crate::sequence::{Admission, Admitted, Outcome, Policy, Refusal, Sequences};
+use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, Sequences};
 use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::triton::{Answer, Request};
@@ -49,6 +49,11 @@ pub struct LiveSequences {
     slab_is_missing: AtomicBool,
     reaper_wanted: Condvar,
     metrics: SequenceMetrics,
+}
+
+/// Calls `work`, and logs a panic in it.
+fn log_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
+    panic::catch(work).inspect_err(|panic| log::error!("{panic}")).ok()
 }
 
 /// A request whose answer has been made.
@@ -186,15 +191,24 @@ impl LiveSequences {
         admitted.into_iter().zip(admissions).map(lease).collect()
     }
 
-    /// Sends the answers of a payload, settles its sequences and releases its requests (or keeps one, see
-    /// [`crate::sequence`]), row by row. Payloads of an instance are settled in the order in which they were admitted.
+    /// Settles the sequences of a payload, then sends its answers, then releases its requests (or keeps one, see
+    /// [`crate::sequence`]). Sequences come first because a client that has the answer to an END may count on the slot.
+    /// Payloads of an instance are settled in the order in which they were admitted.
     pub fn settle(&self, instance: u32, answered: Vec<Answered>) {
-        for row in answered {
-            if let Err(error) = panic::catch(|| self.settle_row(row)) {
-                log::error!("{error}");
-            }
+        let (mut rows, mut answers) = (Vec::with_capacity(answered.len()), Vec::with_capacity(answered.len()));
+        for Answered { lease, answer, request } in answered {
+            rows.push((lease, Some(request)));
+            answers.extend(answer);
         }
+        let mut released = Vec::new();
+        let left = log_panic(|| self.finish_leases(&mut rows, &mut released));
+        let (leavings, releasing) = left.unwrap_or_default();
+        drop(leavings);
+        answers.into_iter().for_each(|answer| _ = log_panic(|| drop(answer)));
+        rows.into_iter().for_each(|row| _ = log_panic(|| drop(row)));
+        drop(released);
         let (is_holding, needs_slabs) = self.work(|table, released| {
+            table.have_been_released(releasing, Instant::now());
             table.finish_payload(instance, Instant::now(), released);
             (table.is_holding(), table.needs_adjustment())
         });
@@ -205,13 +219,22 @@ impl LiveSequences {
         self.publish();
     }
 
-    fn settle_row(&self, Answered { lease, answer, request }: Answered) {
-        drop(answer);
-        let Some(mut lease) = lease else { return };
-        self.work(|table, released| match lease.finish(table, released) {
-            Some(slot) => table.hold(slot, request, released),
-            None => released.push(request),
-        });
+    /// Finishes the leases of a payload, and holds the requests that must be held. Returns what sequences that are over
+    /// have left, and the ids of the held requests in `released`.
+    fn finish_leases(
+        &self,
+        rows: &mut [(Option<Lease>, Option<Request>)],
+        released: &mut Vec<Request>,
+    ) -> (Vec<Vec<Varying>>, Vec<Key>) {
+        let mut table = self.table.lock();
+        for (lease, request) in rows {
+            if let Some(slot) = lease.as_mut().and_then(|lease| lease.finish(&mut table, released))
+                && let Some(request) = request.take()
+            {
+                table.hold(slot, request, released);
+            }
+        }
+        (table.take_leavings(), table.take_releasing())
     }
 
     /// Works on the table under its lock. What that leaves, requests to be released and what ended sequences had, is

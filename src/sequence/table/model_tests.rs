@@ -283,8 +283,8 @@ impl World {
                 Some(slot) => self.table.hold(slot, sent, &mut released),
                 None => released.push(sent),
             }
-            self.release(std::mem::take(&mut released));
         }
+        self.release(std::mem::take(&mut released));
         self.table.finish_payload(0, self.now, &mut released);
         self.release(released);
     }
