@@ -102,7 +102,7 @@ impl Instance {
         })
     }
 
-    /// Answers and releases every request of a payload.
+    /// Makes the answers of a payload and hands them to the responder, which sends them and releases the requests.
     pub fn execute(&mut self, requests: Vec<Request>) {
         let mut answered = Vec::with_capacity(requests.len());
         let mut unadmitted = Some(requests.len());
@@ -119,8 +119,8 @@ impl Instance {
         self.responder.dispatch(answered);
     }
 
-    /// Answers every request of a payload; those that hold a slot, and the slot, go to `answered`. `unadmitted` is
-    /// taken when the payload is admitted.
+    /// Makes the answer of every request of a payload. They go to `answered`, except those that cannot be read, which are
+    /// answered at once. `unadmitted` is taken when the payload is admitted.
     fn answer(&mut self, requests: Vec<Request>, unadmitted: &mut Option<usize>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);

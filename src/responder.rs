@@ -1,4 +1,5 @@
-//! Sends the answers of an instance, on a thread of its own while the next batch runs.
+//! Settles the payloads of an instance, sends their answers and releases their requests, on a thread of its own while
+//! the next batch runs.
 //!
 //! Sending an answer and releasing its request call into Triton's front end. With gRPC that often takes longer than a
 //! run. The states of a batch are kept before its answers are sent, so only its clients wait for them.

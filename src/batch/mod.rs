@@ -23,7 +23,8 @@ use crate::triton::{Answer, Request};
 
 /// A request on its way through Execute.
 ///
-/// Dropped early it gives its slot back as it was and answers its request with an error, in this order.
+/// Dropped early it gives its lease back (see [`crate::model::Lease`]) and answers its request with an error, in this
+/// order.
 pub struct Row {
     /// Its hold on its sequence, and what else the store needs. First: the request is released after the slot is back.
     pub state: RowState,

@@ -18,7 +18,7 @@ pub const PAGES_FROM: usize = 256 * 1024;
 /// Memory of a device comes in multiples of so many bytes.
 const DEVICE_GRAIN: usize = 4096;
 
-/// Bytes that all varying states of a model may have together.
+/// Bytes that all varying states of a site may have together.
 #[derive(Debug)]
 pub struct Budget {
     limit: usize,

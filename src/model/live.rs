@@ -1,4 +1,4 @@
-//! The live sequences of a model behind their lock, and the leases on their slots.
+//! The live sequences of a site (see [`super::site`]) behind their lock, and the leases on their slots.
 //!
 //! Rules: the lock is held for table work only, never while tensors are copied, a model runs, or a request is released
 //! (that calls into core, which takes locks of its own).
@@ -32,7 +32,7 @@ pub type Varying = crate::memory::Varying<Grown>;
 
 type Table = Sequences<Arc<Slab>, Vec<Varying>, Request>;
 
-/// All live sequences of a model.
+/// All live sequences of a site.
 pub struct LiveSequences {
     table: Mutex<Table>,
     /// What a slab is made of.
@@ -68,8 +68,9 @@ pub struct Answered {
 
 /// A request's hold on its sequence: a slot and what became of the state in it. It is finished exactly once.
 ///
-/// Dropped unfinished (a run that failed, a panic on the way), it leaves the sequence as it was before the request; if
-/// the state is lost, the sequence ends.
+/// Dropped unfinished (an END, a panic on the way), it settles itself: an END or a lost state ends the sequence, a START
+/// that did not succeed leaves none, else the sequence has the state after the request, or before it if that failed.
+/// Its request cannot be held then; where it should have been, all sequences of its id end.
 pub struct Lease {
     sequences: Arc<LiveSequences>,
     slot: SlotId,

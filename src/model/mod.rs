@@ -1,5 +1,7 @@
 //! A loaded model: its configuration, session and live sequences, shared by its instances.
 
+#![forbid(unsafe_code)]
+
 mod initial;
 mod live;
 mod metrics;

@@ -13,9 +13,10 @@
 //! With `oldest`, nothing identifies the incarnation. The incarnations of an id form a *chain* in the order of their
 //! STARTs. Only the one at the front receives requests. A later START is run and answered, but *held*: it is not
 //! released, so core cannot send the requests that follow it. It is released when the front incarnation is over. The
-//! front incarnation is over in two cases:
+//! front incarnation is over in three cases:
 //!
-//! - Its END has arrived.
+//! - Its END has been settled.
+//! - Its START has failed, or it has expired.
 //! - A later START has arrived, and core has sent every request that it had of the front incarnation. Then the client
 //!   has started over without END, or core has dropped the sequence. The [`watermark`] tells when core has sent
 //!   everything.
@@ -34,7 +35,8 @@
 //!
 //! Rules:
 //! - The caller passes the time. Nothing here reads a clock.
-//! - The cost of an operation does not grow with the number of live sequences or of ids with a held request.
+//! - The cost of an operation does not grow with the number of live sequences or of ids with a held request, except when
+//!   an instance is removed.
 //!
 //! Not for: tensors, memory (the table only stores an `S` for each slab), or Triton's objects (a held request is an
 //! `H`).

@@ -1,7 +1,7 @@
-//! The states of fixed size: in batch buffers while they run, in slots otherwise.
+//! The states of fixed size: in a batch buffer from the first run of their sequence on, in its slot after they had to
+//! leave.
 //!
-//! [`Placement`] knows which state is where. Here the rows of a batch are put in its order, and the bytes of those that
-//! join or leave are copied.
+//! [`Placement`] knows which state is where. Here the bytes of rows that join or leave are copied.
 
 use super::content::StateRow;
 use super::placement::{Placement, Plan, Spot};

@@ -2,9 +2,9 @@
 //!
 //! One store per instance. [`StateStore::load`] brings the states of a batch to where a run reads them,
 //! [`StateStore::store`] makes what the run wrote the states of the sequences. In between, a state of fixed size is in a
-//! batch buffer or in its slot ([`buffers`]); a growing state is in a tensor that a run made, or beside the slot
-//! ([`varying`]). Nothing above the store knows which. The other calls are for one sequence that has no request running:
-//! they read, replace, copy or move its state, or forget it.
+//! batch buffer or in its slot ([`buffers`]). A growing state is beside the slot, or in a tensor that a run made; strings
+//! are beside the slot ([`varying`]). A context is always in the slot. Nothing above the store knows which.
+//! [`operations`] has the calls for one sequence that has no request running: they read, replace, copy or move its state.
 //!
 //! Rules: a state changes its place only after its bytes are there (on a GPU: after the copy is enqueued; if that fails,
 //! the instance runs nothing more), so a run that fails leaves every state as it was. On a GPU the store holds the memory

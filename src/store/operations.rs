@@ -1,4 +1,6 @@
 //! The state of one sequence that has no request running: read, replaced, copied, moved to its slot.
+//!
+//! The sequence must be one of this store's instance: another store does not know what is in that one's batch buffers.
 
 use half::f16;
 

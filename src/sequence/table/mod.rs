@@ -169,7 +169,7 @@ trait Incarnations<S, C, H>: Send {
     }
 }
 
-/// All live sequences of a model, with their slots.
+/// All live sequences of a site (the host, or a GPU), with their slots.
 ///
 /// `S` is the memory of a slab, `C` the contents of a sequence that are not in its slot, and `H` a held request.
 pub struct Sequences<S, C, H> {
