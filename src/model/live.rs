@@ -167,11 +167,8 @@ impl LiveSequences {
         let mut missing = None;
         let admitted = loop {
             let admitted = self.work(|table, released| {
-                let now = Instant::now();
-                if let Some(slots) = table.slab_needed(admissions, now).filter(|_| missing.is_none()) {
-                    return Err(slots);
-                }
-                let admitted = table.admit(instance, requests, admissions, now, released);
+                let can_grow = missing.is_none();
+                let admitted = table.admit(instance, requests, admissions, can_grow, Instant::now(), released)?;
                 let mut keep = |Admitted { slot, memory, contents }: Admitted<_, _>| {
                     table.keep(slot, contents);
                     (slot, memory)
@@ -204,10 +201,10 @@ impl LiveSequences {
         let mut released = Vec::new();
         let left = log_panic(|| self.finish_leases(&mut rows, &mut released));
         let (leavings, releasing) = left.unwrap_or_default();
-        drop(leavings);
         answers.into_iter().for_each(|answer| _ = log_panic(|| drop(answer)));
         rows.into_iter().for_each(|row| _ = log_panic(|| drop(row)));
-        drop(released);
+        released.into_iter().for_each(|request| _ = log_panic(|| drop(request)));
+        log_panic(|| drop(leavings));
         let (is_holding, needs_slabs) = self.work(|table, released| {
             table.have_been_released(releasing, Instant::now());
             table.finish_payload(instance, Instant::now(), released);
@@ -262,6 +259,8 @@ impl LiveSequences {
     /// before the sequence's next request is admitted.
     pub fn state_memories(self: &Arc<Self>, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Option<StateMemory>> {
         // Taken under the lock: once it is given up, the sequence may end and another have the slot.
+        // If something panics, these are given back after the lock.
+        let mut memories = Vec::new();
         let mut table = self.table.lock();
         let mut memory = |id: SlotId| {
             let slot = table.memory(id)?.take(id.index());
@@ -274,7 +273,9 @@ impl LiveSequences {
             }
             Some(StateMemory { sequences: self.clone(), id, slot, varying })
         };
-        slots.map(|slot| slot.and_then(&mut memory)).collect()
+        slots.for_each(|slot| memories.push(slot.and_then(&mut memory)));
+        drop(table);
+        memories
     }
 
     /// Counts bytes of states that were copied.

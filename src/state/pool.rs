@@ -190,12 +190,6 @@ impl<S, R> SlotPool<S, R> {
         self.record(id).map(|_| self.slabs[id.slab as usize].memory.clone())
     }
 
-    /// The size of the slab to add when fewer than `wanted` slots are free. `None` if enough are free, or if no more
-    /// slots may exist.
-    pub fn slab_needed(&self, wanted: usize) -> Option<usize> {
-        Some(self.next_slab_slots()).filter(|&slots| slots > 0 && self.free() < wanted)
-    }
-
     /// The size of the slab to add because fewer slots are free than the threshold, or because there is no slab yet.
     /// `None` if no slab is due.
     pub fn slab_due(&self) -> Option<usize> {
@@ -203,10 +197,11 @@ impl<S, R> SlotPool<S, R> {
         (self.slabs.is_empty() || is_low).then(|| self.next_slab_slots())
     }
 
-    /// Adds a slab of the size that [`Self::slab_needed`] or [`Self::slab_due`] returned. Returns the memory if there
-    /// is no room for so many slots any more.
+    /// Adds a slab of the size that [`Self::next_slab_slots`] or [`Self::slab_due`] returned. Returns the memory if the
+    /// slab is not needed any more: slots have become free, or another slab has been added meanwhile.
     pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
-        if slots > self.most_slots() - self.slots {
+        let is_needed = self.free() == 0 || self.slab_due().is_some();
+        if !is_needed || slots > self.most_slots() - self.slots {
             return Some(memory);
         }
         if slots > 0 {
@@ -257,7 +252,8 @@ impl<S, R> SlotPool<S, R> {
         self.limits.capacity
     }
 
-    fn next_slab_slots(&self) -> usize {
+    /// The size of the next slab; 0 if no more slots may exist.
+    pub fn next_slab_slots(&self) -> usize {
         let size = if self.slabs.is_empty() { self.limits.first_slab } else { self.limits.next_slab.max(1) };
         size.min(self.most_slots() - self.slots)
     }
@@ -296,23 +292,29 @@ mod tests {
 
     fn pool(limits: SlotLimits) -> Pool {
         let mut pool = SlotPool::new(limits);
-        add_slabs(&mut pool, 0);
+        add_slabs(&mut pool);
         pool
     }
 
-    fn add_slabs(pool: &mut Pool, wanted: usize) {
-        while let Some(slots) = pool.slab_needed(wanted).or(pool.slab_due()) {
+    fn add_slabs(pool: &mut Pool) {
+        while let Some(slots) = pool.slab_due() {
             assert_eq!(pool.add_slab(slots, slots), None);
         }
     }
 
     fn acquire(pool: &mut Pool, record: u32) -> Result<SlotId, AcquireError> {
-        add_slabs(pool, 1);
+        add_slabs(pool);
+        let acquired = pool.acquire(record);
+        if acquired != Err(AcquireError::NoSlab) {
+            return acquired;
+        }
+        let slots = pool.next_slab_slots();
+        assert_eq!(pool.add_slab(slots, slots), None);
         pool.acquire(record)
     }
 
     fn adjust(pool: &mut Pool) {
-        add_slabs(pool, 0);
+        add_slabs(pool);
         while pool.take_spare_slab().is_some() {}
     }
 
@@ -387,7 +389,7 @@ mod tests {
     fn without_the_slab_that_is_due_no_sequence_starts_and_the_others_stay() {
         let mut pool = pool(LAZY);
         let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
-        assert_eq!((pool.acquire(4), pool.slab_needed(1)), (Err(AcquireError::NoSlab), Some(3)));
+        assert_eq!((pool.acquire(4), pool.next_slab_slots()), (Err(AcquireError::NoSlab), 3));
         assert_eq!(pool.record(ids[3]), Some(&3));
         assert_eq!(pool.add_slab(3, 3), None);
         assert!(pool.acquire(4).is_ok());
@@ -396,6 +398,7 @@ mod tests {
     #[test]
     fn a_slab_without_room_within_the_limits_is_returned() {
         let mut pool = pool(SlotLimits { first_slab: 1, ..SlotLimits::all_at_once(3) });
+        pool.acquire(1).unwrap();
         assert_eq!(pool.add_slab(2, 2), None);
         assert_eq!(pool.add_slab(2, 2), Some(2));
         assert_eq!(pool.slots(), 3);

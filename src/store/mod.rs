@@ -232,7 +232,6 @@ impl StateStore {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
             let Some(lease) = &mut row.state_mut().lease else { continue };
             if lease.ends() {
-                self.buffers.forget(lease.slot());
                 continue;
             }
             match panic::catch(|| self.buffers.keep(lease.slot(), position, places, &self.copier)) {

@@ -221,17 +221,15 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let acquired = has_room.and_then(|()| records.acquire(key));
         if let Ok(slot) = acquired {
             self.append(records, key, slot, supersedes.unwrap_or(Superseded::No));
-        } else if Incarnations::<S, C, H>::is_live(self, key) {
+        } else if records.can_grow && acquired == Err(Refusal::Memory(())) {
+            // It is admitted again when there is another slab.
+        } else if self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty()) {
             // The requests that follow this START cannot be told from those of the other incarnations.
             self.drop_states(records, key);
         } else if !admission.end {
             self.refuse(records, admission);
         }
         acquired
-    }
-
-    fn is_live(&self, key: &Key) -> bool {
-        self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty())
     }
 
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {

@@ -45,11 +45,6 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         Ok(slot)
     }
 
-    /// A START replaces the sequence in its lane.
-    fn is_live(&self, _key: &Key) -> bool {
-        false
-    }
-
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
         if end || records.pool.record(slot).is_some_and(|record| record.failed) {
             records.counts.ended += 1;

@@ -4,6 +4,7 @@ mod chains;
 mod lanes;
 mod records;
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::id::Key;
@@ -95,6 +96,9 @@ pub struct Counts {
     pub rejected: u64,
 }
 
+/// The sequence of a request, or why it has none.
+pub type Found<S, C> = Result<Admitted<S, C>, Refusal>;
+
 /// Decides which incarnation a request belongs to: [`Lanes`] with `direct`, [`Chains`] with `oldest`.
 trait Incarnations<S, C, H>: Send {
     /// Finds the incarnation of a request that is not a START.
@@ -103,9 +107,6 @@ trait Incarnations<S, C, H>: Send {
     /// Occupies a slot for the incarnation that a START begins.
     fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant)
     -> Result<SlotId, Refusal>;
-
-    /// Whether a START of this id joins a chain that has a slot. Then it uses no more of the capacity.
-    fn is_live(&self, key: &Key) -> bool;
 
     /// See [`Sequences::settle`]. Returns whether the request must be held.
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
@@ -175,6 +176,8 @@ trait Incarnations<S, C, H>: Send {
 pub struct Sequences<S, C, H> {
     records: Records<S, C, H>,
     incarnations: Box<dyn Incarnations<S, C, H>>,
+    /// For each instance with a START that waits for a slab: what the requests of its payload have got so far.
+    interrupted: HashMap<u32, Vec<Option<Result<SlotId, Refusal>>>>,
 }
 
 impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
@@ -182,26 +185,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     pub fn new(policy: Policy, limits: SlotLimits) -> Self {
         let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
-        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations }
-    }
-
-    /// The size of the slab that must be added before these requests are admitted. `None` if enough slots are free, or
-    /// if no more slots may exist. Slabs take long to make and to drop, so the caller does both without holding any
-    /// lock.
-    pub fn slab_needed(&self, admissions: &[Admission], now: Instant) -> Option<usize> {
-        let Self { records, incarnations } = self;
-        let starts = || admissions.iter().filter(|admission| admission.start);
-        let following = starts().filter(|start| incarnations.is_live(&start.key)).count();
-        let new = starts().count() - following;
-        let within = new.min(records.pool.capacity().saturating_sub(incarnations.used_capacity()));
-        // Beyond the capacity, a START takes the slot of a sequence that core has dropped, or a slot of the reserve.
-        let beyond = match admissions.first() {
-            Some(first) if records.policy.has_place_for_all => {
-                new - within - records.droppable(first.key.instance, now).take(new - within).count()
-            }
-            _ => 0,
-        };
-        records.pool.slab_needed(following + within + beyond)
+        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations, interrupted: HashMap::new() }
     }
 
     /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
@@ -209,7 +193,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.slab_due()
     }
 
-    /// Adds a slab of `slots` slots. Returns the memory if there is no room for so many slots any more.
+    /// Adds a slab of `slots` slots. Returns the memory if the slab is not needed any more.
     pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
         self.records.pool.add_slab(memory, slots)
     }
@@ -228,6 +212,10 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// the caller. `requests` is the number of all requests of the payload, including those that are not in
     /// `admissions`.
     ///
+    /// If a START finds no free slot and another slab may exist, returns the size of the slab. Slabs take long to make and
+    /// to drop, so the caller does both without holding any lock: it adds the slab and calls again with the same
+    /// requests, which then go on where they were. With `can_grow` false, the START is refused instead.
+    ///
     /// Appends to `released` the held requests that must be released now. Drop them without holding any lock, then call
     /// [`Sequences::have_been_released`] with the keys that [`Sequences::take_releasing`] returns.
     pub fn admit(
@@ -235,25 +223,34 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         instance: u32,
         requests: usize,
         admissions: &[Admission],
+        can_grow: bool,
         now: Instant,
         released: &mut Vec<H>,
-    ) -> Vec<Result<Admitted<S, C>, Refusal>> {
-        let Self { records, incarnations } = self;
-        records.instance(instance, now).watermark.begin(requests, now);
-        let mut slots: Vec<_> = admissions.iter().map(|_| Err(Refusal::Unknown)).collect();
+    ) -> Result<Vec<Found<S, C>>, usize> {
+        let Self { records, incarnations, interrupted } = self;
+        records.can_grow = can_grow;
         // The requests of a payload have no order. A request that is not a START belongs to an incarnation that started
         // before this payload.
-        for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(admission, _)| !admission.start) {
-            *slot = incarnations.find(records, admission);
-        }
-        for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(admission, _)| admission.start) {
-            *slot = incarnations.start(records, admission, now);
-            records.counts.started += u64::from(slot.is_ok());
-            records.counts.rejected += u64::from(slot.is_err());
+        let mut slots = interrupted.remove(&instance).unwrap_or_else(|| {
+            records.instance(instance, now).watermark.begin(requests, now);
+            let find = |admission: &Admission| (!admission.start).then(|| incarnations.find(records, admission));
+            admissions.iter().map(find).collect()
+        });
+        for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(_, slot)| slot.is_none()) {
+            let started = incarnations.start(records, admission, now);
+            if can_grow && started == Err(Refusal::Memory(())) {
+                released.append(&mut records.released);
+                interrupted.insert(instance, slots);
+                return Err(records.pool.next_slab_slots());
+            }
+            records.counts.started += u64::from(started.is_ok());
+            records.counts.rejected += u64::from(started.is_err());
+            *slot = Some(started);
         }
         incarnations.conclude(records, instance, now);
         released.append(&mut records.released);
-        slots.into_iter().map(|slot| slot.and_then(|slot| self.check_out(slot))).collect()
+        let slots = slots.into_iter().map(|slot| slot.unwrap_or(Err(Refusal::Unknown)));
+        Ok(slots.map(|slot| slot.and_then(|slot| self.check_out(slot))).collect())
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -288,7 +285,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     ///
     /// The sequence is over if the request has END, even if it failed, or if it is a START that failed.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
-        let Self { records, incarnations } = self;
+        let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
@@ -346,7 +343,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
 
     /// Drops sequences that have been idle for too long, and ends incarnations that idle instances prove to be over.
     pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
-        let Self { records, incarnations } = self;
+        let Self { records, incarnations, .. } = self;
         let instances: Vec<u32> = records.instances.keys().copied().collect();
         for instance in instances {
             records.instance(instance, now).watermark.rest(now);
@@ -376,6 +373,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             self.records.free(slot);
         }
         self.records.instances.remove(&instance);
+        self.interrupted.remove(&instance);
         released.append(&mut self.records.released);
     }
 
@@ -404,7 +402,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.capacity()
     }
 
-    fn check_out(&mut self, slot: SlotId) -> Result<Admitted<S, C>, Refusal> {
+    fn check_out(&mut self, slot: SlotId) -> Found<S, C> {
         let memory = self.records.pool.memory(slot).ok_or(Refusal::Unknown)?;
         let record = self.records.pool.record_mut(slot).ok_or(Refusal::Unknown)?;
         Ok(Admitted { slot, memory, contents: record.contents.take().unwrap_or_default() })

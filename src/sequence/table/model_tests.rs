@@ -238,10 +238,12 @@ impl World {
         let admission = |sent: &Sent| Admission { key: key(sent.id), start: sent.start, end: sent.end };
         let admissions: Vec<_> = payload.iter().map(admission).collect();
         let mut released = Vec::new();
-        while let Some(slots) = self.table.slab_needed(&admissions, self.now).or(self.table.slab_due()) {
-            self.table.add_slab((), slots);
-        }
-        let admitted = self.table.admit(0, payload.len(), &admissions, self.now, &mut released);
+        let admitted = loop {
+            match self.table.admit(0, payload.len(), &admissions, true, self.now, &mut released) {
+                Ok(admitted) => break admitted,
+                Err(slots) => assert_eq!(self.table.add_slab((), slots), None),
+            }
+        };
         let mut rows = Vec::new();
         for (sent, admitted) in payload.into_iter().zip(admitted) {
             let slot = admitted.map(|admitted| admitted.slot);
@@ -358,7 +360,11 @@ fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseErro
     let limits = SlotLimits { reserve: CORE_SLOTS, ..SlotLimits::all_at_once(CORE_SLOTS) };
     let mut world = World {
         core: Core::new(batch),
-        table: Sequences::new(policy, limits),
+        table: {
+            let mut table = Sequences::new(policy, limits);
+            table.add_slab((), CORE_SLOTS);
+            table
+        },
         in_flight: BTreeMap::new(),
         slots: BTreeMap::new(),
         unsettled: VecDeque::new(),

@@ -61,6 +61,8 @@ pub(super) struct Instance {
 pub(super) struct Records<S, C, H> {
     pub policy: Policy,
     pub pool: SlotPool<S, Record<C, H>>,
+    /// The caller makes another slab for a START that finds no slot.
+    pub can_grow: bool,
     pub instances: HashMap<u32, Instance>,
     pub counts: Counts,
     /// The contents of sequences that are over, until the caller takes them.
@@ -74,7 +76,7 @@ pub(super) struct Records<S, C, H> {
 impl<S, C, H> Records<S, C, H> {
     pub fn new(policy: Policy, pool: SlotPool<S, Record<C, H>>) -> Self {
         let (instances, counts) = (HashMap::new(), Counts::default());
-        Self { policy, pool, instances, counts, leavings: Vec::new(), held: 0, released: Vec::new() }
+        Self { policy, pool, can_grow: false, instances, counts, leavings: Vec::new(), held: 0, released: Vec::new() }
     }
 
     pub fn instance(&mut self, instance: u32, now: Instant) -> &mut Instance {

@@ -24,13 +24,28 @@ fn policy() -> Policy {
 
 fn table_of(policy: Policy, limits: SlotLimits) -> Table {
     let mut table = Sequences::new(policy, limits);
-    add_slabs(&mut table, &[]);
+    add_slabs(&mut table);
     table
 }
 
-fn add_slabs(table: &mut Table, admissions: &[Admission]) {
-    while let Some(slots) = table.slab_needed(admissions, Instant::now()).or(table.slab_due()) {
-        table.add_slab((), slots);
+fn add_slabs(table: &mut Table) {
+    while let Some(slots) = table.slab_due() {
+        assert_eq!(table.add_slab((), slots), None);
+    }
+}
+
+/// Admits a payload; another slab can be made at any time.
+fn admit_all(
+    table: &mut Table,
+    admissions: &[Admission],
+    now: Instant,
+    released: &mut Vec<u32>,
+) -> Vec<Result<SlotId, Refusal>> {
+    loop {
+        match table.admit(0, admissions.len(), admissions, true, now, released) {
+            Ok(admitted) => return admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect(),
+            Err(slots) => assert_eq!(table.add_slab((), slots), None),
+        }
     }
 }
 
@@ -46,8 +61,12 @@ fn key(id: u64) -> Key {
 fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal> {
     let mut released = Vec::new();
     let admission = Admission { key: key.clone(), start, end };
-    add_slabs(table, std::slice::from_ref(&admission));
-    let admitted = table.admit(key.instance, 1, &[admission], now, &mut released).pop().unwrap();
+    let admitted = loop {
+        match table.admit(key.instance, 1, std::slice::from_ref(&admission), true, now, &mut released) {
+            Ok(mut admitted) => break admitted.pop().unwrap(),
+            Err(slots) => assert_eq!(table.add_slab((), slots), None),
+        }
+    };
     confirm(table, now);
     admitted.map(|admitted| admitted.slot)
 }
@@ -290,8 +309,8 @@ fn an_end_and_the_next_start_in_one_payload_come_in_either_order() {
         if !end_first {
             both.reverse();
         }
-        let slots = table.admit(0, 2, &both, now, &mut Vec::new());
-        let slots: Vec<_> = slots.into_iter().map(|admitted| admitted.unwrap().slot).collect();
+        let slots = admit_all(&mut table, &both, now, &mut Vec::new());
+        let slots: Vec<_> = slots.into_iter().map(Result::unwrap).collect();
         let (end, start) = if end_first { (slots[0], slots[1]) } else { (slots[1], slots[0]) };
         assert_eq!(end, first);
         let mut released = Vec::new();
@@ -468,11 +487,11 @@ fn a_start_that_an_earlier_incarnation_may_have_delayed_does_not_end_the_front_i
     // may have delayed.
     let admission = |id, start| Admission { key: key(id), start, end: false };
     let mut released = Vec::new();
-    let admitted = table.admit(0, 2, &[admission(2, false), admission(1, true)], now, &mut released);
+    let admitted = admit_all(&mut table, &[admission(2, false), admission(1, true)], now, &mut released);
     assert_eq!(released.len(), 1, "the second START is released");
     confirm(&mut table, now);
     for admitted in admitted {
-        let slot = admitted.unwrap().slot;
+        let slot = admitted.unwrap();
         if table.settle(slot, Outcome::Advanced, false, now, &mut released) {
             table.hold(slot, 0, &mut released);
         }
@@ -480,6 +499,38 @@ fn a_start_that_an_earlier_incarnation_may_have_delayed_does_not_end_the_front_i
     table.finish_payload(0, now, &mut released);
     step_another(&mut table, now);
     assert_eq!(step(&mut table, 1, false, true, now), Ok(second), "the client continues the second incarnation");
+}
+
+#[test]
+fn starts_that_need_more_slots_than_there_are_get_a_slab_of_the_reserve() {
+    let limits = SlotLimits { reserve: 4, ..SlotLimits::all_at_once(1) };
+    let (mut table, now) = (table_of(policy(), limits), Instant::now());
+    // Both are of one id: the second follows the first, which is not there yet when the payload arrives.
+    let start = Admission { key: key(1), start: true, end: false };
+    let slots = admit_all(&mut table, &[start.clone(), start], now, &mut Vec::new());
+    assert!(slots.iter().all(Result::is_ok), "{slots:?}");
+
+    let policy = Policy { has_place_for_all: true, ..policy() };
+    let mut table = table_of(policy, limits);
+    step(&mut table, 1, true, false, now).unwrap();
+    // The sequence could be dropped to make room, but its next request is in the same payload.
+    let later = now + policy.dropped_after;
+    let both = [(1, false), (2, true)].map(|(id, start)| Admission { key: key(id), start, end: false });
+    let slots = admit_all(&mut table, &both, later, &mut Vec::new());
+    assert!(slots.iter().all(Result::is_ok), "{slots:?}");
+}
+
+#[test]
+fn without_memory_for_a_slab_a_start_is_refused_and_the_others_of_its_payload_go_on() {
+    let limits = SlotLimits { reserve: 4, ..SlotLimits::all_at_once(1) };
+    let (mut table, now) = (table_of(Policy { has_place_for_all: true, ..policy() }, limits), Instant::now());
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    let both = [(1, false), (2, true)].map(|(id, start)| Admission { key: key(id), start, end: false });
+    let mut released = Vec::new();
+    assert_eq!(table.admit(0, 2, &both, true, now, &mut released).map(|_| ()), Err(1));
+    let admitted = table.admit(0, 2, &both, false, now, &mut released).unwrap();
+    let slots: Vec<_> = admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect();
+    assert_eq!(slots, [Ok(first), Err(Refusal::Memory(()))]);
 }
 
 #[test]

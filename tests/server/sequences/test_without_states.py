@@ -113,7 +113,7 @@ def test_sequence_batching_alone_is_enough_and_the_log_says_that_there_is_no_sta
     interleave(deployment.connect(), model, np.random.default_rng(6), sequences=5)
     log = deployment.server.log_text()
     assert "model stateless_bare version 1: no states are kept" in log
-    assert "state: 0 bytes a sequence" not in log
+    assert "model stateless_bare version 1: state: 0 bytes" not in log
 
 
 def test_it_is_served_without_completion_and_a_model_with_states_still_needs_its_pairs(deploy):
