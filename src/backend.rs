@@ -18,7 +18,7 @@ use crate::triton;
 const TRITONS_OWN: [&str; 4] =
     ["auto-complete-config", "backend-directory", "default-max-batch-size", "min-compute-capability"];
 
-/// Triton's `--model-load-gpu-limit`, of which there is one for each GPU.
+/// Triton's `--model-load-gpu-limit`. Triton adds one for each GPU, with the GPU's number behind this name.
 const TRITONS_GPU_LIMIT: &str = "model-load-gpu-limit-";
 
 /// This backend's own settings.

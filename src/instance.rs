@@ -206,9 +206,10 @@ impl Instance {
         let mut running = Vec::with_capacity(rows.len());
         let mut failed = Vec::new();
         for mut row in rows {
-            let initial = match row.state.is_fresh() {
-                true => panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request))),
-                false => Ok(Vec::new()),
+            let initial = if row.state.is_fresh() {
+                panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request)))
+            } else {
+                Ok(Vec::new())
             };
             match initial {
                 Ok(initial) => {

@@ -219,9 +219,10 @@ fn a_run_that_fails_costs_only_the_rows_at_fault() {
     };
     let payload = model.run(ids.clone().map(row).collect());
     for (id, request) in ids.clone().zip(&payload) {
-        match at_fault(id) {
-            true => assert_error(request, TRITONSERVER_ERROR_INTERNAL, "ONNX Runtime"),
-            false => assert_eq!(sum(request), Some([id as f32 + 1.0, 1.0])),
+        if at_fault(id) {
+            assert_error(request, TRITONSERVER_ERROR_INTERNAL, "ONNX Runtime");
+        } else {
+            assert_eq!(sum(request), Some([id as f32 + 1.0, 1.0]));
         }
     }
     let payload = model.run(ids.clone().map(|id| request(id, 0, [0.0, 0.0])).collect());
@@ -754,10 +755,7 @@ mod panics {
             let payload = (0..count).map(|_| {
                 let flags = random.pick(&[0, 0, START, END, START | END]);
                 let request = request(1 + random.below(8), flags, [1.0, 1.0]);
-                match random.one_in(5) {
-                    true => request.with_parameter("inject_panic", random.pick(&STAGES)),
-                    false => request,
-                }
+                if random.one_in(5) { request.with_parameter("inject_panic", random.pick(&STAGES)) } else { request }
             });
             let payload: Vec<_> = payload.collect();
             let faults = Faults::Random { random: random.clone(), one_in: 30 };

@@ -135,10 +135,10 @@ impl ExpectedInput {
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if self.data_type == DataType::Bytes {
             let came = request.read_strings(index).map_err(|error| self.not_copied(error))?;
-            return match came == Some(count) {
-                true => Ok(()),
-                false => Err(RequestError::InputStrings { name: self.name.clone(), came, wanted: count }),
-            };
+            if came != Some(count) {
+                return Err(RequestError::InputStrings { name: self.name.clone(), came, wanted: count });
+            }
+            return Ok(());
         }
         let wanted = count.saturating_mul(self.data_type.byte_size().unwrap_or(1));
         if input.bytes() != wanted {

@@ -1,8 +1,8 @@
 //! What a configuration lacks, found in the model's signature: state pairs, inputs, outputs, the largest batch and how
 //! sequences are scheduled.
 //!
-//! Rules: what is written is kept; what can be understood in two ways is an error that lists both. `docs/models.md`
-//! says what is filled in when. Not for: whether the result fits the model ([`crate::binding`]).
+//! Rules: written fields are never changed. If the signature can be understood in two ways, that is an error that lists
+//! both. `docs/models.md` says what is filled in when. Not for: whether the result fits the model ([`crate::binding`]).
 
 #![forbid(unsafe_code)]
 

@@ -37,7 +37,7 @@ pub struct Origins {
 /// What the server allows.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// Whether what is missing is filled in. `state_pairs: auto` finds the states in any case.
+    /// Whether missing fields are filled in. With `state_pairs: auto` the states are found even if this is false.
     pub completes: bool,
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,

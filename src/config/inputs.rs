@@ -23,7 +23,7 @@ pub struct PaddedInput {
     pub axis: Option<usize>,
 }
 
-/// An output of a padded run, of which a part belongs to each row.
+/// An output of a padded run. Each row's response gets the part that belongs to the row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PaddedOutput {
     pub output: String,

@@ -376,8 +376,8 @@ impl LiveSequences {
     }
 }
 
-/// Waits until nobody has the memory of a slot that has been admitted: the state of the sequence that had it before may
-/// still be written to it for the time of a copy. Returns whether it is free.
+/// Waits until nobody has the memory of a slot. For the time of a copy, another instance may still write the state of
+/// the sequence that had the slot before. Returns whether the memory is free.
 fn becomes_free(slab: &Arc<Slab>, slot: SlotId) -> bool {
     const PATIENCE: Duration = Duration::from_secs(10);
     let since = Instant::now();
@@ -431,7 +431,7 @@ impl Drop for Lease {
             return;
         }
         let sequences = self.sequences.clone();
-        // Nobody hands the request over, so it cannot be held.
+        // The request is not here, so it cannot be held.
         sequences.work(|table, released| {
             if let Some(slot) = self.finish(table, released) {
                 table.release_unheld(slot, released);

@@ -316,9 +316,8 @@ impl StateStore {
     fn lendable<R: HasState>(&self, batch: &[R], places: usize) -> SmallVec<[usize; 2]> {
         let (1, Some(row), Some(memory)) = (places, batch.first(), self.held.first()) else { return SmallVec::new() };
         let is_in_slot = row.state().slot_with_state().is_none_or(|slot| self.buffers.spot(slot).is_none());
-        let is_in_place = |number: usize| match self.binding.states[number].is_in_slot() {
-            true => is_in_slot,
-            false => self.varying.grown().is_none(),
+        let is_in_place = |number: usize| {
+            if self.binding.states[number].is_in_slot() { is_in_slot } else { self.varying.grown().is_none() }
         };
         let can_be_lent = |number: usize| lend(&self.binding, number, row.state(), memory.as_ref()).is_some();
         (0..self.binding.states.len()).filter(|&number| is_in_place(number) && can_be_lent(number)).collect()

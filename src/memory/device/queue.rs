@@ -355,7 +355,7 @@ mod tests {
         pinned.bytes().to_vec()
     }
 
-    /// Bytes of fp32 values, most of which fp16 cannot represent.
+    /// Bytes of fp32 values. fp16 cannot represent most of them.
     fn floats(count: usize) -> Vec<u8> {
         (0..count).flat_map(|i| (i as f32 * 1.001 - 7.3).to_ne_bytes()).collect()
     }
