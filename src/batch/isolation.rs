@@ -18,7 +18,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::HashMap;
+use foldhash::{HashMap, HashMapExt};
 
 use crate::state::pool::SlotId;
 

@@ -1,9 +1,10 @@
 //! `oldest`: the incarnations of each id form a chain in the order of their STARTs (see [`crate::sequence`]).
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 use std::time::Instant;
 
+use foldhash::HashMap;
 use smallvec::SmallVec;
 
 use super::records::{Phase, Records, Superseded};

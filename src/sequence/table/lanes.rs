@@ -1,7 +1,8 @@
 //! `direct`: each of core's slots is a lane with at most one sequence.
 
-use std::collections::HashMap;
 use std::time::Instant;
+
+use foldhash::HashMap;
 
 use super::records::{Phase, Records};
 use super::{Admission, Incarnations, Refusal};

@@ -1,8 +1,8 @@
 //! The slots of sequences, a record of each, and for each instance how much of its queue core has sent.
 
-use std::collections::HashMap;
 use std::time::Instant;
 
+use foldhash::{HashMap, HashMapExt};
 use hashlink::{LinkedHashMap, LinkedHashSet};
 
 use super::{Counts, Policy, Refusal};
