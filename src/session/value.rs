@@ -176,9 +176,9 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// The kind of a device's memory for ONNX Runtime, which takes a simulated device's for the host's.
+    /// The kind of a device's memory for ONNX Runtime.
     pub fn of(device: &Device) -> Self {
-        if device.is_simulated() { Self::Host } else { Self::Cuda(device.number()) }
+        device.cuda_number().map_or(Self::Host, Self::Cuda)
     }
 
     /// ONNX Runtime's description, made once and kept for the life of the process.
