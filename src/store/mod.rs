@@ -276,8 +276,17 @@ impl StateStore {
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
     fn make_way(&mut self) -> Result<usize, RequestError> {
-        let sharing = if self.varying.grown().is_none() { self.varying.take_sharing() } else { Vec::new() };
-        let copied = self.copy_to_slots(&self.buffers.leaving(), &sharing)?;
+        let stay = self.varying.grown().is_some();
+        let sharing = if stay { Vec::new() } else { self.varying.sharing() };
+        let mut copied = self.copy_to_slots(&self.buffers.leaving(), &sharing);
+        let Self { binding, copier, varying, held, others, .. } = self;
+        // Where another sequence finds no memory, its states stay where they are, and the next batch tries again.
+        for memory in others.iter_mut().filter(|memory| sharing.contains(&memory.id())) {
+            copied += varying.copy_out(binding, memory, copier).unwrap_or_default();
+        }
+        for memory in held.iter_mut().flatten().filter(|_| !stay) {
+            copied += varying.copy_out(binding, memory, copier)?;
+        }
         // What is filled next reads from where this writes to.
         self.copier.end_phase();
         if self.copier.device().is_none() {
@@ -286,9 +295,9 @@ impl StateStore {
         Ok(copied)
     }
 
-    /// Copies states to their slots, and growing states to memory of their sequences: those of `sharing`, and those of the
-    /// batch, unless the run reads them where they are. Returns the bytes.
-    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> Result<usize, RequestError> {
+    /// Copies states to their slots, and takes what those of other sequences than the batch's keep, and those of `sharing`.
+    /// Returns the bytes.
+    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> usize {
         let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
         let mut others: Vec<SlotId> = Vec::new();
         for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing.iter().copied()) {
@@ -305,11 +314,7 @@ impl StateStore {
             }
             self.buffers.forget(slot);
         }
-        let held = self.held.iter_mut().flatten().filter(|_| self.varying.grown().is_none());
-        for memory in held.chain(self.others.iter_mut().filter(|memory| sharing.contains(&memory.id()))) {
-            copied += self.varying.copy_out(&self.binding, memory, &self.copier)?;
-        }
-        Ok(copied)
+        copied
     }
 
     /// The states of the only row of a run that the run can read where they are.

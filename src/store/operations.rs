@@ -81,10 +81,13 @@ impl StateStore {
     pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RequestError> {
         let leaving = sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spot(slot)?))).collect::<Vec<_>>();
         let copied = self.copy_to_slots(&leaving, sequences);
+        let Self { binding, copier, varying, others, .. } = self;
+        let copied_out = others.iter_mut().map(|memory| varying.copy_out(binding, memory, copier));
+        let copied_out = copied_out.sum::<Result<usize, _>>();
         let waited = self.copier.synchronise();
         self.release();
         waited?;
-        self.sequences.count_copied(copied?);
+        self.sequences.count_copied(copied + copied_out?);
         Ok(())
     }
 

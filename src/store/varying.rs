@@ -87,15 +87,15 @@ impl VaryingStates {
         is_common.then(|| (grown, rows.iter().map(|at| at.position).collect()))
     }
 
-    /// Takes the sequences that may still have their states in the tensors of the last batch.
-    pub fn take_sharing(&mut self) -> Vec<SlotId> {
-        let (last, slots) = std::mem::take(&mut self.last_grown);
-        if last.strong_count() > 0 { slots } else { Vec::new() }
+    /// The sequences that may still have their states in the tensors of the last batch.
+    pub fn sharing(&self) -> Vec<SlotId> {
+        let (last, slots) = &self.last_grown;
+        if last.strong_count() > 0 { slots.clone() } else { Vec::new() }
     }
 
     /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
     pub fn copy_out(
-        &self,
+        &mut self,
         binding: &Binding,
         memory: &mut StateMemory,
         copier: &Copier,
@@ -111,6 +111,7 @@ impl VaryingStates {
                 copied += layout.row_bytes();
             }
         }
+        self.last_grown.1.retain(|&slot| slot != memory.id());
         Ok(copied)
     }
 
