@@ -35,7 +35,7 @@ use states::StateBinder;
 use crate::config::{Config, InitialFiles, StatePair};
 use crate::session::{Signature, TensorInfo};
 use crate::state::layout::SlotLayout;
-use crate::tensor::{DataType, Dims};
+use crate::tensor::{DataType, Dims, StorageType};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]
@@ -150,7 +150,7 @@ impl Binding {
             StatePlace::Beside(place) => Some((number, place)),
         });
         let beside: Vec<_> = beside.collect();
-        let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && !state.as_fp16;
+        let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && state.storage == StorageType::Exact;
         if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
     }
 

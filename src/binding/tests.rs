@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{Config, ConfigError};
-use crate::tensor::RowLayout;
+use crate::tensor::{RowLayout, StorageType};
 
 pub(super) type Spec<'a> = (&'a str, DataType, &'a [i64]);
 
@@ -108,7 +108,7 @@ fn a_plain_model_is_bound() {
         batch_axis: Some(0),
         dims: vec![1, 4],
         place: StatePlace::Slot(layout),
-        as_fp16: false,
+        storage: StorageType::Exact,
         initial: Initial { dims: vec![1, 4], content: InitialContent::Zeros },
     };
     assert_eq!((binding.states.as_slice(), binding.slot.slot_bytes()), (&[state][..], 64));
@@ -388,11 +388,12 @@ fn states_are_kept_in_the_order_of_the_pairs_and_as_the_configuration_says() {
     let (fp16, fp16_value) = parameter("store_states_as_fp16", "1");
     let config = with(&[(&pairs, pairs_value), (&fp16, fp16_value)]);
     let binding = bind(&config, &signature(&tensors, &outputs)).unwrap();
+    use StorageType::{Exact, Fp16};
     let kept = binding.states.iter().map(|state| match state.place {
-        StatePlace::Slot(_) => (state.as_fp16, state.slot_bytes()),
-        StatePlace::Beside(number) => (state.as_fp16, number),
+        StatePlace::Slot(_) => (state.storage, state.slot_bytes()),
+        StatePlace::Beside(number) => (state.storage, number),
     });
-    assert_eq!(kept.collect::<Vec<_>>(), [(false, 16), (false, 0), (true, 32), (false, 1)]);
+    assert_eq!(kept.collect::<Vec<_>>(), [(Exact, 16), (Exact, 0), (Fp16, 32), (Exact, 1)]);
     assert_eq!(binding.states[3].initial.dims, [1, 3]);
     assert_eq!(output(&binding, "a2").dims, None, "ONNX Runtime allocates strings");
 }

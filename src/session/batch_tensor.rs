@@ -7,7 +7,7 @@ use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
 use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, Store, rows};
-use crate::tensor::{DataType, RowLayout, element_count};
+use crate::tensor::{DataType, RowLayout, StorageType, element_count};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {
@@ -202,22 +202,24 @@ impl BatchTensor {
             let (batch, RowAt { position, rows }) = (self.host_mut()?, at);
             match content {
                 RowContent::Zeros => rows::zero(layout, batch, position, rows),
-                RowContent::Exact(row) => rows::put(layout, row.host(), batch, position, rows),
-                RowContent::Fp16(row) => rows::put_widened(layout, row.host(), batch, position, rows),
+                RowContent::Stored(StorageType::Exact, row) => rows::put(layout, row.host(), batch, position, rows),
+                RowContent::Stored(StorageType::Fp16, row) => {
+                    rows::put_widened(layout, row.host(), batch, position, rows)
+                }
             }
             return Ok(());
         };
-        let (to, bytes) = (self.row_for(&mut queue, layout, at), layout.row_bytes());
-        let (row, wanted, change) = match content {
-            RowContent::Zeros => {
-                // SAFETY: a row of a buffer that the queue keeps.
-                unsafe { queue.zero_row(layout, to) };
-                return Ok(());
-            }
-            RowContent::Exact(row) => (row, bytes, Change::None),
-            RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
+        let to = self.row_for(&mut queue, layout, at);
+        let RowContent::Stored(storage, row) = content else {
+            // SAFETY: a row of a buffer that the queue keeps.
+            unsafe { queue.zero_row(layout, to) };
+            return Ok(());
         };
-        assert_eq!(row.byte_len(), wanted, "row of another size");
+        assert_eq!(row.byte_len(), storage.row_bytes(layout), "row of another size");
+        let change = match storage {
+            StorageType::Exact => Change::None,
+            StorageType::Fp16 => Change::Widen,
+        };
         match row {
             // SAFETY: as above.
             Bytes::Host(row) => unsafe { queue.upload_row(layout, row, to, change)? },
@@ -257,21 +259,25 @@ impl BatchTensor {
         }
     }
 
-    /// Takes a row out; into fp16 if it is kept so.
-    pub fn take_row(&self, copier: &Copier, layout: RowLayout, from: RowAt, to: BytesMut, as_fp16: bool) {
+    /// Takes a row out, to be stored.
+    pub fn take_row(&self, copier: &Copier, layout: RowLayout, from: RowAt, to: BytesMut, storage: StorageType) {
         match (to, copier.queue()) {
             (BytesMut::Device(to), Some(mut queue)) => {
                 let from = self.row_for(&mut queue, layout, from);
-                let to = row_alone(&mut queue, layout, to, as_fp16);
+                let to = row_alone(&mut queue, layout, to, storage);
                 // SAFETY: a row of a buffer, and memory of a slot, both of which the queue keeps.
-                unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
+                unsafe { queue.move_row(layout, from, to, change_to(storage)) };
             }
-            (to, _) => take_on_host(layout, self.buffer(), from, to.host(), as_fp16),
+            (to, _) => take_on_host(layout, self.buffer(), from, to.host(), storage),
         }
     }
 
-    /// Rounds a row of fp32 to what fp16 can hold.
-    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt) {
+    /// Gives a row the values that it would have after it was stored.
+    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt, storage: StorageType) {
+        match storage {
+            StorageType::Exact => return,
+            StorageType::Fp16 => {}
+        }
         match copier.queue() {
             Some(mut queue) => {
                 let row = self.row_for(&mut queue, layout, at);
@@ -316,11 +322,9 @@ pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, at: RowAt) -
     RowIn { address, index: position, rows }
 }
 
-/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it
-/// has another size.
-pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp16: bool) -> RowIn {
-    let wanted = if as_fp16 { layout.row_bytes() / 2 } else { layout.row_bytes() };
-    assert_eq!(span.byte_len(), wanted, "row of another size");
+/// Memory of a device that a row of a batch is taken to, to be stored; the queue keeps it. Panics if it has another size.
+pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, storage: StorageType) -> RowIn {
+    assert_eq!(span.byte_len(), storage.row_bytes(layout), "row of another size");
     keep_span(queue, span);
     RowIn::alone(span.address())
 }
@@ -332,16 +336,18 @@ fn keep_span(queue: &mut Queue, span: Span) {
     }
 }
 
-/// Takes a row out of a batch on the host, into fp16 if it is kept so.
-pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], as_fp16: bool) {
-    if as_fp16 {
-        rows::take_narrowed(layout, batch, at.position, at.rows, row);
-    } else {
-        rows::take(layout, batch, at.position, at.rows, row);
+/// Takes a row out of a batch on the host, to be stored.
+pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], storage: StorageType) {
+    match storage {
+        StorageType::Exact => rows::take(layout, batch, at.position, at.rows, row),
+        StorageType::Fp16 => rows::take_narrowed(layout, batch, at.position, at.rows, row),
     }
 }
 
-/// What becomes of a row that may be kept as fp16.
-pub(super) const fn narrowing(as_fp16: bool) -> Change {
-    if as_fp16 { Change::Narrow } else { Change::None }
+/// What a move does with the values of a row that is taken out to be stored.
+pub(super) const fn change_to(storage: StorageType) -> Change {
+    match storage {
+        StorageType::Exact => Change::None,
+        StorageType::Fp16 => Change::Narrow,
+    }
 }

@@ -11,7 +11,7 @@ use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
 use crate::session::{BatchTensor, Copier, Given, RowAt};
 use crate::state::pool::SlotId;
-use crate::tensor::RowLayout;
+use crate::tensor::{RowLayout, StorageType};
 
 /// The batch buffers of an instance.
 pub(super) struct BatchBuffers {
@@ -34,7 +34,7 @@ struct FixedState {
     layout: RowLayout,
     offset: usize,
     slot_bytes: usize,
-    as_fp16: bool,
+    storage: StorageType,
 }
 
 impl BatchBuffers {
@@ -47,7 +47,7 @@ impl BatchBuffers {
                 layout,
                 offset: binding.slot.offset(number),
                 slot_bytes: state.slot_bytes(),
-                as_fp16: state.as_fp16,
+                storage: state.storage,
             }),
         });
         let states: Vec<_> = states.collect();
@@ -179,14 +179,14 @@ impl BatchBuffers {
     }
 
     /// From now on the newest state of a sequence is what the last run, over `places` rows, wrote at `position`. States
-    /// that are kept as fp16 are rounded there, so that a state is the same whether it moved or not.
+    /// that are stored in another type are rounded there, so that a state is the same whether it moved or not.
     pub fn keep(&mut self, slot: SlotId, position: usize, places: usize, copier: &Copier) {
         if self.states.is_empty() {
             return;
         }
         let into = self.plan.into;
-        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]).filter(|(state, _)| state.as_fp16) {
-            tensor.round_row(copier, state.layout, RowAt { position, rows: places });
+        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]) {
+            tensor.round_row(copier, state.layout, RowAt { position, rows: places }, state.storage);
         }
         self.placement.move_to(slot, Spot { buffer: into, position }, places);
     }
@@ -196,7 +196,7 @@ impl BatchBuffers {
         let from = RowAt { position, rows: self.placement.run_rows(buffer) };
         for (state, tensor) in self.states.iter().zip(&self.tensors[buffer]) {
             let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
-            tensor.take_row(copier, state.layout, from, kept, state.as_fp16);
+            tensor.take_row(copier, state.layout, from, kept, state.storage);
         }
         self.states.iter().map(|state| state.slot_bytes).sum()
     }

@@ -34,6 +34,7 @@ use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
+use crate::tensor::StorageType;
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
@@ -377,7 +378,9 @@ fn lend<'a>(
     memory: Option<&'a StateMemory>,
 ) -> Option<Given<'a>> {
     match StateRow::of(binding, number, row, memory) {
-        StateRow { dims, content: StateContent::Exact(bytes) } if bytes.byte_len() >= LEND_FROM => {
+        StateRow { dims, content: StateContent::Stored(StorageType::Exact, bytes) }
+            if bytes.byte_len() >= LEND_FROM =>
+        {
             Some(Given::Lent { dims, bytes })
         }
         _ => None,

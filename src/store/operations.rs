@@ -12,7 +12,7 @@ use crate::memory::{MemoryError, strings};
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
 use crate::state::pool::SlotId;
-use crate::tensor::{DataType, Dims, element_count};
+use crate::tensor::{DataType, Dims, StorageType, element_count};
 
 /// Why a state cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -162,8 +162,8 @@ fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier)
         return Ok(binding.states[number].initial.clone());
     };
     let content = match content {
-        StateContent::Exact(bytes) => InitialContent::Bytes(copier.read(bytes)?),
-        StateContent::Fp16(bytes) => InitialContent::Bytes(widened(&copier.read(bytes)?)),
+        StateContent::Stored(StorageType::Exact, bytes) => InitialContent::Bytes(copier.read(bytes)?),
+        StateContent::Stored(StorageType::Fp16, bytes) => InitialContent::Bytes(widened(&copier.read(bytes)?)),
         StateContent::WrittenStrings(written) => {
             InitialContent::Strings(strings::elements(written).flatten().collect())
         }
@@ -195,8 +195,10 @@ fn write(
         StatePlace::Beside(beside) => memory.varying[beside].write(&value.dims, kept_bytes(state, value)),
     };
     match &value.content {
-        InitialContent::Bytes(bytes) if state.as_fp16 => copier.write(&narrowed(bytes), to),
-        InitialContent::Bytes(bytes) => copier.write(bytes, to),
+        InitialContent::Bytes(bytes) => match state.storage {
+            StorageType::Exact => copier.write(bytes, to),
+            StorageType::Fp16 => copier.write(&narrowed(bytes), to),
+        },
         _ => copier.write(&vec![0; kept_bytes(state, value)], to),
     }
 }

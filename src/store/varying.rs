@@ -16,7 +16,7 @@ use crate::memory::{PAGES_FROM, Shared, strings};
 use crate::model::{Grown, StateMemory, VaryingSize};
 use crate::session::{BatchTensor, Copier, Given, MadeTensor, RowAt, Step, StringTensor};
 use crate::state::pool::SlotId;
-use crate::tensor::DataType;
+use crate::tensor::{DataType, StorageType};
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {
@@ -106,7 +106,7 @@ impl VaryingStates {
             let Some(tensor) = tensors.tensors.get(index) else { continue };
             let layout = binding.states[*number].layout(tensor.dims());
             if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
-                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, false)?;
+                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, StorageType::Exact)?;
                 varying.forget_shared();
                 copied += layout.row_bytes();
             }
@@ -278,7 +278,7 @@ pub(super) fn copy_in(
         strings::write(output.strings(position), kept.host());
     } else {
         let at = RowAt { position, rows: output.rows };
-        step.take_output(state.output, output.layout, at, kept, state.as_fp16)?;
+        step.take_output(state.output, output.layout, at, kept, state.storage)?;
     }
     Ok(bytes)
 }

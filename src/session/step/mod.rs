@@ -31,7 +31,7 @@ use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store, Strings};
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::{DataType, RowLayout, StorageType};
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;
@@ -156,19 +156,19 @@ impl Step {
         tensor.host_mut()
     }
 
-    /// Takes a row out of an output of the last run, into fp16 if it is kept so.
+    /// Takes a row out of an output of the last run, to be stored.
     pub fn take_output(
         &self,
         index: usize,
         layout: RowLayout,
         at: RowAt,
         to: BytesMut,
-        as_fp16: bool,
+        storage: StorageType,
     ) -> Result<(), SessionError> {
         match &self.outputs[index].made {
-            Some(made) => made.take_row(&self.copier, layout, at, to, as_fp16),
+            Some(made) => made.take_row(&self.copier, layout, at, to, storage),
             None => {
-                take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), as_fp16);
+                take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), storage);
                 Ok(())
             }
         }
