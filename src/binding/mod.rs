@@ -64,7 +64,7 @@ impl Binding {
         let batch_symbol = signature.batch_symbol(|info| state_pairs.iter().any(|pair| pair.input == info.name));
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
-            feeds.place(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
+            feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
         }
         let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();
@@ -147,7 +147,7 @@ impl Binding {
     pub fn growing_that_may_stay(&self) -> Vec<(usize, usize)> {
         let beside = self.states.iter().enumerate().filter_map(|(number, state)| match state.place {
             StatePlace::Slot(_) => None,
-            StatePlace::Beside(place) => Some((number, place)),
+            StatePlace::Beside(beside) => Some((number, beside)),
         });
         let beside: Vec<_> = beside.collect();
         let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && state.storage == StorageType::Exact;

@@ -66,7 +66,7 @@ impl StateBinder<'_> {
             initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.files)?,
             dims,
         };
-        feeds.place(index, input)?;
+        feeds.add(index, input)?;
         Ok(Some(state))
     }
 

@@ -57,8 +57,8 @@ pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize),
 /// Rounds each fp32 value of a row to the nearest value that fp16 can represent.
 pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
     for outer in 0..pieces(layout) {
-        let place = (outer * rows + index) * layout.inner_bytes;
-        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[place..place + layout.inner_bytes]);
+        let from = (outer * rows + index) * layout.inner_bytes;
+        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[from..from + layout.inner_bytes]);
         let mut narrow = [f16::ZERO; 512];
         for chunk in values.chunks_mut(narrow.len()) {
             let narrow = &mut narrow[..chunk.len()];
@@ -72,9 +72,9 @@ pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: us
 pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
     for outer in 0..pieces(layout) {
-        let place = (outer * rows + index) * wide;
+        let to = (outer * rows + index) * wide;
         let from: &[f16] = bytemuck::cast_slice(&row[outer * narrow..(outer + 1) * narrow]);
-        from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[place..place + wide]));
+        from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[to..to + wide]));
     }
 }
 
@@ -82,9 +82,9 @@ pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize
 pub fn take_narrowed(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
     let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
     for outer in 0..pieces(layout) {
-        let place = (outer * rows + index) * wide;
+        let from = (outer * rows + index) * wide;
         let to: &mut [f16] = bytemuck::cast_slice_mut(&mut row[outer * narrow..(outer + 1) * narrow]);
-        to.convert_from_f32_slice(bytemuck::cast_slice(&batch[place..place + wide]));
+        to.convert_from_f32_slice(bytemuck::cast_slice(&batch[from..from + wide]));
     }
 }
 

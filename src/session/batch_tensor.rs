@@ -6,7 +6,7 @@ use super::copier::Copier;
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
-use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, Store, rows};
+use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, TensorMemory, rows};
 use crate::tensor::{DataType, RowLayout, StorageType, element_count};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
@@ -20,7 +20,7 @@ pub struct BatchTensor {
     pub(super) bytes: usize,
     /// Over the buffer, so they go before it.
     pub(super) by_rows: Vec<Option<Value>>,
-    pub(super) store: Store,
+    pub(super) memory: TensorMemory,
     /// The host's side of a buffer on a device.
     pub(super) staging: Option<Pinned>,
 }
@@ -48,7 +48,7 @@ impl BatchTensor {
             dims: Vec::new(),
             bytes: 0,
             by_rows: Vec::new(),
-            store: Store::Host(Buffer::new(0)?),
+            memory: TensorMemory::Host(Buffer::new(0)?),
             staging: None,
         })
     }
@@ -63,7 +63,7 @@ impl BatchTensor {
     ) -> Result<Self, MemoryError> {
         let mut tensor = Self::new(data_type, batch_axis, device)?;
         tensor.set_dims(dims, rows)?;
-        tensor.store = Store::new(device, tensor.bytes)?;
+        tensor.memory = TensorMemory::new(device, tensor.bytes)?;
         Ok(tensor)
     }
 
@@ -76,18 +76,20 @@ impl BatchTensor {
 
     /// Makes room for the elements in the current shape.
     pub(super) fn reserve(&mut self) -> Result<(), MemoryError> {
-        if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
+        if self.bytes > self.memory.byte_len()
+            || (self.device.is_some() && matches!(self.memory, TensorMemory::Host(_)))
+        {
             self.by_rows.clear();
             let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
-            self.store = Store::new(self.device.as_ref(), bytes)?;
+            self.memory = TensorMemory::new(self.device.as_ref(), bytes)?;
         }
         Ok(())
     }
 
     /// The elements in the current shape, for the host to read and write.
     pub(super) fn host(&self) -> &[u8] {
-        match (&self.store, &self.staging) {
-            (Store::Host(buffer), _) => &buffer.bytes()[..self.bytes],
+        match (&self.memory, &self.staging) {
+            (TensorMemory::Host(buffer), _) => &buffer.bytes()[..self.bytes],
             (_, Some(staging)) => &staging.bytes()[..self.bytes],
             (_, None) => &[],
         }
@@ -96,8 +98,8 @@ impl BatchTensor {
     /// As [`BatchTensor::host`], to write; what is on a device must be uploaded then.
     pub(super) fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
         self.reserve_staging(self.bytes)?;
-        Ok(match (&mut self.store, &mut self.staging) {
-            (Store::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
+        Ok(match (&mut self.memory, &mut self.staging) {
+            (TensorMemory::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
             (_, Some(staging)) => &mut staging.bytes_mut()[..self.bytes],
             (_, None) => &mut [],
         })
@@ -114,12 +116,12 @@ impl BatchTensor {
 
     /// Gives the buffer back if it has more than `most` bytes. The elements are lost.
     pub fn give_back(&mut self, most: usize) {
-        if self.store.byte_len() <= most {
+        if self.memory.byte_len() <= most {
             return;
         }
         if let Ok(empty) = Buffer::new(0) {
             self.by_rows.clear();
-            self.store = Store::Host(empty);
+            self.memory = TensorMemory::Host(empty);
             self.staging = None;
         }
     }
@@ -129,21 +131,21 @@ impl BatchTensor {
     /// # Safety
     /// Until the queue has been waited for, these tensors live and are not used by the host.
     pub(super) unsafe fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
-        match (&self.store, &self.staging) {
+        match (&self.memory, &self.staging) {
             // SAFETY: both are of these tensors.
-            (Store::Device(buffer), Some(staging)) => Ok(unsafe { queue.upload(staging, buffer, self.bytes) }?),
+            (TensorMemory::Device(buffer), Some(staging)) => Ok(unsafe { queue.upload(staging, buffer, self.bytes) }?),
             _ => Ok(()),
         }
     }
 
     /// A row of the buffer on the device. Panics if it is not within.
     pub(super) fn row(&self, layout: RowLayout, at: RowAt) -> RowIn {
-        row_of(layout, self.store.address() as u64, self.store.byte_len(), at)
+        row_of(layout, self.memory.address() as u64, self.memory.byte_len(), at)
     }
 
     pub(super) fn memory(&self) -> MemoryKind {
-        match (&self.store, &self.device) {
-            (Store::Device(_), Some(device)) => MemoryKind::of(device),
+        match (&self.memory, &self.device) {
+            (TensorMemory::Device(_), Some(device)) => MemoryKind::of(device),
             _ => MemoryKind::Host,
         }
     }
@@ -179,12 +181,12 @@ impl BatchTensor {
         if let Some(value) = slot {
             return Ok(value.as_ptr());
         }
-        if self.bytes > self.store.byte_len() {
-            return Err(format!("{} bytes do not make {:?}", self.store.byte_len(), self.dims));
+        if self.bytes > self.memory.byte_len() {
+            return Err(format!("{} bytes do not make {:?}", self.memory.byte_len(), self.dims));
         }
         // SAFETY: the buffer is large enough for these dimensions; the values are dropped before the buffer is
         // replaced, and with it.
-        let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
+        let value = unsafe { Value::over(memory, self.memory.address(), self.bytes, &self.dims, self.data_type) }?;
         Ok(slot.insert(value).as_ptr())
     }
 }
@@ -290,7 +292,7 @@ impl BatchTensor {
 
     /// A row on the device, for what is about to be enqueued; the queue keeps the buffer.
     fn row_for(&self, queue: &mut Queue, layout: RowLayout, at: RowAt) -> RowIn {
-        if let Store::Device(buffer) = &self.store {
+        if let TensorMemory::Device(buffer) = &self.memory {
             queue.keep(buffer.memory().clone());
         }
         self.row(layout, at)
@@ -298,16 +300,16 @@ impl BatchTensor {
 
     /// All bytes of a buffer on the host.
     fn buffer(&self) -> &[u8] {
-        match &self.store {
-            Store::Host(buffer) => buffer.bytes(),
-            Store::Device(_) => &[],
+        match &self.memory {
+            TensorMemory::Host(buffer) => buffer.bytes(),
+            TensorMemory::Device(_) => &[],
         }
     }
 
     fn buffer_mut(&mut self) -> &mut [u8] {
-        match &mut self.store {
-            Store::Host(buffer) => buffer.bytes_mut(),
-            Store::Device(_) => &mut [],
+        match &mut self.memory {
+            TensorMemory::Host(buffer) => buffer.bytes_mut(),
+            TensorMemory::Device(_) => &mut [],
         }
     }
 }
@@ -322,7 +324,8 @@ pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, at: RowAt) -
     RowIn { address, index: position, rows }
 }
 
-/// Memory of a device that a row of a batch is taken to, to be stored; the queue keeps it. Panics if it has another size.
+/// Memory of a device that a row of a batch is taken to, to be stored; the queue keeps it. Panics if it has another
+/// size.
 pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, storage: StorageType) -> RowIn {
     assert_eq!(span.byte_len(), storage.row_bytes(layout), "row of another size");
     keep_span(queue, span);

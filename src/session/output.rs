@@ -9,7 +9,7 @@ use super::made::MadeTensor;
 use super::open::{Session, SessionError};
 use super::value::Value;
 use crate::memory::device::DeviceMemory;
-use crate::memory::{Store, Strings};
+use crate::memory::{Strings, TensorMemory};
 use crate::tensor::{DataType, element_count};
 
 /// An output.
@@ -43,7 +43,7 @@ pub(super) struct OutputGiven {
 
 impl OutputGiven {
     pub fn new(tensor: &BatchTensor) -> Option<Self> {
-        let Store::Device(buffer) = &tensor.store else { return None };
+        let TensorMemory::Device(buffer) = &tensor.memory else { return None };
         Some(Self { address: buffer.address(), bytes: buffer.byte_len(), _memory: buffer.memory().clone() })
     }
 }

@@ -55,7 +55,7 @@ impl Value {
         NonNull::new(value).map(Self).ok_or_else(|| "ONNX Runtime made no tensor".to_owned())
     }
 
-    /// A tensor of strings, in memory of ONNX Runtime's. Each element comes with its place; the others are empty.
+    /// A tensor of strings, in memory of ONNX Runtime's. Each element comes with its index; the others are empty.
     pub fn of_strings<'a>(
         strings: impl Iterator<Item = (usize, &'a [u8])>,
         dims: &[i64],

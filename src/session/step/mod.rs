@@ -30,7 +30,7 @@ use super::output::Output;
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
-use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store, Strings};
+use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Strings, TensorMemory};
 use crate::tensor::{DataType, RowLayout, StorageType};
 
 /// The largest buffer that is kept of an input whose size requests decide.
@@ -53,7 +53,7 @@ struct Input {
 pub struct StringTensor(Value);
 
 impl StringTensor {
-    /// A tensor of these dimensions. Each element comes with its place; the others are empty.
+    /// A tensor of these dimensions. Each element comes with its index; the others are empty.
     pub fn new<'a>(elements: impl Iterator<Item = (usize, &'a [u8])>, dims: &[i64]) -> Result<Self, SessionError> {
         Value::of_strings(elements, dims).map(Self)
     }
@@ -217,7 +217,7 @@ impl Step {
         let row = match (&output.given, &output.made) {
             (Some(given), _) => row_of(layout, given.address, given.bytes, at),
             (None, Some(made)) if made.is_on_device => row_of(layout, made.address()?, made.bytes, at),
-            (None, None) if matches!(output.tensor.store, Store::Device(_)) => output.tensor.row(layout, at),
+            (None, None) if matches!(output.tensor.memory, TensorMemory::Device(_)) => output.tensor.row(layout, at),
             _ => return Ok(None),
         };
         Ok(Some(row.address + (at.position * bytes) as u64))
@@ -235,7 +235,7 @@ impl Step {
     }
 
     /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored). Each
-    /// comes with its place; the others are empty.
+    /// comes with its index; the others are empty.
     pub fn set_strings<'a>(
         &mut self,
         index: usize,
