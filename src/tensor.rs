@@ -148,6 +148,15 @@ impl RowLayout {
     }
 }
 
+/// A row of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct RowAt {
+    /// Which row.
+    pub position: usize,
+    /// Rows that its bytes are laid out for.
+    pub rows: usize,
+}
+
 /// How the elements of a state are stored between runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StorageType {

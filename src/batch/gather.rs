@@ -8,9 +8,9 @@ use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
-use crate::session::{Overlay, RowAt, Step};
+use crate::session::{Overlay, Step};
 use crate::store::StateStore;
-use crate::tensor::{DataType, RowLayout, WindowLayout};
+use crate::tensor::{DataType, RowAt, RowLayout, WindowLayout};
 use crate::triton::Input;
 
 /// Fills every input of the step, for `run_rows` rows, from the rows of the batch, which can run together (see
@@ -96,13 +96,13 @@ fn requests<'a>(
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
     for (position, (_, sent)) in positions_of(input, batch.inputs(request)) {
+        let at = RowAt { position, rows };
         if let Some(on_gpu) = sent.on_gpu() {
-            let at = RowAt { position, rows };
             overlays.push(Overlay { input: index, layout, at, from: on_gpu });
         } else if batch.is_padding(position) {
-            rows::shift(layout, buffer, (0, rows), (position, rows));
+            rows::shift(layout, buffer, RowAt { position: 0, rows }, at);
         } else {
-            let mut writer = RowWriter::new(layout, buffer, position, rows);
+            let mut writer = RowWriter::new(layout, buffer, at);
             sent.pieces().for_each(|piece| writer.write(piece));
             writer.finish();
         }
@@ -131,7 +131,7 @@ fn windows(
     let buffer = step.input(index, &dims, rows)?;
     for (position, (row, sent)) in batch.inputs(request).enumerate() {
         if batch.is_padding(position) {
-            rows::shift(whole_row, buffer, (0, rows), (position, rows));
+            rows::shift(whole_row, buffer, RowAt { position: 0, rows }, RowAt { position, rows });
             continue;
         }
         let (whole, mut from) = (length(&sent), 0);
@@ -270,7 +270,7 @@ pub(super) fn constant(
         None => buffer.copy_from_slice(bytes),
         Some(_) => {
             let layout = layout(input, &input.dims)?;
-            (0..rows).for_each(|position| rows::put(layout, bytes, buffer, position, rows));
+            (0..rows).for_each(|position| rows::put(layout, bytes, buffer, RowAt { position, rows }));
         }
     }
     Ok(())

@@ -5,9 +5,9 @@ use crate::binding::{Binding, BoundOutput, TrimBy};
 use crate::error::RequestError;
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
-use crate::session::{OutputCopy, RowAt, Step};
+use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
-use crate::tensor::{DataType, WindowLayout};
+use crate::tensor::{DataType, RowAt, WindowLayout};
 use crate::triton::{OutputMemory, Request, Response};
 
 /// The outputs of a run, taken apart into rows.
@@ -99,15 +99,15 @@ impl<'a> Answers<'a> {
         }
         let bytes = answer.layout.row_bytes();
         let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
+        let at = RowAt { position, rows: self.rows };
         if let OutputMemory::Gpu(to) = &memory {
-            let at = RowAt { position, rows: self.rows };
             let copy = OutputCopy { output: answer.index, layout: answer.layout, at, to: *to };
             if self.step.can_copy_output(&copy) {
                 copies.push(copy);
                 return Ok(());
             }
         }
-        fill(answer.bound, memory, rows::pieces_of(answer.layout, answer.view.bytes, position, self.rows))
+        fill(answer.bound, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -159,7 +159,12 @@ impl<'a> Answers<'a> {
                 if size > element.len() {
                     return Err(lengths.uneven());
                 }
-                rows::take(lengths.layout, lengths.view.bytes, position, self.rows, &mut element[..size]);
+                rows::take(
+                    lengths.layout,
+                    lengths.view.bytes,
+                    RowAt { position, rows: self.rows },
+                    &mut element[..size],
+                );
                 // A negative length is larger than any tensor, too.
                 usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven())
             }

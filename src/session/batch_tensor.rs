@@ -7,7 +7,7 @@ use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
 use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, TensorMemory, rows};
-use crate::tensor::{DataType, RowLayout, StorageType, element_count};
+use crate::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {
@@ -23,15 +23,6 @@ pub struct BatchTensor {
     pub(super) memory: TensorMemory,
     /// The host's side of a buffer on a device.
     pub(super) staging: Option<Pinned>,
-}
-
-/// A row of a batch.
-#[derive(Clone, Copy, Debug)]
-pub struct RowAt {
-    /// Which row.
-    pub position: usize,
-    /// Rows that its bytes are laid out for.
-    pub rows: usize,
 }
 
 impl BatchTensor {
@@ -201,13 +192,11 @@ impl BatchTensor {
         content: RowContent,
     ) -> Result<(), MemoryError> {
         let Some(mut queue) = copier.queue() else {
-            let (batch, RowAt { position, rows }) = (self.host_mut()?, at);
+            let batch = self.host_mut()?;
             match content {
-                RowContent::Zeros => rows::zero(layout, batch, position, rows),
-                RowContent::Stored(StorageType::Exact, row) => rows::put(layout, row.host(), batch, position, rows),
-                RowContent::Stored(StorageType::Fp16, row) => {
-                    rows::put_widened(layout, row.host(), batch, position, rows)
-                }
+                RowContent::Zeros => rows::zero(layout, batch, at),
+                RowContent::Stored(StorageType::Exact, row) => rows::put(layout, row.host(), batch, at),
+                RowContent::Stored(StorageType::Fp16, row) => rows::put_widened(layout, row.host(), batch, at),
             }
             return Ok(());
         };
@@ -242,7 +231,7 @@ impl BatchTensor {
                 // SAFETY: rows of a buffer that the queue keeps.
                 unsafe { queue.move_row(layout, from, to, Change::None) };
             }
-            None => rows::shift(layout, self.buffer_mut(), (from.position, from.rows), (to.position, to.rows)),
+            None => rows::shift(layout, self.buffer_mut(), from, to),
         }
     }
 
@@ -254,10 +243,7 @@ impl BatchTensor {
                 // SAFETY: rows of buffers that the queue keeps.
                 unsafe { queue.move_row(layout, from, to, Change::None) };
             }
-            None => {
-                let (from, to) = ((from.position, from.rows), (to.position, to.rows));
-                rows::transfer(layout, source.buffer(), from, self.buffer_mut(), to);
-            }
+            None => rows::transfer(layout, source.buffer(), from, self.buffer_mut(), to),
         }
     }
 
@@ -286,7 +272,7 @@ impl BatchTensor {
                 // SAFETY: a row of a buffer that the queue keeps.
                 unsafe { queue.move_row(layout, row, row, Change::Round) };
             }
-            None => rows::round_to_fp16(layout, self.buffer_mut(), at.position, at.rows),
+            None => rows::round_to_fp16(layout, self.buffer_mut(), at),
         }
     }
 
@@ -342,8 +328,8 @@ fn keep_span(queue: &mut Queue, span: Span) {
 /// Takes a row out of a batch on the host, to be stored.
 pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], storage: StorageType) {
     match storage {
-        StorageType::Exact => rows::take(layout, batch, at.position, at.rows, row),
-        StorageType::Fp16 => rows::take_narrowed(layout, batch, at.position, at.rows, row),
+        StorageType::Exact => rows::take(layout, batch, at, row),
+        StorageType::Fp16 => rows::take_narrowed(layout, batch, at, row),
     }
 }
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::batch_tensor::{RowAt, change_to, row_alone, row_of, take_on_host};
+use super::batch_tensor::{change_to, row_alone, row_of, take_on_host};
 use super::copier::Copier;
 use super::open::{Session, SessionError};
 use super::value::Value;
 use crate::memory::{BytesMut, MemoryError};
-use crate::tensor::{RowLayout, StorageType};
+use crate::tensor::{RowAt, RowLayout, StorageType};
 
 /// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {

@@ -9,9 +9,9 @@ use super::{RowState, permute};
 use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
-use crate::session::{BatchTensor, Copier, Given, RowAt};
+use crate::session::{BatchTensor, Copier, Given};
 use crate::state::pool::SlotId;
-use crate::tensor::{RowLayout, StorageType};
+use crate::tensor::{RowAt, RowLayout, StorageType};
 
 /// The batch buffers of an instance.
 pub(super) struct BatchBuffers {

@@ -14,10 +14,10 @@ use crate::binding::{
 use crate::memory::device::{Device, OwnedStream, Queue};
 use crate::memory::{Bytes, SlotSpec, Strings};
 use crate::sequence::{Admission, Key, SequenceId};
-use crate::session::{RowAt, RowContent};
+use crate::session::RowContent;
 use crate::state::layout::SlotLayout;
 use crate::tensor::StorageType::{self, Exact, Fp16};
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::{DataType, RowAt, RowLayout};
 
 /// Most bytes of the varying states of a sequence.
 const SEQUENCE_BYTES: usize = 200;

@@ -14,9 +14,9 @@ use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::RequestError;
 use crate::memory::{PAGES_FROM, Shared, strings};
 use crate::model::{Grown, StateMemory, VaryingSize};
-use crate::session::{BatchTensor, Copier, Given, MadeTensor, RowAt, Step, StringTensor};
+use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
 use crate::state::pool::SlotId;
-use crate::tensor::{DataType, StorageType};
+use crate::tensor::{DataType, RowAt, StorageType};
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {

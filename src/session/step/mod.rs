@@ -20,7 +20,7 @@ use parking_lot::MutexGuard;
 use run::Arguments;
 pub use run::{Given, Overlay, Run};
 
-use super::batch_tensor::{BatchTensor, RowAt, row_of, take_on_host};
+use super::batch_tensor::{BatchTensor, row_of, take_on_host};
 use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
@@ -31,7 +31,7 @@ use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Strings, TensorMemory};
-use crate::tensor::{DataType, RowLayout, StorageType};
+use crate::tensor::{DataType, RowAt, RowLayout, StorageType};
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;

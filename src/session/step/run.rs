@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 use super::{Input, Step, StringTensor};
 use crate::memory::Bytes;
 use crate::memory::device::{Change, Foreign, RowIn, while_nothing_is_captured};
-use crate::session::batch_tensor::{BatchTensor, RowAt};
+use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
 use crate::session::made::MadeTensor;
 use crate::session::open::{Session, SessionError};
 use crate::session::output::{Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
-use crate::tensor::{RowLayout, element_count};
+use crate::tensor::{RowAt, RowLayout, element_count};
 
 /// What a run is over.
 #[derive(Default)]
