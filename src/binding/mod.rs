@@ -128,11 +128,6 @@ impl Binding {
         self.states.iter().any(|state| matches!(state.place, StatePlace::Beside(_)))
     }
 
-    /// How many of the states before `number` are kept in slots: the state's number in the batch buffers.
-    pub fn slot_states_before(&self, number: usize) -> usize {
-        self.states[..number].iter().filter(|state| state.is_in_slot()).count()
-    }
-
     /// Bytes of a row's states in a batch buffer.
     pub fn batch_bytes(&self) -> usize {
         let layouts = self.states.iter().filter_map(|state| match state.place {
