@@ -16,9 +16,9 @@ use crate::tensor::{DataType, element_count};
 pub(super) struct Output {
     pub name: CString,
     pub tensor: BatchTensor,
-    /// As in [`OutputSpec`].
+    /// As in [`super::spec::OutputSpec`].
     pub dims: Option<Vec<i64>>,
-    /// As in [`OutputSpec`].
+    /// As in [`super::spec::OutputSpec`].
     pub is_read: bool,
     /// Whether it is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing.
     pub is_input: bool,
