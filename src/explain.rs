@@ -9,6 +9,7 @@ use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, Shap
 use crate::completion::Origins;
 use crate::config::{Config, PairsFrom};
 use crate::session::{BatchScale, Signature, TensorInfo};
+use crate::tensor::StorageType;
 
 /// The two tables as text.
 pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {
@@ -116,10 +117,13 @@ impl Explained<'_> {
             StatePlace::Slot(layout) => state.kept_bytes(layout).to_string(),
             StatePlace::Beside(_) => "vary".to_owned(),
         };
-        let as_fp16 = if state.as_fp16 { ", kept as TYPE_FP16" } else { "" };
+        let stored = match state.storage {
+            StorageType::Exact => "",
+            StorageType::Fp16 => ", kept as TYPE_FP16",
+        };
         [
             format!("{} -> {}", output.name, input.name),
-            format!("{}{as_fp16}", state.data_type),
+            format!("{}{stored}", state.data_type),
             dims(&state.dims, &[]),
             axis(state.batch_axis),
             bytes,

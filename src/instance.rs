@@ -14,7 +14,7 @@ use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
 use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
-use crate::memory::device::{Queue, simulated_devices};
+use crate::memory::device::Queue;
 use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
 use crate::panic;
 use crate::report::Report;
@@ -68,9 +68,9 @@ impl Instance {
             copier.synchronise()?;
             store.release();
         }
-        if let Some(device) = site.device.as_ref().filter(|device| !device.is_simulated()) {
+        if let Some(gpu) = site.device.as_ref().and_then(|device| device.cuda_number()) {
             let bytes = site.used_bytes()?.saturating_sub(used_before);
-            if let Err(error) = triton.report_memory(device.number(), bytes) {
+            if let Err(error) = triton.report_memory(gpu, bytes) {
                 log::info!("{}: the server does not hear of {bytes} bytes of GPU memory: {error}", model.config.model);
             }
         }
@@ -366,8 +366,7 @@ fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result
     }
     Ok(match triton.gpu()? {
         Some(gpu) => InstanceKind::Gpu(gpu),
-        None if simulated_devices() > 0 => model.kind_in_turn(number),
-        None => InstanceKind::Cpu,
+        None => model.kind_without_gpu(number),
     })
 }
 

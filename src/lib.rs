@@ -15,7 +15,7 @@
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
-//! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
+//! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session, tensor |
 //! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, binding, completion, session, triton, config, sequence, memory, tensor |
 //! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory, state, tensor |
 //! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config, tensor |

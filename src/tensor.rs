@@ -148,6 +148,34 @@ impl RowLayout {
     }
 }
 
+/// A row of a batch.
+#[derive(Clone, Copy, Debug)]
+pub struct RowAt {
+    /// Which row.
+    pub position: usize,
+    /// Rows that its bytes are laid out for.
+    pub rows: usize,
+}
+
+/// How the elements of a state are stored between runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StorageType {
+    /// In the model's type.
+    Exact,
+    /// TYPE_FP32 as TYPE_FP16, rounded to nearest even.
+    Fp16,
+}
+
+impl StorageType {
+    /// Bytes of a stored row that has this layout in the model.
+    pub const fn row_bytes(self, layout: RowLayout) -> usize {
+        match self {
+            Self::Exact => layout.row_bytes(),
+            Self::Fp16 => layout.row_bytes() / 2,
+        }
+    }
+}
+
 /// Where some steps of a row, along one axis, lie in a batched tensor, and where they lie alone.
 ///
 /// A *window* is `length` steps from step `from` on. Alone, its elements lie as in a tensor with the row's dims and

@@ -8,22 +8,22 @@ use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
 use crate::sequence::SequenceId;
-use crate::session::{Overlay, RowAt, Step};
+use crate::session::{Overlay, Step};
 use crate::store::StateStore;
-use crate::tensor::{DataType, RowLayout, WindowLayout};
+use crate::tensor::{DataType, RowAt, RowLayout, WindowLayout};
 use crate::triton::Input;
 
-/// Fills every input of the step, for `places` rows, from the rows of the batch, which can run together (see
-/// [`super::grouping`]); states are [`crate::store`]'s. Places beyond the batch repeat its first row, so that padding
+/// Fills every input of the step, for `run_rows` rows, from the rows of the batch, which can run together (see
+/// [`super::grouping`]); states are [`crate::store`]'s. Those beyond the batch repeat its first row, so that padding
 /// cannot fail where the rows do not. Returns the rows of inputs that are on the step's device.
 pub fn gather<'a>(
     binding: &'a Binding,
     batch: &'a [Row],
-    places: usize,
+    run_rows: usize,
     store: &StateStore,
     step: &mut Step,
 ) -> Result<Vec<Overlay<'a>>, RequestError> {
-    let batch = Padded { batch, places };
+    let batch = Padded { batch, run_rows };
     let mut overlays = Vec::new();
     for (index, input) in binding.inputs.iter().enumerate() {
         match &input.source {
@@ -31,7 +31,7 @@ pub fn gather<'a>(
             Source::Lengths { of } => lengths(step, index, binding, input, *of, batch)?,
             Source::State(_) => {}
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
-            Source::Constant(bytes) => constant(step, index, input, bytes, places)?,
+            Source::Constant(bytes) => constant(step, index, input, bytes, run_rows)?,
         }
     }
     Ok(overlays)
@@ -40,18 +40,18 @@ pub fn gather<'a>(
 #[derive(Clone, Copy)]
 struct Padded<'a> {
     batch: &'a [Row],
-    places: usize,
+    run_rows: usize,
 }
 
 impl<'a> Padded<'a> {
     fn rows(self) -> impl Iterator<Item = &'a Row> {
-        self.batch.iter().chain(std::iter::repeat(&self.batch[0])).take(self.places)
+        self.batch.iter().chain(std::iter::repeat(&self.batch[0])).take(self.run_rows)
     }
 
-    /// Whether a place repeats the first row. Its bytes come from the first place of the buffer, as memory that a client
-    /// shares is read once.
-    const fn is_padding(self, place: usize) -> bool {
-        place >= self.batch.len()
+    /// Whether the row at a position repeats the first one. Its bytes come from the first row of the buffer, as memory
+    /// that a client shares is read once.
+    const fn is_padding(self, position: usize) -> bool {
+        position >= self.batch.len()
     }
 
     /// An input of each row; none where a row leaves it out.
@@ -79,15 +79,15 @@ fn requests<'a>(
         return Ok(());
     };
     let dims = request.form.model_dims(first.dims());
-    let rows = if input.batch_axis.is_some() { batch.places } else { 1 };
+    let rows = if input.batch_axis.is_some() { batch.run_rows } else { 1 };
     if let (DataType::Bytes, Some(axis)) = (input.data_type, request.window_axis()) {
         return string_windows(step, index, input, request, axis, batch);
     }
     if input.data_type == DataType::Bytes {
         let layout = layout(input, dims)?;
         let sent: Vec<&Strings> = batch.strings(request);
-        let elements = places_of(input, sent.iter())
-            .flat_map(|(place, sent)| strings::places(layout, place, rows).zip(sent.iter()));
+        let elements = positions_of(input, sent.iter())
+            .flat_map(|(position, sent)| strings::positions(layout, position, rows).zip(sent.iter()));
         return Ok(step.set_strings(index, dims, rows, elements)?);
     }
     if let Some(axis) = request.window_axis() {
@@ -95,14 +95,14 @@ fn requests<'a>(
     }
     let layout = layout(input, dims)?;
     let buffer = step.input(index, dims, rows)?;
-    for (place, (_, sent)) in places_of(input, batch.inputs(request)) {
+    for (position, (_, sent)) in positions_of(input, batch.inputs(request)) {
+        let at = RowAt { position, rows };
         if let Some(on_gpu) = sent.on_gpu() {
-            let at = RowAt { position: place, rows };
             overlays.push(Overlay { input: index, layout, at, from: on_gpu });
-        } else if batch.is_padding(place) {
-            rows::shift(layout, buffer, (0, rows), (place, rows));
+        } else if batch.is_padding(position) {
+            rows::shift(layout, buffer, RowAt { position: 0, rows }, at);
         } else {
-            let mut writer = RowWriter::new(layout, buffer, place, rows);
+            let mut writer = RowWriter::new(layout, buffer, at);
             sent.pieces().for_each(|piece| writer.write(piece));
             writer.finish();
         }
@@ -111,7 +111,7 @@ fn requests<'a>(
 }
 
 /// The rows that are written: where a tensor has no batch axis, one for all.
-fn places_of<T>(input: &BoundInput, rows: impl Iterator<Item = T>) -> impl Iterator<Item = (usize, T)> {
+fn positions_of<T>(input: &BoundInput, rows: impl Iterator<Item = T>) -> impl Iterator<Item = (usize, T)> {
     rows.enumerate().take(if input.batch_axis.is_some() { usize::MAX } else { 1 })
 }
 
@@ -127,17 +127,17 @@ fn windows(
 ) -> Result<(), RequestError> {
     let length = |sent: &Input| request.row_length(sent.dims(), axis);
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
-    let (rows, longest, whole_row) = (batch.places, layout.steps(), self::layout(input, &dims)?);
+    let (rows, longest, whole_row) = (batch.run_rows, layout.steps(), self::layout(input, &dims)?);
     let buffer = step.input(index, &dims, rows)?;
-    for (place, (row, sent)) in batch.inputs(request).enumerate() {
-        if batch.is_padding(place) {
-            rows::shift(whole_row, buffer, (0, rows), (place, rows));
+    for (position, (row, sent)) in batch.inputs(request).enumerate() {
+        if batch.is_padding(position) {
+            rows::shift(whole_row, buffer, RowAt { position: 0, rows }, RowAt { position, rows });
             continue;
         }
         let (whole, mut from) = (length(&sent), 0);
         if let Some(context) = request.context {
-            let kept = store.context(place, row, context);
-            let chunks = layout.chunks(place, rows, 0, context.length);
+            let kept = store.context(position, row, context);
+            let chunks = layout.chunks(position, rows, 0, context.length);
             match kept {
                 Some(kept) => rows::put_window(chunks, kept.into(), buffer),
                 None => rows::zero_window(chunks, buffer),
@@ -152,8 +152,8 @@ fn windows(
                 copied.as_slice().into()
             }
         };
-        rows::put_window(layout.chunks(place, rows, from, whole - from), sent, buffer);
-        rows::zero_window(layout.chunks(place, rows, whole, longest - whole), buffer);
+        rows::put_window(layout.chunks(position, rows, from, whole - from), sent, buffer);
+        rows::zero_window(layout.chunks(position, rows, whole, longest - whole), buffer);
     }
     Ok(())
 }
@@ -183,10 +183,10 @@ fn string_windows(
     batch: Padded,
 ) -> Result<(), RequestError> {
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
-    let (rows, sent) = (batch.places, batch.strings(request));
+    let (rows, sent) = (batch.run_rows, batch.strings(request));
     let lengths = batch.inputs(request).map(|(_, sent)| request.row_length(sent.dims(), axis));
-    let elements = sent.iter().zip(lengths).enumerate().flat_map(|(place, (sent, length))| {
-        strings::window_places(layout.chunks(place, rows, 0, length)).zip(sent.iter())
+    let elements = sent.iter().zip(lengths).enumerate().flat_map(|(position, (sent, length))| {
+        strings::window_positions(layout.chunks(position, rows, 0, length)).zip(sent.iter())
     });
     Ok(step.set_strings(index, &dims, rows, elements)?)
 }
@@ -206,11 +206,11 @@ fn lengths(
     of: usize,
     batch: Padded,
 ) -> Result<(), RequestError> {
-    let buffer = step.input(index, &input.dims, batch.places)?;
+    let buffer = step.input(index, &input.dims, batch.run_rows)?;
     let element = input.data_type.byte_size().unwrap_or(1);
     let lengths = batch.rows().map(|row| row.steps_of(binding, of).unwrap_or(0) as u64);
-    for (place, length) in buffer.chunks_exact_mut(element).zip(lengths) {
-        place.copy_from_slice(&length.to_le_bytes()[..element]);
+    for (value, length) in buffer.chunks_exact_mut(element).zip(lengths) {
+        value.copy_from_slice(&length.to_le_bytes()[..element]);
     }
     Ok(())
 }
@@ -225,11 +225,11 @@ fn controls(
     if input.data_type == DataType::Bytes {
         let ids = batch.rows().map(|row| row.key.as_ref().map(|key| key.id.to_bytes()).unwrap_or_default());
         let ids: Strings = ids.collect();
-        return Ok(step.set_strings(index, &input.dims, batch.places, ids.iter().enumerate())?);
+        return Ok(step.set_strings(index, &input.dims, batch.run_rows, ids.iter().enumerate())?);
     }
-    let buffer = step.input(index, &input.dims, batch.places)?;
-    let element = buffer.len() / batch.places;
-    for (place, row) in buffer.chunks_exact_mut(element).zip(batch.rows()) {
+    let buffer = step.input(index, &input.dims, batch.run_rows)?;
+    let element = buffer.len() / batch.run_rows;
+    for (value, row) in buffer.chunks_exact_mut(element).zip(batch.rows()) {
         match control {
             BoundControl::Flag { flag, no, yes } => {
                 let says_yes = match flag {
@@ -238,10 +238,10 @@ fn controls(
                     Flag::End => row.end,
                     Flag::Ready => true,
                 };
-                place.copy_from_slice(if says_yes { yes } else { no });
+                value.copy_from_slice(if says_yes { yes } else { no });
             }
             BoundControl::CorrelationId(_) => {
-                place.copy_from_slice(&correlation_id(row.key.as_ref().map(|key| &key.id))[..element])
+                value.copy_from_slice(&correlation_id(row.key.as_ref().map(|key| &key.id))[..element])
             }
         }
     }
@@ -270,7 +270,7 @@ pub(super) fn constant(
         None => buffer.copy_from_slice(bytes),
         Some(_) => {
             let layout = layout(input, &input.dims)?;
-            (0..rows).for_each(|place| rows::put(layout, bytes, buffer, place, rows));
+            (0..rows).for_each(|position| rows::put(layout, bytes, buffer, RowAt { position, rows }));
         }
     }
     Ok(())

@@ -50,8 +50,8 @@ pub struct Isolation {
     search: u32,
     /// Runs without a failure for which rows are still kept apart; 0 while all run together.
     allowance: u32,
-    /// Good requests of the sequences that are not trusted, since they started or failed. The key is the place of the
-    /// slot, so there are never more entries than slots.
+    /// Good requests of the sequences that are not trusted, since they started or failed. The key is the slab and the
+    /// index of the slot, so there are never more entries than slots.
     good: HashMap<(u32, u32), (SlotId, u32)>,
 }
 
@@ -85,7 +85,7 @@ impl Isolation {
         self.allowance = self.search;
         // A START that fails leaves no sequence.
         match member.slot.filter(|_| !self.is_over() && !member.is_fresh && !member.ends) {
-            Some(slot) => drop(self.good.insert(slot.place(), (slot, 0))),
+            Some(slot) => drop(self.good.insert(slot.slab_and_index(), (slot, 0))),
             None => self.forget(member),
         }
     }
@@ -112,18 +112,18 @@ impl Isolation {
         let Some(slot) = member.slot.filter(|_| !member.ends) else { return self.forget(member) };
         let before = if member.is_fresh { Some(0) } else { self.good_requests(slot) };
         match before.map(|good| good + 1) {
-            Some(good) if good < self.search => drop(self.good.insert(slot.place(), (slot, good))),
+            Some(good) if good < self.search => drop(self.good.insert(slot.slab_and_index(), (slot, good))),
             _ => self.forget(member),
         }
     }
 
     fn good_requests(&self, slot: SlotId) -> Option<u32> {
-        self.good.get(&slot.place()).filter(|(of, _)| *of == slot).map(|(_, good)| *good)
+        self.good.get(&slot.slab_and_index()).filter(|(of, _)| *of == slot).map(|(_, good)| *good)
     }
 
     fn forget(&mut self, member: Member) {
         if let Some(slot) = member.slot {
-            self.good.remove(&slot.place());
+            self.good.remove(&slot.slab_and_index());
         }
     }
 }

@@ -5,9 +5,9 @@ use crate::binding::{Binding, BoundOutput, TrimBy};
 use crate::error::RequestError;
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
-use crate::session::{OutputCopy, RowAt, Step};
+use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
-use crate::tensor::{DataType, WindowLayout};
+use crate::tensor::{DataType, RowAt, WindowLayout};
 use crate::triton::{OutputMemory, Request, Response};
 
 /// The outputs of a run, taken apart into rows.
@@ -48,16 +48,16 @@ impl<'a> Answers<'a> {
         responses: &mut [Result<Response, RequestError>],
     ) -> Result<(), RequestError> {
         let (mut copies, mut failed) = (Vec::new(), Vec::new());
-        for (place, (row, response)) in batch.iter().zip(&*responses).enumerate() {
+        for (position, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            let filled = panic::catch_result(|| self.fill_response(response, place, row, &mut copies));
+            let filled = panic::catch_result(|| self.fill_response(response, position, row, &mut copies));
             if let Err(error) = filled {
-                failed.push((place, error));
+                failed.push((position, error));
             }
         }
         self.step.copy_outputs(&copies)?;
-        for (place, error) in failed {
-            responses[place] = Err(error);
+        for (position, error) in failed {
+            responses[position] = Err(error);
         }
         Ok(())
     }
@@ -65,7 +65,7 @@ impl<'a> Answers<'a> {
     fn fill_response<'r>(
         &self,
         response: &'r Response,
-        place: usize,
+        position: usize,
         row: &Row,
         copies: &mut Vec<OutputCopy<'r>>,
     ) -> Result<(), RequestError> {
@@ -77,10 +77,10 @@ impl<'a> Answers<'a> {
             let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
             match answer.bound.trim {
                 Some(trim) => {
-                    let length = self.length(answer, trim.by, place, row)?;
-                    self.trimmed(response, answer, trim.axis, length, place)?;
+                    let length = self.length(answer, trim.by, position, row)?;
+                    self.trimmed(response, answer, trim.axis, length, position)?;
                 }
-                None => self.whole(response, answer, place, copies)?,
+                None => self.whole(response, answer, position, copies)?,
             }
         }
         Ok(())
@@ -91,23 +91,23 @@ impl<'a> Answers<'a> {
         &self,
         response: &'r Response,
         answer: &OutputRows,
-        place: usize,
+        position: usize,
         copies: &mut Vec<OutputCopy<'r>>,
     ) -> Result<(), RequestError> {
         if answer.bound.data_type == DataType::Bytes {
-            return send_strings(answer.bound, response, &answer.dims, answer.strings(place));
+            return send_strings(answer.bound, response, &answer.dims, answer.strings(position));
         }
         let bytes = answer.layout.row_bytes();
         let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
+        let at = RowAt { position, rows: self.rows };
         if let OutputMemory::Gpu(to) = &memory {
-            let at = RowAt { position: place, rows: self.rows };
             let copy = OutputCopy { output: answer.index, layout: answer.layout, at, to: *to };
             if self.step.can_copy_output(&copy) {
                 copies.push(copy);
                 return Ok(());
             }
         }
-        fill(answer.bound, memory, rows::pieces_of(answer.layout, answer.view.bytes, place, self.rows))
+        fill(answer.bound, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -117,7 +117,7 @@ impl<'a> Answers<'a> {
         answer: &OutputRows,
         axis: usize,
         length: Option<usize>,
-        place: usize,
+        position: usize,
     ) -> Result<(), RequestError> {
         let (bound, view) = (answer.bound, &answer.view);
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
@@ -133,17 +133,23 @@ impl<'a> Answers<'a> {
         }
         let mut dims = answer.dims.clone();
         dims[axis] = length as i64;
-        let chunks = layout.chunks(place, self.rows, 0, length);
+        let chunks = layout.chunks(position, self.rows, 0, length);
         if bound.data_type == DataType::Bytes {
-            let places = strings::window_places(chunks);
-            return send_strings(bound, response, &dims, places.map(|place| view.strings.get(place)));
+            let positions = strings::window_positions(chunks);
+            return send_strings(bound, response, &dims, positions.map(|position| view.strings.get(position)));
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
         fill(bound, memory, rows::pieces_of_window(chunks, view.bytes))
     }
 
-    /// How much of an output belongs to the row at `place`; `None` for all of it: the request has left the input out.
-    fn length(&self, answer: &OutputRows, by: TrimBy, place: usize, row: &Row) -> Result<Option<usize>, RequestError> {
+    /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
+    fn length(
+        &self,
+        answer: &OutputRows,
+        by: TrimBy,
+        position: usize,
+        row: &Row,
+    ) -> Result<Option<usize>, RequestError> {
         match by {
             TrimBy::Input(input) => Ok(row.steps_of(self.binding, input)),
             TrimBy::Output(output) => {
@@ -153,7 +159,12 @@ impl<'a> Answers<'a> {
                 if size > element.len() {
                     return Err(lengths.uneven());
                 }
-                rows::take(lengths.layout, lengths.view.bytes, place, self.rows, &mut element[..size]);
+                rows::take(
+                    lengths.layout,
+                    lengths.view.bytes,
+                    RowAt { position, rows: self.rows },
+                    &mut element[..size],
+                );
                 // A negative length is larger than any tensor, too.
                 usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven())
             }

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::{Initial, Trim};
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::{DataType, RowLayout, StorageType};
 
 /// An input of the model.
 #[derive(Clone, Debug)]
@@ -156,8 +156,7 @@ pub struct BoundState {
     /// Dimensions of a row: 1 for the batch axis, -1 where the size varies.
     pub dims: Vec<i64>,
     pub place: StatePlace,
-    /// Whether TYPE_FP32 is kept as TYPE_FP16, rounded to nearest even.
-    pub as_fp16: bool,
+    pub storage: StorageType,
     /// Its value when a sequence starts.
     pub initial: Initial,
 }
@@ -179,7 +178,7 @@ impl BoundState {
 
     /// Bytes that a row of `layout` takes when it is kept.
     pub const fn kept_bytes(&self, layout: RowLayout) -> usize {
-        layout.row_bytes() / if self.as_fp16 { 2 } else { 1 }
+        self.storage.row_bytes(layout)
     }
 
     /// Bytes of the state in its slot.

@@ -2,15 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::tests::{S_IN, S_OUT, Spec, X, Y, assert_refused, bind, input, model, output, parameter, signature, with};
+use super::tests::{
+    S_IN, S_OUT, Spec, X, Y, assert_refused, bind, input, model, output, signature, with, with_parameters,
+};
 use super::*;
 use crate::config::Config;
-
-fn with_parameters(parameters: &[(&str, &str)]) -> Value {
-    let changes: Vec<_> = parameters.iter().map(|(name, value)| parameter(name, value)).collect();
-    let changes: Vec<_> = changes.iter().map(|(pointer, value)| (pointer.as_str(), value.clone())).collect();
-    with(&changes)
-}
 
 /// The plain configuration with its state in `sequence_batching.state`.
 fn declared(dims: &[i64], initial: Value) -> Value {
@@ -94,7 +90,7 @@ fn an_initial_value_has_the_dims_that_its_elements_make() {
 #[test]
 fn a_file_has_as_many_bytes_as_the_dims_need() {
     let given = json!([{ "data_type": "TYPE_FP32", "dims": [4], "data_file": "f" }]);
-    let config = Config::from_json(declared(&[4], given).to_string().as_bytes()).unwrap();
+    let config = Config::for_tests(&declared(&[4], given), &[]).unwrap();
     let pair = config.states.declared[0].pair.clone();
     let bind = |bytes: usize| {
         let files = InitialFiles::from([("f".to_owned(), vec![7; bytes])]);
@@ -152,8 +148,8 @@ fn an_initial_state_is_one_sequence_s() {
 
 /// Binds an input x of these dims, with config.pbtxt's dims, and this context.
 fn context(model: &[i64], configured: &[i64], written: &str) -> Result<BoundContext, BindingError> {
-    let (pointer, value) = parameter("input_context", written);
-    let config = with(&[("/input/0/dims", json!(configured)), (&pointer, value)]);
+    let mut config = with_parameters(&[("input_context", written)]);
+    config["input"][0]["dims"] = json!(configured);
     let binding = bind(&config, &signature(&[("x", DataType::Fp32, model), S_IN], &[Y, S_OUT]))?;
     let (_, _, context) = binding.contexts().next().unwrap();
     Ok(context)
@@ -200,8 +196,7 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
 
 #[test]
 fn requests_bring_what_the_context_leaves() {
-    let (pointer, value) = parameter("input_context", "x=2");
-    let config = with(&[("/input/0/dims", json!([4, 5])), (&pointer, value)]);
+    let config = with_parameters(&[("input_context", "x=2")]);
     let binding = bind(&config, &signature(&[("x", DataType::Fp32, &[-1, 6, 5]), S_IN], &[Y, S_OUT])).unwrap();
     let Source::Request(request) = &input(&binding, "x").source else { panic!("x is of requests") };
     assert_eq!(input(&binding, "x").dims, [-1, 6, 5], "what the model takes");

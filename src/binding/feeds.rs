@@ -38,7 +38,7 @@ impl<'a> Feeds<'a> {
         index >= self.required
     }
 
-    pub(super) fn place(&mut self, index: usize, input: BoundInput) -> Result<(), BindingError> {
+    pub(super) fn add(&mut self, index: usize, input: BoundInput) -> Result<(), BindingError> {
         match &self.fed[index] {
             Some(known) => Err(BindingError::FedTwice {
                 name: input.name,
@@ -75,17 +75,17 @@ pub(super) fn feed_without_requests(config: &Config, feeds: &mut Feeds) -> Resul
     for control in &config.controls {
         // Triton may have controls that the model does not take.
         if let Ok((index, info)) = feeds.find(&control.name, "'control_input'") {
-            feeds.place(index, control_input(config, control, info)?)?;
+            feeds.add(index, control_input(config, control, info)?)?;
         }
     }
     for (name, values) in &config.constants {
         let (index, info) = feeds.find(name, "'constant_inputs'")?;
-        feeds.place(index, constant_input(config, info, values)?)?;
+        feeds.add(index, constant_input(config, info, values)?)?;
     }
     for padded in &config.ragged.inputs {
         let (of, _) = feeds.find(&padded.input, "'padded_inputs'")?;
         let (index, info) = feeds.find(&padded.lengths, "'padded_inputs'")?;
-        feeds.place(index, lengths_input(config, padded, info, of)?)?;
+        feeds.add(index, lengths_input(config, padded, info, of)?)?;
     }
     Ok(())
 }

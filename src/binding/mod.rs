@@ -35,7 +35,7 @@ use states::StateBinder;
 use crate::config::{Config, InitialFiles, StatePair};
 use crate::session::{Signature, TensorInfo};
 use crate::state::layout::SlotLayout;
-use crate::tensor::{DataType, Dims};
+use crate::tensor::{DataType, Dims, StorageType};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]
@@ -64,7 +64,7 @@ impl Binding {
         let batch_symbol = signature.batch_symbol(|info| state_pairs.iter().any(|pair| pair.input == info.name));
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
-            feeds.place(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
+            feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
         }
         let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();
@@ -128,11 +128,6 @@ impl Binding {
         self.states.iter().any(|state| matches!(state.place, StatePlace::Beside(_)))
     }
 
-    /// How many of the states before `number` are kept in slots: the state's number in the batch buffers.
-    pub fn slot_states_before(&self, number: usize) -> usize {
-        self.states[..number].iter().filter(|state| state.is_in_slot()).count()
-    }
-
     /// Bytes of a row's states in a batch buffer.
     pub fn batch_bytes(&self) -> usize {
         let layouts = self.states.iter().filter_map(|state| match state.place {
@@ -147,10 +142,10 @@ impl Binding {
     pub fn growing_that_may_stay(&self) -> Vec<(usize, usize)> {
         let beside = self.states.iter().enumerate().filter_map(|(number, state)| match state.place {
             StatePlace::Slot(_) => None,
-            StatePlace::Beside(place) => Some((number, place)),
+            StatePlace::Beside(beside) => Some((number, beside)),
         });
         let beside: Vec<_> = beside.collect();
-        let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && !state.as_fp16;
+        let can_stay = |state: &BoundState| state.data_type != DataType::Bytes && state.storage == StorageType::Exact;
         if beside.iter().all(|(number, _)| can_stay(&self.states[*number])) { beside } else { Vec::new() }
     }
 

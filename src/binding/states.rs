@@ -8,7 +8,7 @@ use super::{
 };
 use crate::config::{Config, DeclaredState, InitialFiles, StatePair};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, Dims, RowLayout};
+use crate::tensor::{DataType, Dims, RowLayout, StorageType};
 
 /// The two ends of a state in the model.
 #[derive(Clone, Copy)]
@@ -59,11 +59,14 @@ impl StateBinder<'_> {
             data_type,
             batch_axis: input.batch_axis,
             place: place(ends.input, &dims, input.batch_axis, before)?,
-            as_fp16: self.config.store_states_as_fp16 && data_type == DataType::Fp32,
+            storage: match data_type {
+                DataType::Fp32 if self.config.store_states_as_fp16 => StorageType::Fp16,
+                _ => StorageType::Exact,
+            },
             initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.files)?,
             dims,
         };
-        feeds.place(index, input)?;
+        feeds.add(index, input)?;
         Ok(Some(state))
     }
 

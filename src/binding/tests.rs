@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{Config, ConfigError};
-use crate::tensor::RowLayout;
+use crate::tensor::{RowLayout, StorageType};
 
 pub(super) type Spec<'a> = (&'a str, DataType, &'a [i64]);
 
@@ -50,13 +50,16 @@ pub(super) fn with(changes: &[(&str, Value)]) -> Value {
     config
 }
 
-pub(super) fn parameter(name: &str, value: &str) -> (String, Value) {
-    (format!("/parameters/{name}"), json!({ "string_value": value }))
+pub(super) fn with_parameters(parameters: &[(&str, &str)]) -> Value {
+    let mut config = plain();
+    for (name, value) in parameters {
+        config["parameters"][name] = json!({ "string_value": value });
+    }
+    config
 }
 
 fn with_constants(constants: &str) -> Value {
-    let (pointer, value) = parameter("constant_inputs", constants);
-    with(&[(&pointer, value)])
+    with_parameters(&[("constant_inputs", constants)])
 }
 
 fn control(name: &str, control: Value) -> Value {
@@ -68,7 +71,7 @@ fn with_controls(controls: &[Value]) -> Value {
 }
 
 pub(super) fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
-    let config = Config::from_json(config.to_string().as_bytes()).unwrap();
+    let config = Config::for_tests(config, &[]).unwrap();
     let pairs = config.states.all_pairs(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
     Binding::new(&config, &pairs.unwrap().0, signature, &InitialFiles::new())
 }
@@ -108,7 +111,7 @@ fn a_plain_model_is_bound() {
         batch_axis: Some(0),
         dims: vec![1, 4],
         place: StatePlace::Slot(layout),
-        as_fp16: false,
+        storage: StorageType::Exact,
         initial: Initial { dims: vec![1, 4], content: InitialContent::Zeros },
     };
     assert_eq!((binding.states.as_slice(), binding.slot.slot_bytes()), (&[state][..], 64));
@@ -259,10 +262,8 @@ fn an_input_that_two_things_feed_is_refused_with_both() {
     ]);
     let end = json!({ "kind": "CONTROL_SEQUENCE_END", "fp32_false_true": [0, 1] });
     let twice = [control("c", start.clone()), control("c", end)];
-    let control_and_constant = {
-        let (pointer, value) = parameter("constant_inputs", "c=1");
-        with(&[("/sequence_batching/control_input", json!([control("c", start)])), (&pointer, value)])
-    };
+    let mut control_and_constant = with_constants("c=1");
+    control_and_constant["sequence_batching"]["control_input"] = json!([control("c", start)]);
     let c = [("c", DataType::Fp32, &[-1, 1][..])];
     for (config, parts) in [
         (with(&[("/input", state)]), ["'s_in'", "by 'input'", "by 'state_pairs'"]),
@@ -384,15 +385,15 @@ fn states_are_kept_in_the_order_of_the_pairs_and_as_the_configuration_says() {
         ("c2", DataType::Bytes, &[-1]),
         ("d2", DataType::Int64, &[-1, 2]),
     ];
-    let (pairs, pairs_value) = parameter("state_pairs", "<<<d, d2>>> <<<c, c2>>> <<<b, b2>>> <<<a, a2>>>");
-    let (fp16, fp16_value) = parameter("store_states_as_fp16", "1");
-    let config = with(&[(&pairs, pairs_value), (&fp16, fp16_value)]);
+    let pairs = "<<<d, d2>>> <<<c, c2>>> <<<b, b2>>> <<<a, a2>>>";
+    let config = with_parameters(&[("state_pairs", pairs), ("store_states_as_fp16", "1")]);
     let binding = bind(&config, &signature(&tensors, &outputs)).unwrap();
+    use StorageType::{Exact, Fp16};
     let kept = binding.states.iter().map(|state| match state.place {
-        StatePlace::Slot(_) => (state.as_fp16, state.slot_bytes()),
-        StatePlace::Beside(number) => (state.as_fp16, number),
+        StatePlace::Slot(_) => (state.storage, state.slot_bytes()),
+        StatePlace::Beside(number) => (state.storage, number),
     });
-    assert_eq!(kept.collect::<Vec<_>>(), [(false, 16), (false, 0), (true, 32), (false, 1)]);
+    assert_eq!(kept.collect::<Vec<_>>(), [(Exact, 16), (Exact, 0), (Fp16, 32), (Exact, 1)]);
     assert_eq!(binding.states[3].initial.dims, [1, 3]);
     assert_eq!(output(&binding, "a2").dims, None, "ONNX Runtime allocates strings");
 }

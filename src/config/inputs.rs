@@ -139,12 +139,8 @@ mod tests {
     use super::*;
 
     fn config(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
-        let mut config =
-            json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} }, "parameters": {} });
-        for (name, value) in parameters {
-            config["parameters"][name] = json!({ "string_value": value });
-        }
-        Config::from_json(config.to_string().as_bytes())
+        let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": { "direct": {} } });
+        Config::for_tests(&config, parameters)
     }
 
     #[test]

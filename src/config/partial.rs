@@ -14,13 +14,12 @@ use super::controls::{Control, controls};
 use super::error::ConfigError;
 use super::inputs::{Context, Ragged, contexts};
 use super::parameters::{self, Parameters};
-use super::placement::{InstanceKind, instances};
+use super::placement::{InstanceKind, instances, names_gpu};
 use super::providers::Providers;
 use super::raw;
 use super::resolved::{Config, TensorConfig, model_file, tensors, unsigned};
 use super::session_options::SessionOptions;
 use super::states::{StatePairs, States};
-use crate::memory::device::simulated_devices;
 
 /// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
@@ -100,7 +99,7 @@ impl PartialConfig {
         let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
         let ragged = Ragged::new(&parameters)?;
         let instances = instances(&raw.instance_group)?;
-        let on_gpu = instances.keys().any(|&kind| kind != InstanceKind::Cpu) && simulated_devices() == 0;
+        let on_gpu = names_gpu(&raw.instance_group);
         Ok(Self {
             providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
             instances,

@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::error::{ConfigError, field};
 use super::raw;
-use crate::memory::device::simulated_devices;
+use crate::memory::device::devices_for_cpu_instances;
 use crate::state::pool::SlotLimits;
 
 /// The kind of an instance group: the host, or one GPU.
@@ -44,7 +44,7 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
     for group in groups {
         let count = group.count.0.max(1) as usize;
         match group.kind.as_str() {
-            "" | "KIND_CPU" => in_simulation(count).into_iter().for_each(|(kind, count)| add(kind, count)),
+            "" | "KIND_CPU" => on_cpu(count).into_iter().for_each(|(kind, count)| add(kind, count)),
             // Core lists the devices of a group that names none.
             "KIND_GPU" => {
                 for gpu in &group.gpus {
@@ -60,14 +60,19 @@ pub(super) fn instances(groups: &[raw::InstanceGroup]) -> Result<BTreeMap<Instan
         }
     }
     if instances.is_empty() {
-        instances = in_simulation(1);
+        instances = on_cpu(1);
     }
     Ok(instances)
 }
 
-/// Where instances of KIND_CPU run: on the CPU, or in turn on the simulated devices, if there are any.
-fn in_simulation(count: usize) -> BTreeMap<InstanceKind, usize> {
-    match simulated_devices() {
+/// Whether the configuration names a GPU.
+pub(super) fn names_gpu(groups: &[raw::InstanceGroup]) -> bool {
+    groups.iter().any(|group| group.kind == "KIND_GPU" && !group.gpus.is_empty())
+}
+
+/// Where instances of KIND_CPU run: on the host, or spread over the devices that are there for them.
+fn on_cpu(count: usize) -> BTreeMap<InstanceKind, usize> {
+    match devices_for_cpu_instances() {
         0 => BTreeMap::from([(InstanceKind::Cpu, count)]),
         devices => {
             let of_device = |device: usize| count / devices + usize::from(device < count % devices);

@@ -89,10 +89,14 @@ impl fmt::Display for StatePair {
 }
 
 impl Config {
-    /// Reads the JSON of a complete configuration.
+    /// Reads a complete configuration, with these parameters on top.
     #[cfg(test)]
-    pub(crate) fn from_json(json: &[u8]) -> Result<Self, ConfigError> {
-        PartialConfig::from_json(json)?.resolve()
+    pub(crate) fn for_tests(config: &serde_json::Value, parameters: &[(&str, &str)]) -> Result<Self, ConfigError> {
+        let mut config = config.clone();
+        for (name, value) in parameters {
+            config["parameters"][name] = serde_json::json!({ "string_value": value });
+        }
+        PartialConfig::from_json(config.to_string().as_bytes())?.resolve()
     }
 
     pub(super) fn new(partial: PartialConfig) -> Result<Self, ConfigError> {

@@ -21,15 +21,11 @@ fn minimal() -> Value {
 }
 
 fn parse(config: &Value) -> Result<Config, ConfigError> {
-    Config::from_json(config.to_string().as_bytes())
+    Config::for_tests(config, &[])
 }
 
 fn with(parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
-    let mut config = minimal();
-    for (name, value) in parameters {
-        config["parameters"][name] = json!({ "string_value": value });
-    }
-    parse(&config)
+    Config::for_tests(&minimal(), parameters)
 }
 
 const LAZY: [(&str, &str); 4] = [

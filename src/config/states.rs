@@ -257,15 +257,9 @@ mod tests {
     use super::*;
 
     fn config(state: Value, parameters: &[(&str, &str)]) -> Result<Config, ConfigError> {
-        let mut config = json!({
-            "name": "m", "max_batch_size": 4,
-            "sequence_batching": { "direct": {}, "state": state },
-            "parameters": {},
-        });
-        for (name, value) in parameters {
-            config["parameters"][name] = json!({ "string_value": value });
-        }
-        Config::from_json(config.to_string().as_bytes())
+        let batching = json!({ "direct": {}, "state": state });
+        let config = json!({ "name": "m", "max_batch_size": 4, "sequence_batching": batching });
+        Config::for_tests(&config, parameters)
     }
 
     fn state(input: &str, output: &str) -> Value {

@@ -55,6 +55,7 @@ impl From<Panic> for triton::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::NoRoom;
 
     fn codes(error: fn() -> SessionError) -> [Code; 2] {
         [LoadError::from(error()).into(), RequestError::from(error()).into()].map(|error: triton::Error| error.code)
@@ -71,6 +72,16 @@ mod tests {
         ];
         for (error, code) in cases {
             assert_eq!(codes(error), [code; 2], "{}", error());
+        }
+    }
+
+    #[test]
+    fn a_device_that_has_failed_is_told_from_one_without_room_for_a_growing_state() {
+        let failed = DeviceError::Failed { device: 0, call: "cuMemAllocAsync", why: "unspecified".to_owned() };
+        let full = DeviceError::OutOfMemory { bytes: 2, device: 0, free: 1, total: 1 };
+        for (device, code) in [(failed, Code::Internal), (full, Code::Unavailable)] {
+            let growing = triton::Error::from(RequestError::from(NoRoom::Memory(device.clone().into())));
+            assert_eq!([growing.code, triton::Error::from(RequestError::from(device)).code], [code; 2]);
         }
     }
 }

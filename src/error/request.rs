@@ -43,8 +43,9 @@ pub enum RequestError {
     /// No memory for another slab of slots.
     #[error("no memory for the state of sequence {id}: {source}; live sequences go on, try again later")]
     PoolMemory { id: SequenceId, source: MemoryError },
-    /// Core sent two requests of a sequence at once, which it promises not to.
-    #[error("sequence {0} has a request in the works already")]
+    /// Core sent two requests of a sequence at once, which it promises not to; or another instance has used the
+    /// sequence's slot for long.
+    #[error("another request of sequence {0} is running, or its slot is still being copied; try again later")]
     SequenceBusy(SequenceId),
     /// The model is fed the sequence id as a number, but it is a string.
     #[error(
@@ -87,7 +88,7 @@ pub enum RequestError {
     #[error(
         "no room for the sequence's growing states: {0}; its state is as it was before the request, try again later"
     )]
-    StateRoom(#[from] NoRoom),
+    StateRoom(NoRoom),
     /// The model for initial states gave what its state cannot be; -1 in `wanted` is any length.
     #[error("the initial_state_model gave {} for state '{name}', whose rows are {}", Dims(dims), Dims(wanted))]
     InitialState { name: String, dims: Vec<i64>, wanted: Vec<i64> },
@@ -130,7 +131,9 @@ impl RequestError {
             Self::InputOnGpu { source, .. } | Self::OutputOnGpu { source, .. } => device_code(source),
             Self::Cancelled => Code::Cancelled,
             Self::UnknownSequence { .. } => Code::NotFound,
-            Self::PoolFull { .. } | Self::StateTooLarge { .. } | Self::StateRoom(_) => Code::Unavailable,
+            Self::PoolFull { .. } | Self::SequenceBusy(_) | Self::StateTooLarge { .. } | Self::StateRoom(_) => {
+                Code::Unavailable
+            }
             Self::SequenceIdType { .. }
             | Self::InputMissing(_)
             | Self::InputType { .. }
@@ -138,17 +141,24 @@ impl RequestError {
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::UnknownOutput(_) => Code::InvalidArg,
-            Self::Panic(_)
-            | Self::SequenceBusy(_)
-            | Self::InitialState { .. }
-            | Self::OutputRows { .. }
-            | Self::OutputLength { .. } => Code::Internal,
+            Self::Panic(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
+                Code::Internal
+            }
         }
     }
 }
 
 fn readable(count: Option<usize>) -> String {
     count.map_or("unreadable".to_owned(), |count| count.to_string())
+}
+
+impl From<NoRoom> for RequestError {
+    fn from(error: NoRoom) -> Self {
+        match error {
+            NoRoom::Memory(MemoryError::Device(failed)) if !failed.is_out_of_memory() => failed.into(),
+            error => Self::StateRoom(error),
+        }
+    }
 }
 
 impl From<DeviceError> for RequestError {

@@ -97,14 +97,14 @@ impl<'a> BytesMut<'a> {
 }
 
 /// The memory of a tensor: on the device where the model runs, or on the host.
-pub enum Store {
+pub enum TensorMemory {
     /// In host memory.
     Host(Buffer),
     /// In a device's memory.
     Device(DeviceBuffer),
 }
 
-impl Store {
+impl TensorMemory {
     /// Allocates on the device, or on the host if `device` is `None`. Only host memory is zeroed.
     pub fn new(device: Option<&Arc<Device>>, bytes: usize) -> Result<Self, MemoryError> {
         Ok(match device {

@@ -18,7 +18,7 @@ mod slab;
 pub mod strings;
 mod varying;
 
-pub use bytes::{Bytes, BytesMut, Span, Store};
+pub use bytes::{Bytes, BytesMut, Span, TensorMemory};
 pub use client::{ClientBytes, ClientBytesMut};
 pub use host::Buffer;
 pub use slab::{Slab, SlotMemory, SlotSpec};

@@ -5,60 +5,53 @@
 
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use super::ClientBytes;
-use crate::tensor::{Chunk, RowLayout};
+use crate::tensor::{Chunk, RowAt, RowLayout};
 
-/// Writes `row` as row `index` of a batch of `rows` rows. Panics if a size does not match the layout.
-pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
-    let mut writer = RowWriter::new(layout, batch, index, rows);
+/// Writes `row` as a row of a batch. Panics if a size does not match the layout.
+pub fn put(layout: RowLayout, row: &[u8], batch: &mut [u8], at: RowAt) {
+    let mut writer = RowWriter::new(layout, batch, at);
     writer.write(row.into());
     writer.finish();
 }
 
-/// Reads row `index` of a batch of `rows` rows into `row`. Panics if a size does not match the layout.
-pub fn take(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
+/// Reads a row of a batch into `row`. Panics if a size does not match the layout.
+pub fn take(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8]) {
     assert_eq!(row.len(), layout.row_bytes(), "a row of another size than the layout's");
-    for (outer, piece) in pieces_of(layout, batch, index, rows).enumerate() {
+    for (outer, piece) in pieces_of(layout, batch, at).enumerate() {
         let to = outer * layout.inner_bytes;
         row[to..to + layout.inner_bytes].copy_from_slice(piece);
     }
 }
 
-/// The pieces of row `index` of a batch of `rows` rows, in order. Panics if the batch is too small.
-pub fn pieces_of(layout: RowLayout, batch: &[u8], index: usize, rows: usize) -> impl Iterator<Item = &[u8]> {
-    (0..pieces(layout)).map(move |outer| {
-        let from = (outer * rows + index) * layout.inner_bytes;
-        &batch[from..from + layout.inner_bytes]
-    })
+/// The pieces of a row of a batch, in order. Panics if the batch is too small.
+pub fn pieces_of(layout: RowLayout, batch: &[u8], at: RowAt) -> impl Iterator<Item = &[u8]> {
+    pieces(layout, at).map(|piece| &batch[piece])
 }
 
-/// Copies row `index` of `rows` rows in the batch `from` to row `at.0` of `at.1` rows in the batch `to`. Panics if a
-/// batch is too small.
-pub fn transfer(layout: RowLayout, from: &[u8], (index, rows): (usize, usize), to: &mut [u8], at: (usize, usize)) {
-    let bytes = layout.inner_bytes;
-    for outer in 0..pieces(layout) {
-        let (source, target) = ((outer * rows + index) * bytes, (outer * at.1 + at.0) * bytes);
-        to[target..target + bytes].copy_from_slice(&from[source..source + bytes]);
+/// Copies a row of the batch `source` to a row of the batch `target`. Panics if a batch is too small.
+pub fn transfer(layout: RowLayout, source: &[u8], from: RowAt, target: &mut [u8], to: RowAt) {
+    for (from, to) in pieces(layout, from).zip(pieces(layout, to)) {
+        target[to].copy_from_slice(&source[from]);
     }
 }
 
 /// As [`transfer`], within one buffer. The pieces of the two rows must not overlap.
-pub fn shift(layout: RowLayout, batch: &mut [u8], (index, rows): (usize, usize), to: (usize, usize)) {
-    let bytes = layout.inner_bytes;
-    for outer in 0..pieces(layout) {
-        let source = (outer * rows + index) * bytes;
-        batch.copy_within(source..source + bytes, (outer * to.1 + to.0) * bytes);
+pub fn shift(layout: RowLayout, batch: &mut [u8], from: RowAt, to: RowAt) {
+    for (from, to) in pieces(layout, from).zip(pieces(layout, to)) {
+        batch.copy_within(from, to.start);
     }
 }
 
 /// Rounds each fp32 value of a row to the nearest value that fp16 can represent.
-pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
-    for outer in 0..pieces(layout) {
-        let place = (outer * rows + index) * layout.inner_bytes;
-        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[place..place + layout.inner_bytes]);
+pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], at: RowAt) {
+    for piece in pieces(layout, at) {
+        let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[piece]);
         let mut narrow = [f16::ZERO; 512];
         for chunk in values.chunks_mut(narrow.len()) {
             let narrow = &mut narrow[..chunk.len()];
@@ -69,37 +62,36 @@ pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], index: usize, rows: us
 }
 
 /// As [`put`], from a row of fp16 to a batch of fp32.
-pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], index: usize, rows: usize) {
-    let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
-    for outer in 0..pieces(layout) {
-        let place = (outer * rows + index) * wide;
+pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], at: RowAt) {
+    let narrow = layout.inner_bytes / 2;
+    for (outer, piece) in pieces(layout, at).enumerate() {
         let from: &[f16] = bytemuck::cast_slice(&row[outer * narrow..(outer + 1) * narrow]);
-        from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[place..place + wide]));
+        from.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[piece]));
     }
 }
 
 /// As [`take`], from a batch of fp32 to a row of fp16. Rounds to nearest even; infinities and NaN stay.
-pub fn take_narrowed(layout: RowLayout, batch: &[u8], index: usize, rows: usize, row: &mut [u8]) {
-    let (narrow, wide) = (layout.inner_bytes / 2, layout.inner_bytes);
-    for outer in 0..pieces(layout) {
-        let place = (outer * rows + index) * wide;
+pub fn take_narrowed(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8]) {
+    let narrow = layout.inner_bytes / 2;
+    for (outer, piece) in pieces_of(layout, batch, at).enumerate() {
         let to: &mut [f16] = bytemuck::cast_slice_mut(&mut row[outer * narrow..(outer + 1) * narrow]);
-        to.convert_from_f32_slice(bytemuck::cast_slice(&batch[place..place + wide]));
+        to.convert_from_f32_slice(bytemuck::cast_slice(piece));
     }
 }
 
-/// Number of pieces that a row has in a batch. A row without bytes has none: its batch may have an unaligned address,
+/// Fills a row of a batch with zeros.
+pub fn zero(layout: RowLayout, batch: &mut [u8], at: RowAt) {
+    pieces(layout, at).for_each(|piece| batch[piece].fill(0));
+}
+
+/// Where the pieces of a row are in its batch. A row without bytes has none: its batch may have an unaligned address,
 /// and `outer` may be any number.
-const fn pieces(layout: RowLayout) -> usize {
-    if layout.inner_bytes == 0 { 0 } else { layout.outer }
-}
-
-/// Fills row `index` of a batch of `rows` rows with zeros.
-pub fn zero(layout: RowLayout, batch: &mut [u8], index: usize, rows: usize) {
-    for outer in 0..pieces(layout) {
-        let from = (outer * rows + index) * layout.inner_bytes;
-        batch[from..from + layout.inner_bytes].fill(0);
-    }
+fn pieces(layout: RowLayout, at: RowAt) -> impl Iterator<Item = Range<usize>> {
+    let RowLayout { outer, inner_bytes } = layout;
+    (0..if inner_bytes == 0 { 0 } else { outer }).map(move |outer| {
+        let from = (outer * at.rows + at.position) * inner_bytes;
+        from..from + inner_bytes
+    })
 }
 
 /// Copies the elements of a window from `alone` to their chunks in the batch. Panics if a chunk is out of bounds.
@@ -132,16 +124,15 @@ pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
 pub struct RowWriter<'a> {
     layout: RowLayout,
     batch: &'a mut [u8],
-    index: usize,
-    rows: usize,
+    at: RowAt,
     written: usize,
 }
 
 impl<'a> RowWriter<'a> {
-    /// A writer for row `index` of a batch of `rows` rows. Panics if the batch does not match the layout.
-    pub fn new(layout: RowLayout, batch: &'a mut [u8], index: usize, rows: usize) -> Self {
-        assert_eq!(batch.len(), layout.row_bytes() * rows, "a batch of another size than the layout's");
-        Self { layout, batch, index, rows, written: 0 }
+    /// A writer for a row. Panics if the batch does not match the layout.
+    pub fn new(layout: RowLayout, batch: &'a mut [u8], at: RowAt) -> Self {
+        assert_eq!(batch.len(), layout.row_bytes() * at.rows, "a batch of another size than the layout's");
+        Self { layout, batch, at, written: 0 }
     }
 
     /// Appends the bytes of the next buffer. Panics if the row has no room for them.
@@ -151,7 +142,7 @@ impl<'a> RowWriter<'a> {
         while from < buffer.byte_len() {
             let (outer, inner) = (self.written / self.layout.inner_bytes, self.written % self.layout.inner_bytes);
             let now = (buffer.byte_len() - from).min(self.layout.inner_bytes - inner);
-            let start = (outer * self.rows + self.index) * self.layout.inner_bytes + inner;
+            let start = (outer * self.at.rows + self.at.position) * self.layout.inner_bytes + inner;
             buffer.part(from..from + now).copy_to(&mut self.batch[start..start + now]);
             self.written += now;
             from += now;
@@ -170,6 +161,10 @@ mod tests {
 
     use super::*;
 
+    const fn at(position: usize, rows: usize) -> RowAt {
+        RowAt { position, rows }
+    }
+
     /// ONNX Runtime gives a tensor without elements an unaligned address.
     #[test]
     fn a_row_without_bytes_may_have_any_address_and_any_number_of_pieces() {
@@ -177,12 +172,12 @@ mod tests {
         let bytes = &mut [0u8; 5];
         let (empty, other) = bytes.split_at_mut(3);
         let (empty, other) = (&mut empty[1..1], &mut other[1..1]);
-        put(layout, empty, other, 0, 2);
-        take(layout, other, 1, 2, empty);
-        put_widened(layout, empty, other, 0, 2);
-        take_narrowed(layout, other, 1, 2, empty);
-        round_to_fp16(layout, other, 1, 2);
-        zero(layout, other, 0, 1);
+        put(layout, empty, other, at(0, 2));
+        take(layout, other, at(1, 2), empty);
+        put_widened(layout, empty, other, at(0, 2));
+        take_narrowed(layout, other, at(1, 2), empty);
+        round_to_fp16(layout, other, at(1, 2));
+        zero(layout, other, at(0, 1));
     }
 
     /// Position in the batch of byte `i` of a row, from the definition of a row-major tensor `[outer, rows, inner]`.
@@ -205,7 +200,7 @@ mod tests {
             for index in 0..rows {
                 let bytes = row(index);
                 let (first, second) = bytes.split_at(cut.min(bytes.len()));
-                let mut writer = RowWriter::new(layout, &mut batch, index, rows);
+                let mut writer = RowWriter::new(layout, &mut batch, at(index, rows));
                 writer.write(first.into());
                 writer.write(second.into());
                 writer.finish();
@@ -216,11 +211,11 @@ mod tests {
                     prop_assert_eq!(batch[place(layout, i, index, rows)], *byte);
                 }
                 let mut back = vec![0; layout.row_bytes()];
-                take(layout, &batch, index, rows, &mut back);
+                take(layout, &batch, at(index, rows), &mut back);
                 prop_assert_eq!(back, expected);
             }
-            zero(layout, &mut batch, 0, rows);
-            let zeros = batch.iter().enumerate().filter(|(at, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *at));
+            zero(layout, &mut batch, at(0, rows));
+            let zeros = batch.iter().enumerate().filter(|(byte, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *byte));
             prop_assert!(zeros.map(|(_, byte)| *byte).all(|byte| byte == 0));
         }
     }
@@ -233,25 +228,25 @@ mod tests {
         let expected = [2048.0, 2052.0, f32::INFINITY, 65504.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
         let mut batch = crate::memory::Buffer::new(96).unwrap();
         let mut slot = crate::memory::Buffer::new(16).unwrap();
-        put(layout, bytemuck::bytes_of(&values), batch.bytes_mut(), 1, 3);
-        take_narrowed(layout, batch.bytes(), 1, 3, slot.bytes_mut());
-        put_widened(layout, slot.bytes(), batch.bytes_mut(), 2, 3);
+        put(layout, bytemuck::bytes_of(&values), batch.bytes_mut(), at(1, 3));
+        take_narrowed(layout, batch.bytes(), at(1, 3), slot.bytes_mut());
+        put_widened(layout, slot.bytes(), batch.bytes_mut(), at(2, 3));
         let mut back = [0f32; 8];
-        take(layout, batch.bytes(), 2, 3, bytemuck::bytes_of_mut(&mut back));
+        take(layout, batch.bytes(), at(2, 3), bytemuck::bytes_of_mut(&mut back));
         assert_eq!(back.map(f32::to_bits), expected.map(f32::to_bits));
 
         let nan = RowLayout { outer: 1, inner_bytes: 4 };
         let mut batch = crate::memory::Buffer::new(4).unwrap();
         batch.bytes_mut().copy_from_slice(&f32::NAN.to_ne_bytes());
-        take_narrowed(nan, batch.bytes(), 0, 1, &mut slot.bytes_mut()[..2]);
-        put_widened(nan, &slot.bytes()[..2], batch.bytes_mut(), 0, 1);
+        take_narrowed(nan, batch.bytes(), at(0, 1), &mut slot.bytes_mut()[..2]);
+        put_widened(nan, &slot.bytes()[..2], batch.bytes_mut(), at(0, 1));
         assert!(f32::from_ne_bytes(batch.bytes().try_into().unwrap()).is_nan());
     }
 
     #[test]
     fn a_row_without_pieces_copies_nothing() {
         let layout = RowLayout { outer: 0, inner_bytes: 0 };
-        put(layout, &[], &mut [], 0, 3);
-        take(layout, &[], 0, 3, &mut []);
+        put(layout, &[], &mut [], at(0, 3));
+        take(layout, &[], at(0, 3), &mut []);
     }
 }

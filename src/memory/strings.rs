@@ -108,7 +108,7 @@ pub fn write<'a>(elements: impl Iterator<Item = &'a [u8]>, mut rest: &mut [u8]) 
 
 /// The positions, in a batch of `rows` rows, of the elements of row `index`, in their order. The layout counts elements
 /// instead of bytes.
-pub fn places(layout: RowLayout, index: usize, rows: usize) -> impl Iterator<Item = usize> + Clone {
+pub fn positions(layout: RowLayout, index: usize, rows: usize) -> impl Iterator<Item = usize> + Clone {
     (0..layout.outer).flat_map(move |outer| {
         let from = (outer * rows + index) * layout.inner_bytes;
         from..from + layout.inner_bytes
@@ -116,7 +116,7 @@ pub fn places(layout: RowLayout, index: usize, rows: usize) -> impl Iterator<Ite
 }
 
 /// The positions in the batch of the elements of a window, in their order. The chunks count elements instead of bytes.
-pub fn window_places(chunks: impl Iterator<Item = Chunk> + Clone) -> impl Iterator<Item = usize> + Clone {
+pub fn window_positions(chunks: impl Iterator<Item = Chunk> + Clone) -> impl Iterator<Item = usize> + Clone {
     chunks.flat_map(|chunk| chunk.in_batch..chunk.in_batch + chunk.bytes)
 }
 
@@ -152,9 +152,9 @@ mod tests {
     #[test]
     fn rows_lie_as_in_a_row_major_tensor() {
         let layout = RowLayout { outer: 2, inner_bytes: 1 };
-        assert_eq!(places(layout, 0, 2).collect::<Vec<_>>(), [0, 2]);
-        assert_eq!(places(layout, 1, 2).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(positions(layout, 0, 2).collect::<Vec<_>>(), [0, 2]);
+        assert_eq!(positions(layout, 1, 2).collect::<Vec<_>>(), [1, 3]);
         let layout = RowLayout { outer: 1, inner_bytes: 3 };
-        assert_eq!(places(layout, 1, 2).collect::<Vec<_>>(), [3, 4, 5]);
+        assert_eq!(positions(layout, 1, 2).collect::<Vec<_>>(), [3, 4, 5]);
     }
 }

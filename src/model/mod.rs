@@ -24,6 +24,7 @@ use crate::config::{self, Additions, Config, InstanceKind, PartialConfig, Placem
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
+use crate::memory::device::devices_for_cpu_instances;
 use crate::sequence::{Refusal, SequenceId};
 use crate::session::{Library, Provider, Session};
 use crate::triton;
@@ -113,9 +114,13 @@ impl Model {
         site.ok_or_else(|| LoadError::NoSite { model: self.config.model.clone(), kind: kind.to_string() })
     }
 
-    /// The kind of instance number `number`, if instances take turns.
-    pub fn kind_in_turn(&self, number: u32) -> InstanceKind {
-        self.sites[number as usize % self.sites.len()].kind
+    /// The kind of instance `number`, to which Triton gives no GPU: the host, or in turn the devices for such instances.
+    pub fn kind_without_gpu(&self, number: u32) -> InstanceKind {
+        if devices_for_cpu_instances() == 0 {
+            InstanceKind::Cpu
+        } else {
+            self.sites[number as usize % self.sites.len()].kind
+        }
     }
 
     /// A number for a new instance, never given twice.

@@ -80,8 +80,8 @@ impl Sessions {
         let mut without_tensorrt = self.providers.clone();
         // TensorRT needs the shapes, which are not known before the model is read.
         let is_final = without_tensorrt.tensorrt.take().is_none();
-        if !is_final && !device.is_simulated() {
-            let provider = Provider::Gpu { stream: OwnedStream::open(device)?, providers: self.providers.clone() };
+        if !is_final {
+            let provider = Provider::of(OwnedStream::open(device)?, self.providers.clone());
             provider.check(&self.library, &self.options)?;
         }
         let opened = self.open_on(device, &without_tensorrt)?;
@@ -112,11 +112,10 @@ impl Sessions {
 
     fn open_on(&self, device: &Arc<Device>, providers: &Providers) -> Result<Opened, LoadError> {
         let stream = OwnedStream::open(device)?;
-        if device.is_simulated() {
-            return Ok(Opened { session: self.on_cpu()?, stream: Some(stream) });
-        }
-        let provider = Provider::Gpu { stream: stream.clone(), providers: providers.clone() };
-        let session = Session::open(&self.library, &self.file, &self.options, provider)?;
-        Ok(Opened { session: Arc::new(session), stream: Some(stream) })
+        let session = match Provider::of(stream.clone(), providers.clone()) {
+            Provider::Cpu => self.on_cpu()?,
+            gpu => Arc::new(Session::open(&self.library, &self.file, &self.options, gpu)?),
+        };
+        Ok(Opened { session, stream: Some(stream) })
     }
 }

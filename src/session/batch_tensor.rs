@@ -6,8 +6,8 @@ use super::copier::Copier;
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
-use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, Store, rows};
-use crate::tensor::{DataType, RowLayout, element_count};
+use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, TensorMemory, rows};
+use crate::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {
@@ -20,18 +20,9 @@ pub struct BatchTensor {
     pub(super) bytes: usize,
     /// Over the buffer, so they go before it.
     pub(super) by_rows: Vec<Option<Value>>,
-    pub(super) store: Store,
+    pub(super) memory: TensorMemory,
     /// The host's side of a buffer on a device.
     pub(super) staging: Option<Pinned>,
-}
-
-/// A row of a batch.
-#[derive(Clone, Copy, Debug)]
-pub struct RowAt {
-    /// Which row.
-    pub position: usize,
-    /// Rows that its bytes are laid out for.
-    pub rows: usize,
 }
 
 impl BatchTensor {
@@ -48,7 +39,7 @@ impl BatchTensor {
             dims: Vec::new(),
             bytes: 0,
             by_rows: Vec::new(),
-            store: Store::Host(Buffer::new(0)?),
+            memory: TensorMemory::Host(Buffer::new(0)?),
             staging: None,
         })
     }
@@ -63,7 +54,7 @@ impl BatchTensor {
     ) -> Result<Self, MemoryError> {
         let mut tensor = Self::new(data_type, batch_axis, device)?;
         tensor.set_dims(dims, rows)?;
-        tensor.store = Store::new(device, tensor.bytes)?;
+        tensor.memory = TensorMemory::new(device, tensor.bytes)?;
         Ok(tensor)
     }
 
@@ -76,18 +67,20 @@ impl BatchTensor {
 
     /// Makes room for the elements in the current shape.
     pub(super) fn reserve(&mut self) -> Result<(), MemoryError> {
-        if self.bytes > self.store.byte_len() || (self.device.is_some() && matches!(self.store, Store::Host(_))) {
+        if self.bytes > self.memory.byte_len()
+            || (self.device.is_some() && matches!(self.memory, TensorMemory::Host(_)))
+        {
             self.by_rows.clear();
             let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
-            self.store = Store::new(self.device.as_ref(), bytes)?;
+            self.memory = TensorMemory::new(self.device.as_ref(), bytes)?;
         }
         Ok(())
     }
 
     /// The elements in the current shape, for the host to read and write.
     pub(super) fn host(&self) -> &[u8] {
-        match (&self.store, &self.staging) {
-            (Store::Host(buffer), _) => &buffer.bytes()[..self.bytes],
+        match (&self.memory, &self.staging) {
+            (TensorMemory::Host(buffer), _) => &buffer.bytes()[..self.bytes],
             (_, Some(staging)) => &staging.bytes()[..self.bytes],
             (_, None) => &[],
         }
@@ -96,8 +89,8 @@ impl BatchTensor {
     /// As [`BatchTensor::host`], to write; what is on a device must be uploaded then.
     pub(super) fn host_mut(&mut self) -> Result<&mut [u8], MemoryError> {
         self.reserve_staging(self.bytes)?;
-        Ok(match (&mut self.store, &mut self.staging) {
-            (Store::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
+        Ok(match (&mut self.memory, &mut self.staging) {
+            (TensorMemory::Host(buffer), _) => &mut buffer.bytes_mut()[..self.bytes],
             (_, Some(staging)) => &mut staging.bytes_mut()[..self.bytes],
             (_, None) => &mut [],
         })
@@ -114,12 +107,12 @@ impl BatchTensor {
 
     /// Gives the buffer back if it has more than `most` bytes. The elements are lost.
     pub fn give_back(&mut self, most: usize) {
-        if self.store.byte_len() <= most {
+        if self.memory.byte_len() <= most {
             return;
         }
         if let Ok(empty) = Buffer::new(0) {
             self.by_rows.clear();
-            self.store = Store::Host(empty);
+            self.memory = TensorMemory::Host(empty);
             self.staging = None;
         }
     }
@@ -129,21 +122,21 @@ impl BatchTensor {
     /// # Safety
     /// Until the queue has been waited for, these tensors live and are not used by the host.
     pub(super) unsafe fn upload(&self, queue: &mut Queue) -> Result<(), MemoryError> {
-        match (&self.store, &self.staging) {
+        match (&self.memory, &self.staging) {
             // SAFETY: both are of these tensors.
-            (Store::Device(buffer), Some(staging)) => Ok(unsafe { queue.upload(staging, buffer, self.bytes) }?),
+            (TensorMemory::Device(buffer), Some(staging)) => Ok(unsafe { queue.upload(staging, buffer, self.bytes) }?),
             _ => Ok(()),
         }
     }
 
     /// A row of the buffer on the device. Panics if it is not within.
     pub(super) fn row(&self, layout: RowLayout, at: RowAt) -> RowIn {
-        row_of(layout, self.store.address() as u64, self.store.byte_len(), at)
+        row_of(layout, self.memory.address() as u64, self.memory.byte_len(), at)
     }
 
     pub(super) fn memory(&self) -> MemoryKind {
-        match (&self.store, &self.device) {
-            (Store::Device(_), Some(device)) => MemoryKind::of(device),
+        match (&self.memory, &self.device) {
+            (TensorMemory::Device(_), Some(device)) => MemoryKind::of(device),
             _ => MemoryKind::Host,
         }
     }
@@ -179,12 +172,12 @@ impl BatchTensor {
         if let Some(value) = slot {
             return Ok(value.as_ptr());
         }
-        if self.bytes > self.store.byte_len() {
-            return Err(format!("{} bytes do not make {:?}", self.store.byte_len(), self.dims));
+        if self.bytes > self.memory.byte_len() {
+            return Err(format!("{} bytes do not make {:?}", self.memory.byte_len(), self.dims));
         }
         // SAFETY: the buffer is large enough for these dimensions; the values are dropped before the buffer is
         // replaced, and with it.
-        let value = unsafe { Value::over(memory, self.store.address(), self.bytes, &self.dims, self.data_type) }?;
+        let value = unsafe { Value::over(memory, self.memory.address(), self.bytes, &self.dims, self.data_type) }?;
         Ok(slot.insert(value).as_ptr())
     }
 }
@@ -199,25 +192,25 @@ impl BatchTensor {
         content: RowContent,
     ) -> Result<(), MemoryError> {
         let Some(mut queue) = copier.queue() else {
-            let (batch, RowAt { position, rows }) = (self.host_mut()?, at);
+            let batch = self.host_mut()?;
             match content {
-                RowContent::Zeros => rows::zero(layout, batch, position, rows),
-                RowContent::Exact(row) => rows::put(layout, row.host(), batch, position, rows),
-                RowContent::Fp16(row) => rows::put_widened(layout, row.host(), batch, position, rows),
+                RowContent::Zeros => rows::zero(layout, batch, at),
+                RowContent::Stored(StorageType::Exact, row) => rows::put(layout, row.host(), batch, at),
+                RowContent::Stored(StorageType::Fp16, row) => rows::put_widened(layout, row.host(), batch, at),
             }
             return Ok(());
         };
-        let (to, bytes) = (self.row_for(&mut queue, layout, at), layout.row_bytes());
-        let (row, wanted, change) = match content {
-            RowContent::Zeros => {
-                // SAFETY: a row of a buffer that the queue keeps.
-                unsafe { queue.zero_row(layout, to) };
-                return Ok(());
-            }
-            RowContent::Exact(row) => (row, bytes, Change::None),
-            RowContent::Fp16(row) => (row, bytes / 2, Change::Widen),
+        let to = self.row_for(&mut queue, layout, at);
+        let RowContent::Stored(storage, row) = content else {
+            // SAFETY: a row of a buffer that the queue keeps.
+            unsafe { queue.zero_row(layout, to) };
+            return Ok(());
         };
-        assert_eq!(row.byte_len(), wanted, "row of another size");
+        assert_eq!(row.byte_len(), storage.row_bytes(layout), "row of another size");
+        let change = match storage {
+            StorageType::Exact => Change::None,
+            StorageType::Fp16 => Change::Widen,
+        };
         match row {
             // SAFETY: as above.
             Bytes::Host(row) => unsafe { queue.upload_row(layout, row, to, change)? },
@@ -238,7 +231,7 @@ impl BatchTensor {
                 // SAFETY: rows of a buffer that the queue keeps.
                 unsafe { queue.move_row(layout, from, to, Change::None) };
             }
-            None => rows::shift(layout, self.buffer_mut(), (from.position, from.rows), (to.position, to.rows)),
+            None => rows::shift(layout, self.buffer_mut(), from, to),
         }
     }
 
@@ -250,41 +243,42 @@ impl BatchTensor {
                 // SAFETY: rows of buffers that the queue keeps.
                 unsafe { queue.move_row(layout, from, to, Change::None) };
             }
-            None => {
-                let (from, to) = ((from.position, from.rows), (to.position, to.rows));
-                rows::transfer(layout, source.buffer(), from, self.buffer_mut(), to);
-            }
+            None => rows::transfer(layout, source.buffer(), from, self.buffer_mut(), to),
         }
     }
 
-    /// Takes a row out; into fp16 if it is kept so.
-    pub fn take_row(&self, copier: &Copier, layout: RowLayout, from: RowAt, to: BytesMut, as_fp16: bool) {
+    /// Takes a row out, to be stored.
+    pub fn take_row(&self, copier: &Copier, layout: RowLayout, from: RowAt, to: BytesMut, storage: StorageType) {
         match (to, copier.queue()) {
             (BytesMut::Device(to), Some(mut queue)) => {
                 let from = self.row_for(&mut queue, layout, from);
-                let to = row_alone(&mut queue, layout, to, as_fp16);
+                let to = row_alone(&mut queue, layout, to, storage);
                 // SAFETY: a row of a buffer, and memory of a slot, both of which the queue keeps.
-                unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
+                unsafe { queue.move_row(layout, from, to, change_to(storage)) };
             }
-            (to, _) => take_on_host(layout, self.buffer(), from, to.host(), as_fp16),
+            (to, _) => take_on_host(layout, self.buffer(), from, to.host(), storage),
         }
     }
 
-    /// Rounds a row of fp32 to what fp16 can hold.
-    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt) {
+    /// Gives a row the values that it would have after it was stored.
+    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt, storage: StorageType) {
+        match storage {
+            StorageType::Exact => return,
+            StorageType::Fp16 => {}
+        }
         match copier.queue() {
             Some(mut queue) => {
                 let row = self.row_for(&mut queue, layout, at);
                 // SAFETY: a row of a buffer that the queue keeps.
                 unsafe { queue.move_row(layout, row, row, Change::Round) };
             }
-            None => rows::round_to_fp16(layout, self.buffer_mut(), at.position, at.rows),
+            None => rows::round_to_fp16(layout, self.buffer_mut(), at),
         }
     }
 
     /// A row on the device, for what is about to be enqueued; the queue keeps the buffer.
     fn row_for(&self, queue: &mut Queue, layout: RowLayout, at: RowAt) -> RowIn {
-        if let Store::Device(buffer) = &self.store {
+        if let TensorMemory::Device(buffer) = &self.memory {
             queue.keep(buffer.memory().clone());
         }
         self.row(layout, at)
@@ -292,16 +286,16 @@ impl BatchTensor {
 
     /// All bytes of a buffer on the host.
     fn buffer(&self) -> &[u8] {
-        match &self.store {
-            Store::Host(buffer) => buffer.bytes(),
-            Store::Device(_) => &[],
+        match &self.memory {
+            TensorMemory::Host(buffer) => buffer.bytes(),
+            TensorMemory::Device(_) => &[],
         }
     }
 
     fn buffer_mut(&mut self) -> &mut [u8] {
-        match &mut self.store {
-            Store::Host(buffer) => buffer.bytes_mut(),
-            Store::Device(_) => &mut [],
+        match &mut self.memory {
+            TensorMemory::Host(buffer) => buffer.bytes_mut(),
+            TensorMemory::Device(_) => &mut [],
         }
     }
 }
@@ -316,11 +310,10 @@ pub(super) fn row_of(layout: RowLayout, address: u64, bytes: usize, at: RowAt) -
     RowIn { address, index: position, rows }
 }
 
-/// Memory of a device that a row of a batch is taken to, into fp16 if it is kept so; the queue keeps it. Panics if it
-/// has another size.
-pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, as_fp16: bool) -> RowIn {
-    let wanted = if as_fp16 { layout.row_bytes() / 2 } else { layout.row_bytes() };
-    assert_eq!(span.byte_len(), wanted, "row of another size");
+/// Memory of a device that a row of a batch is taken to, to be stored; the queue keeps it. Panics if it has another
+/// size.
+pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, storage: StorageType) -> RowIn {
+    assert_eq!(span.byte_len(), storage.row_bytes(layout), "row of another size");
     keep_span(queue, span);
     RowIn::alone(span.address())
 }
@@ -332,16 +325,18 @@ fn keep_span(queue: &mut Queue, span: Span) {
     }
 }
 
-/// Takes a row out of a batch on the host, into fp16 if it is kept so.
-pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], as_fp16: bool) {
-    if as_fp16 {
-        rows::take_narrowed(layout, batch, at.position, at.rows, row);
-    } else {
-        rows::take(layout, batch, at.position, at.rows, row);
+/// Takes a row out of a batch on the host, to be stored.
+pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], storage: StorageType) {
+    match storage {
+        StorageType::Exact => rows::take(layout, batch, at, row),
+        StorageType::Fp16 => rows::take_narrowed(layout, batch, at, row),
     }
 }
 
-/// What becomes of a row that may be kept as fp16.
-pub(super) const fn narrowing(as_fp16: bool) -> Change {
-    if as_fp16 { Change::Narrow } else { Change::None }
+/// What a move does with the values of a row that is taken out to be stored.
+pub(super) const fn change_to(storage: StorageType) -> Change {
+    match storage {
+        StorageType::Exact => Change::None,
+        StorageType::Fp16 => Change::Narrow,
+    }
 }

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::batch_tensor::row_alone;
 use crate::memory::device::{Change, Device, Queue};
 use crate::memory::{Bytes, BytesMut, MemoryError};
-use crate::tensor::RowLayout;
+use crate::tensor::{RowLayout, StorageType};
 
 /// What copies rows for an instance, its step and its states.
 #[derive(Clone, Default)]
@@ -72,7 +72,7 @@ impl Copier {
         match (to, self.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {
                 let layout = RowLayout { outer: 1, inner_bytes: from.len() };
-                let to = row_alone(&mut queue, layout, span, false);
+                let to = row_alone(&mut queue, layout, span, StorageType::Exact);
                 // SAFETY: memory of a slot or a state, which the queue keeps.
                 Ok(unsafe { queue.upload_row(layout, from, to, Change::None) }?)
             }

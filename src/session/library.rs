@@ -114,7 +114,7 @@ impl Library {
             .with_telemetry(false)
             .with_logger(Arc::new(move |level, category, _id, location, message| {
                 let is_limited = matches!(level, LogLevel::Warning | LogLevel::Error);
-                let admitted = if is_limited { limit.admit(location, Instant::now()) } else { Some(0) };
+                let admitted = if is_limited { limit.admit(location, message, Instant::now()) } else { Some(0) };
                 let level = log_level(level);
                 match admitted {
                     None => {}

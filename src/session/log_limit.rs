@@ -1,5 +1,9 @@
 //! Limits how much ONNX Runtime logs. It logs an error for each run that fails, and a client can make runs fail as
 //! often as it likes.
+//!
+//! Lines are of one kind if they come from the same line of ONNX Runtime's source and differ only in numbers. One line
+//! of that source reports all nodes that fail, so kinds of the source line alone would hide the first error of a model
+//! behind those of another.
 
 #![forbid(unsafe_code)]
 
@@ -8,11 +12,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Lines that one line of ONNX Runtime's source may log in each period.
+/// Lines of one kind that are logged in each period.
 const LINES: u64 = 10;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Counts what each line of ONNX Runtime's source logs. Their number is fixed, so the table is bounded.
+/// Kinds that are counted at one time. A client could bring new ones with each request, where an error quotes a string.
+/// Above this, the lines of a location are one kind; the number of locations is fixed.
+const KINDS: usize = 100;
+
+/// Counts the lines that ONNX Runtime logs, by their kind.
 #[derive(Default)]
 pub(super) struct LogLimit {
     counts: Mutex<HashMap<String, Count>>,
@@ -24,11 +32,20 @@ struct Count {
 }
 
 impl LogLimit {
-    /// Whether a line from `location` is logged, and how many were left out since the last one; `None` to leave it out.
-    pub fn admit(&self, location: &str, now: Instant) -> Option<u64> {
+    /// Whether a line from `location` is logged, and how many of its kind were left out before it; `None` to leave it
+    /// out.
+    pub fn admit(&self, location: &str, text: &str, now: Instant) -> Option<u64> {
+        let mut kind = location.to_owned();
+        kind.extend(text.chars().filter(|letter| !letter.is_ascii_digit()));
         let mut counts = self.counts.lock();
-        let Some(count) = counts.get_mut(location) else {
-            counts.insert(location.to_owned(), Count { since: now, lines: 1 });
+        if counts.len() >= KINDS && !counts.contains_key(&kind) {
+            counts.retain(|_, count| now.duration_since(count.since) < PERIOD);
+            if counts.len() >= KINDS {
+                kind.truncate(location.len());
+            }
+        }
+        let Some(count) = counts.get_mut(&kind) else {
+            counts.insert(kind, Count { since: now, lines: 1 });
             return Some(0);
         };
         if now.duration_since(count.since) < PERIOD {
@@ -45,17 +62,36 @@ impl LogLimit {
 mod tests {
     use super::*;
 
+    const AT: &str = "executor.cc:1";
+
     #[test]
-    fn each_place_logs_some_lines_in_a_period_and_says_how_many_were_left_out() {
+    fn each_kind_logs_some_lines_in_a_period_and_says_how_many_were_left_out() {
         let (limit, start) = (LogLimit::default(), Instant::now());
-        for _ in 0..LINES {
-            assert_eq!(limit.admit("executor.cc:1", start), Some(0));
+        for index in 0..LINES {
+            assert_eq!(limit.admit(AT, &format!("no row {index}"), start), Some(0));
         }
-        for _ in 0..7 {
-            assert_eq!(limit.admit("executor.cc:1", start + PERIOD / 2), None);
+        for index in 0..7 {
+            assert_eq!(limit.admit(AT, &format!("no row {index}"), start + PERIOD / 2), None);
         }
-        assert_eq!(limit.admit("graph.cc:1", start + PERIOD / 2), Some(0));
-        assert_eq!(limit.admit("executor.cc:1", start + PERIOD), Some(7));
-        assert_eq!(limit.admit("executor.cc:1", start + PERIOD * 2), Some(0));
+        assert_eq!(limit.admit("graph.cc:1", "no row 1", start + PERIOD / 2), Some(0));
+        assert_eq!(limit.admit(AT, "no row 1", start + PERIOD), Some(7));
+        assert_eq!(limit.admit(AT, "no row 1", start + PERIOD * 2), Some(0));
+    }
+
+    #[test]
+    fn another_text_from_the_same_line_is_logged() {
+        let (limit, start) = (LogLimit::default(), Instant::now());
+        while limit.admit(AT, "no row 1", start).is_some() {}
+        assert_eq!(limit.admit(AT, "no column 1", start), Some(0));
+    }
+
+    #[test]
+    fn texts_without_end_take_bounded_memory_and_log_a_bounded_number_of_lines() {
+        let (limit, start) = (LogLimit::default(), Instant::now());
+        let logged = (1..=10 * KINDS).filter(|&index| limit.admit(AT, &"x".repeat(index), start).is_some());
+        assert_eq!(logged.count(), KINDS + LINES as usize);
+        assert_eq!(limit.counts.lock().len(), KINDS + 1);
+        assert_eq!(limit.admit(AT, "a new one, a period later", start + PERIOD), Some(0));
+        assert_eq!(limit.counts.lock().len(), 1);
     }
 }

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::batch_tensor::{RowAt, narrowing, row_alone, row_of, take_on_host};
+use super::batch_tensor::{change_to, row_alone, row_of, take_on_host};
 use super::copier::Copier;
 use super::open::{Session, SessionError};
 use super::value::Value;
 use crate::memory::{BytesMut, MemoryError};
-use crate::tensor::RowLayout;
+use crate::tensor::{RowAt, RowLayout, StorageType};
 
 /// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {
@@ -26,7 +26,7 @@ impl MadeTensor {
         &self.dims
     }
 
-    /// Copies a row out, into fp16 if it is kept so; from a device to the host too, after a wait. What is copied on a
+    /// Copies a row out, to be stored; from a device to the host too, after a wait. What is copied on a
     /// device is there after [`Copier::synchronise`]; the queue keeps the tensor until then.
     pub fn take_row(
         &self,
@@ -34,15 +34,15 @@ impl MadeTensor {
         layout: RowLayout,
         at: RowAt,
         to: BytesMut,
-        as_fp16: bool,
+        storage: StorageType,
     ) -> Result<(), SessionError> {
         match (to, copier.queue()) {
             (BytesMut::Device(span), Some(mut queue)) => {
                 let from = row_of(layout, self.address()?, self.bytes, at);
-                let to = row_alone(&mut queue, layout, span, as_fp16);
+                let to = row_alone(&mut queue, layout, span, storage);
                 queue.keep(self.value.clone());
                 // SAFETY: a row of a tensor and memory of a state, both of which the queue keeps.
-                unsafe { queue.move_row(layout, from, to, narrowing(as_fp16)) };
+                unsafe { queue.move_row(layout, from, to, change_to(storage)) };
             }
             (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {
                 let mut batch = queue.device().allocate_pinned(self.bytes).map_err(MemoryError::from)?;
@@ -50,9 +50,9 @@ impl MadeTensor {
                 // has failed, and copies nothing more.
                 unsafe { queue.download(self.address()?, &mut batch, self.bytes) }?;
                 queue.synchronise()?;
-                take_on_host(layout, &batch.bytes()[..self.bytes], at, to.host(), as_fp16);
+                take_on_host(layout, &batch.bytes()[..self.bytes], at, to.host(), storage);
             }
-            (to, _) => take_on_host(layout, self.host()?, at, to.host(), as_fp16),
+            (to, _) => take_on_host(layout, self.host()?, at, to.host(), storage),
         }
         Ok(())
     }

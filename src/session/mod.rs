@@ -23,7 +23,7 @@ mod step;
 mod value;
 
 pub use batch_scale::BatchScale;
-pub use batch_tensor::{BatchTensor, RowAt};
+pub use batch_tensor::BatchTensor;
 pub use copier::Copier;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use made::MadeTensor;

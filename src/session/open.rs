@@ -92,6 +92,11 @@ pub enum Provider {
 }
 
 impl Provider {
+    /// The provider for the device of a stream.
+    pub fn of(stream: Arc<OwnedStream>, providers: Providers) -> Self {
+        if stream.device().cuda_number().is_some() { Self::Gpu { stream, providers } } else { Self::Cpu }
+    }
+
     /// Checks whether a session can run on it.
     pub fn check(&self, library: &Library, options: &SessionOptions) -> Result<(), OpenError> {
         let mut builder = builder(library, options).map_err(SessionError::Run)?;

@@ -9,16 +9,16 @@ use super::made::MadeTensor;
 use super::open::{Session, SessionError};
 use super::value::Value;
 use crate::memory::device::DeviceMemory;
-use crate::memory::{Store, Strings};
+use crate::memory::{Strings, TensorMemory};
 use crate::tensor::{DataType, element_count};
 
 /// An output.
 pub(super) struct Output {
     pub name: CString,
     pub tensor: BatchTensor,
-    /// As in [`OutputSpec`].
+    /// As in [`super::spec::OutputSpec`].
     pub dims: Option<Vec<i64>>,
-    /// As in [`OutputSpec`].
+    /// As in [`super::spec::OutputSpec`].
     pub is_read: bool,
     /// Whether it is an input of the graph, too. ONNX Runtime then returns the tensor that was fed, and writes nothing.
     pub is_input: bool,
@@ -43,7 +43,7 @@ pub(super) struct OutputGiven {
 
 impl OutputGiven {
     pub fn new(tensor: &BatchTensor) -> Option<Self> {
-        let Store::Device(buffer) = &tensor.store else { return None };
+        let TensorMemory::Device(buffer) = &tensor.memory else { return None };
         Some(Self { address: buffer.address(), bytes: buffer.byte_len(), _memory: buffer.memory().clone() })
     }
 }

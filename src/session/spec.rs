@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use crate::memory::{Bytes, Strings};
-use crate::tensor::{DataType, element_count};
+use crate::tensor::{DataType, StorageType, element_count};
 
 /// What a step feeds and fetches.
 #[derive(Clone, Debug, Default)]
@@ -47,10 +47,8 @@ pub struct OutputSpec {
 #[derive(Clone, Copy)]
 pub enum RowContent<'a> {
     Zeros,
-    /// In the tensor's type.
-    Exact(Bytes<'a>),
-    /// In fp16, for a tensor of fp32.
-    Fp16(Bytes<'a>),
+    /// Elements that are stored so.
+    Stored(StorageType, Bytes<'a>),
 }
 
 /// An output after a run.

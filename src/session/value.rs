@@ -55,7 +55,7 @@ impl Value {
         NonNull::new(value).map(Self).ok_or_else(|| "ONNX Runtime made no tensor".to_owned())
     }
 
-    /// A tensor of strings, in memory of ONNX Runtime's. Each element comes with its place; the others are empty.
+    /// A tensor of strings, in memory of ONNX Runtime's. Each element comes with its index; the others are empty.
     pub fn of_strings<'a>(
         strings: impl Iterator<Item = (usize, &'a [u8])>,
         dims: &[i64],
@@ -176,9 +176,9 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// The kind of a device's memory for ONNX Runtime, which takes a simulated device's for the host's.
+    /// The kind of a device's memory for ONNX Runtime.
     pub fn of(device: &Device) -> Self {
-        if device.is_simulated() { Self::Host } else { Self::Cuda(device.number()) }
+        device.cuda_number().map_or(Self::Host, Self::Cuda)
     }
 
     /// ONNX Runtime's description, made once and kept for the life of the process.

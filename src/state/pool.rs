@@ -72,7 +72,7 @@ impl SlotId {
     }
 
     /// The slab, and the position of the slot in it. Unlike the id, they stay the same when the slot is used again.
-    pub const fn place(self) -> (u32, u32) {
+    pub const fn slab_and_index(self) -> (u32, u32) {
         (self.slab, self.index)
     }
 }

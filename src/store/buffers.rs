@@ -1,26 +1,26 @@
 //! The states of fixed size: in a batch buffer from the first run of their sequence on, in its slot after they had to
 //! leave.
 //!
-//! [`Placement`] knows which state is where. Here the bytes of rows that join or leave are copied.
+//! [`Spots`] knows which state is where. Here the bytes of rows that join or leave are copied.
 
 use super::content::StateRow;
-use super::placement::{Placement, Plan, Spot};
+use super::spots::{BufferPlan, Spot, Spots};
 use super::{RowState, permute};
 use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
-use crate::session::{BatchTensor, Copier, Given, RowAt};
+use crate::session::{BatchTensor, Copier, Given};
 use crate::state::pool::SlotId;
-use crate::tensor::RowLayout;
+use crate::tensor::{RowAt, RowLayout, StorageType};
 
 /// The batch buffers of an instance.
 pub(super) struct BatchBuffers {
-    placement: Placement,
+    spots: Spots,
     states: Vec<FixedState>,
     /// The tensor of each state, in each batch buffer.
     tensors: Vec<Vec<BatchTensor>>,
     most_rows: usize,
-    plan: Plan,
+    plan: BufferPlan,
     /// Slots of the rows of a batch.
     slots: Vec<Option<SlotId>>,
     /// Positions of the batch whose states are not where the run reads them.
@@ -34,7 +34,7 @@ struct FixedState {
     layout: RowLayout,
     offset: usize,
     slot_bytes: usize,
-    as_fp16: bool,
+    storage: StorageType,
 }
 
 impl BatchBuffers {
@@ -47,24 +47,24 @@ impl BatchBuffers {
                 layout,
                 offset: binding.slot.offset(number),
                 slot_bytes: state.slot_bytes(),
-                as_fp16: state.as_fp16,
+                storage: state.storage,
             }),
         });
         let states: Vec<_> = states.collect();
         let by_rows = states.iter().any(|state| state.layout.outer > 1);
-        let placement = Placement::new(resident, by_rows);
-        let (tensors, plan, slots, joining) = (Vec::new(), Plan::default(), Vec::new(), Vec::new());
-        Self { placement, states, tensors, most_rows, plan, slots, joining }
+        let spots = Spots::new(resident, by_rows);
+        let (tensors, plan, slots, joining) = (Vec::new(), BufferPlan::default(), Vec::new(), Vec::new());
+        Self { spots, states, tensors, most_rows, plan, slots, joining }
     }
 
-    /// Plans a run over `places` rows. Returns the order of the rows.
-    pub fn plan<'r>(&mut self, rows: impl Iterator<Item = &'r RowState>, places: usize) -> Option<&[usize]> {
+    /// Plans a run over `run_rows` rows. Returns the order of the rows.
+    pub fn plan<'r>(&mut self, rows: impl Iterator<Item = &'r RowState>, run_rows: usize) -> Option<&[usize]> {
         if self.states.is_empty() {
             return None;
         }
         self.slots.clear();
         self.slots.extend(rows.map(RowState::slot_with_state));
-        self.placement.plan(&self.slots, places, &mut self.plan);
+        self.spots.plan(&self.slots, run_rows, &mut self.plan);
         permute(&mut self.slots, &self.plan.order);
         Some(&self.plan.order)
     }
@@ -97,20 +97,20 @@ impl BatchBuffers {
 
     /// Where the newest state of a sequence is; `None`: in its slot.
     pub fn spot(&self, slot: SlotId) -> Option<Spot> {
-        self.placement.spot(slot)
+        self.spots.spot(slot)
     }
 
     /// The sequence is over, or its slot has the newest state.
     pub fn forget(&mut self, slot: SlotId) {
-        self.placement.forget(slot);
+        self.spots.forget(slot);
     }
 
-    /// Fills the buffer that the next run reads, for `places` rows, except with states that are lent. Returns the bytes
+    /// Fills the buffer that the next run reads, for `run_rows` rows, except with states that are lent. Returns the bytes
     /// that were copied.
     pub fn fill(
         &mut self,
         batch: &[(&RowState, Option<&StateMemory>)],
-        places: usize,
+        run_rows: usize,
         binding: &Binding,
         copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
@@ -131,21 +131,21 @@ impl BatchBuffers {
             }
             for &position in &joining {
                 let (row, memory) = batch[position];
-                self.fill_row(index, RowAt { position, rows: places }, row, memory, binding, copier)?;
+                self.fill_row(index, RowAt { position, rows: run_rows }, row, memory, binding, copier)?;
                 copied += if row.is_fresh() { 0 } else { self.states[index].slot_bytes };
             }
         }
         copier.end_phase();
         for (index, state) in self.states.iter().enumerate().filter(|(_, state)| !is_lent(state.number)) {
-            for position in batch.len()..places {
-                let at = |position| RowAt { position, rows: places };
+            for position in batch.len()..run_rows {
+                let at = |position| RowAt { position, rows: run_rows };
                 self.tensors[from][index].repeat_row(copier, state.layout, at(0), at(position));
             }
         }
         if !self.states.iter().any(|state| is_lent(state.number)) {
             for &position in &joining {
                 if let Some(slot) = self.slots[position] {
-                    self.placement.move_to(slot, Spot { buffer: from, position }, places);
+                    self.spots.move_to(slot, Spot { buffer: from, position }, run_rows);
                 }
             }
         }
@@ -169,7 +169,7 @@ impl BatchBuffers {
             tensor.set_rows(to.rows)?;
             return tensor.put_row(copier, *layout, to, StateRow::of(binding, *number, row, memory).content.of_row());
         };
-        let from = RowAt { position: spot.position, rows: self.placement.run_rows(spot.buffer) };
+        let from = RowAt { position: spot.position, rows: self.spots.run_rows(spot.buffer) };
         if spot.buffer == filled {
             self.tensors[filled][index].repeat_row(copier, *layout, from, to);
         } else if let Ok([read, filled]) = self.tensors.get_disjoint_mut([spot.buffer, filled]) {
@@ -178,32 +178,32 @@ impl BatchBuffers {
         Ok(())
     }
 
-    /// From now on the newest state of a sequence is what the last run, over `places` rows, wrote at `position`. States
-    /// that are kept as fp16 are rounded there, so that a state is the same whether it moved or not.
-    pub fn keep(&mut self, slot: SlotId, position: usize, places: usize, copier: &Copier) {
+    /// From now on the newest state of a sequence is what the last run, over `run_rows` rows, wrote at `position`. States
+    /// that are stored in another type are rounded there, so that a state is the same whether it moved or not.
+    pub fn keep(&mut self, slot: SlotId, position: usize, run_rows: usize, copier: &Copier) {
         if self.states.is_empty() {
             return;
         }
         let into = self.plan.into;
-        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]).filter(|(state, _)| state.as_fp16) {
-            tensor.round_row(copier, state.layout, RowAt { position, rows: places });
+        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]) {
+            tensor.round_row(copier, state.layout, RowAt { position, rows: run_rows }, state.storage);
         }
-        self.placement.move_to(slot, Spot { buffer: into, position }, places);
+        self.spots.move_to(slot, Spot { buffer: into, position }, run_rows);
     }
 
     /// Copies the state at a spot to a slot. Returns the bytes.
     pub fn write_back(&self, Spot { buffer, position }: Spot, slot: &mut SlotMemory, copier: &Copier) -> usize {
-        let from = RowAt { position, rows: self.placement.run_rows(buffer) };
+        let from = RowAt { position, rows: self.spots.run_rows(buffer) };
         for (state, tensor) in self.states.iter().zip(&self.tensors[buffer]) {
             let kept = slot.part_mut(state.offset..state.offset + state.slot_bytes);
-            tensor.take_row(copier, state.layout, from, kept, state.as_fp16);
+            tensor.take_row(copier, state.layout, from, kept, state.storage);
         }
         self.states.iter().map(|state| state.slot_bytes).sum()
     }
 
     /// Where the state of a row of the batch is; `None`: in its slot, or it is an initial one.
     fn spot_of_row(&self, position: usize) -> Option<Spot> {
-        self.placement.spot(self.slots[position]?)
+        self.spots.spot(self.slots[position]?)
     }
 
     /// Makes the buffers that the plan has and that have not been there before.

@@ -1,10 +1,11 @@
 //! The state of a row before its run: its sequence's, or an initial value.
 
 use super::RowState;
-use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
+use crate::binding::{Binding, Initial, InitialContent, StatePlace};
 use crate::memory::{Bytes, Strings};
 use crate::model::StateMemory;
 use crate::session::RowContent;
+use crate::tensor::StorageType;
 
 /// A state of one row.
 #[derive(Clone, Copy)]
@@ -20,10 +21,8 @@ pub struct StateRow<'a> {
 pub enum StateContent<'a> {
     /// Zeros, or empty strings.
     Zeros,
-    /// In the model's type.
-    Exact(Bytes<'a>),
-    /// Of TYPE_FP32, kept as TYPE_FP16.
-    Fp16(Bytes<'a>),
+    /// Numbers that are stored so.
+    Stored(StorageType, Bytes<'a>),
     /// Strings.
     Strings(&'a Strings),
     /// Strings in Triton's form.
@@ -47,12 +46,12 @@ impl<'a> StateRow<'a> {
             StatePlace::Slot(_) => {
                 let from = binding.slot.offset(number);
                 let bytes = memory.slot.part(from..from + state.slot_bytes());
-                Some(Self { dims: &state.dims, content: StateContent::of_bytes(state, bytes) })
+                Some(Self { dims: &state.dims, content: StateContent::Stored(state.storage, bytes) })
             }
             StatePlace::Beside(number) => memory.varying.get(number).map(|varying| Self {
                 dims: varying.dims(),
                 content: match state.data_type.byte_size() {
-                    Some(_) => StateContent::of_bytes(state, varying.bytes()),
+                    Some(_) => StateContent::Stored(state.storage, varying.bytes()),
                     None => StateContent::WrittenStrings(varying.bytes().host()),
                 },
             }),
@@ -63,7 +62,7 @@ impl<'a> StateRow<'a> {
     pub fn initial(initial: &'a Initial) -> Self {
         let content = match &initial.content {
             InitialContent::Zeros | InitialContent::Model => StateContent::Zeros,
-            InitialContent::Bytes(bytes) => StateContent::Exact(Bytes::Host(bytes)),
+            InitialContent::Bytes(bytes) => StateContent::Stored(StorageType::Exact, Bytes::Host(bytes)),
             InitialContent::Strings(strings) => StateContent::Strings(strings),
         };
         Self { dims: &initial.dims, content }
@@ -75,12 +74,7 @@ impl<'a> StateContent<'a> {
     pub const fn of_row(self) -> RowContent<'a> {
         match self {
             Self::Zeros | Self::Strings(_) | Self::WrittenStrings(_) => RowContent::Zeros,
-            Self::Exact(bytes) => RowContent::Exact(bytes),
-            Self::Fp16(bytes) => RowContent::Fp16(bytes),
+            Self::Stored(storage, bytes) => RowContent::Stored(storage, bytes),
         }
-    }
-
-    const fn of_bytes(state: &BoundState, bytes: Bytes<'a>) -> Self {
-        if state.as_fp16 { Self::Fp16(bytes) } else { Self::Exact(bytes) }
     }
 }

@@ -21,7 +21,7 @@ mod new_states;
 #[cfg_attr(not(test), expect(dead_code, reason = "the state API and snapshots will call it"))]
 mod operations;
 mod output_rows;
-mod placement;
+mod spots;
 mod varying;
 
 use std::sync::Arc;
@@ -34,11 +34,12 @@ use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
+use crate::tensor::StorageType;
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
 pub use output_rows::OutputRows;
-use placement::Spot;
+use spots::Spot;
 use varying::VaryingStates;
 
 /// A state smaller than this is copied: making a tensor over it takes as long.
@@ -155,19 +156,19 @@ impl StateStore {
         }
     }
 
-    /// Brings the states of a batch to where a run over `places` rows reads them. Puts the rows in the order in which
-    /// their states are there; places beyond the batch repeat its first row.
-    pub fn load<R: HasState>(&mut self, batch: &mut [R], places: usize) -> Result<(), RequestError> {
+    /// Brings the states of a batch to where a run over `run_rows` rows reads them. Puts the rows in the order in which
+    /// their states are there; rows beyond the batch repeat its first.
+    pub fn load<R: HasState>(&mut self, batch: &mut [R], run_rows: usize) -> Result<(), RequestError> {
         let slots = batch.iter().map(|row| row.state().lease.as_ref().map(Lease::slot));
         self.held = self.sequences.state_memories(slots);
-        self.arrange(batch, places);
+        self.arrange(batch, run_rows);
         let mut copied = self.make_way()?;
-        self.lent = self.lendable(batch, places);
+        self.lent = self.lendable(batch, run_rows);
         let Self { binding, copier, buffers, varying, held, lent, .. } = self;
         let rows = rows_of(batch, held);
         let is_lent = |number: usize| lent.contains(&number);
-        copied += varying.fill(&rows, places, binding, copier, is_lent)?;
-        copied += buffers.fill(&rows, places, binding, copier, is_lent)?;
+        copied += varying.fill(&rows, run_rows, binding, copier, is_lent)?;
+        copied += buffers.fill(&rows, run_rows, binding, copier, is_lent)?;
         self.sequences.count_copied(copied);
         Ok(())
     }
@@ -202,39 +203,39 @@ impl StateStore {
         Some(memory.slot.part(from..from + context.bytes).host())
     }
 
-    /// Whether what the last run, over `places` rows, gave can be states.
-    pub fn check(&self, step: &Step, places: usize) -> Result<(), RequestError> {
-        self.varying.outputs(&self.binding, step, places).map(drop)
+    /// Whether what the last run, over `run_rows` rows, gave can be states.
+    pub fn check(&self, step: &Step, run_rows: usize) -> Result<(), RequestError> {
+        self.varying.outputs(&self.binding, step, run_rows).map(drop)
     }
 
-    /// Makes what the last run, over `places` rows, wrote the states of the rows whose `results` are good; a state that
+    /// Makes what the last run, over `run_rows` rows, wrote the states of the rows whose `results` are good; a state that
     /// cannot be kept becomes an error of its row. If this fails as a whole, the states of all rows are lost.
     /// `may_share`: growing states may stay in the tensors of the run.
     pub fn store<R: HasState, T>(
         &mut self,
         batch: &mut [R],
-        places: usize,
+        run_rows: usize,
         step: &mut Step,
         may_share: bool,
         results: &mut [Result<T, RequestError>],
     ) -> Result<(), RequestError> {
-        let stays = self.copy_back(batch, places, step, may_share, results)?;
+        let stays = self.copy_back(batch, run_rows, step, may_share, results)?;
         self.copier.synchronise()?;
         if stays {
             self.varying.stay(&mut self.held, &self.binding, step);
         }
-        self.commit(batch, places, results);
+        self.commit(batch, run_rows, results);
         Ok(())
     }
 
     /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
-    fn commit<R: HasState, T>(&mut self, batch: &mut [R], places: usize, results: &mut [Result<T, RequestError>]) {
+    fn commit<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
             let Some(lease) = &mut row.state_mut().lease else { continue };
             if lease.ends() {
                 continue;
             }
-            match panic::catch(|| self.buffers.keep(lease.slot(), position, places, &self.copier)) {
+            match panic::catch(|| self.buffers.keep(lease.slot(), position, run_rows, &self.copier)) {
                 Ok(()) => lease.advance(),
                 Err(error) => {
                     lease.spoil();
@@ -257,18 +258,18 @@ impl StateStore {
     }
 
     /// Puts the rows in the order in which their states are.
-    fn arrange<R: HasState>(&mut self, batch: &mut [R], places: usize) {
-        if let Some((_, positions)) = self.varying.common(batch, &self.held, places) {
+    fn arrange<R: HasState>(&mut self, batch: &mut [R], run_rows: usize) {
+        if let Some((_, positions)) = self.varying.common(batch, &self.held, run_rows) {
             let mut order: Vec<_> = (0..batch.len()).collect();
             order.sort_by_key(|&row| positions[row]);
             permute(batch, &order);
             permute(&mut self.held, &order);
         }
-        if let Some(order) = self.buffers.plan(batch.iter().map(R::state), places) {
+        if let Some(order) = self.buffers.plan(batch.iter().map(R::state), run_rows) {
             permute(batch, order);
             permute(&mut self.held, order);
         }
-        let common = self.varying.common(batch, &self.held, places);
+        let common = self.varying.common(batch, &self.held, run_rows);
         let in_order = common.filter(|(_, positions)| positions.iter().copied().eq(0..batch.len()));
         self.varying.set_grown(in_order.map(|(grown, _)| grown));
     }
@@ -276,8 +277,17 @@ impl StateStore {
     /// Copies the states back to their sequences that others would overwrite, or whose tensors must not be kept for them.
     /// Returns the bytes.
     fn make_way(&mut self) -> Result<usize, RequestError> {
-        let sharing = if self.varying.grown().is_none() { self.varying.take_sharing() } else { Vec::new() };
-        let copied = self.copy_to_slots(&self.buffers.leaving(), &sharing)?;
+        let stay = self.varying.grown().is_some();
+        let sharing = if stay { Vec::new() } else { self.varying.sharing() };
+        let mut copied = self.copy_to_slots(&self.buffers.leaving(), &sharing);
+        let Self { binding, copier, varying, held, others, .. } = self;
+        // Where another sequence finds no memory, its states stay where they are, and the next batch tries again.
+        for memory in others.iter_mut().filter(|memory| sharing.contains(&memory.id())) {
+            copied += varying.copy_out(binding, memory, copier).unwrap_or_default();
+        }
+        for memory in held.iter_mut().flatten().filter(|_| !stay) {
+            copied += varying.copy_out(binding, memory, copier)?;
+        }
         // What is filled next reads from where this writes to.
         self.copier.end_phase();
         if self.copier.device().is_none() {
@@ -286,9 +296,9 @@ impl StateStore {
         Ok(copied)
     }
 
-    /// Copies states to their slots, and growing states to memory of their sequences: those of `sharing`, and those of the
-    /// batch, unless the run reads them where they are. Returns the bytes.
-    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> Result<usize, RequestError> {
+    /// Copies states to their slots, and takes what those of other sequences than the batch's keep, and those of `sharing`.
+    /// Returns the bytes.
+    fn copy_to_slots(&mut self, leaving: &[(SlotId, Spot)], sharing: &[SlotId]) -> usize {
         let is_held = |slot: SlotId| self.held.iter().flatten().any(|memory| memory.id() == slot);
         let mut others: Vec<SlotId> = Vec::new();
         for slot in leaving.iter().map(|(slot, _)| *slot).chain(sharing.iter().copied()) {
@@ -305,16 +315,12 @@ impl StateStore {
             }
             self.buffers.forget(slot);
         }
-        let held = self.held.iter_mut().flatten().filter(|_| self.varying.grown().is_none());
-        for memory in held.chain(self.others.iter_mut().filter(|memory| sharing.contains(&memory.id()))) {
-            copied += self.varying.copy_out(&self.binding, memory, &self.copier)?;
-        }
-        Ok(copied)
+        copied
     }
 
     /// The states of the only row of a run that the run can read where they are.
-    fn lendable<R: HasState>(&self, batch: &[R], places: usize) -> SmallVec<[usize; 2]> {
-        let (1, Some(row), Some(memory)) = (places, batch.first(), self.held.first()) else { return SmallVec::new() };
+    fn lendable<R: HasState>(&self, batch: &[R], run_rows: usize) -> SmallVec<[usize; 2]> {
+        let (1, Some(row), Some(memory)) = (run_rows, batch.first(), self.held.first()) else { return SmallVec::new() };
         let is_in_slot = row.state().slot_with_state().is_none_or(|slot| self.buffers.spot(slot).is_none());
         let is_in_place = |number: usize| {
             if self.binding.states[number].is_in_slot() { is_in_slot } else { self.varying.grown().is_none() }
@@ -328,7 +334,7 @@ impl StateStore {
     fn copy_back<R: HasState, T>(
         &mut self,
         batch: &mut [R],
-        places: usize,
+        run_rows: usize,
         step: &Step,
         may_share: bool,
         results: &mut [Result<T, RequestError>],
@@ -337,10 +343,10 @@ impl StateStore {
             return Ok(false);
         }
         let Self { binding, varying, held, .. } = self;
-        let outputs = varying.outputs(binding, step, places)?;
-        let new = NewStates { binding, outputs, step, places, limit: self.limit };
+        let outputs = varying.outputs(binding, step, run_rows)?;
+        let new = NewStates { binding, outputs, step, run_rows, limit: self.limit };
         let mut stays =
-            may_share && results.iter().all(Result::is_ok) && varying.can_stay(binding, batch, places, step);
+            may_share && results.iter().all(Result::is_ok) && varying.can_stay(binding, batch, run_rows, step);
         if stays {
             let rows = batch.iter_mut().zip(&mut *held).zip(&mut *results);
             for (position, ((row, memory), result)) in rows.enumerate() {
@@ -372,7 +378,9 @@ fn lend<'a>(
     memory: Option<&'a StateMemory>,
 ) -> Option<Given<'a>> {
     match StateRow::of(binding, number, row, memory) {
-        StateRow { dims, content: StateContent::Exact(bytes) } if bytes.byte_len() >= LEND_FROM => {
+        StateRow { dims, content: StateContent::Stored(StorageType::Exact, bytes) }
+            if bytes.byte_len() >= LEND_FROM =>
+        {
             Some(Given::Lent { dims, bytes })
         }
         _ => None,

@@ -15,7 +15,7 @@ pub(super) struct NewStates<'a> {
     /// Those of varying size.
     pub outputs: Vec<(&'a BoundState, OutputRows<'a>)>,
     pub step: &'a Step,
-    pub places: usize,
+    pub run_rows: usize,
     /// Most bytes of the varying states of one sequence.
     pub limit: usize,
 }
@@ -83,7 +83,7 @@ impl EndOfRow {
         let (dims, bytes) = new.step.filled(input);
         let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
         let from = new.binding.slot.offset(context.slot_entry);
-        let chunks = layout.chunks(position, new.places, length - context.length, context.length);
+        let chunks = layout.chunks(position, new.run_rows, length - context.length, context.length);
         rows::take_window(chunks, bytes, memory.slot.part_mut(from..from + context.bytes).host());
     }
 }

@@ -12,7 +12,7 @@ use crate::memory::{MemoryError, strings};
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
 use crate::state::pool::SlotId;
-use crate::tensor::{DataType, Dims, element_count};
+use crate::tensor::{DataType, Dims, StorageType, element_count};
 
 /// Why a state cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -81,10 +81,13 @@ impl StateStore {
     pub fn evict(&mut self, sequences: &[SlotId]) -> Result<(), RequestError> {
         let leaving = sequences.iter().filter_map(|&slot| Some((slot, self.buffers.spot(slot)?))).collect::<Vec<_>>();
         let copied = self.copy_to_slots(&leaving, sequences);
+        let Self { binding, copier, varying, others, .. } = self;
+        let copied_out = others.iter_mut().map(|memory| varying.copy_out(binding, memory, copier));
+        let copied_out = copied_out.sum::<Result<usize, _>>();
         let waited = self.copier.synchronise();
         self.release();
         waited?;
-        self.sequences.count_copied(copied?);
+        self.sequences.count_copied(copied + copied_out?);
         Ok(())
     }
 
@@ -159,8 +162,8 @@ fn read(binding: &Binding, number: usize, memory: &StateMemory, copier: &Copier)
         return Ok(binding.states[number].initial.clone());
     };
     let content = match content {
-        StateContent::Exact(bytes) => InitialContent::Bytes(copier.read(bytes)?),
-        StateContent::Fp16(bytes) => InitialContent::Bytes(widened(&copier.read(bytes)?)),
+        StateContent::Stored(StorageType::Exact, bytes) => InitialContent::Bytes(copier.read(bytes)?),
+        StateContent::Stored(StorageType::Fp16, bytes) => InitialContent::Bytes(widened(&copier.read(bytes)?)),
         StateContent::WrittenStrings(written) => {
             InitialContent::Strings(strings::elements(written).flatten().collect())
         }
@@ -192,8 +195,10 @@ fn write(
         StatePlace::Beside(beside) => memory.varying[beside].write(&value.dims, kept_bytes(state, value)),
     };
     match &value.content {
-        InitialContent::Bytes(bytes) if state.as_fp16 => copier.write(&narrowed(bytes), to),
-        InitialContent::Bytes(bytes) => copier.write(bytes, to),
+        InitialContent::Bytes(bytes) => match state.storage {
+            StorageType::Exact => copier.write(bytes, to),
+            StorageType::Fp16 => copier.write(&narrowed(bytes), to),
+        },
         _ => copier.write(&vec![0; kept_bytes(state, value)], to),
     }
 }

@@ -49,7 +49,7 @@ impl<'a> OutputRows<'a> {
 
     /// The elements of a row of strings.
     pub fn strings(&self, position: usize) -> impl Iterator<Item = &[u8]> + Clone {
-        strings::places(self.layout, position, self.rows).map(|place| self.view.strings.get(place))
+        strings::positions(self.layout, position, self.rows).map(|index| self.view.strings.get(index))
     }
 
     /// The rows are not what they should be.

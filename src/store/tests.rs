@@ -14,9 +14,10 @@ use crate::binding::{
 use crate::memory::device::{Device, OwnedStream, Queue};
 use crate::memory::{Bytes, SlotSpec, Strings};
 use crate::sequence::{Admission, Key, SequenceId};
-use crate::session::{RowAt, RowContent};
+use crate::session::RowContent;
 use crate::state::layout::SlotLayout;
-use crate::tensor::{DataType, RowLayout};
+use crate::tensor::StorageType::{self, Exact, Fp16};
+use crate::tensor::{DataType, RowAt, RowLayout};
 
 /// Most bytes of the varying states of a sequence.
 const SEQUENCE_BYTES: usize = 200;
@@ -24,7 +25,7 @@ const SEQUENCE_BYTES: usize = 200;
 const BUDGET: usize = 300;
 const ROWS: usize = 4;
 
-fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, as_fp16: bool) -> BoundState {
+fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, storage: StorageType) -> BoundState {
     let open: Vec<i64> = dims.iter().map(|&dim| dim.max(0)).collect();
     let initial = Initial { dims: open, content: InitialContent::Zeros };
     BoundState {
@@ -34,7 +35,7 @@ fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, as
         batch_axis: Some(0),
         dims: dims.to_vec(),
         place,
-        as_fp16,
+        storage,
         initial,
     }
 }
@@ -43,10 +44,10 @@ fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, as
 fn binding(with_varying: bool) -> Arc<Binding> {
     let fixed = |count: i64| StatePlace::Slot(RowLayout::new(DataType::Fp32, &[1, count], Some(0)).unwrap());
     let mut states =
-        vec![state(0, DataType::Fp32, &[1, 2], fixed(2), false), state(1, DataType::Fp32, &[1, 4], fixed(4), true)];
+        vec![state(0, DataType::Fp32, &[1, 2], fixed(2), Exact), state(1, DataType::Fp32, &[1, 4], fixed(4), Fp16)];
     if with_varying {
-        states.push(state(2, DataType::Fp32, &[1, -1], StatePlace::Beside(0), false));
-        states.push(state(3, DataType::Bytes, &[1, -1], StatePlace::Beside(1), false));
+        states.push(state(2, DataType::Fp32, &[1, -1], StatePlace::Beside(0), Exact));
+        states.push(state(3, DataType::Bytes, &[1, -1], StatePlace::Beside(1), Exact));
     }
     let input = |name: String, data_type, dims: &[i64], source| BoundInput {
         name,
@@ -151,7 +152,7 @@ impl World {
             tensor.set_rows(batch.len()).unwrap();
             for (position, slot) in order.iter().enumerate() {
                 let (_, value) = batch.iter().find(|(id, _)| self.slots[*id] == *slot).unwrap();
-                let content = RowContent::Exact(Bytes::Host(bytemuck::bytes_of(value)));
+                let content = RowContent::Stored(Exact, Bytes::Host(bytemuck::bytes_of(value)));
                 let at = RowAt { position, rows: batch.len() };
                 tensor.put_row(&self.copier, layout, at, content).unwrap();
             }

@@ -14,9 +14,9 @@ use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::RequestError;
 use crate::memory::{PAGES_FROM, Shared, strings};
 use crate::model::{Grown, StateMemory, VaryingSize};
-use crate::session::{BatchTensor, Copier, Given, MadeTensor, RowAt, Step, StringTensor};
+use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
 use crate::state::pool::SlotId;
-use crate::tensor::DataType;
+use crate::tensor::{DataType, RowAt, StorageType};
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {
@@ -72,9 +72,9 @@ impl VaryingStates {
         &self,
         batch: &[R],
         held: &[Option<StateMemory>],
-        places: usize,
+        run_rows: usize,
     ) -> Option<(Arc<Grown>, Vec<usize>)> {
-        if !self.may_stay || batch.len() != places {
+        if !self.may_stay || batch.len() != run_rows {
             return None;
         }
         let shared = |(row, memory): (&R, &'_ Option<StateMemory>)| {
@@ -83,19 +83,19 @@ impl VaryingStates {
         };
         let rows = batch.iter().zip(held).map(shared).collect::<Option<Vec<_>>>()?;
         let grown = rows.first()?.tensors.clone();
-        let is_common = grown.rows == places && rows.iter().all(|at| Arc::ptr_eq(&at.tensors, &grown));
+        let is_common = grown.rows == run_rows && rows.iter().all(|at| Arc::ptr_eq(&at.tensors, &grown));
         is_common.then(|| (grown, rows.iter().map(|at| at.position).collect()))
     }
 
-    /// Takes the sequences that may still have their states in the tensors of the last batch.
-    pub fn take_sharing(&mut self) -> Vec<SlotId> {
-        let (last, slots) = std::mem::take(&mut self.last_grown);
-        if last.strong_count() > 0 { slots } else { Vec::new() }
+    /// The sequences that may still have their states in the tensors of the last batch.
+    pub fn sharing(&self) -> Vec<SlotId> {
+        let (last, slots) = &self.last_grown;
+        if last.strong_count() > 0 { slots.clone() } else { Vec::new() }
     }
 
     /// Copies the growing states of a sequence to memory of its own, if they are in shared tensors. Returns the bytes.
     pub fn copy_out(
-        &self,
+        &mut self,
         binding: &Binding,
         memory: &mut StateMemory,
         copier: &Copier,
@@ -106,20 +106,21 @@ impl VaryingStates {
             let Some(tensor) = tensors.tensors.get(index) else { continue };
             let layout = binding.states[*number].layout(tensor.dims());
             if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
-                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, false)?;
+                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, StorageType::Exact)?;
                 varying.forget_shared();
                 copied += layout.row_bytes();
             }
         }
+        self.last_grown.1.retain(|&slot| slot != memory.id());
         Ok(copied)
     }
 
-    /// Puts the states of a batch together that are neither lent nor in shared tensors. Places beyond the rows repeat the
+    /// Puts the states of a batch together that are neither lent nor in shared tensors. Those beyond the batch repeat its
     /// first. Returns the bytes that were copied.
     pub fn fill(
         &mut self,
         rows: &[(&RowState, Option<&StateMemory>)],
-        places: usize,
+        run_rows: usize,
         binding: &Binding,
         copier: &Copier,
         is_lent: impl Fn(usize) -> bool,
@@ -128,7 +129,7 @@ impl VaryingStates {
             return Ok(0);
         }
         let inputs = self.numbers.iter().zip(&mut self.inputs).filter(|(number, _)| !is_lent(**number));
-        inputs.map(|(&number, input)| fill(input, binding, number, rows, places, copier)).sum()
+        inputs.map(|(&number, input)| fill(input, binding, number, rows, run_rows, copier)).sum()
     }
 
     /// The tensors that the next run reads, by input; those that are lent are there already.
@@ -158,27 +159,27 @@ impl VaryingStates {
         }
     }
 
-    /// The new states, as the last run over `places` rows gave them.
+    /// The new states, as the last run over `run_rows` rows gave them.
     pub fn outputs<'a>(
         &self,
         binding: &'a Binding,
         step: &'a Step,
-        places: usize,
+        run_rows: usize,
     ) -> Result<Vec<(&'a BoundState, OutputRows<'a>)>, RequestError> {
         let output = |&number: &usize| {
             let state = &binding.states[number];
-            let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, places)?;
+            let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, run_rows)?;
             // Where the model left a state's shape open, this is the first time to see it.
             if output.is_row_of(state) { Ok((state, output)) } else { Err(output.uneven()) }
         };
         self.numbers.iter().map(output).collect()
     }
 
-    /// Whether the new states of a batch over `places` rows may stay in the tensors that the run made.
-    pub fn can_stay<R: HasState>(&self, binding: &Binding, batch: &[R], places: usize, step: &Step) -> bool {
+    /// Whether the new states of a batch over `run_rows` rows may stay in the tensors that the run made.
+    pub fn can_stay<R: HasState>(&self, binding: &Binding, batch: &[R], run_rows: usize, step: &Step) -> bool {
         let goes_on = |row: &R| row.state().lease.as_ref().is_some_and(|lease| !lease.ends());
         self.may_stay
-            && batch.len() == places
+            && batch.len() == run_rows
             && batch.iter().all(goes_on)
             && self.numbers.iter().all(|&number| step.has_made(binding.states[number].output))
     }
@@ -214,7 +215,7 @@ fn fill(
     binding: &Binding,
     number: usize,
     rows: &[(&RowState, Option<&StateMemory>)],
-    places: usize,
+    run_rows: usize,
     copier: &Copier,
 ) -> Result<usize, RequestError> {
     let state = &binding.states[number];
@@ -225,19 +226,19 @@ fn fill(
         let input = &binding.inputs[state.input];
         RequestError::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
     })?;
-    let contents = rows.iter().chain(std::iter::repeat(first)).take(places).map(|row| of(row).content).enumerate();
+    let contents = rows.iter().chain(std::iter::repeat(first)).take(run_rows).map(|row| of(row).content).enumerate();
     if state.data_type == DataType::Bytes {
-        let elements = |(place, content)| {
+        let elements = |(position, content)| {
             let elements: Box<dyn Iterator<Item = &[u8]>> = match content {
                 StateContent::Strings(elements) => Box::new(elements.iter()),
                 StateContent::WrittenStrings(written) => Box::new(strings::elements(written).flatten()),
                 _ => return None,
             };
-            Some(strings::places(layout, place, places).zip(elements))
+            Some(strings::positions(layout, position, run_rows).zip(elements))
         };
         let mut dims = dims.to_vec();
         if let Some(axis) = binding.inputs[state.input].batch_axis {
-            dims[axis] = places as i64;
+            dims[axis] = run_rows as i64;
         }
         *input = Some(Input::Strings(StringTensor::new(contents.filter_map(elements).flatten(), &dims)?));
         return Ok(0);
@@ -247,9 +248,9 @@ fn fill(
         *input = Some(Input::Rows(BatchTensor::new(state.data_type, batch_axis, copier.device())?));
     }
     let Some(Input::Rows(tensor)) = input else { return Ok(0) };
-    tensor.shape(dims, places)?;
+    tensor.shape(dims, run_rows)?;
     for (position, content) in contents {
-        tensor.put_row(copier, layout, RowAt { position, rows: places }, content.of_row())?;
+        tensor.put_row(copier, layout, RowAt { position, rows: run_rows }, content.of_row())?;
     }
     Ok(rows.iter().filter(|(row, _)| !row.is_fresh()).count() * state.kept_bytes(layout))
 }
@@ -277,7 +278,7 @@ pub(super) fn copy_in(
         strings::write(output.strings(position), kept.host());
     } else {
         let at = RowAt { position, rows: output.rows };
-        step.take_output(state.output, output.layout, at, kept, state.as_fp16)?;
+        step.take_output(state.output, output.layout, at, kept, state.storage)?;
     }
     Ok(bytes)
 }

@@ -110,8 +110,8 @@ impl Driver for Cuda {
         result::device::get_name(self.device).unwrap_or_else(|_| "unknown".to_owned())
     }
 
-    fn is_simulated(&self) -> bool {
-        false
+    fn is_cuda(&self) -> bool {
+        true
     }
 
     fn open_stream(&self) -> Result<Stream, DeviceError> {

@@ -80,7 +80,8 @@ impl DeviceError {
 pub trait Driver: Send + Sync {
     fn name(&self) -> String;
 
-    fn is_simulated(&self) -> bool;
+    /// Whether addresses and streams are CUDA's.
+    fn is_cuda(&self) -> bool;
 
     fn open_stream(&self) -> Result<Stream, DeviceError>;
 

@@ -66,7 +66,7 @@ impl Device {
             return Ok(device);
         }
         let _no_capture = while_nothing_is_captured();
-        let driver: Box<dyn Driver> = match cfg!(test) || simulated_devices() > 0 {
+        let driver: Box<dyn Driver> = match cfg!(test) || devices_for_cpu_instances() > 0 {
             #[cfg(any(test, feature = "simulated-device"))]
             true => Box::new(simulated::Simulated::new(number)),
             _ => Box::new(cuda::Cuda::open(number)?),
@@ -92,9 +92,10 @@ impl Device {
         self.driver.name()
     }
 
-    /// Whether the device is simulated: then its memory is host memory, and ONNX Runtime treats it so.
-    pub fn is_simulated(&self) -> bool {
-        self.driver.is_simulated()
+    /// CUDA's number of the device, by which ONNX Runtime and Triton know it. `None` if the device's memory is the
+    /// host's: ONNX Runtime then runs models on the CPU.
+    pub fn cuda_number(&self) -> Option<i32> {
+        self.driver.is_cuda().then_some(self.number)
     }
 
     /// Bytes of the GPU's memory that are in use by any process.
@@ -168,8 +169,9 @@ impl Drop for OwnedStream {
     }
 }
 
-/// Number of devices that the environment asks to simulate; 0 in builds that are not for tests.
-pub fn simulated_devices() -> usize {
+/// Number of devices that the instances of KIND_CPU run on; 0 if they run on the host. Only builds for tests have such
+/// devices: they are simulated, and Triton for machines without GPUs refuses KIND_GPU.
+pub fn devices_for_cpu_instances() -> usize {
     match std::env::var("TRITON_STATEFUL_SIMULATED_DEVICES") {
         Ok(number) if cfg!(feature = "simulated-device") => number.parse().unwrap_or(0),
         _ => 0,

@@ -325,6 +325,7 @@ mod tests {
 
     use super::*;
     use crate::memory::rows;
+    use crate::tensor::RowAt;
 
     fn queue() -> Queue {
         queue_on(0)
@@ -407,13 +408,14 @@ mod tests {
                     Way::Round => queue.move_row(layout, place, place, Change::Round),
                 }
             }
+            let at = RowAt { position: index, rows };
             match way {
-                Way::Put | Way::Upload => rows::put(layout, &row, &mut batch, index, rows),
-                Way::Take => rows::take(layout, &batch, index, rows, &mut row),
-                Way::Zero => rows::zero(layout, &mut batch, index, rows),
-                Way::PutWidened => rows::put_widened(layout, &row, &mut batch, index, rows),
-                Way::TakeNarrowed => rows::take_narrowed(layout, &batch, index, rows, &mut row),
-                Way::Round => rows::round_to_fp16(layout, &mut batch, index, rows),
+                Way::Put | Way::Upload => rows::put(layout, &row, &mut batch, at),
+                Way::Take => rows::take(layout, &batch, at, &mut row),
+                Way::Zero => rows::zero(layout, &mut batch, at),
+                Way::PutWidened => rows::put_widened(layout, &row, &mut batch, at),
+                Way::TakeNarrowed => rows::take_narrowed(layout, &batch, at, &mut row),
+                Way::Round => rows::round_to_fp16(layout, &mut batch, at),
             }
             prop_assert_eq!(host_bytes(&mut queue, &on_device.0), batch);
             prop_assert_eq!(host_bytes(&mut queue, &on_device.1), row);

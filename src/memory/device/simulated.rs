@@ -204,8 +204,8 @@ impl Driver for Simulated {
         "simulated in host memory".to_owned()
     }
 
-    fn is_simulated(&self) -> bool {
-        true
+    fn is_cuda(&self) -> bool {
+        false
     }
 
     fn open_stream(&self) -> Result<Stream, DeviceError> {

@@ -20,7 +20,7 @@ use parking_lot::MutexGuard;
 use run::Arguments;
 pub use run::{Given, Overlay, Run};
 
-use super::batch_tensor::{BatchTensor, RowAt, row_of, take_on_host};
+use super::batch_tensor::{BatchTensor, row_of, take_on_host};
 use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
@@ -30,8 +30,8 @@ use super::output::Output;
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
-use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Store, Strings};
-use crate::tensor::{DataType, RowLayout};
+use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Strings, TensorMemory};
+use crate::tensor::{DataType, RowAt, RowLayout, StorageType};
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;
@@ -53,7 +53,7 @@ struct Input {
 pub struct StringTensor(Value);
 
 impl StringTensor {
-    /// A tensor of these dimensions. Each element comes with its place; the others are empty.
+    /// A tensor of these dimensions. Each element comes with its index; the others are empty.
     pub fn new<'a>(elements: impl Iterator<Item = (usize, &'a [u8])>, dims: &[i64]) -> Result<Self, SessionError> {
         Value::of_strings(elements, dims).map(Self)
     }
@@ -156,19 +156,19 @@ impl Step {
         tensor.host_mut()
     }
 
-    /// Takes a row out of an output of the last run, into fp16 if it is kept so.
+    /// Takes a row out of an output of the last run, to be stored.
     pub fn take_output(
         &self,
         index: usize,
         layout: RowLayout,
         at: RowAt,
         to: BytesMut,
-        as_fp16: bool,
+        storage: StorageType,
     ) -> Result<(), SessionError> {
         match &self.outputs[index].made {
-            Some(made) => made.take_row(&self.copier, layout, at, to, as_fp16),
+            Some(made) => made.take_row(&self.copier, layout, at, to, storage),
             None => {
-                take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), as_fp16);
+                take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), storage);
                 Ok(())
             }
         }
@@ -217,7 +217,7 @@ impl Step {
         let row = match (&output.given, &output.made) {
             (Some(given), _) => row_of(layout, given.address, given.bytes, at),
             (None, Some(made)) if made.is_on_device => row_of(layout, made.address()?, made.bytes, at),
-            (None, None) if matches!(output.tensor.store, Store::Device(_)) => output.tensor.row(layout, at),
+            (None, None) if matches!(output.tensor.memory, TensorMemory::Device(_)) => output.tensor.row(layout, at),
             _ => return Ok(None),
         };
         Ok(Some(row.address + (at.position * bytes) as u64))
@@ -235,7 +235,7 @@ impl Step {
     }
 
     /// Sets the elements of an input of strings, for `rows` rows of `dims` (the batch axis's value is ignored). Each
-    /// comes with its place; the others are empty.
+    /// comes with its index; the others are empty.
     pub fn set_strings<'a>(
         &mut self,
         index: usize,

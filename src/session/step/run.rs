@@ -7,14 +7,14 @@ use smallvec::SmallVec;
 use super::{Input, Step, StringTensor};
 use crate::memory::Bytes;
 use crate::memory::device::{Change, Foreign, RowIn, while_nothing_is_captured};
-use crate::session::batch_tensor::{BatchTensor, RowAt};
+use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
 use crate::session::made::MadeTensor;
 use crate::session::open::{Session, SessionError};
 use crate::session::output::{Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
-use crate::tensor::{RowLayout, element_count};
+use crate::tensor::{RowAt, RowLayout, element_count};
 
 /// What a run is over.
 #[derive(Default)]
@@ -238,12 +238,12 @@ impl Step {
             let (address, bytes) = match (run.outputs.get(index).and_then(Option::as_ref), made) {
                 (Some(of_caller), _) => {
                     *given = OutputGiven::new(of_caller);
-                    (of_caller.store.address() as u64, of_caller.bytes)
+                    (of_caller.memory.address() as u64, of_caller.bytes)
                 }
                 (None, Some(made)) if made.is_on_device => (made.address()?, made.bytes),
                 // On the host already.
                 (None, Some(_)) => continue,
-                (None, None) => (tensor.store.address() as u64, tensor.bytes),
+                (None, None) => (tensor.memory.address() as u64, tensor.bytes),
             };
             tensor.reserve_staging(bytes)?;
             if let Some(staging) = &mut tensor.staging {
@@ -283,10 +283,10 @@ impl GraphKey {
     /// What a graph of this run would be bound to; `None` if something else than buffers is given.
     fn of(run: &Run) -> Option<Self> {
         let inputs = run.inputs.iter().flatten().map(|given| match given {
-            Given::Batch(tensor) => Some(tensor.store.address() as usize),
+            Given::Batch(tensor) => Some(tensor.memory.address() as usize),
             Given::Made(_) | Given::Strings(_) | Given::Lent { .. } => None,
         });
-        let outputs = run.outputs.iter().flatten().map(|tensor| Some(tensor.store.address() as usize));
+        let outputs = run.outputs.iter().flatten().map(|tensor| Some(tensor.memory.address() as usize));
         Some(Self { rows: run.rows, given: inputs.chain(outputs).collect::<Option<_>>()? })
     }
 }

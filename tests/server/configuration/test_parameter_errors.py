@@ -140,7 +140,7 @@ def test_a_gpu_instance_without_a_gpu_is_refused(deployment):
         config.write_text(config.read_text().replace("kind: KIND_CPU", "kind: KIND_GPU"))
 
     text = deployment.load_error(made, prepare=on_gpu)
-    # Triton itself refuses before the backend is asked; what the backend says is in tests/exactly_once.rs
+    # Triton itself refuses before the backend is asked; what the backend says is in tests/exactly_once/
     assert "instance group refused_gpu_0 of model refused_gpu has kind KIND_GPU" in text
     assert "no GPUs are available" in text
 

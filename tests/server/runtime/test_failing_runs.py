@@ -1,5 +1,6 @@
 """Runs that ONNX Runtime refuses: the requests at fault hear why, no state changes, and the others go on as before."""
 
+import re
 import time
 
 import numpy as np
@@ -161,6 +162,23 @@ def test_requests_that_fail_again_and_again_do_not_fill_the_log(deployment, talk
     assert lines <= 10 * (2 + (time.monotonic() - began) / 10)
     assert REASON in deployment.server.log_text()
     talk.end()
+
+
+def test_the_first_failed_run_of_a_model_is_logged_whatever_others_have_logged(deployment, talk):
+    talk.start()
+    for _ in range(20):
+        assert REASON in outcome(lambda: talk.step(BAD)).message()
+    talk.end()
+    other = deployment.serve(models.fails("fails_for_the_first_time"))
+    assert other.name not in failed_nodes(deployment)
+    new = Conversation(deployment.connect(), other, np.random.default_rng(6))
+    assert REASON in outcome(lambda: new.step(BAD, start=True, end=True)).message()
+    assert other.name in failed_nodes(deployment)
+
+
+def failed_nodes(deployment) -> set[str]:
+    """The names of nodes that ONNX Runtime has reported as failed."""
+    return set(re.findall(r"while running Gather node. Name:'(\w+)'", deployment.server.log_text()))
 
 
 def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment):

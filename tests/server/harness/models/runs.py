@@ -56,13 +56,16 @@ def slow(name: str = "slow", products: int = 250, **changes) -> Model:
 
 
 def fails(name: str = "fails", **changes) -> Model:
-    """A running sum of TABLE[INPUT]: an INPUT of 4 and more is out of the table, and Run fails."""
+    """A running sum of TABLE[INPUT]: an INPUT of 4 and more is out of the table, and Run fails.
+
+    The node that fails has the model's name.
+    """
 
     def build():
         one = [BATCH, 1]
         return graph(
             [
-                node("Gather", "TABLE INPUT", "WORTH"),
+                node("Gather", "TABLE INPUT", "WORTH", name=name),
                 node("Add", "SUM_IN WORTH", "SUM_OUT"),
                 node("Identity", "SUM_OUT", "OUTPUT"),
             ],

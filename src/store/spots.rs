@@ -31,7 +31,7 @@ pub struct Spot {
 
 /// How a batch is to run.
 #[derive(Debug, Default)]
-pub struct Plan {
+pub struct BufferPlan {
     /// The batch buffer that the run reads.
     pub from: usize,
     /// The batch buffer that it writes.
@@ -58,9 +58,9 @@ struct Resident {
 }
 
 /// The spots of an instance's sequences.
-pub struct Placement {
+pub struct Spots {
     buffers: Vec<BatchBuffer>,
-    spots: HashMap<SlotId, Spot>,
+    by_slot: HashMap<SlotId, Spot>,
     /// Most batch buffers.
     most: usize,
     /// Batch buffers that there may be so far: one more when a batch comes back that had to leave.
@@ -76,13 +76,13 @@ pub struct Placement {
     staying: Vec<usize>,
 }
 
-impl Placement {
+impl Spots {
     /// `resident` batches can stay beside the one that is written. `by_rows`: a row's bytes are elsewhere in a batch of
     /// another number of rows.
     pub fn new(resident: usize, by_rows: bool) -> Self {
         Self {
             buffers: Vec::new(),
-            spots: HashMap::new(),
+            by_slot: HashMap::new(),
             most: resident + 1,
             allowed: 2,
             left: VecDeque::new(),
@@ -95,7 +95,7 @@ impl Placement {
 
     /// Where the newest state of a sequence is; `None`: in its slot.
     pub fn spot(&self, slot: SlotId) -> Option<Spot> {
-        self.spots.get(&slot).copied()
+        self.by_slot.get(&slot).copied()
     }
 
     /// Number of rows by which the bytes of a buffer are laid out.
@@ -104,21 +104,21 @@ impl Placement {
     }
 
     /// How to run a batch of these sequences, each at most once (`None`: one without a state so far), filled up to
-    /// `places` rows. What is `leaving` must be written back and [forgotten](Self::forget) next; a sequence of the
+    /// `run_rows` rows. What is `leaving` must be written back and [forgotten](Self::forget) next; a sequence of the
     /// batch may be among it.
-    pub fn plan(&mut self, rows: &[Option<SlotId>], places: usize, plan: &mut Plan) {
+    pub fn plan(&mut self, rows: &[Option<SlotId>], run_rows: usize, plan: &mut BufferPlan) {
         self.plans += 1;
-        self.mark(rows, places);
+        self.mark(rows, run_rows);
         self.allow_for(rows);
-        plan.from = self.best_to_read(places);
-        plan.into = self.least_wanted(Some(plan.from), places);
+        plan.from = self.best_to_read(run_rows);
+        plan.into = self.least_wanted(Some(plan.from), run_rows);
         self.order(plan);
         plan.leaving.clear();
-        let relaid = self.is_relaid(plan.from, places);
+        let relaid = self.is_relaid(plan.from, run_rows);
         plan.leaving
-            .extend(self.met(plan.from, places).filter(|(row, _)| relaid || !self.is_planned(row)).map(leaving));
+            .extend(self.met(plan.from, run_rows).filter(|(row, _)| relaid || !self.is_planned(row)).map(leaving));
         let before = plan.leaving.len();
-        plan.leaving.extend(self.met(plan.into, places).filter(|(row, _)| !self.is_planned(row)).map(leaving));
+        plan.leaving.extend(self.met(plan.into, run_rows).filter(|(row, _)| !self.is_planned(row)).map(leaving));
         if plan.leaving.len() > before {
             self.left.truncate(self.most);
             self.left.push_front(plan.leaving[before..].iter().map(|(slot, _)| *slot).collect());
@@ -139,12 +139,12 @@ impl Placement {
         let before = buffer.rows[spot.position].replace(Resident { slot, planned: self.plans });
         debug_assert!(before.is_none(), "a spot is taken");
         buffer.live += 1;
-        self.spots.insert(slot, spot);
+        self.by_slot.insert(slot, spot);
     }
 
     /// The state is newest in its slot, or its sequence is over.
     pub fn forget(&mut self, slot: SlotId) {
-        if let Some(spot) = self.spots.remove(&slot) {
+        if let Some(spot) = self.by_slot.remove(&slot) {
             let buffer = &mut self.buffers[spot.buffer];
             buffer.rows[spot.position] = None;
             buffer.live -= 1;
@@ -152,17 +152,17 @@ impl Placement {
     }
 
     /// Finds the rows of a batch, and how many of them are in place in each buffer.
-    fn mark(&mut self, rows: &[Option<SlotId>], places: usize) {
+    fn mark(&mut self, rows: &[Option<SlotId>], run_rows: usize) {
         self.staying.clear();
         self.staying.resize(self.buffers.len(), 0);
         self.found.clear();
-        self.found.extend(rows.iter().map(|slot| self.spots.get(slot.as_ref()?).copied()));
+        self.found.extend(rows.iter().map(|slot| self.by_slot.get(slot.as_ref()?).copied()));
         for &Spot { buffer, position } in self.found.iter().flatten() {
             let of = &mut self.buffers[buffer];
             if let Some(row) = &mut of.rows[position] {
                 row.planned = self.plans;
             }
-            if position < rows.len() && !(self.by_rows && of.run_rows != places) {
+            if position < rows.len() && !(self.by_rows && of.run_rows != run_rows) {
                 self.staying[buffer] += 1;
             }
         }
@@ -182,19 +182,20 @@ impl Placement {
         }
     }
 
-    fn best_to_read(&mut self, places: usize) -> usize {
+    fn best_to_read(&mut self, run_rows: usize) -> usize {
         let most = (0..self.buffers.len()).max_by_key(|&buffer| self.staying[buffer]);
         match most.filter(|&buffer| self.staying[buffer] > 0) {
             Some(buffer) => buffer,
-            None => self.least_wanted(None, places),
+            None => self.least_wanted(None, run_rows),
         }
     }
 
     /// A buffer in which no other sequence is in the way, of these the one that was used last; a new one; or else the
     /// one that was used longest ago.
-    fn least_wanted(&mut self, but: Option<usize>, places: usize) -> usize {
+    fn least_wanted(&mut self, but: Option<usize>, run_rows: usize) -> usize {
         let others = || (0..self.buffers.len()).filter(|&buffer| Some(buffer) != but);
-        let is_free = |&buffer: &usize| self.met(buffer, places).all(|(row, _)| but.is_some() && self.is_planned(row));
+        let is_free =
+            |&buffer: &usize| self.met(buffer, run_rows).all(|(row, _)| but.is_some() && self.is_planned(row));
         if let Some(free) = others().filter(is_free).max_by_key(|&buffer| self.buffers[buffer].last_use) {
             return free;
         }
@@ -205,18 +206,18 @@ impl Placement {
         others().min_by_key(|&buffer| self.buffers[buffer].last_use).unwrap_or_default()
     }
 
-    /// Whether the rows of a buffer are elsewhere in a run over `places` rows.
-    fn is_relaid(&self, buffer: usize, places: usize) -> bool {
-        self.by_rows && self.buffers[buffer].run_rows != places
+    /// Whether the rows of a buffer are elsewhere in a run over `run_rows` rows.
+    fn is_relaid(&self, buffer: usize, run_rows: usize) -> bool {
+        self.by_rows && self.buffers[buffer].run_rows != run_rows
     }
 
-    /// The states in a buffer that a run over `places` rows would overwrite, or that are not where it expects them.
-    fn met(&self, buffer: usize, places: usize) -> impl Iterator<Item = (&Resident, Spot)> {
+    /// The states in a buffer that a run over `run_rows` rows would overwrite, or that are not where it expects them.
+    fn met(&self, buffer: usize, run_rows: usize) -> impl Iterator<Item = (&Resident, Spot)> {
         let of = &self.buffers[buffer];
         let most = match of.live {
             0 => 0,
-            _ if self.is_relaid(buffer, places) => of.rows.len(),
-            _ => places,
+            _ if self.is_relaid(buffer, run_rows) => of.rows.len(),
+            _ => run_rows,
         };
         let rows = of.rows.iter().take(most).enumerate();
         rows.filter_map(move |(position, row)| Some((row.as_ref()?, Spot { buffer, position })))
@@ -227,7 +228,7 @@ impl Placement {
     }
 
     /// Rows that are in place stay there, the others go where room is.
-    fn order(&self, plan: &mut Plan) {
+    fn order(&self, plan: &mut BufferPlan) {
         const NONE: usize = usize::MAX;
         let (rows, from) = (self.found.len(), plan.from);
         let stays = |spot: &Option<Spot>| {
@@ -280,21 +281,21 @@ mod tests {
     }
 
     struct World {
-        placement: Placement,
-        plan: Plan,
+        spots: Spots,
+        plan: BufferPlan,
         memory: Memory,
         steps: HashMap<SlotId, u32>,
     }
 
     impl World {
         fn new(resident: usize, by_rows: bool) -> Self {
-            let (placement, plan) = (Placement::new(resident, by_rows), Plan::default());
-            Self { placement, plan, memory: Memory::default(), steps: HashMap::new() }
+            let (spots, plan) = (Spots::new(resident, by_rows), BufferPlan::default());
+            Self { spots, plan, memory: Memory::default(), steps: HashMap::new() }
         }
 
         fn at(&self, spot: Spot) -> (usize, usize) {
             // What was written for another number of rows lies elsewhere.
-            let shift = if self.placement.by_rows { 1000 * self.placement.run_rows(spot.buffer) } else { 0 };
+            let shift = if self.spots.by_rows { 1000 * self.spots.run_rows(spot.buffer) } else { 0 };
             (spot.buffer, shift + spot.position)
         }
 
@@ -302,29 +303,29 @@ mod tests {
             let state = self.memory.buffers[&self.at(spot)];
             self.memory.slots.insert(slot, state);
             self.memory.copies += 1;
-            self.placement.forget(slot);
+            self.spots.forget(slot);
         }
 
         /// Runs a batch and holds what it reads against what each sequence has. Returns the copies.
         fn run(&mut self, batch: &[SlotId], padding: usize, ended: &[bool], fails: bool) -> usize {
             self.memory.copies = 0;
             let rows: Vec<_> = batch.iter().map(|slot| self.steps.contains_key(slot).then_some(*slot)).collect();
-            let places = batch.len() + padding;
+            let run_rows = batch.len() + padding;
             let mut plan = std::mem::take(&mut self.plan);
-            self.placement.plan(&rows, places, &mut plan);
+            self.spots.plan(&rows, run_rows, &mut plan);
             assert_ne!(plan.from, plan.into);
             let mut order = plan.order.clone();
             order.sort_unstable();
             assert_eq!(order, (0..batch.len()).collect::<Vec<_>>());
             plan.leaving.iter().for_each(|&(slot, spot)| self.write_back(slot, spot));
             let read = |position: usize| Spot { buffer: plan.from, position };
-            let at = |position: usize, placement: &Placement| {
-                (plan.from, if placement.by_rows { 1000 * places } else { 0 } + position)
+            let at = |position: usize, spots: &Spots| {
+                (plan.from, if spots.by_rows { 1000 * run_rows } else { 0 } + position)
             };
             let mut joined = Vec::new();
             for (position, &row) in plan.order.iter().enumerate() {
                 let slot = batch[row];
-                let spot = self.placement.spot(slot).filter(|_| rows[row].is_some());
+                let spot = self.spots.spot(slot).filter(|_| rows[row].is_some());
                 if spot == Some(read(position)) {
                     continue;
                 }
@@ -334,34 +335,34 @@ mod tests {
                     (_, None) => self.memory.slots[&slot],
                 };
                 self.memory.copies += usize::from(rows[row].is_some());
-                self.memory.buffers.insert(at(position, &self.placement), state);
+                self.memory.buffers.insert(at(position, &self.spots), state);
                 joined.extend(rows[row].map(|slot| (slot, position)));
             }
             for (slot, position) in joined {
-                self.placement.move_to(slot, read(position), places);
+                self.spots.move_to(slot, read(position), run_rows);
             }
             for (position, &row) in plan.order.iter().enumerate() {
                 let expected = (batch[row], self.steps.get(&batch[row]).copied().unwrap_or_default());
-                assert_eq!(self.memory.buffers[&at(position, &self.placement)], expected, "a foreign or an old state");
+                assert_eq!(self.memory.buffers[&at(position, &self.spots)], expected, "a foreign or an old state");
             }
-            for position in batch.len()..places {
-                self.memory.buffers.remove(&at(position, &self.placement));
+            for position in batch.len()..run_rows {
+                self.memory.buffers.remove(&at(position, &self.spots));
             }
             if !fails {
-                for position in 0..places {
-                    let written = if self.placement.by_rows { 1000 * places } else { 0 } + position;
+                for position in 0..run_rows {
+                    let written = if self.spots.by_rows { 1000 * run_rows } else { 0 } + position;
                     self.memory.buffers.remove(&(plan.into, written));
                 }
                 for (position, &row) in plan.order.iter().enumerate() {
                     let slot = batch[row];
                     if ended[row] {
                         self.steps.remove(&slot);
-                        self.placement.forget(slot);
+                        self.spots.forget(slot);
                         continue;
                     }
                     let step = self.steps.get(&slot).copied().unwrap_or_default() + 1;
                     self.steps.insert(slot, step);
-                    self.placement.move_to(slot, Spot { buffer: plan.into, position }, places);
+                    self.spots.move_to(slot, Spot { buffer: plan.into, position }, run_rows);
                     let spot = self.at(Spot { buffer: plan.into, position });
                     self.memory.buffers.insert(spot, (slot, step));
                 }
@@ -389,9 +390,9 @@ mod tests {
                 batch.truncate(1 + size.index(sequences));
                 let ended: Vec<_> = (0..batch.len()).map(|row| (ends >> (3 * row)) & 7 == 0).collect();
                 world.run(&batch, padding, &ended, fails);
-                prop_assert!(world.placement.buffers.len() <= resident + 1);
-                let live = world.placement.buffers.iter().map(|buffer| buffer.live).sum::<usize>();
-                prop_assert_eq!(live, world.placement.spots.len());
+                prop_assert!(world.spots.buffers.len() <= resident + 1);
+                let live = world.spots.buffers.iter().map(|buffer| buffer.live).sum::<usize>();
+                prop_assert_eq!(live, world.spots.by_slot.len());
             }
         }
     }
@@ -418,7 +419,7 @@ mod tests {
         }
         let copies: Vec<_> = (0..16).map(|turn| world.run(sets[turn % 4], 0, &GOES_ON, false)).collect();
         assert_eq!(copies[4..], [0; 12], "after each has come back once: {copies:?}");
-        assert_eq!(world.placement.buffers.len(), 5);
+        assert_eq!(world.spots.buffers.len(), 5);
     }
 
     #[test]
@@ -431,7 +432,7 @@ mod tests {
             batch.dedup();
             world.run(&batch, 0, &GOES_ON, false);
         }
-        assert_eq!(world.placement.buffers.len(), 2);
+        assert_eq!(world.spots.buffers.len(), 2);
     }
 
     #[test]
