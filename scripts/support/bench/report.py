@@ -57,7 +57,7 @@ COLUMNS = {
         "state_bytes": "state bytes",
         "resident_bytes_per_sequence": "resident bytes/sequence",
     },
-    "load": {"model": "model", "load_ms": "load ms", "unload_ms": "unload ms"},
+    "load": {"model": "model", "load_ms": "load ms"},
     "service": {
         "model": "model",
         "backend": "backend",

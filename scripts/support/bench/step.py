@@ -80,7 +80,9 @@ def libonnxruntime() -> Path:
     return next((SITE_PACKAGES / "onnxruntime" / "capi").glob("libonnxruntime.so.*"))
 
 
-def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKENDS, **arguments: object) -> dict:
+def drive(
+    repository: Path, what: str, of: BenchModel | None = None, /, backends: Path = BACKENDS, **arguments: object
+) -> dict:
     """Runs the driver; its arguments are named as here."""
     command = [
         str(DRIVER),
@@ -90,7 +92,7 @@ def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKE
         f"--repository={repository}",
         f"--backends={backends}",
         what,
-        f"--spec={of.spec_file(repository)}",
+        *([f"--spec={of.spec_file(repository)}"] if of else []),
         *(f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in arguments.items()),
     ]
     # The server's libraries find one another by the path of the program that they came with.
@@ -119,10 +121,11 @@ def step(repository: Path, model: BenchModel, batch: int, effort: Effort, **more
     )
     model.write(repository, served, model.config("stateful", batch, **common, **more))
     model.write(repository, trivial, model.config("trivial", batch, **common))
-    arguments: dict[str, Any] = {"blocks": effort.blocks, "seconds": effort.seconds}
-    found = drive(repository, "step", model, model=served, trivial=trivial, batch=batch, **arguments)
-    for composition, numbers in found["compositions"].items():
-        yield {"model": model.name, "batch": batch, "composition": composition} | numbers
+    arguments: dict[str, Any] = {"blocks": effort.blocks, "seconds": effort.seconds, "batch": batch}
+    for composition in ("same", "random", "alternate"):
+        arguments["composition"] = composition
+        found = drive(repository, "step", model, model=served, trivial=trivial, **arguments)
+        yield {"model": model.name, "batch": batch, "composition": composition} | found
 
 
 def throughput(
@@ -180,6 +183,8 @@ def load(folder: Path) -> Iterator[dict]:
     """The time to load a model."""
     repository = folder / "repository"
     for name in ("accumulate", "lstm"):
-        model, served = MODELS[name], f"{name}_load"
-        model.write(repository, served, model.config("stateful", 16, candidates=1024))
-        yield drive(repository, "load", model, model=served) | {"model": name}
+        model = MODELS[name]
+        copies = [f"{name}_load_{number}" for number in range(10)]
+        for copy in copies:
+            model.write(repository, copy, model.config("stateful", 16, candidates=1024))
+        yield drive(repository, "load", models=",".join(copies)) | {"model": name}
