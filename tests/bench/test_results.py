@@ -1,11 +1,9 @@
 """What the benchmark makes of its measurements. No server."""
 
-import argparse
 import json
 
 import pytest
 
-from support.bench import __main__ as command
 from support.bench import report, service
 from support.bench.models import MODELS
 from support.bench.service import Served
@@ -85,11 +83,6 @@ def test_models_that_differ_in_what_core_waits_for_have_names_of_their_own():
         Served("stateful", lstm, 16, priority="MIN"),
     ]
     assert len({each.name for each in served}) == len(served)
-
-
-def test_a_peer_without_its_library_is_refused_with_what_is_missing(tmp_path):
-    with pytest.raises(argparse.ArgumentTypeError, match="libtriton_other.so"):
-        command._peer(f"other={tmp_path}")
 
 
 def test_the_soaks_sums_start_again_after_an_end():

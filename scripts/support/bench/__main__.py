@@ -15,15 +15,16 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import report, service, step
+from support.bench import peers, report, service, step
 from support.bench.models import MODELS
+from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
 from support.bench.soak import Soak
-from support.bench.step import Peer, backends_of
 from support.paths import BUILD, ROOT
 from support.server import TritonServer
 
-LEVELS = ("step", "throughput", "growing", "live", "load", "service", "bound")
+LEVELS = ("step", "throughput", "growing", "live", "load", "service", "bound", "closed", "open")
+TRANSPORTS = ("process", "stream")
 RECORDED = ROOT / "docs" / "bench"
 
 
@@ -34,42 +35,73 @@ def main() -> int:
     console = Console(width=max(Console().width, 150))
     effort = step.QUICK if options.quick else step.FULL
     results: dict[str, report.Rows] = {}
+    ours_failed = False
     with tempfile.TemporaryDirectory(prefix="stateful-bench-") as folder:
         for level in options.level:
             console.print(f"[dim]{level} …[/dim]")
             of_level = Path(folder) / level
             of_level.mkdir()
-            rows = list(LEVEL[level](of_level, effort, options))
-            results[level] = rows
-            report.show(console, {level: rows})
+            found = measure(level, of_level, effort, options)
+            results |= found
+            report.show(console, found)
+            tell(console, found)
+            ours_failed |= any("failed" in row and row["backend"] == peers.OURS for row in found[level])
             written = report.write(RECORDED if options.record else BUILD / "bench" / "results", about(), results)
     for path in written:
         console.print(f"written: {path}")
-    return 0
+    return 1 if ours_failed else 0
+
+
+def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Namespace) -> dict[str, report.Rows]:
+    if level not in ("closed", "open"):
+        return {level: list(LEVEL[level](folder, effort, options))}
+    models = [name for name in options.models if name in peers.MODELS_COMPARED]
+    sequences = options.sequences or ([1, 16, 64] if level == "closed" else [16, 64])
+    with Comparison(folder, options.peer, options.seconds) as comparison:
+        rows = list(getattr(comparison, level)(models, sequences, options.transports, options.blocks))
+    return {level: peers.table(rows), f"{level}_ratios": peers.ratios(rows)}
+
+
+def tell(console: Console, found: dict[str, report.Rows]) -> None:
+    """What a table has no room for: the ratios in Markdown, and why something failed."""
+    for level, rows in found.items():
+        for row in rows:
+            if "failed" in row:
+                console.print(f"failed: {row['failed']}", markup=False, highlight=False)
+        if level.endswith("_ratios") and rows:
+            keys = ("requests_per_s",) if level == "closed_ratios" else ("p50_us", "p99_us")
+            for key in keys:
+                console.print(report.markdown(rows, key), markup=False, highlight=False)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description="Times the backend side by side with ONNX Runtime alone and with a backend that does nothing. "
-        "All of it takes about 25 minutes, with --quick 6.",
+        "All of it takes about 40 minutes, with --quick 8.",
     )
     parser.add_argument("level", nargs="*", help=f"what to measure: {', '.join(LEVELS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
-    parser.add_argument("--sequences", type=_numbers, help="for the service (default: 1,16,64,256,1000)")
+    parser.add_argument("--sequences", type=_numbers, help="for service, closed and open")
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
+    parser.add_argument(
+        "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
+    )
     parser.add_argument(
         "--peer",
         type=_peer,
         action="append",
         default=[],
         metavar="NAME=FOLDER[,CONFIGS]",
-        help="compare with the backend in FOLDER too; CONFIGS has MODEL.pbtxt for the models that it wants "
-        "configured in its own way",
+        help="compare with the backend in FOLDER, in closed and open. NAME: onnxruntime or nvidia (NVIDIA's "
+        "stateful_backend), which get models as they want them; another name gets them as ours does. CONFIGS has "
+        "MODEL.pbtxt for models that are to be configured in another way",
     )
-    parser.add_argument("--blocks", type=_number, help="repetitions for the service (default: 3, with --quick 1)")
+    parser.add_argument(
+        "--blocks", type=_number, help="repetitions for service, bound, closed and open (default: 3, with --quick 1)"
+    )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument("--record", action="store_true", help="write to docs/bench instead of build/bench/results")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: check every answer for so long")
@@ -80,7 +112,12 @@ def arguments() -> argparse.Namespace:
     options.level = options.level or list(LEVELS)
     options.blocks = options.blocks or (1 if options.quick else 3)
     options.seconds = options.seconds or (0.5 if options.quick else 1.0)
-    options.sequences = options.sequences or ([1, 16, 64] if options.quick else [1, 16, 64, 256, 1000])
+    names = [peer.name for peer in options.peer]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        parser.error(f"--peer: '{twice[0]}' is given twice; give each backend its own name")
+    if options.peer and not {"closed", "open"} & set(options.level):
+        parser.error(f"--peer: only closed and open compare with other backends, not {', '.join(options.level)}")
     return options
 
 
@@ -90,6 +127,13 @@ def _names(text: str) -> list[str]:
         if name not in MODELS:
             raise argparse.ArgumentTypeError(f"there is no model '{name}'; there are {', '.join(MODELS)}")
     return names
+
+
+def _transports(text: str) -> list[str]:
+    for name in text.split(","):
+        if name not in TRANSPORTS:
+            raise argparse.ArgumentTypeError(f"there is no transport '{name}'; there are {', '.join(TRANSPORTS)}")
+    return text.split(",")
 
 
 def _numbers(text: str) -> list[int]:
@@ -143,19 +187,16 @@ def _throughput(folder: Path, effort: step.Effort, options: argparse.Namespace):
     many = [("accumulate", 64), ("lstm", 16), ("lstm", 64)]
     for cases, one_cpu in ((alone, True), (many, False)):
         cases = [case for case in cases if case[0] in options.models]
-        for row in step.throughput(folder, effort, cases, options.peer, one_cpu=one_cpu):
+        for row in step.throughput(folder, effort, cases, one_cpu=one_cpu):
             yield row | {"cpus": 1 if one_cpu else psutil.cpu_count()}
 
 
 def _service(folder: Path, effort: step.Effort, options: argparse.Namespace):
+    sequences = options.sequences or ([1, 16, 64] if options.quick else [1, 16, 64, 256, 1000])
     for name in [name for name in options.models if name in ("accumulate", "lstm", "cache")]:
         model = MODELS[name]
         served = [Served("stateful", model, 64), Served("stateful", model.carried, 64)]
-        served += [Served(peer.name, model, 64, config=peer.config(name) or "") for peer in options.peer]
-        backends = backends_of(folder, options.peer) if options.peer else step.BACKENDS
-        rows = service.compare(
-            folder / name, served, options.sequences, options.protocols, options.seconds, options.blocks, backends
-        )
+        rows = service.compare(folder / name, served, sequences, options.protocols, options.seconds, options.blocks)
         yield from report.medians(rows, ("served", "protocol", "sequences"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ BATCH, STEPS = -1, -2
 
 @dataclass(frozen=True)
 class Tensor:
-    """A TYPE_FP32 tensor of requests or responses: dims without the batch."""
+    """A TYPE_FP32 tensor of requests or responses: dims without the batch, or with a BATCH of one row."""
 
     name: str
     dims: tuple[int, ...]
@@ -92,12 +92,14 @@ class BenchModel:
         delay_us: int = 0,
         parameters: dict[str, str] | None = None,
         kind: str = "KIND_CPU",
+        declared: str = "",
     ) -> str:
         """A config.pbtxt for sequences, on one thread. `delay_us`: the longest that core waits for a batch of
-        `preferred`. `kind`: of the instances."""
-        pairs = " ".join(f"<<<{state.input}, {state.output}>>>" for state in self.states)
+        `preferred`. `kind`: of the instances. `declared`: states or controls, for `sequence_batching`."""
         given = {"intra_op_thread_count": "1", "inter_op_thread_count": "1", "max_candidate_sequence_use_ratio": "1"}
-        given |= {"state_pairs": pairs} | self.parameters | (parameters or {})
+        if "state [" not in declared:
+            given["state_pairs"] = " ".join(f"<<<{state.input}, {state.output}>>>" for state in self.states)
+        given |= self.parameters | (parameters or {})
         written = "\n".join(
             f'  {{ key: "{key}" value {{ string_value: "{value}" }} }}{"," if number < len(given) else ""}'
             for number, (key, value) in enumerate(given.items(), 1)
@@ -109,6 +111,7 @@ input [ {_tensors(self.inputs)} ]
 output [ {_tensors(self.outputs)} ]
 sequence_batching {{
   max_sequence_idle_microseconds: 600000000
+  {declared}
   oldest {{
     max_candidate_sequences: {candidates}
     {f"preferred_batch_size: [ {preferred} ]" if preferred else ""}
@@ -140,7 +143,8 @@ parameters [
 
     def spec_file(self, repository: Path) -> Path:
         """What the driver in process reads."""
-        tensors = lambda of: [{"name": tensor.name, "dims": list(tensor.dims)} for tensor in of]  # noqa: E731
+        row = lambda of: [abs(dim) for dim in of.dims]  # noqa: E731
+        tensors = lambda of: [{"name": tensor.name, "dims": row(tensor)} for tensor in of]  # noqa: E731
         path = repository.parent / "onnx" / f"{self.name}.json"
         states = [{"input": of.input, "output": of.output, "dims": list(of.dims)} for of in self.states]
         said = {"onnx": str(self.onnx_file(repository)), "states": states}
@@ -262,6 +266,42 @@ def _forty() -> ModelProto:
         [("X", row), *((read, row) for read, _ in states)],
         [("Y", row), *((written, row) for _, written in states)],
     )
+
+
+RESET = "ResetSequence"
+
+
+def resetting(model: BenchModel) -> BenchModel:
+    """The same model with an input that clears the states of a row, which NVIDIA's stateful_backend wants, and with
+    dims that say where the batch is."""
+
+    def build() -> ModelProto:
+        import numpy as np
+        from onnx import TensorProto, helper, numpy_helper
+
+        made = model.build()
+        graph = made.graph
+        graph.input.append(helper.make_tensor_value_info(RESET, TensorProto.BOOL, ["batch", 1]))
+        graph.initializer.append(numpy_helper.from_array(np.zeros((), np.float32), "reset_to"))
+        first = []
+        for state in model.states:
+            shape = [-1 if dim == BATCH else 1 for dim in state.dims]
+            reset, cleared = f"{state.input}_reset", f"{state.input}_or_reset"
+            graph.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{reset}_shape"))
+            first.append(helper.make_node("Reshape", [RESET, f"{reset}_shape"], [reset]))
+            first.append(helper.make_node("Where", [reset, "reset_to", state.input], [cleared]))
+            for node in graph.node:
+                for number, name in enumerate(node.input):
+                    if name == state.input:
+                        node.input[number] = cleared
+        rest = list(graph.node)
+        del graph.node[:]
+        graph.node.extend([*first, *rest])
+        return made
+
+    with_batch = lambda of: tuple(Tensor(tensor.name, (BATCH, *tensor.dims)) for tensor in of)  # noqa: E731
+    name, inputs, outputs = f"{model.name}_resetting", with_batch(model.inputs), with_batch(model.outputs)
+    return replace(model, name=name, build=build, inputs=inputs, outputs=outputs)
 
 
 MODELS = {

@@ -28,7 +28,6 @@ COLUMNS = {
     },
     "throughput": {
         "model": "model",
-        "backend": "backend",
         "sequences": "sequences",
         "cpus": "CPUs",
         "requests_per_s": "requests/s",
@@ -57,7 +56,7 @@ COLUMNS = {
         "state_bytes": "state bytes",
         "resident_bytes_per_sequence": "resident bytes/sequence",
     },
-    "load": {"model": "model", "load_ms": "load ms", "unload_ms": "unload ms"},
+    "load": {"model": "model", "load_ms": "load ms"},
     "service": {
         "model": "model",
         "backend": "backend",
@@ -89,6 +88,37 @@ COLUMNS = {
     },
 }
 
+_CLIENTS = {
+    "transport": "transport",
+    "model": "model",
+    "sequences": "sequences",
+    "load": "of capacity",
+    "backend": "backend",
+    "configuration": "configuration",
+    "requests_per_s": "requests/s",
+    "p50_us": "p50 µs",
+    "p99_us": "p99 µs",
+    "batch": "rows a run",
+    "cpu_us_per_request": "CPU µs/request",
+    "failures": "failed",
+}
+_RATIOS = {
+    "transport": "transport",
+    "model": "model",
+    "sequences": "sequences",
+    "load": "of capacity",
+    "configuration": "our configuration",
+    "peer": "better peer",
+    "requests_per_s_over_peer": "requests/s",
+    "p50_us_over_peer": "p50",
+    "p99_us_over_peer": "p99",
+    "batch": "rows a run",
+    "peer_batch": "of the peer",
+}
+for _name, _columns in {"closed": _CLIENTS, "closed_ratios": _RATIOS}.items():
+    COLUMNS[_name] = {key: heading for key, heading in _columns.items() if key != "load"}
+COLUMNS |= {"open": _CLIENTS, "open_ratios": _RATIOS}
+
 PICTURED = ("lstm", "lstm_rows", "cache")
 """Models of the picture of steps."""
 
@@ -99,6 +129,10 @@ TITLES = {
     "live": "Many live sequences (in process)",
     "load": "Loading",
     "service": "The service over gRPC",
+    "closed": "Each sequence waits for its answers",
+    "closed_ratios": "Each sequence waits for its answers: ours over the better peer",
+    "open": "At a fixed rate, a part of the capacity",
+    "open_ratios": "At a fixed rate: ours over the better peer",
     "bound": "The service, lstm, 64 sequences, against what the CPUs allow",
 }
 
@@ -130,6 +164,29 @@ def show(console: Console, results: dict[str, Rows]) -> None:
         for row in rows:
             table.add_row(*(_with_quartiles(row, key) for key in columns))
         console.print(table)
+
+
+def markdown(rows: Rows, key: str) -> str:
+    """Ratios as tables for a page, one for each transport and load: a line for each model, with the rows of a run (ours :
+    the peer's)."""
+    lines = []
+    for transport, load in dict.fromkeys((row["transport"], row["load"]) for row in rows):
+        of = [row for row in rows if (row["transport"], row["load"]) == (transport, load)]
+        counts = sorted({row["sequences"] for row in of})
+        at = "" if load is None else f", {load:.0%} of capacity"
+        lines += [
+            "",
+            f"| {_RATIOS[f'{key}_over_peer']}, {transport}{at} | {' | '.join(map(str, counts))} |",
+            f"|---|{'---|' * len(counts)}",
+        ]
+        for model in dict.fromkeys(row["model"] for row in of):
+            cells = {row["sequences"]: _ratio(row, key) for row in of if row["model"] == model}
+            lines.append(f"| `{model}` | {' | '.join(cells.get(count, '–') for count in counts)} |")
+    return "\n".join(lines)
+
+
+def _ratio(row: dict, key: str) -> str:
+    return f"{row[f'{key}_over_peer']:.2f} ({row['batch']:.2g} : {row['peer_batch']:.2g})"
 
 
 def _with_quartiles(row: dict, key: str) -> str:

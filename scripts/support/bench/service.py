@@ -39,8 +39,6 @@ class Served:
     priority: str = ""
     """MIN or MAX: of the thread in which core forms batches; the one that runs them is not touched."""
     parameters: Mapping[str, str] = field(default_factory=dict)
-    config: str = ""
-    """The configuration to use instead, for a peer that is given with its own."""
 
     @property
     def name(self) -> str:
@@ -50,7 +48,7 @@ class Served:
         return f"{self.backend}_{self.model.name}_{self.max_batch_size}{preferred}{waits}{priority}"
 
     def write(self, repository: Path) -> None:
-        config = self.config or self.model.config(
+        config = self.model.config(
             self.backend,
             self.max_batch_size,
             candidates=1024,
@@ -64,34 +62,8 @@ class Served:
 
 
 def measure(server: TritonServer, served: Served, sequences: int, protocol: str, seconds: float) -> dict:
-    """Lets perf_analyzer keep one request of each sequence on its way for three windows of this length.
-
-    protocol: grpc (unary) or stream.
-    """
-    process, client = psutil.Process(server.pid), http.InferenceServerClient(server.http_url)
-    counted: list[tuple[dict[str, int], float, float]] = []
-
-    def count() -> None:
-        counted.append((_counts(client, served.name), _machine_cpu_s(), _cpu_s(process)))
-
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.csv"
-        command = [
-            *(str(PERF_ANALYZER), "-m", served.name, "-x", "1", "-i", "grpc", "-u", server.grpc_url),
-            *(("--streaming",) if protocol == "stream" else ()),
-            *("--concurrency-range", f"{sequences}:{sequences}", "--sequence-length", str(SEQUENCE_LENGTH)),
-            *("--sequence-length-variation", "0", "--sequence-id-range", "1:1000000000"),
-            *(argument for tensor in served.model.inputs for argument in _shape(tensor)),
-            *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
-        ]
-        _run(command, 60 + 10 * seconds, before=count)
-        if not report.exists():
-            raise RuntimeError(f"{' '.join(command)} wrote no report")
-        reported = parse_report(report.read_text())
-    count()
-    before, after = counted[-2:]
-    requests, runs = (after[0][key] - before[0][key] for key in ("inference_count", "execution_count"))
-    return {
+    """What clients of a model get, with what tells its row from others."""
+    row = {
         "served": served.name,
         "backend": served.backend,
         "model": served.model.name,
@@ -102,6 +74,52 @@ def measure(server: TritonServer, served: Served, sequences: int, protocol: str,
         "delay_us": served.delay_us,
         "priority": served.priority or "default",
         "client": "perf_analyzer",
+    }
+    return row | clients(server, served.name, served.model, sequences, protocol, seconds)
+
+
+def clients(
+    server: TritonServer,
+    name: str,
+    model: BenchModel,
+    sequences: int,
+    protocol: str,
+    seconds: float,
+    rate: float | None = None,
+) -> dict:
+    """Lets perf_analyzer send requests of these sequences for three windows of this length: so many a second, or else
+    one of each sequence as soon as the last is answered.
+
+    name: of the model on the server. protocol: grpc (unary) or stream.
+    """
+    process, client = psutil.Process(server.pid), http.InferenceServerClient(server.http_url)
+    counted: list[tuple[dict[str, int], float, float]] = []
+
+    def count() -> None:
+        counted.append((_counts(client, name), _machine_cpu_s(), _cpu_s(process)))
+
+    if rate is None:
+        load = ["--concurrency-range", f"{sequences}:{sequences}"]
+    else:
+        load = ["--request-rate-range", f"{rate:.0f}:{rate:.0f}", "--num-of-sequences", str(sequences)]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.csv"
+        command = [
+            *(str(PERF_ANALYZER), "-m", name, "-x", "1", "-i", "grpc", "-u", server.grpc_url),
+            *(("--streaming",) if protocol == "stream" else ()),
+            *(*load, "--sequence-length", str(SEQUENCE_LENGTH)),
+            *("--sequence-length-variation", "0", "--sequence-id-range", "1:1000000000"),
+            *(argument for tensor in model.inputs for argument in _shape(tensor)),
+            *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
+        ]
+        _run(command, 60 + 10 * seconds, before=count)
+        if not report.exists():
+            raise RuntimeError(f"{' '.join(command)} wrote no report")
+        reported = parse_report(report.read_text())
+    count()
+    before, after = counted[-2:]
+    requests, runs = (after[0][key] - before[0][key] for key in ("inference_count", "execution_count"))
+    return {
         **reported,
         "batch": requests / runs,
         "cpu_us_per_request": (after[1] - before[1]) * 1e6 / requests,
@@ -130,7 +148,7 @@ def _run(command: list[str], timeout_s: float, before: Callable[[], None], attem
             if attempt + 1 == attempts:
                 raise
         except subprocess.CalledProcessError as error:
-            raise RuntimeError(f"{' '.join(command)}\n{error.stdout[-2000:]}\n{error.stderr[-2000:]}") from error
+            raise RuntimeError(f"{' '.join(command)}\n{error.stdout}\n{error.stderr}") from error
 
 
 def _shape(tensor: Tensor) -> tuple[str, ...]:
@@ -153,12 +171,12 @@ def _cpu_s(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-def serve(folder: Path, models: list[Served], backends: Path = BACKENDS) -> TritonServer:
+def serve(folder: Path, models: list[Served]) -> TritonServer:
     """A server of these models."""
     repository = folder / "repository"
     for served in models:
         served.write(repository)
-    return TritonServer(repository, backends=backends, log_path=folder / "server.log")
+    return TritonServer(repository, backends=BACKENDS, log_path=folder / "server.log")
 
 
 def compare(
@@ -168,10 +186,9 @@ def compare(
     protocols: list[str],
     seconds: float,
     blocks: int,
-    backends: Path = BACKENDS,
 ) -> Iterator[dict]:
     """Each of the models in turn, again and again: the first, and the others with the first's rate over theirs."""
-    with serve(folder, models, backends) as server:
+    with serve(folder, models) as server:
         for _ in range(blocks):
             for count in sequences:
                 for protocol in protocols:

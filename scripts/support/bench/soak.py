@@ -170,6 +170,9 @@ class Soak:
             for _ in range(100):
                 sequence = 1 + int(random.integers(20))
                 self._step(client, "reloaded", sums, sequence, float(random.integers(100)), end=False)
+            # Its last answer is here, but its last run may not have returned yet: see "Unloading a model that has just
+            # answered" in docs/sequences.md.
+            time.sleep(0.3)
             client.unload_model("reloaded")
             self._until(lambda: not client.is_model_ready("reloaded"))
             client.load_model("reloaded")

@@ -32,46 +32,6 @@ class Effort:
     growing_steps: int = 2000
 
 
-@dataclass(frozen=True)
-class Peer:
-    """Another backend to compare with: its folder, and a folder with MODEL.pbtxt for each model, if ours will not do."""
-
-    name: str
-    folder: Path
-    configs: Path | None = None
-
-    @classmethod
-    def parse(cls, text: str) -> Peer:
-        """NAME=FOLDER or NAME=FOLDER,CONFIGS"""
-        name, _, folders = text.partition("=")
-        folder, _, configs = folders.partition(",")
-        peer = cls(name, Path(folder).resolve(), Path(configs).resolve() if configs else None)
-        if not (peer.folder / f"libtriton_{name}.so").exists():
-            raise ValueError(f"'{text}': there is no {peer.folder}/libtriton_{name}.so")
-        return peer
-
-    def config(self, model: str) -> str | None:
-        file = self.configs / f"{model}.pbtxt" if self.configs else None
-        return file.read_text() if file and file.exists() else None
-
-
-def backends_of(folder: Path, peers: list[Peer]) -> Path:
-    """The folder of all backends, ours and the peers'."""
-    if not peers:
-        return BACKENDS
-    backends = folder / "backends"
-    backends.mkdir(exist_ok=True)
-    for source in (*BACKENDS.iterdir(), *(peer.folder for peer in peers)):
-        link = backends / (source.name if source.parent == BACKENDS else _named(peers, source))
-        if not link.exists():
-            link.symlink_to(source)
-    return backends
-
-
-def _named(peers: list[Peer], folder: Path) -> str:
-    return next(peer.name for peer in peers if peer.folder == folder)
-
-
 QUICK = Effort(blocks=5, seconds=0.03, live=(10, 10_000))
 FULL = Effort(blocks=15, seconds=0.1, live=(10, 10_000, 1_000_000))
 
@@ -80,7 +40,15 @@ def libonnxruntime() -> Path:
     return next((SITE_PACKAGES / "onnxruntime" / "capi").glob("libonnxruntime.so.*"))
 
 
-def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKENDS, **arguments: object) -> dict:
+def drive(
+    repository: Path,
+    what: str,
+    of: BenchModel | None = None,
+    /,
+    backends: Path = BACKENDS,
+    timeout_s: float | None = None,
+    **arguments: object,
+) -> dict:
     """Runs the driver; its arguments are named as here."""
     command = [
         str(DRIVER),
@@ -90,15 +58,15 @@ def drive(repository: Path, what: str, of: BenchModel, /, backends: Path = BACKE
         f"--repository={repository}",
         f"--backends={backends}",
         what,
-        f"--spec={of.spec_file(repository)}",
+        *([f"--spec={of.spec_file(repository)}"] if of else []),
         *(f"--{key.replace('_', '-')}" + ("" if value is True else f"={value}") for key, value in arguments.items()),
     ]
     # The server's libraries find one another by the path of the program that they came with.
     search = ":".join(filter(None, [str(TRITON_LIBRARIES), os.environ.get("LD_LIBRARY_PATH")]))
     environment = os.environ | {"LD_LIBRARY_PATH": search}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment)
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout_s)
     if ran.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+        raise RuntimeError(f"{' '.join(command)}\nended with {ran.returncode}:\n{ran.stdout}{ran.stderr}")
     return json.loads(ran.stdout.splitlines()[-1])
 
 
@@ -119,15 +87,14 @@ def step(repository: Path, model: BenchModel, batch: int, effort: Effort, **more
     )
     model.write(repository, served, model.config("stateful", batch, **common, **more))
     model.write(repository, trivial, model.config("trivial", batch, **common))
-    arguments: dict[str, Any] = {"blocks": effort.blocks, "seconds": effort.seconds}
-    found = drive(repository, "step", model, model=served, trivial=trivial, batch=batch, **arguments)
-    for composition, numbers in found["compositions"].items():
-        yield {"model": model.name, "batch": batch, "composition": composition} | numbers
+    arguments: dict[str, Any] = {"blocks": effort.blocks, "seconds": effort.seconds, "batch": batch}
+    for composition in ("same", "random", "alternate"):
+        arguments["composition"] = composition
+        found = drive(repository, "step", model, model=served, trivial=trivial, **arguments)
+        yield {"model": model.name, "batch": batch, "composition": composition} | found
 
 
-def throughput(
-    folder: Path, effort: Effort, cases: list[tuple[str, int]], peers: list[Peer], *, one_cpu: bool = False
-) -> Iterator[dict]:
+def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]], *, one_cpu: bool = False) -> Iterator[dict]:
     """As many requests as come back from a number of sequences, on all CPUs.
 
     With one sequence that is mostly the time of waking threads on other CPUs, which differs from run to run by more
@@ -136,16 +103,13 @@ def throughput(
     repository = folder / "repository"
     for name, sequences in cases:
         model, most = MODELS[name], max(sequences, 16)
-        trivial = f"{name}_rate_{sequences}_trivial"
-        model.write(repository, trivial, model.config("trivial", most, candidates=sequences + 8))
-        for backend, config in (("stateful", None), *((peer.name, peer.config(name)) for peer in peers)):
-            served = f"{name}_rate_{sequences}_{backend}"
-            model.write(repository, served, config or model.config(backend, most, candidates=sequences + 8))
-            arguments: dict[str, Any] = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
-            arguments |= {"model": served, "trivial": trivial, "sequences": sequences}
-            arguments |= {"one_cpu": True} if one_cpu else {}
-            found = drive(repository, "throughput", model, backends=backends_of(folder, peers), **arguments)
-            yield found | {"model": name, "backend": backend}
+        served, trivial = f"{name}_rate_{sequences}", f"{name}_rate_{sequences}_trivial"
+        for written, backend in ((served, "stateful"), (trivial, "trivial")):
+            model.write(repository, written, model.config(backend, most, candidates=sequences + 8))
+        arguments: dict[str, Any] = {"blocks": max(3, effort.blocks // 3), "seconds": 10 * effort.seconds}
+        arguments |= {"model": served, "trivial": trivial, "sequences": sequences}
+        arguments |= {"one_cpu": True} if one_cpu else {}
+        yield drive(repository, "throughput", model, **arguments) | {"model": name}
 
 
 def growing(folder: Path, effort: Effort) -> Iterator[dict]:
@@ -180,6 +144,8 @@ def load(folder: Path) -> Iterator[dict]:
     """The time to load a model."""
     repository = folder / "repository"
     for name in ("accumulate", "lstm"):
-        model, served = MODELS[name], f"{name}_load"
-        model.write(repository, served, model.config("stateful", 16, candidates=1024))
-        yield drive(repository, "load", model, model=served) | {"model": name}
+        model = MODELS[name]
+        copies = [f"{name}_load_{number}" for number in range(10)]
+        for copy in copies:
+            model.write(repository, copy, model.config("stateful", 16, candidates=1024))
+        yield drive(repository, "load", models=",".join(copies)) | {"model": name}

@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Thread;
+use std::time::Instant;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -47,12 +48,12 @@ macro_rules! functions {
 
 functions! {
     ErrorMessage: fn(Object) -> *const c_char;
-    ErrorDelete: fn(Object);
     ServerOptionsNew: fn(*mut Object) -> Object;
     ServerOptionsDelete: fn(Object) -> Object;
     ServerOptionsSetModelRepositoryPath: fn(Object, *const c_char) -> Object;
     ServerOptionsSetBackendDirectory: fn(Object, *const c_char) -> Object;
     ServerOptionsSetModelControlMode: fn(Object, i32) -> Object;
+    ServerOptionsSetModelLoadRetryCount: fn(Object, u32) -> Object;
     ServerOptionsSetStrictReadiness: fn(Object, bool) -> Object;
     ServerOptionsSetLogInfo: fn(Object, bool) -> Object;
     ServerOptionsSetLogWarn: fn(Object, bool) -> Object;
@@ -60,8 +61,6 @@ functions! {
     ServerOptionsSetGpuMetrics: fn(Object, bool) -> Object;
     ServerNew: fn(*mut Object, Object) -> Object;
     ServerLoadModel: fn(Object, *const c_char) -> Object;
-    ServerUnloadModel: fn(Object, *const c_char) -> Object;
-    ServerModelIsReady: fn(Object, *const c_char, i64, *mut bool) -> Object;
     ServerModelStatistics: fn(Object, *const c_char, i64, *mut Object) -> Object;
     MessageSerializeToJson: fn(Object, *mut *const c_char, *mut usize) -> Object;
     MessageDelete: fn(Object) -> Object;
@@ -95,10 +94,28 @@ pub struct Inbox {
     /// Callbacks to come: an answer and a release for each request.
     expected: AtomicUsize,
     waiting: Thread,
-    /// Whether each answer is waited for, or only the last callback.
-    wants_answers: bool,
-    /// Sequences whose answer has come, where somebody wants to know.
-    answered: std::sync::Mutex<Vec<u64>>,
+    wants: Wants,
+    /// The answers that have come and were not taken yet, if they are wanted.
+    answered: std::sync::Mutex<Vec<Answer>>,
+}
+
+/// What the waiting thread wants to know.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Wants {
+    /// Only when the last request is released.
+    End,
+    /// That, and the answers.
+    Answers,
+    /// Each answer as soon as it has come.
+    EachAnswer,
+}
+
+/// An answer that has come.
+pub struct Answer {
+    /// Whose it is.
+    pub sequence: u64,
+    /// From the time at which its request was due.
+    pub latency_us: f64,
 }
 
 /// What the callbacks of a request are told.
@@ -106,6 +123,7 @@ struct Ticket {
     server: &'static Server,
     inbox: Arc<Inbox>,
     sequence: u64,
+    due: Instant,
     callbacks: AtomicUsize,
 }
 
@@ -153,6 +171,8 @@ impl Server {
             api.check((api.ServerOptionsSetModelRepositoryPath)(options, repository.as_ptr()));
             api.check((api.ServerOptionsSetBackendDirectory)(options, backends.as_ptr()));
             api.check((api.ServerOptionsSetModelControlMode)(options, EXPLICIT));
+            // Core 24.10 leaves this one without a value.
+            api.check((api.ServerOptionsSetModelLoadRetryCount)(options, 0));
             api.check((api.ServerOptionsSetStrictReadiness)(options, false));
             api.check((api.ServerOptionsSetLogInfo)(options, false));
             api.check((api.ServerOptionsSetLogWarn)(options, false));
@@ -166,26 +186,12 @@ impl Server {
     }
 
     /// Loads a model and returns when it is ready.
+    ///
+    /// Nothing here unloads one. Triton's core 24.10 can crash if a model is unloaded while `Execute` is on its way back
+    /// after the last answer, and no call tells when it has returned (docs/sequences.md).
     pub fn load(&self, model: &str) {
         // SAFETY: a live server.
         unsafe { self.api.check((self.api.ServerLoadModel)(self.raw, text(model).as_ptr())) };
-    }
-
-    /// Unloads a model and returns when it is gone.
-    pub fn unload(&self, model: &str) {
-        let (model, mut ready) = (text(model), true);
-        // SAFETY: a live server.
-        unsafe {
-            self.api.check((self.api.ServerUnloadModel)(self.raw, model.as_ptr()));
-            while ready {
-                let error = (self.api.ServerModelIsReady)(self.raw, model.as_ptr(), -1, &mut ready);
-                if !error.is_null() {
-                    (self.api.ErrorDelete)(error);
-                    break;
-                }
-                std::thread::yield_now();
-            }
-        }
     }
 
     /// The server's statistics of a model.
@@ -234,7 +240,10 @@ impl Api {
         if !error.is_null() {
             // SAFETY: alive until it is deleted, after which nothing uses it.
             let message = unsafe { CStr::from_ptr((self.ErrorMessage)(error)) };
-            panic!("tritonserver: {}", message.to_string_lossy());
+            // Not a panic: Triton calls the callbacks, and a panic there would bury the reason under a backtrace.
+            eprintln!("tritonserver: {}", message.to_string_lossy());
+            // SAFETY: ends the process, as it is.
+            unsafe { libc::_exit(1) }
         }
     }
 }
@@ -252,10 +261,15 @@ impl Client {
 
     /// Sends a request; `inbox` hears of its answer and its release.
     pub fn send(&self, inbox: &Arc<Inbox>, sequence: u64, flags: u32) {
+        self.send_due(inbox, sequence, flags, Instant::now());
+    }
+
+    /// Sends a request whose latency counts from another time than now.
+    pub fn send_due(&self, inbox: &Arc<Inbox>, sequence: u64, flags: u32, due: Instant) {
         let (api, mut request) = (&self.server.api, ptr::null_mut());
         inbox.expected.fetch_add(2, Ordering::Relaxed);
         let callbacks = AtomicUsize::new(2);
-        let ticket = Box::new(Ticket { server: self.server, inbox: inbox.clone(), sequence, callbacks });
+        let ticket = Box::new(Ticket { server: self.server, inbox: inbox.clone(), sequence, due, callbacks });
         let ticket = Box::into_raw(ticket).cast::<c_void>();
         // SAFETY: a request made here; its data lives as long as the client, which outlives it; the ticket lives until
         // its last callback.
@@ -283,22 +297,22 @@ impl Client {
 }
 
 impl Inbox {
-    /// An inbox for this thread, which waits for it: for answers, or only for all of a round.
-    pub fn new(wants_answers: bool) -> Arc<Self> {
+    /// An inbox for this thread, which waits for it.
+    pub fn new(wants: Wants) -> Arc<Self> {
         let (expected, waiting) = (AtomicUsize::new(0), std::thread::current());
-        Arc::new(Self { expected, waiting, wants_answers, answered: std::sync::Mutex::default() })
+        Arc::new(Self { expected, waiting, wants, answered: std::sync::Mutex::default() })
     }
 
-    /// Waits until every request has been answered and released.
-    pub fn wait_for_all(&self) {
+    /// Waits until every request has been answered and released, and takes the answers that nobody has taken.
+    pub fn wait_for_all(&self) -> Vec<Answer> {
         while self.expected.load(Ordering::Acquire) > 0 {
             std::thread::park();
         }
-        self.take();
+        std::mem::take(&mut *self.take_lock())
     }
 
-    /// Waits for answers and takes the sequences that they are of.
-    pub fn wait_for_some(&self, into: &mut Vec<u64>) {
+    /// Waits for answers and takes them.
+    pub fn wait_for_some(&self, into: &mut Vec<Answer>) {
         loop {
             std::mem::swap(into, &mut *self.take_lock());
             if !into.is_empty() {
@@ -308,11 +322,7 @@ impl Inbox {
         }
     }
 
-    fn take(&self) {
-        self.take_lock().clear();
-    }
-
-    fn take_lock(&self) -> std::sync::MutexGuard<'_, Vec<u64>> {
+    fn take_lock(&self) -> std::sync::MutexGuard<'_, Vec<Answer>> {
         self.answered.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }
@@ -325,12 +335,13 @@ unsafe extern "C" fn answered(response: Object, _flags: u32, ticket: *mut c_void
         api.check((api.InferenceResponseError)(response));
         api.check((api.InferenceResponseDelete)(response));
         let mut is_first = false;
-        if of.inbox.wants_answers {
+        if of.inbox.wants != Wants::End {
+            let latency_us = of.due.elapsed().as_secs_f64() * 1e6;
             let mut answered = of.inbox.take_lock();
-            answered.push(of.sequence);
+            answered.push(Answer { sequence: of.sequence, latency_us });
             is_first = answered.len() == 1;
         }
-        came(ticket, is_first);
+        came(ticket, is_first && of.inbox.wants == Wants::EachAnswer);
     }
 }
 
