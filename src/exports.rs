@@ -1,6 +1,6 @@
 //! The symbols that Triton looks up. Each is guarded: an error or a panic reaches Triton only as its own error object.
 //!
-//! Triton keeps a pointer of ours with each of its objects: an `Arc<Model>` with a model, a `Box<Instance>` with an
+//! Triton keeps a pointer of ours with each of its objects: an `Arc<Model>` with a model, a `Box<Scheduled>` with an
 //! instance. Triton may call Finalize after an Initialize that failed. Then the pointer is null.
 
 use std::ffi::c_void;
@@ -13,10 +13,10 @@ use triton_sys::{
 };
 
 use crate::backend;
-use crate::instance::Instance;
 use crate::model::Model;
 use crate::panic::{self, Panic};
 use crate::triton::{self, Request};
+use crate::workers::Scheduled;
 
 const _: entry_point::TRITONBACKEND_Initialize = TRITONBACKEND_Initialize;
 const _: entry_point::TRITONBACKEND_Finalize = TRITONBACKEND_Finalize;
@@ -33,7 +33,7 @@ const _: () = {
     const fn is_shared<T: Send + Sync>() {}
     const fn is_sent<T: Send>() {}
     is_shared::<Arc<Model>>();
-    is_sent::<Box<Instance>>();
+    is_sent::<Box<Scheduled>>();
     is_sent::<Request>();
 };
 
@@ -121,8 +121,8 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
             Arc::increment_strong_count(model.as_ptr());
             Arc::from_raw(model.as_ptr())
         };
-        let made = Box::into_raw(Box::new(Instance::new(instance, model)?));
-        // SAFETY: an instance's state is a Box<Instance>, see the module head.
+        let made = Box::into_raw(Box::new(Scheduled::new(instance, model)?));
+        // SAFETY: an instance's state is a Box<Scheduled>, see the module head.
         let kept = unsafe { instance.set_state(made.cast::<c_void>()) };
         if kept.is_err() {
             // SAFETY: made above, and Triton has not taken it.
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceFinalize(
     guard(|| {
         // SAFETY: Triton's instance, alive during the call.
         let instance = unsafe { triton::Instance::new(non_null(instance)?) };
-        let state = instance.state()?.cast::<Instance>();
+        let state = instance.state()?.cast::<Scheduled>();
         // SAFETY: Triton only stores the pointer; null means "no state".
         unsafe { instance.set_state(ptr::null_mut()) }?;
         if !state.is_null() {
@@ -169,7 +169,7 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceExecute(
     guard(|| {
         // SAFETY: Triton's instance, alive during the call.
         let instance = unsafe { triton::Instance::new(non_null(instance)?) };
-        let mut instance = non_null(instance.state()?.cast::<Instance>())?;
+        let mut instance = non_null(instance.state()?.cast::<Scheduled>())?;
         // SAFETY: Triton's array of that many requests, all handed over; each is taken once.
         let owned = unsafe {
             (0..count as usize).filter_map(|index| NonNull::new(*requests.add(index)).map(|raw| Request::new(raw)))

@@ -16,9 +16,10 @@ use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
 use crate::memory::device::Queue;
 use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
-use crate::panic;
+use crate::panic::{self, Panic};
 use crate::report::Report;
 use crate::responder::Responder;
+use crate::scheduler::{After, Over};
 use crate::sequence::{Admission, Refusal, SequenceId};
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
@@ -39,7 +40,7 @@ pub struct Instance {
     store: StateStore,
     initial: Option<InitialStep>,
     report: Report,
-    responder: Responder,
+    responder: Responder<Vec<Answered>>,
 }
 
 impl Instance {
@@ -83,7 +84,8 @@ impl Instance {
         let report = Report::new(&model.config);
         // With `direct`, core may send a sequence's next request before the last one is released.
         let overlaps = matches!(model.config.strategy, Strategy::Oldest);
-        let responder = Responder::new(sequences.clone(), number, overlaps);
+        let settles = sequences.clone();
+        let responder = Responder::new(move |answered| settles.settle(number, answered), overlaps);
         Ok(Self {
             triton,
             sequences,
@@ -107,7 +109,26 @@ impl Instance {
         let mut answered = Vec::with_capacity(requests.len());
         let mut unadmitted = Some(requests.len());
         // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
-        if let Err(error) = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered)) {
+        let done = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered));
+        self.recover(done, unadmitted);
+        let requests = answered.len();
+        self.responder.dispatch(answered, requests, || self.sequences.live() > 1);
+    }
+
+    /// Runs a batch of this backend's scheduler, whose rows have different lanes, and makes its answers. If a panic
+    /// drops rows, they are not in the result.
+    pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
+        let mut answered = Vec::with_capacity(rows.len());
+        let mut unadmitted = Some(rows.len());
+        let times = Times::starting_at(monotonic_ns());
+        let done = panic::catch(|| self.answer_rows(rows, times, &mut unadmitted, &mut answered));
+        self.recover(done, unadmitted);
+        answered
+    }
+
+    /// Brings the instance and the sequence table into order after a payload that may have panicked.
+    fn recover(&mut self, done: Result<(), Panic>, unadmitted: Option<usize>) {
+        if let Err(error) = done {
             log::error!("{error}");
             if let Err(error) = panic::catch_result(|| self.finish_run()) {
                 log::error!("{error}");
@@ -116,7 +137,21 @@ impl Instance {
         if let Some(requests) = unadmitted {
             self.sequences.admit(self.number, requests, &[]);
         }
-        self.responder.dispatch(answered);
+    }
+
+    /// Ends sequences that have no request, and drops their states.
+    pub fn end(&mut self, over: &[Over]) {
+        for slot in self.sequences.end_lanes(self.number, over) {
+            self.store.drop(slot);
+        }
+    }
+
+    pub const fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub const fn sequences(&self) -> &Arc<LiveSequences> {
+        &self.sequences
     }
 
     /// Makes the answer of every request of a payload. They go to `answered`, except those that cannot be read, which are
@@ -124,6 +159,17 @@ impl Instance {
     fn answer(&mut self, requests: Vec<Request>, unadmitted: &mut Option<usize>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
+        self.answer_rows(rows, times, unadmitted, answered);
+    }
+
+    /// Like [`Instance::answer`], for requests that have been decoded.
+    fn answer_rows(
+        &mut self,
+        rows: Vec<Row>,
+        times: Times,
+        unadmitted: &mut Option<usize>,
+        answered: &mut Vec<Answered>,
+    ) {
         let rows = match unadmitted.take() {
             Some(requests) => self.admit(rows, requests),
             None => rows,
@@ -168,7 +214,7 @@ impl Instance {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.state.lease = Some(lease),
                 (Err(refusal), Some(key)) if row.problem.is_none() => {
-                    row.problem = Some(self.refusal(refusal, key.id.clone()));
+                    row.problem = Some(Box::new(self.refusal(refusal, key.id.clone())));
                 }
                 (Err(_), _) => {}
             }
@@ -185,8 +231,8 @@ impl Instance {
     fn set_aside(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let mut running = Vec::with_capacity(rows.len());
         for mut row in rows {
-            let problem = row.problem.take().or_else(|| row.request.is_cancelled().then_some(RequestError::Cancelled));
-            if let Some(error) = problem {
+            let cancelled = || row.request.is_cancelled().then_some(RequestError::Cancelled);
+            if let Some(error) = row.problem.take().map(|problem| *problem).or_else(cancelled) {
                 self.refuse(&mut row, error, times);
             } else if row.end && !row.state.start && row.state.lease.is_some() && !self.model.config.infer_end_requests
             {
@@ -329,11 +375,13 @@ impl Instance {
     /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
     /// come before the answer has left.
     fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
-        let Row { mut state, answer, request, .. } = row;
+        let Row { mut state, answer, request, key, .. } = row;
+        let after = state.lease.as_ref().map_or(After::Over, |lease| lease.after(state.start));
+        let lane = key.and_then(|key| Some((key.lane?, after)));
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());
         }
-        answered.push(Answered { lease: state.lease, answer, request });
+        answered.push(Answered { lane, lease: state.lease, answer, request });
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
@@ -352,7 +400,7 @@ impl Instance {
 
     /// Answers an END that is not to be inferred: all outputs, without elements.
     fn acknowledge(&self, row: &mut Row, times: Times) {
-        let answer = empty_response(&self.model.binding, &row.request).map_err(triton::Error::from);
+        let answer = empty_response(&self.model.binding, row).map_err(triton::Error::from);
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer);
         self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));

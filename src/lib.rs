@@ -7,21 +7,23 @@
 //!
 //! | module | what it is | uses |
 //! |---|---|---|
-//! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, instance, model, panic, triton |
-//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, store, model, panic, error, session, config, sequence, memory, triton |
-//! | [`responder`] | the thread that sends answers | model, panic |
+//! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, workers, model, panic, triton |
+//! | [`workers`] | the path of a request that this backend schedules itself, from Execute to its release | instance, responder, batch, scheduler, model, panic, error, config, sequence, triton |
+//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, store, model, panic, error, session, config, scheduler, sequence, memory, triton |
+//! | [`responder`] | the thread that sends answers | panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, session, triton, sequence, memory, state, tensor |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, session, triton, config, scheduler, sequence, memory, state, tensor |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
-//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, sequence, memory, state, tensor |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session, tensor |
-//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, binding, completion, session, triton, config, sequence, memory, tensor |
+//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, binding, completion, session, triton, config, scheduler, sequence, memory, tensor |
 //! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory, state, tensor |
 //! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config, tensor |
 //! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory, tensor |
 //! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | sequence, memory, tensor |
-//! | [`config`] | the model configuration, read once and then used in its resolved form | memory, state, tensor |
+//! | [`config`] | the model configuration, read once and then used in its resolved form | scheduler, memory, state, tensor |
+//! | [`scheduler`] | which request runs next, for models that this backend schedules itself | sequence |
 //! | [`sequence`] | which sequence a request belongs to, and how long a sequence lives | state |
 //! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
 //! | [`state`] | the layout of a slot, and the table of slots | |
@@ -42,12 +44,14 @@ mod model;
 mod panic;
 mod report;
 mod responder;
+mod scheduler;
 mod sequence;
 mod session;
 mod state;
 mod store;
 pub mod tensor;
 mod triton;
+mod workers;
 
 /// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The other tools and the tests use
 /// [`exports`], [`memory`] and [`tensor`].

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::{Row, fault};
+use super::{Row, TellsId, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source};
 use crate::error::RequestError;
 use crate::panic;
@@ -85,10 +85,17 @@ impl Expected {
             request.release_unanswered();
             return Decoded::Null;
         }
-        let problem = panic::catch_result(|| self.check(&mut request, id.as_ref())).err();
+        let problem = panic::catch_result(|| self.check(&mut request, id.as_ref())).err().map(Box::new);
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
-        Decoded::Row(Row { state, key, end, problem, answer: None, request })
+        Decoded::Row(Row { state, key, end, tells_id: None, problem, answer: None, request })
+    }
+
+    /// Checks a request of a model that this backend schedules itself, and makes its row.
+    pub fn row(&self, mut request: Request, start: bool, end: bool, tells_id: TellsId) -> Row {
+        let problem = panic::catch_result(|| self.check(&mut request, None)).err().map(Box::new);
+        let state = RowState { start, ..RowState::default() };
+        Row { state, key: None, end, tells_id: Some(tells_id), problem, answer: None, request }
     }
 
     fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), RequestError> {
@@ -157,9 +164,6 @@ impl ExpectedInput {
     }
 
     fn not_copied(&self, error: NotCopied) -> RequestError {
-        match error {
-            NotCopied::Gpu(gpu, source) => RequestError::InputOnGpu { name: self.name.clone(), gpu, source },
-            NotCopied::Memory(source) => RequestError::InputMemory { name: self.name.clone(), source },
-        }
+        RequestError::not_copied(&self.name, error)
     }
 }

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod control;
 pub mod decode;
 pub mod fault;
 pub mod gather;
@@ -15,11 +16,20 @@ pub mod warm_up;
 
 use self::isolation::Member;
 use crate::binding::{Binding, Source};
+use crate::config::ID_TENSOR;
 use crate::error::RequestError;
 use crate::model::Lease;
-use crate::sequence::Key;
+use crate::sequence::{Key, SequenceId};
 use crate::store::{HasState, RowState};
-use crate::triton::{Answer, Request};
+use crate::tensor::DataType;
+use crate::triton::{Answer, Request, Response, c_name};
+
+/// How an answer carries the id of its sequence: as a response parameter, and perhaps as output `sequence_id`.
+#[derive(Clone, Copy)]
+pub struct TellsId {
+    /// Dims of the output; `None` if answers don't carry it.
+    pub output_dims: Option<&'static [i64]>,
+}
 
 /// A request on its way through Execute.
 ///
@@ -32,8 +42,10 @@ pub struct Row {
     pub key: Option<Key>,
     /// It ends its sequence.
     pub end: bool,
+    /// How its answer carries the id of its sequence, if it does.
+    pub tells_id: Option<TellsId>,
     /// Why it cannot run, if so.
-    pub problem: Option<RequestError>,
+    pub problem: Option<Box<RequestError>>,
     /// What its client is to be sent.
     pub answer: Option<Answer>,
     /// The request; unless there is a problem, its inputs are bound in the order of the model's request inputs.
@@ -41,6 +53,12 @@ pub struct Row {
 }
 
 impl Row {
+    /// A request that has not been read.
+    pub fn new(request: Request) -> Self {
+        let state = RowState::default();
+        Self { state, key: None, end: false, tells_id: None, problem: None, answer: None, request }
+    }
+
     /// Its sequence, as [`isolation`] sees it.
     pub fn member(&self) -> Member {
         let lease = self.state.lease.as_ref();
@@ -56,6 +74,26 @@ impl Row {
     pub fn wants(&self, output: &str) -> bool {
         let count = self.request.output_count().unwrap_or(0);
         (0..count).any(|index| self.request.output_name(index).is_ok_and(|name| name == output))
+    }
+
+    /// Adds the id of the sequence to a response as a parameter, if answers carry it.
+    pub fn answer_id(&self, response: &Response) -> Result<(), RequestError> {
+        let (Some(key), Some(_)) = (&self.key, self.tells_id) else { return Ok(()) };
+        Ok(response.set_sequence_id(&key.id)?)
+    }
+
+    /// Writes the id of the sequence, if `output` is the output for it. Returns whether it is. A string id is written
+    /// as 0.
+    pub fn answer_id_tensor(&self, response: &Response, output: &str) -> Result<bool, RequestError> {
+        let dims = self.tells_id.and_then(|tells| tells.output_dims);
+        let (Some(key), Some(dims), ID_TENSOR) = (&self.key, dims, output) else { return Ok(false) };
+        let id = match key.id {
+            SequenceId::Number(number) => number,
+            SequenceId::Name(_) => 0,
+        };
+        let memory = response.output(&c_name(ID_TENSOR), DataType::Uint64, dims, size_of::<u64>())?;
+        respond::fill(ID_TENSOR, memory, std::iter::once(&id.to_ne_bytes()[..]))?;
+        Ok(true)
     }
 
     /// Steps that the model sees of the row's input number `input` of the binding, along the axis in which rows may

@@ -8,7 +8,7 @@ use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
 use crate::tensor::{DataType, RowAt, WindowLayout};
-use crate::triton::{OutputMemory, Request, Response};
+use crate::triton::{OutputMemory, Response};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
@@ -70,8 +70,12 @@ impl<'a> Answers<'a> {
         copies: &mut Vec<OutputCopy<'r>>,
     ) -> Result<(), RequestError> {
         fault::point("respond", [&row.request]);
+        row.answer_id(response)?;
         for index in 0..row.request.output_count()? {
             let name = row.request.output_name(index)?;
+            if row.answer_id_tensor(response, name)? {
+                continue;
+            }
             let mut outputs = self.outputs.iter().flatten();
             let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
             let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
@@ -107,7 +111,7 @@ impl<'a> Answers<'a> {
                 return Ok(());
             }
         }
-        fill(answer.bound, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
+        fill(&answer.bound.name, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -139,7 +143,7 @@ impl<'a> Answers<'a> {
             return send_strings(bound, response, &dims, positions.map(|position| view.strings.get(position)));
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
-        fill(bound, memory, rows::pieces_of_window(chunks, view.bytes))
+        fill(&bound.name, memory, rows::pieces_of_window(chunks, view.bytes))
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
@@ -173,8 +177,8 @@ impl<'a> Answers<'a> {
 }
 
 /// Writes an output, which is these pieces one after another, to where Triton wants it.
-fn fill<'p>(
-    bound: &BoundOutput,
+pub fn fill<'p>(
+    output: &str,
     memory: OutputMemory,
     pieces: impl Iterator<Item = &'p [u8]>,
 ) -> Result<(), RequestError> {
@@ -186,7 +190,7 @@ fn fill<'p>(
         OutputMemory::Gpu(on_gpu) => {
             let mut bytes = reserve(on_gpu.byte_len())?;
             pieces.for_each(|piece| bytes.extend_from_slice(piece));
-            let (name, gpu) = (bound.name.clone(), on_gpu.gpu());
+            let (name, gpu) = (output.to_owned(), on_gpu.gpu());
             on_gpu.write(&bytes).map_err(|source| RequestError::OutputOnGpu { name, gpu, source })?;
         }
     }
@@ -194,10 +198,14 @@ fn fill<'p>(
 }
 
 /// A response with the outputs that the request wants, none of them with an element.
-pub fn empty_response(binding: &Binding, request: &Request) -> Result<Response, RequestError> {
-    let response = request.response()?;
-    for index in 0..request.output_count()? {
-        let name = request.output_name(index)?;
+pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestError> {
+    let response = row.request.response()?;
+    row.answer_id(&response)?;
+    for index in 0..row.request.output_count()? {
+        let name = row.request.output_name(index)?;
+        if row.answer_id_tensor(&response, name)? {
+            continue;
+        }
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
         let output = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
@@ -217,5 +225,5 @@ fn send_strings<'s>(
     bytes.resize(count, 0);
     strings::write(elements, &mut bytes);
     let memory = response.output(&bound.c_name, DataType::Bytes, dims, bytes.len())?;
-    fill(bound, memory, std::iter::once(bytes.as_slice()))
+    fill(&bound.name, memory, std::iter::once(bytes.as_slice()))
 }

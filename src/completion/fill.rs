@@ -333,12 +333,15 @@ mod tests {
             &[("input", &["?", "?"]), ("state", &["2", "?", "128"]), ("sr", &[])],
             &[("output", &["?", "1"]), ("stateN", &["?", "?", "?"])],
         );
-        let config = completed(json!({ "name": "m" }), &silero, &[("state", "stateN")], &["sr"]).unwrap();
+        let config = json!({ "name": "m", "instance_group": [{ "count": 2 }] });
+        let config = completed(config, &silero, &[("state", "stateN")], &["sr"]).unwrap();
         assert_eq!(config["max_batch_size"], 64);
         assert_eq!(dims(&config, "input"), [("input".to_owned(), json!([-1]))]);
         assert_eq!(dims(&config, "output"), [("output".to_owned(), json!([1]))]);
         assert_eq!(config["sequence_batching"]["max_sequence_idle_microseconds"], 60_000_000);
         assert_eq!(config["sequence_batching"]["oldest"]["max_candidate_sequences"], 1024);
+        let one = completed(json!({ "name": "m" }), &silero, &[("state", "stateN")], &["sr"]).unwrap();
+        assert!(one.get("sequence_batching").is_none(), "this backend schedules it");
     }
 
     #[test]

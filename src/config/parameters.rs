@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 40] = [
+const KNOWN: [&str; 52] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -26,6 +26,8 @@ const KNOWN: [&str; 40] = [
     "enable_trt_caching",
     "error_inject_rate",
     "execution_mode",
+    "id_reuse",
+    "idle_sequence_cleanup",
     "infer_end_requests",
     "initial_buffer_size",
     "initial_state_model",
@@ -34,24 +36,34 @@ const KNOWN: [&str; 40] = [
     "inter_op_thread_count",
     "intra_op_thread_count",
     "logging_level",
+    "low_latency_transformation",
     "max_candidate_sequence_use_ratio",
+    "max_queue_size",
     "max_rows_per_run",
+    "max_sequence_number",
     "max_state_bytes",
     "max_state_bytes_per_sequence",
     "memory.enable_memory_arena_shrinkage",
     "metric_logging_frequency_seconds",
+    "on_duplicate_start",
     "onnx_file_name",
     "ort_ep",
     "padded_inputs",
     "padded_outputs",
+    "queue_timeout_ms",
     "resident_batches",
+    "scheduling",
+    "sequence_cleaner_poll_wait_minutes",
     "sequence_idle_margin_microseconds",
+    "sequence_idle_timeout_ms",
     "state_pair_patterns",
     "state_pairs",
+    "stateful",
     "store_states_as_fp16",
     "subsequent_buffer_size",
     "trt_cache_dir",
     "warmup_batch_sizes",
+    "worker_count",
 ];
 
 /// Parameters of Triton's core, which any model's configuration may have.
@@ -135,6 +147,12 @@ impl Parameters {
     /// A switch, written `0` or `1`.
     pub fn switch(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
         self.choice(name, &[("0", false), ("1", true)]).map(|given| given.unwrap_or(default))
+    }
+
+    /// A switch of OpenVINO Model Server, which writes `true` or `false`.
+    pub fn flag(&self, name: &'static str, default: bool) -> Result<bool, ConfigError> {
+        let words = [("true", true), ("false", false), ("1", true), ("0", false)];
+        self.choice(name, &words).map(|given| given.unwrap_or(default))
     }
 
     /// One of several words.

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::controls::{Control, controls};
-use super::error::ConfigError;
+use super::error::{ConfigError, field};
 use super::inputs::{Context, Ragged, contexts};
+use super::own::{self, OwnScheduling};
 use super::parameters::{self, Parameters};
 use super::placement::{InstanceKind, instances, names_gpu};
 use super::providers::Providers;
@@ -20,7 +21,12 @@ use super::raw;
 use super::resolved::{Config, TensorConfig, model_file, tensors, unsigned};
 use super::session_options::SessionOptions;
 use super::states::{StatePairs, States};
+use crate::tensor::{DataType, Dims};
 
+/// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
+pub const ID_TENSOR: &str = "sequence_id";
+/// The input that starts and ends a sequence, as OpenVINO Model Server names it.
+pub const CONTROL_INPUT: &str = "sequence_control_input";
 /// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 
@@ -51,8 +57,12 @@ pub struct PartialConfig {
     pub(super) ragged: Ragged,
     pub(super) is_decoupled: bool,
     pub(super) parameters: Parameters,
+    /// This backend schedules the sequences.
+    is_own: bool,
+    /// The tensors for ids and controls, which are not among the inputs and outputs.
+    pub(super) takes_ids: TakesIds,
     pub(super) sequence_batching: Option<raw::SequenceBatching>,
-    /// `dynamic_batching` or `ensemble_scheduling` is written, which is refused later.
+    /// `dynamic_batching` or `ensemble_scheduling` is written, so `sequence_batching` is not filled in.
     has_other_scheduling: bool,
     document: Value,
 }
@@ -70,6 +80,17 @@ pub struct Additions {
     pub outputs: Vec<TensorConfig>,
     /// `sequence_batching`.
     pub sequences: Option<OldestSequences>,
+}
+
+/// The tensors for ids and controls beside the model's. Only a model that this backend schedules itself has them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TakesIds {
+    /// Input [`ID_TENSOR`].
+    pub id: bool,
+    /// Input [`CONTROL_INPUT`].
+    pub control: bool,
+    /// Output [`ID_TENSOR`].
+    pub output: bool,
 }
 
 /// A `sequence_batching` with `oldest`.
@@ -93,6 +114,7 @@ impl PartialConfig {
     pub fn new(document: Map<String, Value>) -> Result<Self, ConfigError> {
         let document = Value::Object(document);
         let raw = raw::ModelConfig::deserialize(&document)?;
+        let fit_for_own = own::check_core(&raw);
         let parameters = Parameters::new(raw.parameters)?;
         let batching = raw.sequence_batching.as_ref();
         let controls = controls(batching.map_or(&[], |batching| batching.control_input.as_slice()))?;
@@ -100,7 +122,16 @@ impl PartialConfig {
         let ragged = Ragged::new(&parameters)?;
         let instances = instances(&raw.instance_group)?;
         let on_gpu = names_gpu(&raw.instance_group);
+        let is_default =
+            instances.values().sum::<usize>() == 1 || OwnScheduling::first_parameter(&parameters).is_some();
+        let is_own = parameters.choice("scheduling", &[("own", true), ("oldest", false)])?.unwrap_or(is_default);
+        let is_own = is_own && batching.is_none() && raw.ensemble_scheduling.is_none();
+        if is_own {
+            fit_for_own?;
+        }
         Ok(Self {
+            is_own,
+            takes_ids: TakesIds::default(),
             providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
             instances,
             model_file: model_file(&parameters, raw.default_model_filename),
@@ -141,9 +172,46 @@ impl PartialConfig {
         self.states.pairs == StatePairs::Auto
     }
 
-    /// Whether the configuration says how Triton schedules requests.
-    pub const fn has_scheduling(&self) -> bool {
-        self.sequence_batching.is_some() || self.has_other_scheduling
+    /// Whether the configuration says how requests are scheduled.
+    pub fn has_scheduling(&self) -> bool {
+        self.sequence_batching.is_some() || self.has_other_scheduling || self.is_own()
+    }
+
+    /// Whether this backend schedules the sequences itself.
+    pub const fn is_own(&self) -> bool {
+        self.is_own
+    }
+
+    /// Takes the tensors for ids and controls out of `inputs` and `outputs`. If `completes`, adds the inputs that are
+    /// not listed to the document, and returns whether it added any. If the model has a tensor of such a name, it is
+    /// the model's.
+    pub fn take_id_tensors(
+        &mut self,
+        model_inputs: &[&str],
+        model_outputs: &[&str],
+        completes: bool,
+    ) -> Result<bool, ConfigError> {
+        if !self.is_own {
+            return Ok(false);
+        }
+        let tensor =
+            |name: &str, data_type| TensorConfig { name: name.to_owned(), data_type, dims: vec![1], optional: true };
+        let id = tensor(ID_TENSOR, DataType::Uint64);
+        let control = tensor(CONTROL_INPUT, DataType::Uint32);
+        self.takes_ids = TakesIds {
+            id: take_tensor("input", &mut self.inputs, model_inputs, &id)?,
+            control: take_tensor("input", &mut self.inputs, model_inputs, &control)?,
+            output: take_tensor("output", &mut self.outputs, model_outputs, &id)?,
+        };
+        let mut changed = false;
+        let Self { takes_ids, document, .. } = self;
+        for (is_listed, tensor) in [(&mut takes_ids.id, id), (&mut takes_ids.control, control)] {
+            if completes && !*is_listed && !model_inputs.contains(&tensor.name.as_str()) {
+                add_tensors(&mut document["input"], &[tensor]);
+                (*is_listed, changed) = (true, true);
+            }
+        }
+        Ok(changed)
     }
 
     /// Whether `sequence_batching` is there with the strategy `direct`.
@@ -169,14 +237,15 @@ impl PartialConfig {
         }
         if !inputs.is_empty() {
             self.inputs.clone_from(inputs);
-            self.document["input"] = inputs.iter().map(TensorConfig::to_json).collect();
+            add_tensors(&mut self.document["input"], inputs);
         }
         if !outputs.is_empty() {
             self.outputs.clone_from(outputs);
-            self.document["output"] = outputs.iter().map(TensorConfig::to_json).collect();
+            add_tensors(&mut self.document["output"], outputs);
         }
         if let Some(sequences) = sequences {
             self.sequence_batching = Some(raw::SequenceBatching::from(*sequences));
+            self.is_own = false;
             self.document["sequence_batching"] = sequences.to_json();
         }
     }
@@ -189,6 +258,38 @@ impl PartialConfig {
     /// Makes the resolved configuration, or says what is wrong or still missing.
     pub fn resolve(self) -> Result<Config, ConfigError> {
         Config::new(self)
+    }
+}
+
+/// Takes a tensor out of a list, unless it is the model's. Returns whether it was there.
+fn take_tensor(
+    list: &str,
+    tensors: &mut Vec<TensorConfig>,
+    of_model: &[&str],
+    wanted: &TensorConfig,
+) -> Result<bool, ConfigError> {
+    let name = wanted.name.as_str();
+    let Some(at) = tensors.iter().position(|tensor| tensor.name == name && !of_model.contains(&name)) else {
+        return Ok(false);
+    };
+    let TensorConfig { data_type, dims, .. } = tensors.remove(at);
+    if (data_type, &dims) != (wanted.data_type, &wanted.dims) {
+        return Err(field(
+            format!("{list} '{name}'"),
+            format!("{data_type} {}", Dims(&dims)),
+            format!("a sequence's id or control is {} {}", wanted.data_type, Dims(&wanted.dims)),
+        ));
+    }
+    Ok(true)
+}
+
+/// Adds tensors to `input` or `output` of the document; those for ids and controls stay behind the others.
+fn add_tensors(list: &mut Value, tensors: &[TensorConfig]) {
+    if let Value::Array(listed) = list {
+        listed.extend(tensors.iter().map(TensorConfig::to_json));
+        listed.sort_by_key(|tensor| [ID_TENSOR, CONTROL_INPUT].iter().any(|name| tensor["name"] == *name));
+    } else {
+        *list = tensors.iter().map(TensorConfig::to_json).collect();
     }
 }
 
@@ -207,6 +308,9 @@ impl OldestSequences {
 impl TensorConfig {
     fn to_json(&self) -> Value {
         let mut json = json!({ "name": self.name, "data_type": self.data_type.to_string(), "dims": self.dims });
+        if self.optional {
+            json["optional"] = json!(true);
+        }
         if self.dims.is_empty() {
             // Triton has no tensors without dims.
             json["dims"] = json!([1]);
@@ -219,7 +323,6 @@ impl TensorConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DataType;
 
     #[test]
     fn what_is_added_reads_back_from_the_document_as_what_is_used() {

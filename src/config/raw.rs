@@ -45,11 +45,25 @@ pub struct ModelConfig {
     pub output: Vec<Tensor>,
     pub instance_group: Vec<InstanceGroup>,
     pub sequence_batching: Option<SequenceBatching>,
-    pub dynamic_batching: Option<IgnoredAny>,
+    pub dynamic_batching: Option<DynamicBatching>,
+    pub response_cache: ResponseCache,
+    pub model_warmup: Vec<IgnoredAny>,
     pub ensemble_scheduling: Option<IgnoredAny>,
     pub model_transaction_policy: TransactionPolicy,
     pub optimization: Optimization,
     pub parameters: BTreeMap<String, Parameter>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct DynamicBatching {
+    pub priority_levels: Int,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct ResponseCache {
+    pub enable: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -7,11 +7,12 @@ use super::controls::Control;
 use super::error::{ConfigError, field};
 use super::inputs::{Context, Ragged, warmup_batch_sizes};
 use super::logging::Logging;
-use super::parameters::Parameters;
-use super::partial::PartialConfig;
+use super::own::{self, OwnScheduling};
+use super::parameters::{Parameters, bad};
+use super::partial::{PartialConfig, TakesIds};
 use super::placement::{InstanceKind, Placement};
 use super::raw::{self, Int};
-use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, core_idle_limit, idle_margin, slot_limits};
+use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, core_idle_limit, idle_margin, slot_limits};
 use super::session_options::SessionOptions;
 use super::states::States;
 use crate::tensor::DataType;
@@ -28,6 +29,8 @@ pub struct Config {
     pub inputs: Vec<TensorConfig>,
     /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
+    /// The tensors for ids and controls, which the model doesn't have.
+    pub takes_ids: TakesIds,
     /// Which outputs become which inputs of the sequence's next request, and their initial values.
     pub states: States,
     /// Inputs that are filled from a request's flags and sequence id.
@@ -54,6 +57,8 @@ pub struct Config {
     pub store_states_as_fp16: bool,
     /// Where the instances run, each once, with the bounds of its state pool.
     pub placements: Vec<Placement>,
+    /// Core forgets a sequence that is idle for this long; `None` if this backend schedules the sequences.
+    pub core_idle_limit: Option<Duration>,
     /// A sequence that is idle for this long is dropped.
     pub idle_limit: Duration,
     /// When a sequence is idle for this long, core has dropped it.
@@ -100,6 +105,7 @@ impl Config {
     }
 
     pub(super) fn new(partial: PartialConfig) -> Result<Self, ConfigError> {
+        let is_own = partial.is_own();
         let PartialConfig { parameters, max_batch_size, .. } = partial;
         if partial.is_decoupled {
             return Err(field(
@@ -108,17 +114,48 @@ impl Config {
                 "a stateful model answers each request once",
             ));
         }
-        let batching = partial.sequence_batching.ok_or_else(|| {
-            field(
-                "sequence_batching",
-                "missing",
-                "a stateful model needs it: add 'sequence_batching { max_sequence_idle_microseconds: 60000000 oldest { \
-                 max_candidate_sequences: 1024 } }'",
-            )
-        })?;
+        own::check_stateful(&parameters)?;
         let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size)?;
-        let scheduling = Scheduling::new(&batching, max_batch_size)?;
+        let (batching, scheduling) = match partial.sequence_batching {
+            Some(batching) => {
+                if let Some(name) = OwnScheduling::first_parameter(&parameters) {
+                    let value = parameters.text(name).unwrap_or_default();
+                    let allowed = "it has an effect only where this backend schedules the sequences: leave it out, or \
+                                   'sequence_batching' and 'scheduling'";
+                    return Err(bad(name, value, allowed));
+                }
+                if parameters.text("scheduling") == Some("own") {
+                    return Err(bad("scheduling", "own", "core schedules a model that has 'sequence_batching'"));
+                }
+                let scheduling = Scheduling::new(&batching, max_batch_size)?;
+                (batching, scheduling)
+            }
+            None if is_own => {
+                let instances: usize = partial.instances.values().sum();
+                if instances > 1 {
+                    return Err(field(
+                        "instance_group",
+                        instances.to_string(),
+                        "without 'sequence_batching' a model has one instance, because Triton's instances would take \
+                         the requests of a sequence in any order: write count 1 and parameter 'worker_count', or \
+                         'sequence_batching'",
+                    ));
+                }
+                (raw::SequenceBatching::default(), OwnScheduling::new(&parameters)?.into())
+            }
+            None => {
+                return Err(field(
+                    "sequence_batching",
+                    "missing",
+                    "a stateful model needs it: add 'sequence_batching { max_sequence_idle_microseconds: 60000000 \
+                     oldest { max_candidate_sequences: 1024 } }'",
+                ));
+            }
+        };
         let quiet = scheduling.queue_delay + QUIET_MARGIN;
+        // The scheduler of this backend ends idle sequences itself.
+        let core_idle_limit = if is_own { None } else { Some(core_idle_limit(&batching)?) };
+        let idle_limit = core_idle_limit.unwrap_or(YEAR);
         let placement = |(kind, instances): (InstanceKind, usize)| {
             let (slots, capacity_reason) = slot_limits(&parameters, &scheduling, max_batch_size, instances)?;
             Ok(Placement { kind, instances, slots, capacity_reason })
@@ -135,6 +172,7 @@ impl Config {
             max_rows_per_run,
             inputs: partial.inputs,
             outputs: partial.outputs,
+            takes_ids: partial.takes_ids,
             states: partial.states,
             contexts: partial.contexts,
             ragged: partial.ragged,
@@ -144,8 +182,9 @@ impl Config {
             constants: partial.constants,
             strategy: scheduling.strategy,
             placements,
-            idle_limit: core_idle_limit(&batching)? + idle_margin(&parameters, quiet)?,
-            dropped_after: core_idle_limit(&batching)? + quiet,
+            core_idle_limit,
+            idle_limit: idle_limit + idle_margin(&parameters, quiet)?,
+            dropped_after: idle_limit + quiet,
             quiet,
             candidates: scheduling.candidates,
         })
@@ -218,11 +257,16 @@ pub(super) fn data_type(path: &str, name: &str) -> Result<DataType, ConfigError>
 
 impl fmt::Display for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "max_batch_size {}, strategy {}, queue delay and margin {:?}, idle limit {:?}",
-            self.max_batch_size, self.strategy, self.quiet, self.idle_limit
-        )?;
+        match self.strategy {
+            Strategy::Own(own) => {
+                writeln!(f, "max_batch_size {}, scheduled by the backend: {own}", self.max_batch_size)?
+            }
+            strategy => writeln!(
+                f,
+                "max_batch_size {}, strategy {strategy}, queue delay and margin {:?}, idle limit {:?}",
+                self.max_batch_size, self.quiet, self.idle_limit
+            )?,
+        }
         writeln!(f, "session: {}", self.session)?;
         writeln!(
             f,

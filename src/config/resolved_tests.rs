@@ -2,6 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{ControlKind, FalseTrue};
+use crate::scheduler::IdleRule;
 use crate::state::pool::SlotLimits;
 use crate::tensor::DataType;
 
@@ -154,7 +155,6 @@ fn an_unknown_parameter_is_refused_and_tritons_own_pass() {
 #[test]
 fn what_cannot_be_served_is_refused_by_name() {
     for (field, value) in [
-        ("/sequence_batching", Value::Null),
         ("/model_transaction_policy", json!({ "decoupled": true })),
         ("/sequence_batching/iterative_sequence", json!(true)),
         ("/sequence_batching/state", json!([{ "input_name": "a" }])),
@@ -165,15 +165,75 @@ fn what_cannot_be_served_is_refused_by_name() {
         let mut config = minimal();
         let (parent, name) = field.rsplit_once('/').unwrap();
         let object = config.pointer_mut(parent).unwrap().as_object_mut().unwrap();
-        if value.is_null() {
-            object.remove(name).map(drop).unwrap_or_default()
-        } else {
-            object.insert(name.to_owned(), value).map(drop).unwrap_or_default()
-        };
+        object.insert(name.to_owned(), value);
         let error = parse(&config).unwrap_err().to_string();
         let word = name.split('/').next_back().unwrap();
         assert!(error.contains(word), "{field}: {error}");
     }
+}
+
+/// The minimal configuration without `sequence_batching`, with these parameters and this number of instances.
+fn without_batching(parameters: &[(&str, &str)], instances: usize) -> Result<Config, ConfigError> {
+    let mut config = minimal();
+    config.as_object_mut().unwrap().remove("sequence_batching");
+    config["instance_group"] = json!([{ "kind": "KIND_CPU", "count": instances }]);
+    for (name, value) in parameters {
+        config["parameters"][*name] = json!({ "string_value": value });
+    }
+    parse(&config)
+}
+
+#[test]
+fn one_instance_without_sequence_batching_is_scheduled_by_this_backend() {
+    let own = |parameters: &[(&str, &str)]| match without_batching(parameters, 1).unwrap().strategy {
+        Strategy::Own(own) => own,
+        other => panic!("{other}"),
+    };
+    let as_it_comes = own(&[]);
+    assert_eq!((as_it_comes.workers, as_it_comes.rules.max_sequences), (1, 500));
+    assert_eq!(as_it_comes.rules.idle, IdleRule::TwoScans(Duration::from_secs(300)));
+    assert_eq!(own(&[("idle_sequence_cleanup", "false")]).rules.idle, IdleRule::Never);
+    assert_eq!(own(&[("sequence_cleaner_poll_wait_minutes", "0")]).rules.idle, IdleRule::Never);
+    let both = [("sequence_idle_timeout_ms", "1500"), ("idle_sequence_cleanup", "false")];
+    assert_eq!(own(&both).rules.idle, IdleRule::After(Duration::from_millis(1500)));
+    assert_eq!(own(&[("worker_count", "3"), ("max_sequence_number", "7")]).rules.max_sequences, 7);
+}
+
+#[test]
+fn two_instances_need_sequence_batching() {
+    let error = without_batching(&[], 2).unwrap_err().to_string();
+    assert!(error.contains("sequence_batching") && error.contains("missing"), "{error}");
+    for parameter in [("scheduling", "own"), ("worker_count", "2")] {
+        let error = without_batching(&[parameter], 2).unwrap_err().to_string();
+        assert!(error.contains("instance_group") && error.contains("worker_count"), "{error}");
+    }
+}
+
+#[test]
+fn what_core_does_in_front_of_the_scheduler_must_not_break_sequences() {
+    for (field, value, word) in [
+        ("response_cache", json!({ "enable": true }), "response_cache.enable is true"),
+        ("dynamic_batching", json!({ "priority_levels": 2 }), "dynamic_batching.priority_levels is 2"),
+        ("model_warmup", json!([{ "name": "w" }]), "'warmup_batch_sizes'"),
+    ] {
+        let mut config = minimal();
+        config[field] = value;
+        let with_core = parse(&config);
+        assert!(with_core.is_ok(), "core's sequence batcher: {with_core:?}");
+        config.as_object_mut().unwrap().remove("sequence_batching");
+        let error = parse(&config).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+}
+
+#[test]
+fn what_only_this_backends_scheduler_knows_is_refused_elsewhere() {
+    for (name, value) in [("worker_count", "2"), ("max_sequence_number", "7"), ("on_duplicate_start", "restart")] {
+        let error = with(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(value) && error.contains("'sequence_batching'"), "{error}");
+    }
+    assert!(without_batching(&[("stateful", "false")], 1).unwrap_err().to_string().contains("'true'"));
+    assert!(with(&[("stateful", "true"), ("low_latency_transformation", "true")]).is_ok());
 }
 
 #[test]

@@ -4,17 +4,19 @@ use std::fmt;
 use std::time::Duration;
 
 use super::error::{ConfigError, field};
+use super::own::OwnScheduling;
 use super::parameters::{Parameters, bad};
 use super::partial::OldestSequences;
 use super::raw::{self, Int};
 use super::resolved::unsigned;
 use crate::state::pool::SlotLimits;
 
-/// The strategy of `sequence_batching`.
+/// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
     Direct,
     Oldest,
+    Own(OwnScheduling),
 }
 
 impl fmt::Display for Strategy {
@@ -22,6 +24,7 @@ impl fmt::Display for Strategy {
         match self {
             Self::Direct => f.write_str("direct"),
             Self::Oldest => f.write_str("oldest"),
+            Self::Own(_) => f.write_str("own"),
         }
     }
 }
@@ -67,6 +70,12 @@ impl Scheduling {
         let queue_delay =
             delay("sequence_batching.oldest.max_queue_delay_microseconds", oldest.max_queue_delay_microseconds)?;
         Ok(Self { strategy: Strategy::Oldest, candidates, queue_delay })
+    }
+}
+
+impl From<OwnScheduling> for Scheduling {
+    fn from(own: OwnScheduling) -> Self {
+        Self { strategy: Strategy::Own(own), candidates: own.rules.max_sequences, queue_delay: Duration::ZERO }
     }
 }
 
@@ -234,6 +243,7 @@ fn capacity(
         Strategy::Oldest if is_lazy => (written.unwrap_or(LAZY_USE_RATIO), "max_candidate_sequences"),
         Strategy::Oldest => (written.unwrap_or(1.0), "max_candidate_sequences"),
         Strategy::Direct => (1.0, "sequences per batch"),
+        Strategy::Own(_) => (1.0, "max_sequence_number"),
     };
     // The rounding error of `candidates * ratio` must not cost a slot.
     let per_instance = ((candidates as f64 * ratio + 1e-6).floor() as usize).max(1);
@@ -247,7 +257,10 @@ fn capacity(
     Ok((per_instance.saturating_mul(instances), reason))
 }
 
+/// Longer than any sequence is idle, and short enough to be added to a time.
+pub(super) const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// At most a year, because a longer time could overflow the clock.
 fn limit(time: Duration) -> Duration {
-    time.min(Duration::from_secs(365 * 24 * 3600))
+    time.min(YEAR)
 }

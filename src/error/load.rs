@@ -50,6 +50,9 @@ pub enum LoadError {
     /// No thread to expire idle sequences.
     #[error("no thread could be started to expire idle sequences: {0}; raise the limit of threads or processes")]
     Reaper(std::io::Error),
+    /// No thread to run batches.
+    #[error("no thread could be started to run batches: {0}; raise the limit of threads or processes")]
+    Worker(std::io::Error),
     /// The model's runs cannot be CUDA graphs.
     #[error(
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
@@ -89,7 +92,7 @@ impl LoadError {
             | Self::Open(OpenError::ProviderOptions { .. })
             | Self::CudaGraph(_) => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
-            Self::Reaper(_) => Code::Unavailable,
+            Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),
             Self::Open(OpenError::Session(error)) => session_code(error),
             Self::Library(_) | Self::Open(_) | Self::NoSite { .. } | Self::InitialModel { .. } | Self::Panic(_) => {

@@ -4,10 +4,11 @@ use super::{device_code, memory_code, session_code};
 use crate::memory::device::DeviceError;
 use crate::memory::{MemoryError, NoRoom};
 use crate::panic::Panic;
+use crate::scheduler::Refused;
 use crate::sequence::SequenceId;
 use crate::session::SessionError;
 use crate::tensor::{DataType, Dims};
-use crate::triton::{self, Code};
+use crate::triton::{self, Code, NotCopied};
 
 /// Why a request fails. Where a text does not say otherwise, the state of its sequence is as it was before.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +53,61 @@ pub enum RequestError {
         "sequence id {id} is a string, but the model's control input takes it as {data_type}: use an unsigned number"
     )]
     SequenceIdType { id: SequenceId, data_type: DataType },
+
+    /// A request of a sequence that is not live. This error and those down to [`Self::SequenceQueueTimeout`] occur only
+    /// if this backend schedules the sequences.
+    #[error(
+        "SEQUENCE_MISSING: Sequence with provided ID does not exist: {0} was not started, has ended, or was idle for \
+         too long; start it again"
+    )]
+    SequenceMissing(SequenceId),
+    /// A START of a live id.
+    #[error(
+        "SEQUENCE_ALREADY_EXISTS: Sequence with provided ID already exists: {0}; it goes on. End it first, or set \
+         parameter 'on_duplicate_start' to 'restart'"
+    )]
+    SequenceExists(SequenceId),
+    /// Neither an id nor START.
+    #[error(
+        "SEQUENCE_ID_NOT_PROVIDED: Sequence ID has not been provided in request inputs: give 'sequence_id' as a request \
+         parameter or as an input; only a START may leave it out"
+    )]
+    SequenceIdNotProvided,
+    /// A value of the control input that isn't 0, 1 or 2.
+    #[error(
+        "INVALID_SEQUENCE_CONTROL_INPUT: Unexpected value of sequence control input: {0}; 0 (go on), 1 (START) or 2 \
+         (END) is expected"
+    )]
+    SequenceControl(u32),
+    /// A special input that doesn't have one element for each row.
+    #[error("SEQUENCE_ID_BAD_TYPE: Required shape for {name} is: (1); it has {}", Dims(came))]
+    SequenceTensorShape { name: &'static str, came: Vec<i64> },
+    /// The request parameters and the special inputs differ.
+    #[error(
+        "SEQUENCE_ID_CONFLICT: the request parameters say {parameter}, and input '{what}' says {input}: give one of \
+         them, or both alike"
+    )]
+    SequenceIdConflict { what: &'static str, parameter: String, input: String },
+    /// A START while every place is taken.
+    #[error(
+        "MAX_SEQUENCE_NUMBER_REACHED: Max sequence number has been reached. Could not create new sequence{}: \
+         max_sequence_number is {max}; try again later",
+        named(id.as_ref())
+    )]
+    TooManySequences { id: Option<SequenceId>, max: usize },
+    /// A START while every place is taken and `max` STARTs wait already.
+    #[error(
+        "SEQUENCE_QUEUE_FULL: {max} STARTs wait for a place already (max_queue_size). Could not create new sequence{}; \
+         try again later",
+        named(id.as_ref())
+    )]
+    SequenceQueueFull { id: Option<SequenceId>, max: usize },
+    /// A request that has waited for its longest time.
+    #[error(
+        "SEQUENCE_QUEUE_TIMEOUT: the request of sequence {0} has waited for as long as it may (its 'timeout', or \
+         queue_timeout_ms for a place); it has not run"
+    )]
+    SequenceQueueTimeout(SequenceId),
 
     /// A request lacks an input.
     #[error("input '{0}' is missing")]
@@ -119,6 +175,19 @@ impl RequestError {
         matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::Panic(_))
     }
 
+    /// Whether a START is refused because every place is taken.
+    pub const fn is_without_place(&self) -> bool {
+        matches!(self, Self::TooManySequences { .. } | Self::SequenceQueueFull { .. })
+    }
+
+    /// Why an input could not be copied.
+    pub fn not_copied(input: &str, error: NotCopied) -> Self {
+        match error {
+            NotCopied::Gpu(gpu, source) => Self::InputOnGpu { name: input.to_owned(), gpu, source },
+            NotCopied::Memory(source) => Self::InputMemory { name: input.to_owned(), source },
+        }
+    }
+
     /// A client acts on the code, so it says who has to act: the client (`INVALID_ARG`, `NOT_FOUND`), the client later
     /// (`UNAVAILABLE`), or the operator (`INTERNAL`, `UNSUPPORTED`).
     fn code(&self) -> Code {
@@ -130,11 +199,19 @@ impl RequestError {
             }
             Self::InputOnGpu { source, .. } | Self::OutputOnGpu { source, .. } => device_code(source),
             Self::Cancelled => Code::Cancelled,
-            Self::UnknownSequence { .. } => Code::NotFound,
+            Self::UnknownSequence { .. } | Self::SequenceMissing(_) => Code::NotFound,
+            Self::SequenceExists(_) => Code::AlreadyExists,
+            Self::TooManySequences { .. } | Self::SequenceQueueFull { .. } | Self::SequenceQueueTimeout(_) => {
+                Code::Unavailable
+            }
             Self::PoolFull { .. } | Self::SequenceBusy(_) | Self::StateTooLarge { .. } | Self::StateRoom(_) => {
                 Code::Unavailable
             }
             Self::SequenceIdType { .. }
+            | Self::SequenceIdNotProvided
+            | Self::SequenceControl(_)
+            | Self::SequenceTensorShape { .. }
+            | Self::SequenceIdConflict { .. }
             | Self::InputMissing(_)
             | Self::InputType { .. }
             | Self::InputShape { .. }
@@ -148,8 +225,24 @@ impl RequestError {
     }
 }
 
+fn named(id: Option<&SequenceId>) -> String {
+    id.map_or(String::new(), |id| format!(" {id}"))
+}
+
 fn readable(count: Option<usize>) -> String {
     count.map_or("unreadable".to_owned(), |count| count.to_string())
+}
+
+impl From<Refused> for RequestError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Missing(id) => Self::SequenceMissing(id),
+            Refused::Exists(id) => Self::SequenceExists(id),
+            Refused::TooMany { id, max } => Self::TooManySequences { id, max },
+            Refused::QueueFull { id, max } => Self::SequenceQueueFull { id, max },
+            Refused::Late(id) => Self::SequenceQueueTimeout(id),
+        }
+    }
 }
 
 impl From<NoRoom> for RequestError {

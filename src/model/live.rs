@@ -13,6 +13,7 @@ use super::metrics::{SequenceMetrics, Snapshot};
 use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
+use crate::scheduler::{After, Over};
 use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, Sequences};
 use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
@@ -58,12 +59,26 @@ fn log_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// A request whose answer has been made.
 pub struct Answered {
+    /// The lane of its sequence, if it has one, and the effect on the sequence.
+    pub lane: Option<(u32, After)>,
     /// Its hold on its sequence.
     pub lease: Option<Lease>,
     /// What its client is to be sent; `None` if it has been.
     pub answer: Option<Answer>,
     /// The request.
     pub request: Request,
+}
+
+/// The rest of the work for a payload whose sequences have been settled, in this order.
+pub struct Settled {
+    /// To be sent, by dropping them.
+    pub answers: Vec<Answer>,
+    /// To be released, by dropping them.
+    pub requests: Vec<Request>,
+    /// Memory of sequences that are over, to be dropped.
+    pub leavings: Vec<Vec<Varying>>,
+    /// For [`LiveSequences::finish_payload`].
+    pub releasing: Vec<Key>,
 }
 
 /// A request's hold on its sequence: a slot and what became of the state in it. It is finished exactly once.
@@ -193,18 +208,30 @@ impl LiveSequences {
     /// [`crate::sequence`]). Sequences come first because a client that has the answer to an END may count on the slot.
     /// Payloads of an instance are settled in the order in which they were admitted.
     pub fn settle(&self, instance: u32, answered: Vec<Answered>) {
+        let Settled { answers, requests, leavings, releasing } = self.finish(answered);
+        answers.into_iter().for_each(|answer| _ = log_panic(|| drop(answer)));
+        requests.into_iter().for_each(|request| _ = log_panic(|| drop(request)));
+        log_panic(|| drop(leavings));
+        self.finish_payload(instance, releasing);
+    }
+
+    /// Settles the sequences of a payload. Returns what the caller has to send and release. It also has to call
+    /// [`LiveSequences::finish_payload`], after the release if there were held requests (`oldest` only).
+    pub fn finish(&self, answered: Vec<Answered>) -> Settled {
         let (mut rows, mut answers) = (Vec::with_capacity(answered.len()), Vec::with_capacity(answered.len()));
-        for Answered { lease, answer, request } in answered {
+        for Answered { lease, answer, request, .. } in answered {
             rows.push((lease, Some(request)));
             answers.extend(answer);
         }
         let mut released = Vec::new();
         let left = log_panic(|| self.finish_leases(&mut rows, &mut released));
         let (leavings, releasing) = left.unwrap_or_default();
-        answers.into_iter().for_each(|answer| _ = log_panic(|| drop(answer)));
-        rows.into_iter().for_each(|row| _ = log_panic(|| drop(row)));
-        released.into_iter().for_each(|request| _ = log_panic(|| drop(request)));
-        log_panic(|| drop(leavings));
+        let requests = rows.into_iter().filter_map(|(_, request)| request).chain(released).collect();
+        Settled { answers, requests, leavings, releasing }
+    }
+
+    /// Ends a payload of an instance, after the held requests of the sequences `releasing` have been released.
+    pub fn finish_payload(&self, instance: u32, releasing: Vec<Key>) {
         let (is_holding, needs_slabs) = self.work(|table, released| {
             table.have_been_released(releasing, Instant::now());
             table.finish_payload(instance, Instant::now(), released);
@@ -215,6 +242,16 @@ impl LiveSequences {
         }
         self.note_missing_slab(if needs_slabs { self.adjust_slabs() } else { Ok(()) });
         self.publish();
+    }
+
+    /// Ends sequences of an instance that have no request. Returns their slots.
+    pub fn end_lanes(&self, instance: u32, over: &[Over]) -> Vec<SlotId> {
+        let end = |table: &mut Table, _: &mut _| {
+            over.iter().filter_map(|of| table.end_lane(instance, of.lane, of.expired)).collect()
+        };
+        let slots = self.work(end);
+        self.publish();
+        slots
     }
 
     /// Finishes the leases of a payload, and holds the requests that must be held. Returns what sequences that are over
@@ -282,6 +319,14 @@ impl LiveSequences {
     pub fn count_copied(&self, bytes: usize) {
         if bytes > 0 {
             self.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts STARTs that were refused for want of a place.
+    pub fn count_rejected(&self, starts: usize) {
+        if starts > 0 {
+            self.table.lock().count_rejected(starts);
+            self.publish();
         }
     }
 
@@ -404,6 +449,16 @@ impl Lease {
     /// Whether nothing of the state after the request has been written.
     pub fn is_untouched(&self) -> bool {
         self.state == StateAfter::Unchanged
+    }
+
+    /// The effect on the sequence. `start`: the request started it.
+    pub fn after(&self, start: bool) -> After {
+        match self.state {
+            _ if self.end => After::Over,
+            StateAfter::Advanced => After::Advanced,
+            StateAfter::Unchanged if !start => After::Unchanged,
+            StateAfter::Unchanged | StateAfter::Lost => After::Over,
+        }
     }
 
     /// The sequence has the state after the request.

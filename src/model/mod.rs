@@ -12,9 +12,10 @@ mod site;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 pub use initial::InitialStep;
-pub use live::{Answered, Grown, Lease, LiveSequences, StateMemory, VaryingSize};
+pub use live::{Answered, Grown, Lease, LiveSequences, Settled, StateMemory, VaryingSize};
 pub use sessions::Opened;
 pub use site::Site;
 
@@ -30,6 +31,9 @@ use crate::session::{Library, Provider, Session};
 use crate::triton;
 use sessions::Sessions;
 use site::Devices;
+
+/// Core's `max_sequence_idle_microseconds` where the configuration has none.
+const TRITONS_IDLE_LIMIT: Duration = Duration::from_secs(1);
 
 /// A loaded model. Dropping it stops the threads that expire its sequences.
 pub struct Model {
@@ -78,9 +82,11 @@ impl Model {
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
         let (signature, description) = (session.signature(), session.graph_description());
+        let listed =
+            partial.take_id_tensors(&signature.input_names(), &signature.output_names(), settings.completes)?;
         let plan = Plan::new(&partial, sessions.file(), signature, description, settings)?;
-        if plan.additions != Additions::default() {
-            partial.add(&plan.additions);
+        partial.add(&plan.additions);
+        if listed || plan.additions != Additions::default() {
             triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
         // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no
@@ -106,6 +112,11 @@ impl Model {
         let model = Self { config, binding: Arc::new(binding), sessions, initial_model, sites, next_instance };
         model.log(location, &session, library, &plan);
         Ok(model)
+    }
+
+    /// The site of a model that has one instance.
+    pub fn only_site(&self) -> Result<&Site, LoadError> {
+        self.site(self.config.placements.first().map_or(InstanceKind::Cpu, |placement| placement.kind))
     }
 
     /// The site of the instances of that kind.
@@ -187,6 +198,19 @@ impl Model {
                  another waits in core until that one has ended; for more, write 'sequence_batching {{ oldest {{ \
                  max_candidate_sequences: 1024 }} }}'",
                 self.config.max_batch_size
+            );
+        }
+        if plan.additions.sequences.is_some() {
+            log::warn!(
+                "model {name}: 'sequence_batching' with 'oldest' has been added, because the model has several instances, or \
+                 parameter 'scheduling' says so; the backend schedules a model with 'instance_group' count 1 itself, and \
+                 parameter 'worker_count' gives it more threads"
+            );
+        }
+        if self.config.core_idle_limit == Some(TRITONS_IDLE_LIMIT) {
+            log::warn!(
+                "model {name}: core forgets a sequence that sends nothing for one second, which is Triton's default; for \
+                 more, write 'sequence_batching {{ max_sequence_idle_microseconds: 60000000 ... }}'"
             );
         }
         for warning in &plan.warnings {

@@ -46,7 +46,7 @@ impl Site {
     ) -> Result<Self, LoadError> {
         let (device, used_before) = found.map(|found| (found.device, found.used_before)).unzip();
         let queue_requests = match config.strategy {
-            Strategy::Direct => 1,
+            Strategy::Direct | Strategy::Own(_) => 1,
             Strategy::Oldest => config.candidates,
         };
         let policy = Policy {
@@ -54,7 +54,7 @@ impl Site {
             dropped_after: config.dropped_after,
             quiet: config.quiet,
             rest: config.quiet + REST_MARGIN,
-            by_lane: config.strategy == Strategy::Direct,
+            by_lane: config.strategy != Strategy::Oldest,
             queue_requests,
             has_place_for_all: placement.slots.capacity >= config.candidates * placement.instances,
         };

@@ -36,8 +36,9 @@ impl fmt::Display for SequenceId {
 pub struct Key {
     /// Number of the instance within its model.
     pub instance: u32,
-    /// Core's slot within the instance, with the `direct` strategy: the request's position in the payload. A lane has
-    /// one incarnation at a time, and the same id in another lane is another incarnation.
+    /// With the `direct` strategy, core's slot within the instance: the request's position in the payload. If this
+    /// backend schedules the sequences, the lane that its scheduler gave the sequence. A lane has one incarnation at a
+    /// time, and the same id in another lane is another incarnation.
     pub lane: Option<u32>,
     /// The id that the client gave.
     pub id: SequenceId,

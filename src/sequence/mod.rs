@@ -10,6 +10,8 @@
 //! With the `direct` strategy, the position of a request in its payload is the number of core's slot. This *lane*
 //! identifies the incarnation.
 //!
+//! If this backend schedules the sequences itself ([`crate::scheduler`]), each incarnation has a lane of its own.
+//!
 //! With `oldest`, nothing identifies the incarnation. The incarnations of an id form a *chain* in the order of their
 //! STARTs. Only the one at the front receives requests. A later START is run and answered, but *held*: it is not
 //! released, so core cannot send the requests that follow it. It is released when the front incarnation is over. The

@@ -43,6 +43,16 @@ impl Signature {
         symbols().find(|symbol| is_batch_name(symbol)).or_else(shared).map(String::as_str)
     }
 
+    /// Names of what the model takes, also of what it has a value of its own for.
+    pub fn input_names(&self) -> Vec<&str> {
+        self.inputs.iter().chain(&self.defaults).map(|info| info.name.as_str()).collect()
+    }
+
+    /// Names of what the model gives.
+    pub fn output_names(&self) -> Vec<&str> {
+        self.outputs.iter().map(|info| info.name.as_str()).collect()
+    }
+
     pub(super) fn of(session: &ort::session::Session) -> Result<Self, OpenError> {
         let infos = |outlets: &[Outlet]| {
             outlets.iter().map(|outlet| TensorInfo::new(outlet.name(), outlet.dtype())).collect::<Result<_, _>>()

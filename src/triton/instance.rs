@@ -1,6 +1,7 @@
 //! A model instance: one executor of a model.
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
 
 use triton_sys::{TRITONBACKEND_ModelInstance, call};
@@ -41,11 +42,25 @@ pub fn monotonic_ns() -> u64 {
     time.tv_sec.cast_unsigned() * 1_000_000_000 + time.tv_nsec.cast_unsigned()
 }
 
+/// How often this thread has waited for something (its voluntary context switches). If core's thread has not waited
+/// between two calls of Execute, the second payload was in core's queue before the first call returned.
+pub fn thread_waits() -> u64 {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: writes to a local, for which zeros are valid, too.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_nvcsw.cast_unsigned()
+}
+
 #[derive(Clone, Copy)]
 pub struct Instance(NonNull<TRITONBACKEND_ModelInstance>);
 
 // SAFETY: Triton's instance calls used here have no thread affinity; Triton itself moves instances between threads.
 unsafe impl Send for Instance {}
+// SAFETY: the calls used here read what never changes, or count under a lock of Triton's.
+unsafe impl Sync for Instance {}
 
 impl Instance {
     /// # Safety
@@ -106,6 +121,9 @@ impl Instance {
 
     /// Counts a request in the model's statistics. Failures are logged: statistics must not fail a request.
     pub fn report_request(self, request: &Request, success: bool, times: Times) {
+        if !request.is_counted() {
+            return;
+        }
         let Times { execute_start, compute_start, compute_end, execute_end } = times;
         let (instance, request) = (self.0.as_ptr(), request.as_ptr());
         // SAFETY: both alive: the instance by `new`, the request until it is released.

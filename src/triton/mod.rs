@@ -13,10 +13,11 @@ mod metrics;
 mod model;
 mod request;
 mod response;
+mod rows;
 mod types;
 
 pub use error::{Code, Error};
-pub use instance::{Instance, Times, monotonic_ns};
+pub use instance::{Instance, Times, monotonic_ns, thread_waits};
 pub use log::install as install_log;
 pub use metrics::{Counter, Family, Gauge};
 pub use model::{Backend, Model};

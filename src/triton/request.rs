@@ -1,13 +1,16 @@
 //! A request, from Execute to its release.
 
 use std::ffi::{CStr, CString};
+use std::ops::Range;
 use std::ptr::{self, NonNull};
+use std::time::Duration;
 
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Input, TRITONBACKEND_Request, call};
 
 use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
+use super::rows::{Part, Whole};
 use super::types;
 use crate::memory::device::{DeviceError, Foreign};
 use crate::memory::{ClientBytes, MemoryError, Strings, reserve, strings};
@@ -22,22 +25,46 @@ pub struct Request {
     raw: RawRequest,
     answered: bool,
     inputs: SmallVec<[Option<RawInput>; 4]>,
+    /// Which row it is, of a request that has several.
+    part: Option<Part>,
 }
 
-struct RawRequest(NonNull<TRITONBACKEND_Request>);
+pub(super) struct RawRequest(NonNull<TRITONBACKEND_Request>);
 
 // SAFETY: Triton lets a request be answered and released by any thread; its owner does so from one at a time.
 unsafe impl Send for RawRequest {}
+// SAFETY: several threads may have rows of one request. They make calls that only read it. The response is made once,
+// by the row that is answered last, and the release comes when no row is left.
+unsafe impl Sync for RawRequest {}
 
 /// An input's properties and elements.
-struct RawInput {
-    data_type: Option<DataType>,
-    dims: Lent<i64>,
-    elements: Elements,
+pub(super) struct RawInput {
+    pub(super) data_type: Option<DataType>,
+    pub(super) dims: RawDims,
+    pub(super) elements: Elements,
+}
+
+/// The dimensions of an input.
+pub(super) enum RawDims {
+    /// In an array that Triton lends.
+    Lent(Lent<i64>),
+    /// Those of a row.
+    Owned(Box<[i64]>),
+}
+
+impl RawDims {
+    pub(super) const fn as_slice(&self) -> &[i64] {
+        match self {
+            // SAFETY: Triton's own array, which nothing changes. It lives as long as the request, whose part this is.
+            Self::Lent(Lent { start, len }) if *len > 0 => unsafe { std::slice::from_raw_parts(*start, *len) },
+            Self::Lent(_) => &[],
+            Self::Owned(dims) => dims,
+        }
+    }
 }
 
 /// Where the elements of an input are.
-enum Elements {
+pub(super) enum Elements {
     /// In buffers that Triton lends.
     Lent(SmallVec<[Piece; 1]>),
     /// In our own memory, which the client cannot change.
@@ -48,7 +75,7 @@ enum Elements {
 
 /// An array that Triton lends for the life of the request.
 #[derive(Clone, Copy)]
-struct Lent<T> {
+pub(super) struct Lent<T> {
     start: *const T,
     len: usize,
 }
@@ -57,7 +84,7 @@ struct Lent<T> {
 unsafe impl<T> Send for Lent<T> {}
 
 /// A buffer of an input.
-struct Piece {
+pub(super) struct Piece {
     bytes: Lent<u8>,
     /// The GPU that has the memory; `None` for the host.
     gpu: Option<i32>,
@@ -79,7 +106,7 @@ impl Request {
     /// # Safety
     /// `raw` must be a live request that Execute was given and that nothing else answers or releases.
     pub unsafe fn new(raw: NonNull<TRITONBACKEND_Request>) -> Self {
-        Self { raw: RawRequest(raw), answered: false, inputs: SmallVec::new() }
+        Self { raw: RawRequest(raw), answered: false, inputs: SmallVec::new(), part: None }
     }
 
     pub(super) const fn as_ptr(&self) -> *mut TRITONBACKEND_Request {
@@ -115,6 +142,14 @@ impl Request {
         ))
     }
 
+    /// The number of inputs that it carries.
+    pub fn input_count(&self) -> Result<u32, Error> {
+        let mut count = 0;
+        // SAFETY: the request is alive until it is dropped.
+        unsafe { check(call!(TRITONBACKEND_RequestInputCount(self.as_ptr(), &mut count)))? };
+        Ok(count)
+    }
+
     /// The number of outputs that its client wants.
     pub fn output_count(&self) -> Result<u32, Error> {
         let mut count = 0;
@@ -142,6 +177,27 @@ impl Request {
             self.inputs.push(input);
         }
         Ok(())
+    }
+
+    /// Splits a request of several rows into its rows. Each is answered like a request of its own. The client gets one
+    /// answer when all rows have theirs: the rows of each output, or the first error.
+    pub fn split(mut self, rows: usize) -> Vec<Self> {
+        let whole = Whole::new(RawRequest(self.raw.0), rows);
+        let part = |row| Some(Part { whole: whole.clone(), row });
+        let others = (1..rows).map(|row| Self {
+            raw: RawRequest(self.raw.0),
+            answered: false,
+            inputs: SmallVec::new(),
+            part: part(row),
+        });
+        let others: Vec<_> = others.collect();
+        self.part = part(0);
+        std::iter::once(self).chain(others).collect()
+    }
+
+    /// Whether statistics count it. Of the rows of one request, only the first counts.
+    pub(super) fn is_counted(&self) -> bool {
+        self.part.as_ref().is_none_or(|part| part.row == 0)
     }
 
     /// Copies input number `index` to our own memory, so that its client can no longer change it.
@@ -197,8 +253,12 @@ impl Request {
         }
         // SAFETY: as above.
         let buffers = (0..buffers).map(|index| unsafe { input_buffer(input, index) }).collect::<Result<_, _>>()?;
-        let dims = Lent { start: dims, len: rank as usize };
-        Ok(Some(RawInput { data_type: types::data_type(data_type), dims, elements: Elements::Lent(buffers) }))
+        let dims = RawDims::Lent(Lent { start: dims, len: rank as usize });
+        let input = RawInput { data_type: types::data_type(data_type), dims, elements: Elements::Lent(buffers) };
+        match &self.part {
+            None => Ok(Some(input)),
+            Some(part) => part.row_of(input).map(Some),
+        }
     }
 
     /// A string parameter of the request, which tests send.
@@ -225,19 +285,24 @@ impl Request {
 
     /// An empty response to fill.
     pub fn response(&self) -> Result<Response, Error> {
-        let mut response = ptr::null_mut();
-        // SAFETY: the request is alive until it is dropped; the response is handed over.
-        unsafe {
-            check(call!(TRITONBACKEND_ResponseNew(&mut response, self.as_ptr())))?;
-            NonNull::new(response)
-                .map(|raw| Response::new(raw))
-                .ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))
+        match &self.part {
+            Some(Part { whole, row }) => Ok(Response::of_row(whole.clone(), *row)),
+            None => self.raw.response(),
         }
     }
 
     /// Releases a request that gets no answer.
     pub fn release_unanswered(mut self) {
         self.answered = true;
+    }
+
+    /// Its `timeout`; `None` if the client gave none, or the server cannot tell.
+    pub fn timeout(&self) -> Option<Duration> {
+        let mut micros = 0;
+        // SAFETY: the request is alive until it is dropped.
+        let asked =
+            unsafe { check(call!(TRITONBACKEND_InferenceRequestTimeoutMicroseconds(self.as_ptr(), &mut micros))) };
+        asked.ok().filter(|()| micros > 0).map(|()| Duration::from_micros(micros))
     }
 
     /// Whether its client has cancelled it. False on a server that cannot tell.
@@ -280,9 +345,29 @@ impl Drop for Request {
         if !self.answered {
             self.answer(Err(Error::new(Code::Internal, "the backend lost this request; please report it")));
         }
+        if self.part.is_none() {
+            self.raw.release();
+        }
+    }
+}
+
+impl RawRequest {
+    pub(super) fn response(&self) -> Result<Response, Error> {
+        let mut response = ptr::null_mut();
+        // SAFETY: the request is alive until it is released; the response is handed over.
+        unsafe {
+            check(call!(TRITONBACKEND_ResponseNew(&mut response, self.0.as_ptr())))?;
+            NonNull::new(response)
+                .map(|raw| Response::new(raw))
+                .ok_or_else(|| Error::new(Code::Internal, "Triton made no response"))
+        }
+    }
+
+    /// To be called once, when nothing uses the request any more.
+    pub(super) fn release(&self) {
         // SAFETY: alive until now and never used again.
         let released = unsafe {
-            check(call!(TRITONBACKEND_RequestRelease(self.as_ptr(), triton_sys::TRITONSERVER_REQUEST_RELEASE_ALL)))
+            check(call!(TRITONBACKEND_RequestRelease(self.0.as_ptr(), triton_sys::TRITONSERVER_REQUEST_RELEASE_ALL)))
         };
         if let Err(error) = released {
             log::error!("a request could not be released: {error}");
@@ -304,7 +389,7 @@ unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Pi
 }
 
 /// Copies buffers, one after another, to our own memory.
-fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
+pub(super) fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
     let bytes = buffers.iter().map(|piece| piece.bytes.len).fold(0, usize::saturating_add);
     let mut copied = reserve(bytes).map_err(NotCopied::Memory)?;
     for piece in buffers {
@@ -316,7 +401,27 @@ fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
     Ok(copied)
 }
 
+/// Copies a range of the bytes of buffers, one after another.
+pub(super) fn copy_part(buffers: &[Piece], range: Range<usize>) -> Result<Vec<u8>, NotCopied> {
+    if buffers.iter().any(|piece| piece.on_gpu().is_some()) {
+        return copy_buffers(buffers).map(|bytes| bytes.get(range).unwrap_or_default().to_vec());
+    }
+    let mut copied = reserve(range.len()).map_err(NotCopied::Memory)?;
+    let mut before = 0;
+    for piece in buffers {
+        let end = before + piece.byte_len();
+        let part = range.start.clamp(before, end) - before..range.end.clamp(before, end) - before;
+        piece.on_host().part(part).append_to(&mut copied);
+        before = end;
+    }
+    Ok(copied)
+}
+
 impl Piece {
+    pub(super) const fn byte_len(&self) -> usize {
+        self.bytes.len
+    }
+
     /// Where it is, if it is on a GPU. The memory lives as long as the request, whose part this is.
     fn on_gpu(&self) -> Option<Foreign<'_>> {
         let (gpu, Lent { start, len }) = (self.gpu?, self.bytes);
@@ -341,9 +446,7 @@ impl<'a> Input<'a> {
 
     /// With Triton's batch dimension first, if the model has one.
     pub const fn dims(self) -> &'a [i64] {
-        let Lent { start, len } = self.0.dims;
-        // SAFETY: Triton's own array, which nothing changes. It lives as long as the request, which 'a borrows.
-        if len == 0 { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
+        self.0.dims.as_slice()
     }
 
     /// The bytes of the elements, in as many pieces as Triton has them; none if they have been read as strings. Panics

@@ -349,6 +349,21 @@ fallible! {
         put(input, ptr::from_ref(found.ok_or_else(|| not_there("input"))?).cast_mut().cast());
         Ok(())
     }
+    fn TRITONBACKEND_RequestInputCount(raw: *mut TRITONBACKEND_Request, count: *mut u32) |_fails| {
+        put(count, request(raw, NAME).inputs.len() as u32);
+        Ok(())
+    }
+    fn TRITONBACKEND_InferenceRequestTimeoutMicroseconds(raw: *mut TRITONBACKEND_Request, micros: *mut u64) |_fails| {
+        request(raw, NAME);
+        put(micros, 0);
+        Ok(())
+    }
+    fn TRITONBACKEND_ResponseSetIntParameter(
+        raw: *mut TRITONBACKEND_Response, _name: *const c_char, _value: i64,
+    ) |_fails| {
+        response(raw, NAME);
+        Ok(())
+    }
     fn TRITONBACKEND_RequestOutputCount(raw: *mut TRITONBACKEND_Request, count: *mut u32) |_fails| {
         put(count, request(raw, NAME).outputs.len() as u32);
         Ok(())

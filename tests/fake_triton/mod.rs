@@ -181,6 +181,13 @@ impl LoadedInstance {
         took(unsafe { exports::TRITONBACKEND_ModelInstanceExecute(self.raw(), raw.as_mut_ptr(), count) })
     }
 
+    /// Hands a payload over that need not be answered before the next one.
+    pub fn send(&self, payload: &[Arc<Request>]) {
+        if self.execute(payload).is_err() {
+            payload.iter().for_each(refuse);
+        }
+    }
+
     /// Runs a payload and holds the backend to its promise: every request is answered once and, but for those that
     /// may be held, released once.
     pub fn run(&self, payload: Vec<Request>) -> Vec<Arc<Request>> {
@@ -246,7 +253,8 @@ fn wait_for_answers(payload: &[Arc<Request>]) {
             return;
         }
         assert!(Instant::now() < end, "a request has had no answer or no release for too long");
-        std::thread::yield_now();
+        // As core's thread does between payloads. A release may wait for that.
+        std::thread::sleep(Duration::from_micros(100));
     }
 }
 

@@ -1,4 +1,4 @@
-//! `direct`: each of core's slots is a lane with at most one sequence.
+//! Lanes, each with at most one sequence: core's slots with `direct`, or those of this backend's scheduler.
 
 use std::time::Instant;
 
@@ -54,6 +54,10 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
             records.wait(slot, now);
         }
         false
+    }
+
+    fn in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
+        self.0.get(&(instance, lane)).copied()
     }
 
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {

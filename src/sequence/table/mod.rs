@@ -26,7 +26,7 @@ pub struct Policy {
     /// A START that arrives soon after another one of its id may be the older of the two. In this case, the sequence at
     /// the front counts as started over when it has had no request for this long.
     pub rest: Duration,
-    /// Whether the lane of a request identifies its incarnation (`direct`).
+    /// Whether the lane of a request identifies its incarnation (`direct`, and where this backend schedules).
     pub by_lane: bool,
     /// Most requests that core queues for one instance: one for each of its slots. It is 1 with `direct`, because each
     /// payload takes the next request of every slot.
@@ -110,6 +110,11 @@ trait Incarnations<S, C, H>: Send {
 
     /// See [`Sequences::settle`]. Returns whether the request must be held.
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
+
+    /// The slot of the sequence in a lane.
+    fn in_lane(&self, _instance: u32, _lane: u32) -> Option<SlotId> {
+        None
+    }
 
     /// Removes an incarnation that is over, and frees its slot.
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key);
@@ -366,6 +371,16 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.held > 0
     }
 
+    /// Ends the sequence in a lane. No request of it may be in flight. Returns the slot that it had.
+    pub fn end_lane(&mut self, instance: u32, lane: u32, expired: bool) -> Option<SlotId> {
+        let slot = self.incarnations.in_lane(instance, lane)?;
+        let key = self.records.pool.record(slot)?.key.clone();
+        let counts = &mut self.records.counts;
+        *(if expired { &mut counts.expired } else { &mut counts.ended }) += 1;
+        self.incarnations.remove(&mut self.records, slot, &key);
+        Some(slot)
+    }
+
     /// Ends all sequences of an instance that is being removed.
     pub fn retire_instance(&mut self, instance: u32, released: &mut Vec<H>) {
         for slot in self.incarnations.retire_instance(instance) {
@@ -375,6 +390,11 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.instances.remove(&instance);
         self.interrupted.remove(&instance);
         released.append(&mut self.records.released);
+    }
+
+    /// Counts STARTs that were refused before they came here.
+    pub const fn count_rejected(&mut self, starts: usize) {
+        self.records.counts.rejected += starts as u64;
     }
 
     /// Counts of sequences so far.

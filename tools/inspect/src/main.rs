@@ -82,6 +82,8 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     let settings = Settings { completes: true, default_max_batch_size: 0 };
     let (signature, description) = (session.signature(), session.graph_description());
+    let names = (signature.input_names(), signature.output_names());
+    partial.take_id_tensors(&names.0, &names.1, settings.completes).map_err(LoadError::from)?;
     let plan = Plan::new(&partial, &arguments.model, signature, description, settings).map_err(LoadError::from)?;
     partial.add(&plan.additions);
     let mut completed = partial.document().as_object().cloned().unwrap_or_default();

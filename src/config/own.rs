@@ -1,0 +1,146 @@
+//! The scheduling of a model whose configuration has no `sequence_batching`.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::error::{ConfigError, field};
+use super::parameters::{Parameters, bad};
+use super::raw;
+use super::scheduling::YEAR;
+use crate::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Rules};
+
+/// OpenVINO Model Server's default of `max_sequence_number`.
+const MAX_SEQUENCES: usize = 500;
+/// OpenVINO Model Server's default of `sequence_cleaner_poll_wait_minutes`.
+const POLL_WAIT_MINUTES: f64 = 5.0;
+const LONGEST_WAIT_MS: u64 = 10_000;
+const MOST_WORKERS: usize = 1024;
+
+/// Parameters that a model with `sequence_batching` must not have. Without `sequence_batching`, one of these makes this
+/// backend schedule the sequences.
+const PARAMETERS: [&str; 9] = [
+    "id_reuse",
+    "idle_sequence_cleanup",
+    "max_queue_size",
+    "max_sequence_number",
+    "on_duplicate_start",
+    "queue_timeout_ms",
+    "sequence_cleaner_poll_wait_minutes",
+    "sequence_idle_timeout_ms",
+    "worker_count",
+];
+
+/// How this backend schedules a model itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnScheduling {
+    pub rules: Rules,
+    /// Number of threads that run batches, each with batch buffers of its own.
+    pub workers: usize,
+}
+
+impl fmt::Display for OwnScheduling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Rules { max_sequences, max_waiting, longest_wait, on_duplicate_start, id_reuse, idle } = self.rules;
+        write!(f, "{} worker(s), at most {max_sequences} sequences", self.workers)?;
+        if max_waiting > 0 {
+            write!(f, ", {max_waiting} STARTs wait for up to {longest_wait:?}")?;
+        }
+        match idle {
+            IdleRule::Never => write!(f, ", idle ones stay")?,
+            IdleRule::After(limit) => write!(f, ", idle limit {limit:?}")?,
+            IdleRule::TwoScans(period) => write!(f, ", idle ones end after two scans, {period:?} apart")?,
+        }
+        if on_duplicate_start == OnDuplicateStart::Restart {
+            write!(f, ", a START of a live id restarts it")?;
+        }
+        if id_reuse == IdReuse::AtOnce { write!(f, ", ids are reused at once") } else { Ok(()) }
+    }
+}
+
+impl OwnScheduling {
+    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+        let count = |name| parameters.number(name, 1usize.., "a number of sequences, 1 or more,");
+        let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
+        let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+        let duplicate = [("reject", OnDuplicateStart::Reject), ("restart", OnDuplicateStart::Restart)];
+        let reuse = [("last", IdReuse::Last), ("ovms", IdReuse::AtOnce)];
+        let workers = format!("a number of threads from 1 to {MOST_WORKERS}");
+        Ok(Self {
+            rules: Rules {
+                max_sequences: count("max_sequence_number")?.unwrap_or(MAX_SEQUENCES),
+                max_waiting: waiting.unwrap_or(0),
+                longest_wait: Duration::from_millis(wait.unwrap_or(LONGEST_WAIT_MS)).min(YEAR),
+                on_duplicate_start: parameters
+                    .choice("on_duplicate_start", &duplicate)?
+                    .unwrap_or(OnDuplicateStart::Reject),
+                id_reuse: parameters.choice("id_reuse", &reuse)?.unwrap_or(IdReuse::Last),
+                idle: idle_rule(parameters)?,
+            },
+            workers: parameters.number("worker_count", 1..=MOST_WORKERS, &workers)?.unwrap_or(1),
+        })
+    }
+
+    /// The first of [`PARAMETERS`] that is given.
+    pub(super) fn first_parameter(parameters: &Parameters) -> Option<&'static str> {
+        PARAMETERS.into_iter().find(|name| parameters.text(name).is_some())
+    }
+}
+
+/// `sequence_idle_timeout_ms` if it is given, else the rule of OpenVINO Model Server.
+fn idle_rule(parameters: &Parameters) -> Result<IdleRule, ConfigError> {
+    const POLL_WAIT: &str = "sequence_cleaner_poll_wait_minutes";
+    let minutes: Option<f64> = parameters.number(POLL_WAIT, 0.0.., "a number of minutes, 0 or more,")?;
+    let cleanup = parameters.flag("idle_sequence_cleanup", true)?;
+    let timeout = parameters.number("sequence_idle_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+    if let Some(timeout) = timeout {
+        return Ok(IdleRule::After(Duration::from_millis(timeout).min(YEAR)));
+    }
+    let minutes = minutes.unwrap_or(POLL_WAIT_MINUTES);
+    if !cleanup || minutes == 0.0 {
+        return Ok(IdleRule::Never);
+    }
+    let period = Duration::try_from_secs_f64(60.0 * minutes);
+    let period = period.map_err(|_| bad(POLL_WAIT, minutes, "a number of minutes is expected"))?;
+    Ok(IdleRule::TwoScans(period.clamp(Duration::from_millis(1), YEAR)))
+}
+
+/// Refuses what core would do in front of the backend that breaks sequences.
+pub(super) fn check_core(raw: &raw::ModelConfig) -> Result<(), ConfigError> {
+    if raw.response_cache.enable {
+        return Err(field(
+            "response_cache.enable",
+            "true",
+            "core would answer a request of one sequence with the answer of another: leave it out",
+        ));
+    }
+    let levels = raw.dynamic_batching.as_ref().map_or(0, |batching| batching.priority_levels.0);
+    if levels > 0 {
+        return Err(field(
+            "dynamic_batching.priority_levels",
+            levels.to_string(),
+            "requests of a sequence with different priorities would overtake each other: leave it out",
+        ));
+    }
+    if !raw.model_warmup.is_empty() {
+        return Err(field(
+            "model_warmup",
+            format!("{} sample(s)", raw.model_warmup.len()),
+            "its requests have no sequence: write parameter 'warmup_batch_sizes', or 'sequence_batching'",
+        ));
+    }
+    Ok(())
+}
+
+/// Accepts the options that OpenVINO Model Server's configurations have for a stateful model.
+pub(super) fn check_stateful(parameters: &Parameters) -> Result<(), ConfigError> {
+    if !parameters.flag("stateful", true)? {
+        return Err(bad("stateful", "false", "this backend serves stateful models: leave it out, or write 'true'"));
+    }
+    if parameters.flag("low_latency_transformation", false)? {
+        log::info!(
+            "parameter 'low_latency_transformation' has no effect: the model's states are those of its inputs and \
+             outputs"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,399 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn rules() -> Rules {
+    Rules {
+        max_sequences: 3,
+        max_waiting: 0,
+        longest_wait: 10 * SECOND,
+        on_duplicate_start: OnDuplicateStart::Reject,
+        id_reuse: IdReuse::Last,
+        idle: IdleRule::Never,
+    }
+}
+
+/// A scheduler with a clock, whose requests are numbers.
+struct Bench {
+    scheduler: Scheduler<u32>,
+    now: Instant,
+}
+
+const fn id(number: u64) -> SequenceId {
+    SequenceId::Number(number)
+}
+
+impl Bench {
+    fn new(rules: Rules) -> Self {
+        let now = Instant::now();
+        Self { scheduler: Scheduler::new(rules, 1, now), now }
+    }
+
+    fn send(&mut self, sequence: u64, what: &str, request: u32) -> Result<(), Refused> {
+        let (start, end) = (what.contains('S'), what.contains('E'));
+        let control = Control { id: (sequence != 0).then(|| id(sequence)), start, end };
+        self.scheduler.arrive(control, request, None, self.now).map(drop).map_err(|(_, refused)| refused)
+    }
+
+    fn take(&mut self) -> Vec<(u32, u32)> {
+        let work = self.scheduler.take(0, 8);
+        work.ready.into_iter().map(|ready| (ready.lane, ready.request)).collect()
+    }
+
+    fn finish(&mut self, batch: &[(u32, u32)], after: After) -> Vec<(u32, Refused)> {
+        let lanes = batch.iter().map(|(lane, _)| (*lane, after));
+        self.scheduler.finish(lanes, self.now, &mut Vec::new())
+    }
+
+    /// Takes and finishes whatever is queued.
+    fn run(&mut self, after: After) -> Vec<u32> {
+        let batch = self.take();
+        self.finish(&batch, after);
+        batch.into_iter().map(|(_, request)| request).collect()
+    }
+
+    fn pass(&mut self, time: Duration) -> Vec<(u32, Refused)> {
+        self.now += time;
+        self.scheduler.scan(self.now, &mut Vec::new())
+    }
+}
+
+#[test]
+fn requests_of_a_sequence_run_one_at_a_time_in_order_beside_others() {
+    let mut bench = Bench::new(rules());
+    for (sequence, what, request) in [(1, "S", 10), (1, "", 11), (2, "S", 20), (1, "E", 12), (2, "", 21)] {
+        bench.send(sequence, what, request).unwrap();
+    }
+    assert_eq!(bench.run(After::Advanced), [10, 20]);
+    assert_eq!(bench.run(After::Advanced), [11, 21]);
+    assert_eq!(bench.run(After::Over), [12]);
+    assert!(bench.run(After::Advanced).is_empty());
+}
+
+#[test]
+fn a_sequence_whose_request_runs_keeps_nobody_waiting() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    let running = bench.take();
+    bench.send(1, "", 11).unwrap();
+    bench.send(2, "S", 20).unwrap();
+    assert_eq!(bench.run(After::Advanced), [20]);
+    bench.finish(&running, After::Advanced);
+    assert_eq!(bench.run(After::Advanced), [11]);
+}
+
+#[test]
+fn what_follows_a_queued_end_is_missing_and_a_new_start_runs_beside_it() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    bench.send(1, "E", 11).unwrap();
+    assert_eq!(bench.send(1, "", 12), Err(Refused::Missing(id(1))));
+    bench.send(1, "S", 13).unwrap();
+    let batch = bench.take();
+    assert_eq!(batch.iter().map(|(_, request)| *request).collect::<Vec<_>>(), [10, 13]);
+    assert_ne!(batch[0].0, batch[1].0, "they have states of their own");
+}
+
+#[test]
+fn a_failed_start_takes_what_follows_it_along() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    bench.send(1, "", 11).unwrap();
+    let batch = bench.take();
+    assert_eq!(bench.finish(&batch, After::Over), [(11, Refused::Missing(id(1)))]);
+    assert_eq!(bench.scheduler.live(), 0);
+}
+
+#[test]
+fn a_live_id_is_refused_before_the_number_of_sequences_is() {
+    let mut bench = Bench::new(Rules { max_sequences: 1, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    assert_eq!(bench.send(1, "S", 11), Err(Refused::Exists(id(1))));
+    assert_eq!(bench.send(2, "S", 12), Err(Refused::TooMany { id: Some(id(2)), max: 1 }));
+    bench.run(After::Over);
+    bench.send(2, "S", 13).unwrap();
+}
+
+#[test]
+fn a_restart_follows_what_was_queued_before_it() {
+    let mut bench = Bench::new(Rules { on_duplicate_start: OnDuplicateStart::Restart, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.send(1, "", 11).unwrap();
+    bench.send(1, "S", 12).unwrap();
+    bench.send(1, "", 13).unwrap();
+    assert_eq!(bench.run(After::Advanced), [10, 12]);
+    assert_eq!(bench.run(After::Advanced), [11, 13]);
+    assert_eq!(bench.scheduler.live(), 1);
+    assert_eq!(bench.scheduler.take(0, 8).over.len(), 1, "the worker hears that the old one is over");
+    bench.send(1, "S", 14).unwrap();
+    assert_eq!(bench.scheduler.live(), 1, "an idle one gives its place at once");
+}
+
+#[test]
+fn starts_wait_for_a_place_in_order_and_not_for_longer_than_they_may() {
+    let mut bench = Bench::new(Rules { max_sequences: 1, max_waiting: 2, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.send(2, "S", 20).unwrap();
+    bench.send(2, "", 21).unwrap();
+    bench.send(3, "S", 30).unwrap();
+    assert_eq!(bench.send(4, "S", 40), Err(Refused::QueueFull { id: Some(id(4)), max: 2 }));
+    assert_eq!(bench.run(After::Over), [10]);
+    assert_eq!(bench.run(After::Advanced), [20]);
+    assert_eq!(bench.run(After::Over), [21]);
+    assert_eq!(bench.run(After::Advanced), [30]);
+    bench.send(5, "S", 50).unwrap();
+    bench.send(5, "", 51).unwrap();
+    assert_eq!(bench.pass(9 * SECOND), []);
+    assert_eq!(bench.pass(SECOND), [(50, Refused::Late(id(5))), (51, Refused::Missing(id(5)))]);
+    assert_eq!(bench.scheduler.next_scan(), None);
+}
+
+#[test]
+fn an_idle_sequence_is_over_after_its_time_and_failures_do_not_keep_it() {
+    let mut bench = Bench::new(Rules { idle: IdleRule::After(10 * SECOND), ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.send(2, "S", 20).unwrap();
+    bench.run(After::Advanced);
+    bench.pass(6 * SECOND);
+    bench.send(1, "", 11).unwrap();
+    bench.run(After::Advanced);
+    bench.send(2, "", 21).unwrap();
+    bench.run(After::Unchanged);
+    bench.pass(5 * SECOND);
+    assert_eq!(bench.send(2, "", 22), Err(Refused::Missing(id(2))));
+    bench.send(1, "", 12).unwrap();
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 1, expired: true }]);
+}
+
+#[test]
+fn a_request_that_is_under_way_when_the_time_is_over_decides() {
+    for (after, lives) in [(After::Advanced, true), (After::Unchanged, false)] {
+        let mut bench = Bench::new(Rules { idle: IdleRule::After(SECOND), ..rules() });
+        bench.send(1, "S", 10).unwrap();
+        bench.run(After::Advanced);
+        bench.send(1, "", 11).unwrap();
+        let running = bench.take();
+        bench.pass(2 * SECOND);
+        bench.finish(&running, after);
+        assert_eq!(bench.send(1, "", 12).is_ok(), lives);
+    }
+}
+
+#[test]
+fn two_scans_end_what_neither_saw_succeed() {
+    let mut bench = Bench::new(Rules { idle: IdleRule::TwoScans(10 * SECOND), ..rules() });
+    for sequence in 1..=3 {
+        bench.send(sequence, "S", 0).unwrap();
+    }
+    bench.run(After::Advanced);
+    bench.pass(10 * SECOND);
+    bench.send(1, "", 11).unwrap();
+    bench.send(2, "", 21).unwrap();
+    let (batch, outcomes) = (bench.take(), [After::Advanced, After::Unchanged]);
+    for (of, after) in batch.iter().zip(outcomes) {
+        bench.finish(&[*of], after);
+    }
+    bench.pass(10 * SECOND);
+    assert_eq!([1, 2, 3].map(|sequence| bench.send(sequence, "", 0).is_ok()), [true, false, false]);
+}
+
+#[test]
+fn a_made_id_is_none_that_lives() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    bench.send(0, "S", 20).unwrap();
+    let ids: Vec<_> = bench.scheduler.take(0, 8).ready.into_iter().map(|ready| ready.id).collect();
+    assert_eq!(ids, [id(1), id(2)]);
+}
+
+/// What is sent: which id (0: none), START, END.
+type Sent = (u64, bool, bool);
+
+#[derive(Clone, Debug)]
+enum Op {
+    Send(Sent),
+    Take {
+        worker: usize,
+        most: usize,
+    },
+    /// Finishes a batch that was taken, with an outcome for each request.
+    Finish {
+        batch: prop::sample::Index,
+        outcomes: u64,
+    },
+    /// Finishes all of them. Each succeeds.
+    FinishAll,
+    Pass(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        4 => (0u64..5, prop::bool::weighted(0.3), prop::bool::weighted(0.2)).prop_map(Op::Send),
+        3 => (0usize..2, 1usize..4).prop_map(|(worker, most)| Op::Take { worker, most }),
+        3 => (any::<prop::sample::Index>(), any::<u64>()).prop_map(|(batch, outcomes)| Op::Finish { batch, outcomes }),
+        1 => (0u64..8).prop_map(Op::Pass),
+    ]
+}
+
+fn any_rules() -> impl Strategy<Value = Rules> {
+    let idle =
+        prop_oneof![Just(IdleRule::Never), Just(IdleRule::After(5 * SECOND)), Just(IdleRule::TwoScans(5 * SECOND))];
+    (1usize..4, 0usize..3, any::<bool>(), any::<bool>(), idle).prop_map(|(most, waiting, restarts, at_once, idle)| {
+        Rules {
+            max_sequences: most,
+            max_waiting: waiting,
+            longest_wait: 3 * SECOND,
+            on_duplicate_start: if restarts { OnDuplicateStart::Restart } else { OnDuplicateStart::Reject },
+            id_reuse: if at_once { IdReuse::AtOnce } else { IdReuse::Last },
+            idle,
+        }
+    })
+}
+
+/// Watches what goes in and comes out.
+#[derive(Default)]
+struct Watch {
+    /// By lane: the requests that have come out, and the worker.
+    lanes: BTreeMap<u32, (Vec<u32>, usize)>,
+    running: Vec<(u32, u32)>,
+    /// Requests that are queued.
+    queued: Vec<u32>,
+}
+
+impl Watch {
+    fn refused(&mut self, refused: Vec<(u32, Refused)>) {
+        for (request, why) in refused {
+            assert!(self.queued.contains(&request), "{request} was refused ({why:?}) and was not queued");
+            self.queued.retain(|&queued| queued != request);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..Default::default() })]
+    #[test]
+    fn each_request_comes_out_once_in_order_and_alone_in_its_sequence(
+        rules in any_rules(), ops in prop::collection::vec(op(), 1..80),
+    ) {
+        let mut now = Instant::now();
+        let mut scheduler = Scheduler::new(rules, 2, now);
+        let (mut watch, mut batches, mut next) = (Watch::default(), Vec::<Vec<(u32, u32, bool)>>::new(), 0u32);
+        let mut ends = BTreeMap::new();
+        for op in ops.into_iter().chain((0..60).flat_map(|_| {
+            // Everything is let run out.
+            [Op::Take { worker: 0, most: 9 }, Op::Take { worker: 1, most: 9 }, Op::FinishAll]
+        })) {
+            match op {
+                Op::Send((sequence, start, end)) if sequence != 0 || start => {
+                    let control = Control { id: (sequence != 0).then(|| id(sequence)), start, end };
+                    ends.insert(next, end);
+                    watch.queued.push(next);
+                    if let Err((request, why)) = scheduler.arrive(control, next, None, now) {
+                        watch.refused(vec![(request, why)]);
+                    }
+                    next += 1;
+                }
+                Op::Send(_) => {}
+                Op::Take { worker, most } => {
+                    let work = scheduler.take(worker, most);
+                    prop_assert!(work.ready.len() <= most);
+                    let mut batch = Vec::new();
+                    for Ready { lane, request, .. } in work.ready {
+                        prop_assert!(watch.running.iter().all(|(running, _)| *running != lane), "two of a sequence run");
+                        watch.running.push((lane, request));
+                        prop_assert!(watch.queued.contains(&request), "{request} came out twice");
+                        watch.queued.retain(|&queued| queued != request);
+                        let (came, of) = watch.lanes.entry(lane).or_insert((Vec::new(), worker));
+                        prop_assert_eq!(*of, worker, "a sequence has moved");
+                        prop_assert!(came.last().is_none_or(|&last| last < request), "out of order");
+                        came.push(request);
+                        batch.push((lane, request, ends[&request]));
+                    }
+                    if !batch.is_empty() {
+                        batches.push(batch);
+                    }
+                }
+                Op::FinishAll => {
+                    let all = batches.drain(..).flatten();
+                    let after = all.map(|(lane, _, end)| (lane, if end { After::Over } else { After::Advanced }));
+                    watch.running.clear();
+                    let refused = scheduler.finish(after.collect::<Vec<_>>().into_iter(), now, &mut Vec::new());
+                    watch.refused(refused);
+                }
+                Op::Finish { batch, outcomes } if !batches.is_empty() => {
+                    let batch = batches.remove(batch.index(batches.len()));
+                    let after = |(bit, (lane, _, end)): (usize, &(u32, u32, bool))| {
+                        let after = match (outcomes >> (2 * (bit % 32))) & 3 {
+                            _ if *end => After::Over,
+                            0 => After::Over,
+                            1 => After::Unchanged,
+                            _ => After::Advanced,
+                        };
+                        (*lane, after)
+                    };
+                    let after: Vec<_> = batch.iter().enumerate().map(after).collect();
+                    watch.running.retain(|(lane, _)| !batch.iter().any(|(of, ..)| of == lane));
+                    let refused = scheduler.finish(after.into_iter(), now, &mut Vec::new());
+                    watch.refused(refused);
+                }
+                Op::Finish { .. } => {}
+                Op::Pass(seconds) => {
+                    now += Duration::from_secs(seconds);
+                    let refused = scheduler.scan(now, &mut Vec::new());
+                    watch.refused(refused);
+                }
+            }
+            prop_assert!(scheduler.placed <= rules.max_sequences && scheduler.waiting.len() <= rules.max_waiting);
+            prop_assert_eq!(scheduler.placed + scheduler.waiting.len(), scheduler.sequences.len());
+            prop_assert_eq!(scheduler.workers.iter().map(|worker| worker.sequences).sum::<usize>(), scheduler.placed);
+            prop_assert!(scheduler.by_id.values().all(|lane| !scheduler.sequences[lane].closed));
+            prop_assert!(scheduler.last_success.len() <= scheduler.placed);
+        }
+        // What waits for a place may wait for sequences that nobody ends. Its time runs out.
+        now += rules.longest_wait;
+        let refused = scheduler.scan(now, &mut Vec::new());
+        watch.refused(refused);
+        for worker in [0, 1] {
+            for Ready { request, .. } in scheduler.take(worker, 99).ready {
+                watch.queued.retain(|&queued| queued != request);
+            }
+        }
+        prop_assert_eq!(watch.queued, Vec::<u32>::new(), "never came out");
+    }
+}
+
+fn control() -> impl Strategy<Value = Control> {
+    (0u64..5, prop::bool::weighted(0.4), prop::bool::weighted(0.3)).prop_map(|(sequence, start, end)| {
+        let sequence = if start { sequence } else { sequence.max(1) };
+        Control { id: (sequence != 0).then(|| id(sequence)), start, end }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..Default::default() })]
+    #[test]
+    fn what_is_found_fit_to_arrive_arrives_and_what_is_not_is_refused_at_that_row(
+        max_sequences in 1usize..5, max_waiting in 0usize..3, restarts: bool, is_run: bool,
+        before in prop::collection::vec(control(), 0..8), rows in prop::collection::vec(control(), 1..6),
+    ) {
+        let now = Instant::now();
+        let on_duplicate_start = if restarts { OnDuplicateStart::Restart } else { OnDuplicateStart::Reject };
+        let mut scheduler = Scheduler::new(Rules { max_sequences, max_waiting, on_duplicate_start, ..rules() }, 1, now);
+        for control in &before {
+            _ = scheduler.arrive(control.clone(), 0, None, now);
+        }
+        while is_run && scheduler.has_work(0) {
+            let lanes: Vec<_> = scheduler.take(0, 9).ready.iter().map(|ready| (ready.lane, After::Advanced)).collect();
+            scheduler.finish(lanes.into_iter(), now, &mut Vec::new());
+        }
+        let found = scheduler.check(&rows.iter().collect::<Vec<_>>());
+        let mut refused = rows.into_iter().enumerate().filter_map(|(row, control)| {
+            scheduler.arrive(control, 0, None, now).err().map(|(_, why)| (row, why))
+        });
+        prop_assert_eq!(found.err(), refused.next());
+    }
+}

@@ -1,0 +1,144 @@
+//! Models that the backend schedules itself: any number of requests of a sequence in flight, in any payloads.
+
+use super::*;
+
+fn own(parameters: &[(&str, &str)]) -> Value {
+    let mut config = config(Value::Null);
+    config.as_object_mut().unwrap().remove("sequence_batching");
+    config["parameters"].as_object_mut().unwrap().remove("max_candidate_sequence_use_ratio");
+    fake_triton::with_parameters(config, parameters)
+}
+
+/// What becomes of a request.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Expected {
+    Sum(Row),
+    Error(triton_sys::TRITONSERVER_Error_Code),
+}
+
+/// The sums of the live sequences, as the requests arrive.
+#[derive(Default)]
+struct Oracle(BTreeMap<u64, Row>);
+
+impl Oracle {
+    fn arrives(&mut self, id: u64, flags: u32, row: Row, is_cancelled: bool) -> Expected {
+        let before = match (flags & START != 0, self.0.get(&id)) {
+            (true, Some(_)) => return Expected::Error(TRITONSERVER_ERROR_ALREADY_EXISTS),
+            (false, None) => return Expected::Error(TRITONSERVER_ERROR_NOT_FOUND),
+            (_, before) => before.copied().unwrap_or_default(),
+        };
+        let sum = if is_cancelled { before } else { [before[0] + row[0], before[1] + row[1]] };
+        if flags & END != 0 {
+            self.0.remove(&id);
+        } else {
+            self.0.insert(id, sum);
+        }
+        if is_cancelled { Expected::Error(TRITONSERVER_ERROR_CANCELLED) } else { Expected::Sum(sum) }
+    }
+}
+
+/// A request by chance.
+fn by_chance(random: &mut Random, ids: u64) -> (u64, u32, Row) {
+    let flags = if random.one_in(4) { START } else { 0 } | if random.one_in(6) { END } else { 0 };
+    (1 + random.below(ids), flags, [random.below(100) as f32, random.below(100) as f32])
+}
+
+/// Sends payloads by chance, in which a sequence may stand several times, without waiting for answers.
+fn send(model: &Loaded, random: &mut Random, payloads: usize, alter: impl Fn(&mut Random, Request) -> Request) -> Sent {
+    let mut sent = Sent::default();
+    for _ in 0..payloads {
+        let mut payload = Vec::new();
+        for _ in 0..=random.below(5) {
+            let (id, flags, row) = by_chance(random, 7);
+            let mut request = alter(random, request(id, flags, row));
+            // A START that is cancelled may or may not be over when the next one arrives.
+            request.cancelled = flags & START == 0 && random.one_in(10);
+            sent.expected.push(sent.oracle.arrives(id, flags, row, request.cancelled));
+            payload.push(Arc::new(request));
+        }
+        model.instance.send(&payload);
+        sent.requests.extend(payload);
+    }
+    sent
+}
+
+#[derive(Default)]
+struct Sent {
+    oracle: Oracle,
+    requests: Vec<Arc<Request>>,
+    expected: Vec<Expected>,
+}
+
+#[test]
+fn many_requests_of_a_sequence_in_flight_are_answered_in_their_order() {
+    let Some(triton) = Triton::start() else { return };
+    for workers in 1..=4 {
+        let model = load(&triton, &own(&[("worker_count", &workers.to_string())]));
+        let sent = send(&model, &mut Random(workers), 400, |_, request| request);
+        wait_for_release(&sent.requests);
+        for (number, (request, expected)) in sent.requests.iter().zip(sent.expected).enumerate() {
+            let came = match sum(request) {
+                Some(sum) => Expected::Sum(sum),
+                None => Expected::Error(request.error().unwrap().0),
+            };
+            assert_eq!(came, expected, "request {number}, {workers} workers, flags {}", request.flags);
+        }
+        model.unload();
+    }
+    triton.assert_clean();
+}
+
+#[test]
+fn whatever_fails_each_request_is_answered_once_and_released_once() {
+    let Some(triton) = Triton::start() else { return };
+    for (seed, one_in) in [(20, 300), (21, 60), (22, 15), (23, 4)] {
+        let model =
+            load(&triton, &own(&[("worker_count", "2"), ("max_sequence_number", "4"), ("max_queue_size", "2")]));
+        let mut random = Random(seed);
+        ledger::set_faults(Faults::Random { random: Random(seed), one_in });
+        let sent = send(&model, &mut random, 300, |random, request| match random.one_in(12) {
+            true => {
+                let id = 1 + random.below(7);
+                let wrong = wrong(id, request.flags);
+                let chosen = random.below(wrong.len() as u64) as usize;
+                wrong.into_iter().nth(chosen).unwrap().0
+            }
+            false => request,
+        });
+        // A START may wait for a place; the ENDs of the others free it.
+        for id in 1..=7 {
+            model.instance.send(&[Arc::new(request(id, END, [0.0, 0.0]))]);
+        }
+        wait_for_release(&sent.requests);
+        ledger::set_faults(Faults::None);
+        let after = model.run(vec![request(100, START | END, [1.0, 2.0])]);
+        assert!(sum(&after[0]).is_some() || after[0].error().unwrap().0 == TRITONSERVER_ERROR_UNAVAILABLE);
+        model.unload();
+    }
+    triton.assert_clean();
+}
+
+#[cfg(feature = "fault-injection")]
+#[test]
+fn a_panic_costs_no_answer_and_no_other_sequence() {
+    let stages = ["decode", "admit", "gather", "run", "respond", "complete"];
+    for workers in ["1", "2"] {
+        serve(&own(&[("worker_count", workers)]), |model| {
+            for stage in stages {
+                model.run((1..=3).map(|id| request(id, START, [id as f32, 0.0])).collect());
+                let injected = request(2, 0, [9.0, 9.0]).with_parameter("inject_panic", stage);
+                let payload = model.run(vec![request(1, 0, [1.0, 1.0]), injected, request(3, 0, [1.0, 1.0])]);
+                assert!(payload.iter().all(|request| request.answer().is_some()), "{stage}");
+                // A sequence goes on with its own sum, or is over.
+                let payload = model.run((1..=3).map(|id| request(id, END, [0.0, 0.0])).collect());
+                for (request, id) in payload.iter().zip(1..) {
+                    let own = [[id as f32, 0.0], [id as f32 + 1.0, 1.0]];
+                    let is_own = sum(request).is_none_or(|sum| own.contains(&sum));
+                    assert!(is_own, "{stage}, sequence {id}: {:?}", sum(request));
+                }
+                let payload = model.run((1..=3).map(|id| request(id, START | END, [5.0, 6.0])).collect());
+                assert_eq!(sums(&payload), [Some([5.0, 6.0]); 3], "{stage}: every id can be started again");
+            }
+        });
+    }
+}
