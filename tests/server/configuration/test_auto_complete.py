@@ -66,13 +66,15 @@ def test_a_part_of_a_configuration_is_kept_and_the_rest_filled_in(deployment, na
     config = deployment.admin.get_model_config(model.name).config
     assert config.max_batch_size == kept.get("max_batch_size", 64)
     batching = config.sequence_batching
+    inputs = ["observation"]
     if "sequence_batching" not in written:
-        assert batching.max_sequence_idle_microseconds == 60_000_000
-        assert batching.oldest.max_candidate_sequences == 1024
+        # the backend schedules the model
+        assert not config.HasField("sequence_batching")
+        inputs += ["sequence_id", "sequence_control_input"]
     else:
         assert not batching.HasField("oldest")
         assert batching.max_sequence_idle_microseconds == kept.get("idle", 1_000_000)
-    assert [tensor.name for tensor in config.input] == ["observation"]
+    assert [tensor.name for tensor in config.input] == inputs
     assert [tensor.name for tensor in config.output] == ["action"]
 
 

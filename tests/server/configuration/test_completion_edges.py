@@ -140,7 +140,8 @@ def printed_line(text: str) -> str:
 )
 def test_half_found_states_are_warned_of_with_the_line_to_write(deployment, name, written, line):
     model = HALF.served("model", f"half_{name}", file_name="model.onnx", written=written)
-    [warning] = warnings_of_load(deployment, model)
+    # a configuration that writes no idle limit is warned of that, too
+    [warning] = [text for text in warnings_of_load(deployment, model) if "core forgets a sequence" not in text]
     assert printed_line(warning) == f"parameters {{ key: 'state_pairs' value {{ string_value: '{line}' }} }}"
     if name == "by_names":
         with pytest.raises(InferenceServerException, match=re.escape("missing required input(s) ['memory']")):

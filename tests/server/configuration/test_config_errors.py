@@ -143,7 +143,6 @@ def scheduled(name: str, scheduling: str, **changes):
 @pytest.mark.parametrize(
     ("model", "words"),
     [
-        (scheduled("dynamic", "dynamic_batching { }"), ["sequence_batching"]),
         (
             scheduled("iterative", "sequence_batching { iterative_sequence: true oldest { } }"),
             ["iterative_sequence"],

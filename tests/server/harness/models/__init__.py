@@ -11,7 +11,7 @@ from harness.models.implicit_state import implicit
 from harness.models.inputs import defaults, framed, framed_or_fails, knob
 from harness.models.outputs import open_shapes, two_inputs, with_a_loss
 from harness.models.ragged import HALVES, LENGTH, RAW, WIDTH, cached, masked, padded_lstm
-from harness.models.runs import fails, quantized, slow
+from harness.models.runs import fails, quantized, slow, work
 from harness.models.stateful_backend import (
     accumulate_fp32,
     accumulate_int32,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+from onnx import TensorProto, helper
 
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
@@ -79,6 +80,69 @@ def fails(name: str = "fails", **changes) -> Model:
         build,
         inputs=(Tensor("INPUT", "int64", (1,), between=(0, 3)),),
         outputs=(Tensor("OUTPUT", "int32", (1,)),),
+        states=(("SUM_IN", "SUM_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
+
+
+def work(name: str = "work", **changes) -> Model:
+    """OUTPUT is the sum of INPUT over a sequence. An INPUT of 1000 and more fails Run.
+
+    The run takes as many rounds of about half a millisecond as the largest WORK of its batch says.
+
+    A loop of matrix products runs beside the sum and can't change it, which ONNX Runtime does not know.
+    """
+    size = 256
+    square = [size, size]
+
+    def build():
+        tensor = helper.make_tensor_value_info
+        body = helper.make_graph(
+            [
+                node("Identity", "GO_ON", "GOES_ON"),
+                node("MatMul", "LINK WEIGHT", "PRODUCT"),
+                node("Tanh", "PRODUCT", "NEXT_LINK"),
+            ],
+            "body",
+            [
+                tensor("ROUND", TensorProto.INT64, []),
+                tensor("GO_ON", TensorProto.BOOL, []),
+                tensor("LINK", TensorProto.FLOAT, square),
+            ],
+            [tensor("GOES_ON", TensorProto.BOOL, []), tensor("NEXT_LINK", TensorProto.FLOAT, square)],
+        )
+        one = [BATCH, 1]
+        rng = np.random.default_rng(3)
+        return graph(
+            [
+                node("ReduceMax", "WORK", "ROUNDS", keepdims=0),
+                node("Loop", "ROUNDS - FIRST_LINK", "LAST_LINK", body=body),
+                node("ReduceMax", "LAST_LINK", "HIGHEST", keepdims=0),
+                node("Greater", "HIGHEST TWO", "NEVER"),  # tanh is at most one
+                node("GreaterOrEqual", "INPUT THOUSAND", "TOO_LARGE"),
+                node("Cast", "TOO_LARGE", "INDEX", to=TensorProto.INT64),
+                node("Gather", "NOTHING INDEX", "ADDED"),
+                node("Add", "INPUT ADDED", "GOOD"),
+                node("Add", "SUM_IN GOOD", "SUM"),
+                node("Where", "NEVER WORK SUM", "SUM_OUT"),
+                node("Identity", "SUM_OUT", "OUTPUT"),
+            ],
+            [("INPUT", "int64", one), ("WORK", "int64", one), ("SUM_IN", "int64", one)],
+            [("OUTPUT", "int64", one), ("SUM_OUT", "int64", one)],
+            {
+                "FIRST_LINK": rng.uniform(-1, 1, square).astype(np.float32),
+                "WEIGHT": rng.standard_normal(square).astype(np.float32) / size**0.5,
+                "TWO": np.array(2, np.float32),
+                "THOUSAND": np.array(1000, np.int64),
+                "NOTHING": np.array([0], np.int64),
+            },
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "int64", (1,), between=(-99, 99)), Tensor("WORK", "int64", (1,), between=(0, 0))),
+        outputs=(Tensor("OUTPUT", "int64", (1,)),),
         states=(("SUM_IN", "SUM_OUT"),),
     )
     return dataclasses.replace(model, **changes)

@@ -1,0 +1,218 @@
+"""How many sequences there may be: cases O30 to O33 of OpenVINO Model Server, and the queue of STARTs."""
+
+import contextlib
+
+import pytest
+
+from harness.conversations import together
+from harness.deployment import eventually
+from harness.own import Talk, both_ways, check_error, fails_with, fed, total
+from harness.raw import Refused, take_back
+
+
+def full(serve, connect, way=None, **parameters):
+    """A model that may have five sequences, and has the sequences 1 to 5."""
+    model, client = serve(parameters={"max_sequence_number": 5, **parameters}), connect()
+    talks = [Talk(client, model, sequence_id, *([way] if way else [])) for sequence_id in range(1, 6)]
+    for talk in talks:
+        talk.start(fed(talk.sequence_id))
+    return model, client, talks
+
+
+@both_ways
+@pytest.mark.parametrize("protocol", ["unary", "stream", "http"])
+def test_o30_a_start_beyond_the_maximum_is_refused_at_once(serve, connect, way, protocol):
+    model, _, talks = full(serve, connect, way)
+    with fails_with("MAX_SEQUENCE_NUMBER_REACHED", 6):
+        Talk(connect(protocol), model, 6, way).start()
+    with fails_with("SEQUENCE_MISSING", 6):
+        Talk(connect(protocol), model, 6, way).step()
+    for talk in talks:
+        assert total(talk.end(fed(0))) == talk.sequence_id
+
+
+@both_ways
+def test_o31_a_start_without_an_id_is_refused_too(serve, connect, way):
+    model, client, _ = full(serve, connect, way)
+    with fails_with("MAX_SEQUENCE_NUMBER_REACHED"):
+        Talk(client, model, None, way).start()
+
+
+@both_ways
+def test_o32_a_start_of_a_live_id_says_so_at_the_maximum_too(serve, connect, way):
+    """OpenVINO Model Server says that the maximum is reached."""
+    _, _, talks = full(serve, connect, way)
+    with fails_with("SEQUENCE_ALREADY_EXISTS", 3):
+        talks[2].start()
+
+
+@both_ways
+def test_o33_a_sequence_that_ends_makes_room(serve, connect, way):
+    model, client, talks = full(serve, connect, way)
+    talks[0].end()
+    talk = Talk(client, model, 6, way)
+    talk.start()
+    with fails_with("MAX_SEQUENCE_NUMBER_REACHED", 7):
+        Talk(client, model, 7, way).start()
+
+
+def test_a_start_that_is_refused_is_counted(deployment, serve, connect):
+    model, client, _ = full(serve, connect)
+    with fails_with("MAX_SEQUENCE_NUMBER_REACHED", 6):
+        Talk(client, model, 6).start()
+    deployment.settles("stateful_sequences_rejected_total", model, 1)
+
+
+def test_a_sequence_of_one_request_needs_a_place_too(serve, connect):
+    model, client, talks = full(serve, connect)
+    with fails_with("MAX_SEQUENCE_NUMBER_REACHED", 6):
+        Talk(client, model, 6).one_shot()
+    talks[0].end()
+    Talk(client, model, 6).one_shot()
+    Talk(client, model, 7).one_shot()
+
+
+def test_a_start_that_failed_takes_no_place(serve, connect):
+    model, client, talks = full(serve, connect)
+    talks[0].end()
+    for _ in range(3):
+        with pytest.raises(Refused, match="ONNX Runtime"):
+            Talk(client, model, 6).start(fed(1000))
+    Talk(client, model, 6).start()
+
+
+def test_restarting_a_sequence_needs_no_place(serve, connect):
+    _, _, talks = full(serve, connect, on_duplicate_start="restart")
+    assert total(talks[2].start(fed(50))) == 50
+
+
+def test_many_starts_at_once_get_exactly_the_places_that_there_are(deployment, serve, connect):
+    model, client = serve(parameters={"max_sequence_number": 10}), connect()
+
+    def start(sequence_id):
+        try:
+            Talk(client, model, sequence_id).start()
+        except Refused as error:
+            check_error(error, "MAX_SEQUENCE_NUMBER_REACHED", sequence_id)
+            return False
+        return True
+
+    came = together(lambda of=of: start(of) for of in range(1, 31))
+    assert came.count(True) == 10
+    deployment.settles("stateful_live_sequences", model, 10)
+
+
+def test_the_default_maximum_is_500(serve, connect):
+    model, stream = serve(), connect("stream")
+    for sequence_id in range(1, 502):
+        stream.send(model.name, fed(1), {"sequence_id": sequence_id, "sequence_start": True})
+    replies = stream.all_replies(501)
+    assert all(total(replies[number]) == 1 for number in range(500))
+    check_error(replies[500], "MAX_SEQUENCE_NUMBER_REACHED", 501)
+
+
+# ---- the queue
+
+
+def start_of(sequence_id, timeout_us=None) -> dict:
+    timeout = {} if timeout_us is None else {"timeout": timeout_us}
+    return {"sequence_id": sequence_id, "sequence_start": True, **timeout}
+
+
+def test_a_start_may_wait_for_a_place_and_the_next_requests_behind_it(serve, connect):
+    model, client, talks = full(serve, connect, max_queue_size=2)
+    stream = connect("stream")
+    for value, parameters in [(1, start_of(6)), (2, {"sequence_id": 6}), (4, {"sequence_id": 6, "sequence_end": True})]:
+        stream.send(model.name, fed(value), parameters)
+    talks[0].end()
+    replies = stream.all_replies(3)
+    assert [total(replies[number]) for number in range(3)] == [1, 3, 7]
+    # that END made a place, too
+    Talk(client, model, 8).start()
+
+
+def test_starts_get_their_places_in_the_order_in_which_they_came(serve, connect):
+    """The first that waits is there before the second: both come on one stream."""
+    model, client, talks = full(serve, connect, max_queue_size=2)
+    stream = connect("stream")
+    for sequence_id in (6, 7):
+        stream.send(model.name, fed(1), start_of(sequence_id))
+    talks[0].end()
+    number, answer = stream.reply()
+    assert (number, total(answer)) == (0, 1)
+    # 7 still waits, so its id is taken and its request is not answered
+    with fails_with("SEQUENCE_ALREADY_EXISTS", 7):
+        Talk(client, model, 7).start()
+    talks[1].end()
+    number, answer = stream.reply()
+    assert (number, total(answer)) == (1, 1)
+
+
+def test_a_start_that_finds_the_queue_full_is_refused(serve, connect):
+    model, client, talks = full(serve, connect, max_queue_size=2)
+    calls = [client.send(model.name, fed(1), start_of(sequence_id)) for sequence_id in (6, 7, 8)]
+    # two of the three wait, in whatever order they arrived
+    eventually(lambda: sum(call.future.done() for call in calls), lambda done: done == 1)
+    [refused] = [call for call in calls if call.future.done()]
+    with fails_with("SEQUENCE_QUEUE_FULL", 6 + calls.index(refused)):
+        refused.answer()
+    for talk in talks[:2]:
+        talk.end()
+    assert [total(call.answer()) for call in calls if call is not refused] == [1, 1]
+
+
+def test_a_start_waits_no_longer_than_its_timeout(serve, connect):
+    model, client, talks = full(serve, connect, max_queue_size=1)
+    for _ in range(3):
+        with fails_with("SEQUENCE_QUEUE_TIMEOUT", 6):
+            client.ask(model.name, fed(1), start_of(6, timeout_us=50_000))
+    # its place in the queue is free again, and its id is not taken
+    call = client.send(model.name, fed(1), start_of(6))
+    talks[0].end()
+    assert total(call.answer()) == 1
+
+
+def test_requests_behind_a_start_that_waited_too_long_find_no_sequence(serve, connect):
+    model, _, _ = full(serve, connect, max_queue_size=1)
+    stream = connect("stream")
+    stream.send(model.name, fed(1), start_of(6, timeout_us=300_000))
+    stream.send(model.name, fed(1), {"sequence_id": 6})
+    replies = stream.all_replies(2)
+    check_error(replies[0], "SEQUENCE_QUEUE_TIMEOUT", 6)
+    check_error(replies[1], "SEQUENCE_MISSING", 6)
+
+
+def test_a_cancelled_start_gives_its_place_in_the_queue_back(deployment, serve, connect):
+    model, client, talks = full(serve, connect, max_queue_size=1)
+    for _ in range(5):
+        take_back(deployment, model.name, fed(1), start_of(6), after_s=0.01)
+    talks[0].end()
+    # a START whose cancelling came too late has run
+    with contextlib.suppress(Refused):
+        client.ask(model.name, fed(1), {"sequence_id": 6, "sequence_end": True})
+    assert total(client.ask(model.name, fed(1), start_of(7, timeout_us=60_000_000))) == 1
+    deployment.settles("stateful_live_sequences", model, 5)
+
+
+def test_a_request_that_waited_longer_than_its_timeout_is_not_run(serve, connect):
+    """Whatever it waited for. The sequence goes on from the state before it, and an END ends it. (The requests of the only
+    live sequence may be run at once, without a wait.)"""
+    model, stream = serve(), connect("stream")
+    Talk(connect(), model, 43).start()
+    late = {"sequence_id": 42, "timeout": 1}
+    for value, work, parameters in [
+        (1, 0, start_of(42)),
+        (2, 200, {"sequence_id": 42}),
+        (100, 0, late),
+        (4, 0, {"sequence_id": 42}),
+        (8, 200, {"sequence_id": 42}),
+        (100, 0, {**late, "sequence_end": True}),
+        (16, 0, {"sequence_id": 42}),
+    ]:
+        stream.send(model.name, fed(value, work), parameters)
+    replies = stream.all_replies(7)
+    assert [total(replies[number]) for number in (0, 1, 3, 4)] == [1, 3, 7, 15]
+    check_error(replies[2], "SEQUENCE_QUEUE_TIMEOUT", 42)
+    check_error(replies[5], "SEQUENCE_QUEUE_TIMEOUT", 42)
+    check_error(replies[6], "SEQUENCE_MISSING", 42)
+    Talk(connect(), model, 42).one_shot()

@@ -1,0 +1,105 @@
+"""Options of OpenVINO Model Server in `parameters`: case O59, and what a load refuses."""
+
+import pytest
+
+from harness import models
+from harness.model import Model
+from harness.own import ID_OUTPUT, Talk, own
+from harness.raw import Refused
+from harness.refusals import refused
+
+
+def test_o59_options_of_stateful_models_are_understood(serve, connect):
+    options = {
+        "stateful": "true",
+        "low_latency_transformation": "true",
+        "max_sequence_number": "100",
+        "idle_sequence_cleanup": "false",
+        "sequence_cleaner_poll_wait_minutes": "5",
+    }
+    Talk(connect(), serve(parameters=options), 42).whole(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("stateful", "false"),
+        ("stateful", "perhaps"),
+        ("low_latency_transformation", "perhaps"),
+        ("max_sequence_number", "0"),
+        ("max_sequence_number", "-1"),
+        ("max_sequence_number", "many"),
+        ("max_queue_size", "-1"),
+        ("idle_sequence_cleanup", "perhaps"),
+        ("sequence_cleaner_poll_wait_minutes", "-1"),
+        ("sequence_cleaner_poll_wait_minutes", "soon"),
+        ("sequence_idle_timeout_ms", "0"),
+        ("queue_timeout_ms", "0"),
+        ("on_duplicate_start", "replace"),
+        ("id_reuse", "always"),
+        ("worker_count", "0"),
+        ("worker_count", "two"),
+        ("scheduling", "newest"),
+    ],
+)
+def test_o59_a_value_that_an_option_cannot_have_is_refused(deployment, name, value):
+    model = own(models.counter(name=f"option_{name}_{value}"), **{name: value})
+    refused(deployment, model, name, value)
+
+
+def test_o59_a_misspelt_option_is_refused_and_the_right_one_named(deployment):
+    refused(deployment, own(models.counter(name="option_misspelt"), max_sequence_numbers=5), "max_sequence_number")
+
+
+@pytest.mark.parametrize(
+    "name", ["max_sequence_number", "max_queue_size", "worker_count", "on_duplicate_start", "id_reuse"]
+)
+def test_o59_an_option_of_ours_is_refused_where_triton_schedules(deployment, name):
+    value = {"on_duplicate_start": "reject", "id_reuse": "ovms"}.get(name, "5")
+    model = models.counter(name=f"option_beside_{name}").with_parameters(f"option_beside_{name}", **{name: value})
+    refused(deployment, model, name, "sequence_batching")
+
+
+def test_several_instances_are_refused(deployment):
+    """Core's threads could hand over two requests of a sequence in either order."""
+    for name, value in (("scheduling", "own"), ("max_sequence_number", 5)):
+        model = own(models.counter(name=f"option_instances_{name}", instances=2), **{name: value})
+        refused(deployment, model, "count", "worker_count", "sequence_batching")
+
+
+def test_several_instances_without_an_option_of_ours_are_left_to_triton(deployment, connect):
+    """As a model without any `sequence_batching` was before the backend could schedule."""
+    model = deployment.serve(own(models.counter(name="option_two_instances", instances=2)))
+    with pytest.raises(Refused, match="must specify the START flag"):
+        Talk(connect(), model, 42).step()
+
+
+def test_a_model_may_be_left_to_triton(deployment, connect):
+    model = deployment.serve(own(models.counter(name="option_oldest"), scheduling="oldest"))
+    with pytest.raises(Refused, match="must specify the START flag"):
+        Talk(connect(), model, 42).step()
+
+
+@pytest.mark.parametrize("more", ["", "dynamic_batching { }"], ids=["nothing", "dynamic_batching"])
+def test_a_model_without_sequence_batching_is_served(serve, connect, more):
+    Talk(connect(), serve(more=more + ID_OUTPUT), 42).whole(3)
+
+
+def test_a_configuration_of_one_line_is_served(deployment, connect):
+    """Everything else is filled in."""
+    name = "option_bare"
+    folder = deployment.repository / name
+    model: Model = models.counter(name=name)
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.onnx").write_bytes(model.build().SerializeToString())
+    (folder / "config.pbtxt").write_text('backend: "stateful"')
+    deployment.admin.load_model(name)
+    Talk(connect(), model, None).whole(3)
+    config = deployment.admin.get_model_config(name).config
+    assert {tensor.name: tensor.optional for tensor in config.input} == {
+        "INPUT": False,
+        "sequence_id": True,
+        "sequence_control_input": True,
+    }
+    assert {tensor.name for tensor in config.output} == {"OUTPUT"}
+    assert not config.HasField("sequence_batching")
