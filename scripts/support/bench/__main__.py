@@ -23,7 +23,7 @@ from support.bench.soak import Soak
 from support.paths import BUILD, ROOT
 from support.server import TritonServer
 
-LEVELS = ("step", "throughput", "growing", "live", "load", "service", "bound", "closed", "open")
+LEVELS = ("step", "throughput", "scheduling", "growing", "live", "load", "service", "bound", "closed", "open")
 TRANSPORTS = ("process", "stream")
 RECORDED = ROOT / "docs" / "bench"
 
@@ -207,6 +207,12 @@ def _bound(folder: Path, effort: step.Effort, options: argparse.Namespace):
 LEVEL = {
     "step": _step,
     "throughput": _throughput,
+    "scheduling": lambda folder, effort, options: step.scheduling(
+        folder,
+        effort,
+        [name for name in options.models if name in peers.MODELS_COMPARED],
+        options.sequences or [1, 16, 64],
+    ),
     "growing": lambda folder, effort, _: step.growing(folder, effort),
     "live": lambda folder, effort, _: step.live(folder, effort),
     "load": lambda folder, *_: step.load(folder),

@@ -93,10 +93,17 @@ class BenchModel:
         parameters: dict[str, str] | None = None,
         kind: str = "KIND_CPU",
         declared: str = "",
+        own: bool = False,
     ) -> str:
         """A config.pbtxt for sequences, on one thread. `delay_us`: the longest that core waits for a batch of
-        `preferred`. `kind`: of the instances. `declared`: states or controls, for `sequence_batching`."""
-        given = {"intra_op_thread_count": "1", "inter_op_thread_count": "1", "max_candidate_sequence_use_ratio": "1"}
+        `preferred`. `kind`: of the instances. `declared`: states or controls, for `sequence_batching`. `own`: without
+        that, so that the backend schedules the sequences."""
+        given = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
+        given |= (
+            {"max_sequence_number": str(candidates), "sequence_cleaner_poll_wait_minutes": "0"}
+            if own
+            else {"max_candidate_sequence_use_ratio": "1"}
+        )
         if "state [" not in declared:
             given["state_pairs"] = " ".join(f"<<<{state.input}, {state.output}>>>" for state in self.states)
         given |= self.parameters | (parameters or {})
@@ -104,12 +111,7 @@ class BenchModel:
             f'  {{ key: "{key}" value {{ string_value: "{value}" }} }}{"," if number < len(given) else ""}'
             for number, (key, value) in enumerate(given.items(), 1)
         )
-        return f"""
-backend: "{backend}"
-max_batch_size: {max_batch_size}
-input [ {_tensors(self.inputs)} ]
-output [ {_tensors(self.outputs)} ]
-sequence_batching {{
+        by_core = f"""sequence_batching {{
   max_sequence_idle_microseconds: 600000000
   {declared}
   oldest {{
@@ -117,7 +119,13 @@ sequence_batching {{
     {f"preferred_batch_size: [ {preferred} ]" if preferred else ""}
     max_queue_delay_microseconds: {delay_us}
   }}
-}}
+}}"""
+        return f"""
+backend: "{backend}"
+max_batch_size: {max_batch_size}
+input [ {_tensors(self.inputs)} ]
+output [ {_tensors(self.outputs)} ]
+{"" if own else by_core}
 instance_group [ {{ kind: {kind} }} ]
 parameters [
 {written}

@@ -48,6 +48,15 @@ COLUMNS = {
         "written_bytes_per_sequence": "bytes written/sequence",
         "copied_bytes_per_sequence": "copied/sequence",
     },
+    "scheduling": {
+        "model": "model",
+        "sequences": "sequences",
+        "scheduling": "scheduled by",
+        "requests_per_s": "requests/s",
+        "batch": "rows a run",
+        "cpu_us_per_request": "CPU µs",
+        "own_over_oldest": "own : oldest",
+    },
     "live": {
         "model": "model",
         "live": "live sequences",
@@ -126,6 +135,7 @@ TITLES = {
     "step": "The step, pinned to one CPU (in process)",
     "throughput": "As many requests as come back (in process)",
     "growing": "A state that grows by 256 bytes a step (in process)",
+    "scheduling": "The backend's own scheduler beside core's oldest (in process)",
     "live": "Many live sequences (in process)",
     "load": "Loading",
     "service": "The service over gRPC",
