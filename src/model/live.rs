@@ -322,7 +322,7 @@ impl LiveSequences {
         }
     }
 
-    /// Counts STARTs that were refused for want of a place.
+    /// Counts STARTs that were refused because every place is taken.
     pub fn count_rejected(&self, starts: usize) {
         if starts > 0 {
             self.table.lock().count_rejected(starts);

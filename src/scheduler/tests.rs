@@ -353,7 +353,7 @@ proptest! {
             prop_assert!(scheduler.by_id.values().all(|lane| !scheduler.sequences[lane].closed));
             prop_assert!(scheduler.last_success.len() <= scheduler.placed);
         }
-        // What waits for a place may wait for sequences that nobody ends. Its time runs out.
+        // No END may come that frees a place. Then the STARTs that wait are refused when their time is over.
         now += rules.longest_wait;
         let refused = scheduler.scan(now, &mut Vec::new());
         watch.refused(refused);

@@ -96,14 +96,13 @@ fn whatever_fails_each_request_is_answered_once_and_released_once() {
             load(&triton, &own(&[("worker_count", "2"), ("max_sequence_number", "4"), ("max_queue_size", "2")]));
         let mut random = Random(seed);
         ledger::set_faults(Faults::Random { random: Random(seed), one_in });
-        let sent = send(&model, &mut random, 300, |random, request| match random.one_in(12) {
-            true => {
-                let id = 1 + random.below(7);
-                let wrong = wrong(id, request.flags);
-                let chosen = random.below(wrong.len() as u64) as usize;
-                wrong.into_iter().nth(chosen).unwrap().0
+        let sent = send(&model, &mut random, 300, |random, request| {
+            if !random.one_in(12) {
+                return request;
             }
-            false => request,
+            let wrong = wrong(1 + random.below(7), request.flags);
+            let chosen = random.below(wrong.len() as u64) as usize;
+            wrong.into_iter().nth(chosen).unwrap().0
         });
         // A START may wait for a place; the ENDs of the others free it.
         for id in 1..=7 {
