@@ -421,8 +421,8 @@ impl LiveSequences {
     }
 }
 
-/// Waits until nobody has the memory of a slot. For the time of a copy, another instance may still write the state of
-/// the sequence that had the slot before. Returns whether the memory is free.
+/// Waits until the memory of a slot is free: another instance may still be copying the state of the sequence that had
+/// the slot before. Returns false if that takes too long.
 fn becomes_free(slab: &Arc<Slab>, slot: SlotId) -> bool {
     const PATIENCE: Duration = Duration::from_secs(10);
     let since = Instant::now();

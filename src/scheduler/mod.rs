@@ -471,7 +471,7 @@ impl<R> Scheduler<R> {
             refused.extend(requests.map(|request| (request, Refused::Missing(id.clone()))));
         }
         self.fill_places(now, wake);
-        wake.extend((0..self.workers.len()).filter(|&worker| !self.workers[worker].over.is_empty()));
+        wake.extend(self.with_over());
         refused
     }
 

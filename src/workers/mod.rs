@@ -21,7 +21,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
-use foldhash::HashMap;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use smallvec::{SmallVec, smallvec};
 
@@ -321,7 +320,7 @@ impl Shared {
     fn run_next(&self, worker: &Worker, instance: &mut Instance) {
         let work = self.scheduler.lock().take(worker.number, self.most_rows);
         let lanes: Vec<u32> = work.ready.iter().map(|ready| ready.lane).collect();
-        if let Err(error) = panic::catch(|| self.run(worker, instance, work)) {
+        if let Err(error) = panic::catch(|| self.run(worker, instance, work, &lanes)) {
             log::error!("{error}");
             // Whatever became of the batch, its sequences are over, and nothing waits for them.
             let over: Vec<_> = lanes.iter().map(|&lane| Over { lane, expired: false }).collect();
@@ -335,8 +334,8 @@ impl Shared {
         }
     }
 
-    /// Runs a batch, settles its sequences, answers, and releases.
-    fn run(&self, worker: &Worker, instance: &mut Instance, Work { ready, over }: Work<Queued>) {
+    /// Runs a batch of these lanes, settles its sequences, answers, and releases.
+    fn run(&self, worker: &Worker, instance: &mut Instance, Work { ready, over }: Work<Queued>, lanes: &[u32]) {
         if !over.is_empty() {
             instance.end(&over);
         }
@@ -345,7 +344,6 @@ impl Shared {
         }
         let now = Instant::now();
         let number = instance.number();
-        let mut after: Vec<(u32, After)> = ready.iter().map(|ready| (ready.lane, After::Over)).collect();
         let row = |Ready { lane, id, request: Queued { mut row, deadline } }| {
             if deadline.is_some_and(|deadline| deadline <= now) {
                 row.problem = Some(Box::new(RequestError::SequenceQueueTimeout(id.clone())));
@@ -354,9 +352,12 @@ impl Shared {
             row
         };
         let answered = instance.execute_rows(ready.into_iter().map(row).collect());
-        // If a panic dropped a row, its sequence is over.
-        let told: HashMap<u32, After> = answered.iter().filter_map(|of| of.lane).collect();
-        after.iter_mut().for_each(|(lane, after)| *after = told.get(lane).copied().unwrap_or(*after));
+        let mut after: Vec<(u32, After)> = answered.iter().filter_map(|of| of.lane).collect();
+        if after.len() < lanes.len() {
+            // A panic dropped rows. Their sequences are over.
+            let is_dropped = |lane: &&u32| answered.iter().all(|of| of.lane.is_none_or(|(known, _)| known != **lane));
+            after.extend(lanes.iter().filter(is_dropped).map(|&lane| (lane, After::Over)));
+        }
         let settled = instance.sequences().finish(answered);
         instance.sequences().finish_payload(number, Vec::new());
         let mut wake = Vec::new();

@@ -131,7 +131,7 @@ fn the_start_of_a_sequence_that_is_live_is_answered_and_released_later() {
     assert_eq!(sum(&restart[0]), Some([5.0, 5.0]), "answered at once");
     wait_for_release(&restart);
     assert_eq!(sum(&model.run(vec![request(1, 0, [1.0, 1.0])])[0]), Some([6.0, 6.0]));
-    // Several at once, of several sequences; nobody waits.
+    // Requests of several sequences in one payload. None of them waits.
     model.run(vec![request(2, START, [2.0, 2.0])]);
     let held =
         model.run(vec![request(1, START, [7.0, 7.0]), request(2, START, [8.0, 8.0]), request(2, START, [9.0, 9.0])]);

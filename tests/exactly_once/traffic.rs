@@ -14,7 +14,7 @@ enum Known {
 struct Traffic {
     random: Random,
     known: BTreeMap<u64, Known>,
-    /// Ids of which two incarnations may have lived at once; what an END leaves behind is not certain.
+    /// Ids of which two incarnations may have lived at once. An END may leave one of them live.
     mixed: Vec<u64>,
     held: Vec<Arc<Request>>,
     answers: usize,

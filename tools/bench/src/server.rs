@@ -303,7 +303,7 @@ impl Inbox {
         Arc::new(Self { expected, waiting, wants, answered: std::sync::Mutex::default() })
     }
 
-    /// Waits until every request has been answered and released, and takes the answers that nobody has taken.
+    /// Waits until every request has been answered and released, and discards the answers that were not taken.
     pub fn wait_for_all(&self) -> Vec<Answer> {
         while self.expected.load(Ordering::Acquire) > 0 {
             std::thread::park();

@@ -7,7 +7,7 @@ import dataclasses
 from harness.graphs import BATCH, graph, node
 from harness.model import CORRID, END, READY, START, Control, Model, Tensor
 
-# unusual values for no and yes, which nobody can guess
+# unusual values for no and yes, so that a default would be wrong
 UNUSUAL = {"bool": (0, 1), "int32": (5, -7), "fp32": (0.25, 2.5)}
 
 

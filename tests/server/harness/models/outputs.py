@@ -81,7 +81,7 @@ def open_shapes(name: str, ranks: bool = True, **changes) -> Model:
         if ranks:
             nodes += [node("Identity", "CUT", "STATE_OUT"), node("Neg", "CUT", "OUTPUT")]
         else:
-            # two branches of different ranks: nobody can say which one it will be
+            # two branches of different ranks: the rank is known only after a run
             spread = graph_of("spread", [node("Unsqueeze", "CUT SECOND", "SPREAD")], "SPREAD")
             plain = graph_of("plain", [node("Identity", "CUT", "PLAIN")], "PLAIN")
             nodes += [
