@@ -126,7 +126,7 @@ max_batch_size: {max_batch_size}
 input [ {_tensors(self.inputs)} ]
 output [ {_tensors(self.outputs)} ]
 {"" if own else by_core}
-instance_group [ {{ kind: {kind} }} ]
+instance_group [ {{ count: 1 kind: {kind} }} ]
 parameters [
 {written}
 ]
