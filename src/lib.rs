@@ -9,10 +9,11 @@
 //! |---|---|---|
 //! | [`exports`] | the symbols that Triton calls, one guarded line each | backend, workers, model, panic, triton |
 //! | [`workers`] | the path of a request that this backend schedules itself, from Execute to its release | instance, responder, batch, scheduler, model, panic, error, config, sequence, triton |
-//! | [`instance`] | the path of a payload from Triton's queue to its answers | responder, report, batch, store, model, panic, error, session, config, scheduler, sequence, memory, triton |
+//! | [`instance`] | the path of a payload from Triton's queue to its answers, and what requests do to their state beside a run | responder, report, batch, snapshot, store, model, panic, error, binding, session, config, scheduler, sequence, memory, state, triton |
 //! | [`responder`] | the thread that sends answers | panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, session, triton, config, scheduler, sequence, memory, state, tensor |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, snapshot, session, triton, config, scheduler, sequence, memory, state, tensor |
+//! | [`snapshot`] | the state of a sequence as bytes | store, error, binding, memory, triton, tensor |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
@@ -47,6 +48,7 @@ mod responder;
 mod scheduler;
 mod sequence;
 mod session;
+mod snapshot;
 mod state;
 mod store;
 pub mod tensor;

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
 use crate::error::RequestError;
-use crate::scheduler::Control;
+use crate::scheduler::{Control, Origin};
 use crate::sequence::SequenceId;
 use crate::triton::{Request, c_name};
 
@@ -43,7 +43,7 @@ impl ControlReader {
         let is_plain = id.is_some() && request.input_count()? as usize <= self.inputs;
         let Special { ids, controls } = if is_plain { Special::default() } else { self.special(request)? };
         let rows = ids.as_ref().map(Vec::len).or(controls.as_ref().map(Vec::len)).unwrap_or(1);
-        let parameters = Control { id, start, end };
+        let parameters = Control { id, start, end, origin: Origin::Own };
         let row = |row: usize| {
             let id = ids.as_ref().map(|ids| ids.get(row).copied().unwrap_or(0));
             let control = controls.as_ref().map(|controls| controls.get(row).copied().unwrap_or(0));
@@ -98,7 +98,7 @@ fn of_row(parameters: &Control, id: Option<u64>, control: Option<u32>) -> Result
     if id.is_none() && !start {
         return Err(RequestError::SequenceIdNotProvided);
     }
-    Ok(Control { id, start, end })
+    Ok(Control { id, start, end, origin: Origin::Own })
 }
 
 /// The elements of bound input number `index`, one for each row; `None` if the request doesn't have it. Core has

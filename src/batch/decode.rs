@@ -1,9 +1,11 @@
 //! From a request to a row that fits the model.
 
 use std::ffi::CString;
+use std::sync::Arc;
 
+use super::state_api::{StateReader, StateRequest};
 use super::{Row, TellsId, fault};
-use crate::binding::{Binding, BoundControl, ShapeForm, Source};
+use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi};
 use crate::error::RequestError;
 use crate::panic;
 use crate::sequence::{Key, SequenceId};
@@ -19,6 +21,8 @@ pub struct Expected {
     numeric_id: Option<DataType>,
     /// The GPU that the model runs on.
     gpu: Option<i32>,
+    state: StateReader,
+    binding: Arc<Binding>,
 }
 
 struct ExpectedInput {
@@ -45,24 +49,15 @@ pub enum Decoded {
 
 impl Expected {
     /// What the requests of this model must carry, for an instance on that GPU.
-    pub fn new(binding: &Binding, gpu: Option<i32>) -> Self {
+    pub fn new(binding: &Arc<Binding>, state_api: Option<&StateApi>, gpu: Option<i32>) -> Self {
         let inputs = binding.request_inputs().map(|(input, request)| {
-            let mut dims = input.dims.clone();
-            if let Some(context) = request.context {
-                let of_model = dims[context.axis];
-                dims[context.axis] = if of_model < 0 { of_model } else { of_model - context.length as i64 };
-            }
-            if let Some(axis) = input.batch_axis {
-                dims[axis] = 1;
-            }
-            if request.form != ShapeForm::Plain {
-                dims.insert(0, 1);
-            }
+            let dims = request.request_dims(input);
             let (name, data_type) = (input.name.clone(), input.data_type);
             let is_copied =
                 request.window_axis().is_none() && input.batch_axis.is_some() && data_type != DataType::Bytes;
             let is_shared = request.form == ShapeForm::Unbatched;
-            ExpectedInput { name, data_type, dims, optional: request.optional, is_copied, is_shared }
+            let optional = request.optional || request.is_held;
+            ExpectedInput { name, data_type, dims, optional, is_copied, is_shared }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -71,7 +66,9 @@ impl Expected {
             }
             _ => None,
         });
-        Self { names: inputs.iter().map(|input| c_name(&input.name)).collect(), inputs, numeric_id, gpu }
+        let names = inputs.iter().map(|input| c_name(&input.name)).collect();
+        let state = StateReader::new(state_api.cloned(), binding);
+        Self { names, inputs, numeric_id, gpu, state, binding: binding.clone() }
     }
 
     /// Reads a request of this instance (and lane, where there are lanes) and checks everything that can be wrong with
@@ -85,25 +82,53 @@ impl Expected {
             request.release_unanswered();
             return Decoded::Null;
         }
-        let problem = panic::catch_result(|| self.check(&mut request, id.as_ref())).err().map(Box::new);
+        let mut asked = None;
+        let checked = panic::catch_result(|| {
+            asked = self.state.parameters(&request)?;
+            self.check(&mut request, id.as_ref(), &mut asked, start)
+        });
         let key = id.map(|id| Key { instance, lane, id });
         let state = RowState { start, ..RowState::default() };
-        Decoded::Row(Row { state, key, end, tells_id: None, problem, answer: None, request })
+        let problem = checked.err().map(Box::new);
+        Decoded::Row(Row { state, key, end, asked, problem, ..Row::new(request) })
     }
 
     /// Checks a request of a model that this backend schedules itself, and makes its row.
-    pub fn row(&self, mut request: Request, start: bool, end: bool, tells_id: TellsId) -> Row {
-        let problem = panic::catch_result(|| self.check(&mut request, None)).err().map(Box::new);
+    pub fn row(
+        &self,
+        mut request: Request,
+        start: bool,
+        end: bool,
+        tells_id: TellsId,
+        mut asked: Option<Box<StateRequest>>,
+    ) -> Row {
+        let checked = panic::catch_result(|| self.check(&mut request, None, &mut asked, start));
         let state = RowState { start, ..RowState::default() };
-        Row { state, key: None, end, tells_id: Some(tells_id), problem, answer: None, request }
+        let problem = checked.err().map(Box::new);
+        Row { state, end, asked, tells_id: Some(tells_id), problem, ..Row::new(request) }
     }
 
-    fn check(&self, request: &mut Request, id: Option<&SequenceId>) -> Result<(), RequestError> {
+    /// The parameters of the State API that a request has.
+    pub fn asked(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
+        self.state.parameters(request)
+    }
+
+    fn check(
+        &self,
+        request: &mut Request,
+        id: Option<&SequenceId>,
+        asked: &mut Option<Box<StateRequest>>,
+        start: bool,
+    ) -> Result<(), RequestError> {
         fault::point("decode", [&*request]);
         if let (Some(data_type), Some(id @ SequenceId::Name(_))) = (self.numeric_id, id) {
             return Err(RequestError::SequenceIdType { id: id.clone(), data_type });
         }
         request.bind_inputs(&self.names)?;
+        self.state.tensors(request, asked, &self.binding, &self.names, start)?;
+        if asked.as_ref().is_some_and(|asked| !asked.runs) {
+            return Ok(());
+        }
         self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index, self.gpu))
     }
 }

@@ -233,8 +233,7 @@ fn controls(
         match control {
             BoundControl::Flag { flag, no, yes } => {
                 let says_yes = match flag {
-                    // A request without a sequence runs as the start of one.
-                    Flag::Start => row.state.is_fresh(),
+                    Flag::Start => row.starts_for_model(),
                     Flag::End => row.end,
                     Flag::Ready => true,
                 };

@@ -12,13 +12,15 @@ pub mod gather;
 pub mod grouping;
 pub mod isolation;
 pub mod respond;
+pub mod state_api;
 pub mod warm_up;
 
 use self::isolation::Member;
+use self::state_api::StateRequest;
 use crate::binding::{Binding, Source};
 use crate::config::ID_TENSOR;
 use crate::error::RequestError;
-use crate::model::Lease;
+use crate::model::{Extras, Lease};
 use crate::sequence::{Key, SequenceId};
 use crate::store::{HasState, RowState};
 use crate::tensor::DataType;
@@ -42,6 +44,10 @@ pub struct Row {
     pub key: Option<Key>,
     /// It ends its sequence.
     pub end: bool,
+    /// What it asks of the State API.
+    pub asked: Option<Box<StateRequest>>,
+    /// What its sequence keeps besides its states, if the request changes that.
+    pub extras: Option<Box<Extras>>,
     /// How its answer carries the id of its sequence, if it does.
     pub tells_id: Option<TellsId>,
     /// Why it cannot run, if so.
@@ -56,7 +62,17 @@ impl Row {
     /// A request that has not been read.
     pub fn new(request: Request) -> Self {
         let state = RowState::default();
-        Self { state, key: None, end: false, tells_id: None, problem: None, answer: None, request }
+        Self {
+            state,
+            key: None,
+            end: false,
+            asked: None,
+            extras: None,
+            tells_id: None,
+            problem: None,
+            answer: None,
+            request,
+        }
     }
 
     /// Its sequence, as [`isolation`] sees it.

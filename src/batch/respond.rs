@@ -1,6 +1,6 @@
 //! Rows of the outputs into responses.
 
-use super::{Row, fault};
+use super::{Row, fault, state_api};
 use crate::binding::{Binding, BoundOutput, TrimBy};
 use crate::error::RequestError;
 use crate::memory::{reserve, rows, strings};
@@ -78,6 +78,9 @@ impl<'a> Answers<'a> {
             }
             let mut outputs = self.outputs.iter().flatten();
             let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
+            if wanted.is_none() && state_api::is_output(name) {
+                continue;
+            }
             let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
             match answer.bound.trim {
                 Some(trim) => {
@@ -207,6 +210,9 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
             continue;
         }
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
+        if wanted.is_none() && state_api::is_output(name) {
+            continue;
+        }
         let output = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }

@@ -42,6 +42,8 @@ pub struct RequestInput {
     pub form: ShapeForm,
     /// Whether a request may leave it out; the model then has a value of its own.
     pub optional: bool,
+    /// Whether a sequence keeps it, so that only START must carry it.
+    pub is_held: bool,
     /// What goes in front of each request's elements.
     pub context: Option<BoundContext>,
     /// The axis along which rows may have different lengths.
@@ -51,6 +53,22 @@ pub struct RequestInput {
 }
 
 impl RequestInput {
+    /// The dims of a request of one row; -1 is open.
+    pub fn request_dims(&self, input: &BoundInput) -> Vec<i64> {
+        let mut dims = input.dims.clone();
+        if let Some(context) = self.context {
+            let of_model = dims[context.axis];
+            dims[context.axis] = if of_model < 0 { of_model } else { of_model - context.length as i64 };
+        }
+        if let Some(axis) = input.batch_axis {
+            dims[axis] = 1;
+        }
+        if self.form != ShapeForm::Plain {
+            dims.insert(0, 1);
+        }
+        dims
+    }
+
     /// Steps that the model sees along `axis` of a request with these dims: the context's and the request's own.
     pub fn row_length(&self, request: &[i64], axis: usize) -> usize {
         let context = self.context.filter(|context| context.axis == axis).map_or(0, |context| context.length);

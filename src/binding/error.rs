@@ -11,6 +11,9 @@ pub enum BindingError {
     /// `side` says what the parameter should name, and `has` what there is.
     #[error("parameter '{parameter}' names '{name}', which is not {side} (there is {})", names(has))]
     Unlisted { parameter: &'static str, name: String, side: &'static str, has: Vec<String> },
+    /// A tensor of the State API is listed whose state the model does not have.
+    #[error("'{list}' lists '{name}', which is no state of the model (there is {})", names(has))]
+    NoState { list: &'static str, name: String, has: Vec<String> },
     #[error("parameter '{parameter}' has '{value}', but {why}")]
     Parameter { parameter: &'static str, value: String, why: String },
     #[error("the initial value of state '{name}' from {from} does not fit: {why}")]

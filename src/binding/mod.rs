@@ -18,6 +18,7 @@ mod initial;
 mod initial_model;
 mod ragged;
 mod shapes;
+mod state_api;
 mod states;
 
 pub use bound::{
@@ -30,6 +31,7 @@ pub use initial_model::{InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};
 use ragged::{bind_trims, forbid_padding};
 use shapes::{request_input, response_output};
+pub use state_api::{StateApi, StateTensor};
 use states::StateBinder;
 
 use crate::config::{Config, InitialFiles, StatePair};
@@ -103,7 +105,7 @@ impl Binding {
     }
 
     /// The inputs that requests carry, in their order.
-    pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> {
+    pub fn request_inputs(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> + Clone {
         self.inputs.iter().filter_map(|input| match &input.source {
             Source::Request(request) => Some((input, request)),
             _ => None,
@@ -111,7 +113,7 @@ impl Binding {
     }
 
     /// The contexts, with the index of their input.
-    pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> {
+    pub fn contexts(&self) -> impl Iterator<Item = (usize, &RequestInput, BoundContext)> + Clone {
         self.inputs.iter().enumerate().filter_map(|(index, input)| match &input.source {
             Source::Request(request) => Some((index, request, request.context?)),
             _ => None,
@@ -121,6 +123,13 @@ impl Binding {
     /// Whether anything of a row is copied to its sequence after a run.
     pub fn is_copied_back(&self) -> bool {
         self.has_varying_states() || self.contexts().next().is_some()
+    }
+
+    /// Whether an input tells the model that a sequence starts.
+    pub fn has_start_control(&self) -> bool {
+        let is_start =
+            |input: &BoundInput| matches!(input.source, Source::Control(BoundControl::Flag { flag: Flag::Start, .. }));
+        self.inputs.iter().any(is_start)
     }
 
     /// Whether a sequence has states of varying size.
@@ -210,6 +219,9 @@ fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), Binding
     }
     for context in &config.contexts {
         unknown("input_context", &context.input, "listed under 'input'", inputs())?;
+    }
+    for name in &config.held_inputs {
+        unknown("held_inputs", name, "listed under 'input'", inputs())?;
     }
     for padded in &config.ragged.inputs {
         unknown("padded_inputs", &padded.input, "listed under 'input'", inputs())?;

@@ -79,7 +79,8 @@ pub(super) fn request_input(
     batch_symbol: Option<&str>,
 ) -> Result<BoundInput, BindingError> {
     check_type(format!("input '{}'", tensor.name), tensor.data_type, info.data_type)?;
-    if tensor.optional && !has_default {
+    let is_held = config.held_inputs.contains(&tensor.name);
+    if tensor.optional && !has_default && !is_held && config.state_api.is_none() {
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
     let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
@@ -112,8 +113,9 @@ pub(super) fn request_input(
         context.put_back(&mut dims);
     }
     let context = context.map(|context| context.bind(tensor, &dims, batch_axis)).transpose()?;
-    let (optional, is_padded) = (tensor.optional, ragged_axis.is_some());
-    let request = RequestInput { position: 0, form, optional, context, ragged_axis, is_padded };
+    // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
+    let (optional, is_padded) = (tensor.optional && has_default, ragged_axis.is_some());
+    let request = RequestInput { position: 0, form, optional, is_held, context, ragged_axis, is_padded };
     let (name, data_type) = (info.name.clone(), info.data_type);
     Ok(BoundInput { name, data_type, dims, batch_axis, source: Source::Request(request) })
 }

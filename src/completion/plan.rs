@@ -79,6 +79,8 @@ impl Plan {
         plan.additions = additions(config, signature, &known)?;
         // An input that is listed is one that requests are to carry.
         if inputs_completed {
+            let held = config.held_inputs.iter().map(String::as_str);
+            let taken: Vec<&str> = taken.iter().copied().chain(held).collect();
             let taken = Taken { otherwise: &taken, ..Taken::default() };
             plan.warnings.extend(unpaired::warning(signature, &plan.pairs, taken));
         }

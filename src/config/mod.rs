@@ -36,7 +36,10 @@ pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
 pub use own::OwnScheduling;
 pub use parameters::{PairPattern, parameter_line};
-pub use partial::{Additions, CONTROL_INPUT, ID_TENSOR, OldestSequences, PartialConfig, TakesIds};
+pub use partial::{
+    Additions, CONTROL_INPUT, ID_TENSOR, OldestSequences, PartialConfig, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT,
+    TakesIds,
+};
 pub use placement::{InstanceKind, Placement};
 pub use providers::{Options, Providers};
 pub use resolved::{Config, StatePair, TensorConfig};

@@ -7,7 +7,7 @@ use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
 use super::raw;
 use super::scheduling::YEAR;
-use crate::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Rules};
+use crate::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 /// OpenVINO Model Server's default of `max_sequence_number`.
 const MAX_SEQUENCES: usize = 500;
@@ -15,15 +15,18 @@ const MAX_SEQUENCES: usize = 500;
 const POLL_WAIT_MINUTES: f64 = 5.0;
 const LONGEST_WAIT_MS: u64 = 10_000;
 const MOST_WORKERS: usize = 1024;
+const MOST_PARKED: usize = 100;
 
 /// Parameters that a model with `sequence_batching` must not have. Without `sequence_batching`, one of these makes this
 /// backend schedule the sequences.
-const PARAMETERS: [&str; 9] = [
+const PARAMETERS: [&str; 11] = [
     "id_reuse",
     "idle_sequence_cleanup",
+    "max_parked_sequences",
     "max_queue_size",
     "max_sequence_number",
     "on_duplicate_start",
+    "park_ms",
     "queue_timeout_ms",
     "sequence_cleaner_poll_wait_minutes",
     "sequence_idle_timeout_ms",
@@ -40,7 +43,8 @@ pub struct OwnScheduling {
 
 impl fmt::Display for OwnScheduling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { max_sequences, max_waiting, longest_wait, on_duplicate_start, id_reuse, idle } = self.rules;
+        let Rules { max_sequences, max_waiting, longest_wait, on_duplicate_start, id_reuse, idle, parking } =
+            self.rules;
         write!(f, "{} worker(s), at most {max_sequences} sequences", self.workers)?;
         if max_waiting > 0 {
             write!(f, ", {max_waiting} STARTs wait for up to {longest_wait:?}")?;
@@ -53,6 +57,9 @@ impl fmt::Display for OwnScheduling {
         if on_duplicate_start == OnDuplicateStart::Restart {
             write!(f, ", a START of a live id restarts it")?;
         }
+        if let Some(Parking { time, most }) = parking {
+            write!(f, ", up to {most} idle ones are parked for {time:?}")?;
+        }
         if id_reuse == IdReuse::AtOnce { write!(f, ", ids are reused at once") } else { Ok(()) }
     }
 }
@@ -64,6 +71,7 @@ impl OwnScheduling {
         let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
         let duplicate = [("reject", OnDuplicateStart::Reject), ("restart", OnDuplicateStart::Restart)];
         let reuse = [("last", IdReuse::Last), ("ovms", IdReuse::AtOnce)];
+        let idle = idle_rule(parameters)?;
         let workers = format!("a number of threads from 1 to {MOST_WORKERS}");
         Ok(Self {
             rules: Rules {
@@ -74,7 +82,8 @@ impl OwnScheduling {
                     .choice("on_duplicate_start", &duplicate)?
                     .unwrap_or(OnDuplicateStart::Reject),
                 id_reuse: parameters.choice("id_reuse", &reuse)?.unwrap_or(IdReuse::Last),
-                idle: idle_rule(parameters)?,
+                idle,
+                parking: parking(parameters, idle)?,
             },
             workers: parameters.number("worker_count", 1..=MOST_WORKERS, &workers)?.unwrap_or(1),
         })
@@ -102,6 +111,24 @@ fn idle_rule(parameters: &Parameters) -> Result<IdleRule, ConfigError> {
     let period = Duration::try_from_secs_f64(60.0 * minutes);
     let period = period.map_err(|_| bad(POLL_WAIT, minutes, "a number of minutes is expected"))?;
     Ok(IdleRule::TwoScans(period.clamp(Duration::from_millis(1), YEAR)))
+}
+
+/// `park_ms` and `max_parked_sequences`.
+fn parking(parameters: &Parameters, idle: IdleRule) -> Result<Option<Parking>, ConfigError> {
+    const MOST: &str = "max_parked_sequences";
+    let time = parameters.number("park_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
+    let most = parameters.number(MOST, 1usize.., "a number of sequences, 1 or more,")?;
+    match (time, most) {
+        (Some(time), _) if idle == IdleRule::Never => {
+            Err(bad("park_ms", time, "it has an effect only if idle sequences are removed"))
+        }
+        (Some(time), most) => {
+            let time = Duration::from_millis(time).min(YEAR);
+            Ok(Some(Parking { time, most: most.unwrap_or(MOST_PARKED) }))
+        }
+        (None, Some(most)) => Err(bad(MOST, most, "it has an effect only with 'park_ms'")),
+        (None, None) => Ok(None),
+    }
 }
 
 /// Refuses what core would do in front of the backend that breaks sequences.

@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 52] = [
+const KNOWN: [&str; 56] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -26,6 +26,7 @@ const KNOWN: [&str; 52] = [
     "enable_trt_caching",
     "error_inject_rate",
     "execution_mode",
+    "held_inputs",
     "id_reuse",
     "idle_sequence_cleanup",
     "infer_end_requests",
@@ -38,6 +39,7 @@ const KNOWN: [&str; 52] = [
     "logging_level",
     "low_latency_transformation",
     "max_candidate_sequence_use_ratio",
+    "max_parked_sequences",
     "max_queue_size",
     "max_rows_per_run",
     "max_sequence_number",
@@ -50,12 +52,14 @@ const KNOWN: [&str; 52] = [
     "ort_ep",
     "padded_inputs",
     "padded_outputs",
+    "park_ms",
     "queue_timeout_ms",
     "resident_batches",
     "scheduling",
     "sequence_cleaner_poll_wait_minutes",
     "sequence_idle_margin_microseconds",
     "sequence_idle_timeout_ms",
+    "state_api",
     "state_pair_patterns",
     "state_pairs",
     "stateful",
@@ -166,6 +170,12 @@ impl Parameters {
             }
         }
     }
+}
+
+/// Names that are separated by spaces or commas.
+pub fn names(name: &'static str, parameters: &Parameters) -> Vec<String> {
+    let text = parameters.text(name).unwrap_or_default();
+    text.split([',', ' ']).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
 
 /// An error about a parameter's value.

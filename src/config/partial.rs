@@ -27,6 +27,12 @@ use crate::tensor::{DataType, Dims};
 pub const ID_TENSOR: &str = "sequence_id";
 /// The input that starts and ends a sequence, as OpenVINO Model Server names it.
 pub const CONTROL_INPUT: &str = "sequence_control_input";
+/// In front of the name of a state, the name of its tensor in the State API.
+pub const STATE_PREFIX: &str = "state.";
+/// The tensor with a snapshot of a sequence.
+pub const STATE_SNAPSHOT: &str = "state_snapshot";
+/// The output that describes the states of a sequence.
+pub const STATE_INFO: &str = "state_info";
 /// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 
@@ -61,6 +67,10 @@ pub struct PartialConfig {
     is_own: bool,
     /// The tensors for ids and controls, which are not among the inputs and outputs.
     pub(super) takes_ids: TakesIds,
+    /// The tensors of the State API, which are not among the inputs and outputs; `None` if it is not allowed.
+    pub(super) state_api: Option<StateApiTensors>,
+    /// Inputs that are given with START and kept.
+    pub held_inputs: Vec<String>,
     pub(super) sequence_batching: Option<raw::SequenceBatching>,
     /// `dynamic_batching` or `ensemble_scheduling` is written, so `sequence_batching` is not filled in.
     has_other_scheduling: bool,
@@ -91,6 +101,13 @@ pub struct TakesIds {
     pub control: bool,
     /// Output [`ID_TENSOR`].
     pub output: bool,
+}
+
+/// The tensors of the State API that a configuration lists.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StateApiTensors {
+    pub inputs: Vec<TensorConfig>,
+    pub outputs: Vec<TensorConfig>,
 }
 
 /// A `sequence_batching` with `oldest`.
@@ -132,6 +149,8 @@ impl PartialConfig {
         Ok(Self {
             is_own,
             takes_ids: TakesIds::default(),
+            state_api: parameters.flag("state_api", false)?.then(StateApiTensors::default),
+            held_inputs: parameters::names("held_inputs", &parameters),
             providers: Providers::new(&parameters, &raw.optimization.execution_accelerators, on_gpu)?,
             instances,
             model_file: model_file(&parameters, raw.default_model_filename),
@@ -212,6 +231,40 @@ impl PartialConfig {
             }
         }
         Ok(changed)
+    }
+
+    /// Takes the tensors of the State API out of `inputs` and `outputs`, unless the model has a tensor of that name.
+    pub fn take_state_tensors(&mut self, model_inputs: &[&str], model_outputs: &[&str]) {
+        let Self { state_api: Some(StateApiTensors { inputs, outputs }), .. } = self else { return };
+        let take = |tensors: &mut Vec<TensorConfig>, of_model: &[&str]| {
+            let is_of_api = |tensor: &mut TensorConfig| {
+                let name = tensor.name.as_str();
+                (name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name))
+                    && !of_model.contains(&name)
+            };
+            tensors.extract_if(.., is_of_api).collect()
+        };
+        (*inputs, *outputs) = (take(&mut self.inputs, model_inputs), take(&mut self.outputs, model_outputs));
+    }
+
+    /// Adds tensors of the State API to the document, and makes the inputs optional that a request may leave out: all if
+    /// there are such tensors, else those that sequences keep. Returns whether it changed anything.
+    pub fn complete_state_api(&mut self, inputs: &[TensorConfig], outputs: &[TensorConfig]) -> bool {
+        let before = self.document.clone();
+        if !inputs.is_empty() {
+            add_tensors(&mut self.document["input"], inputs);
+        }
+        if !outputs.is_empty() {
+            add_tensors(&mut self.document["output"], outputs);
+        }
+        let Value::Array(listed) = &mut self.document["input"] else { return self.document != before };
+        for tensor in listed {
+            let is_held = self.held_inputs.iter().any(|name| tensor["name"] == **name);
+            if self.state_api.is_some() || is_held {
+                tensor["optional"] = json!(true);
+            }
+        }
+        self.document != before
     }
 
     /// Whether `sequence_batching` is there with the strategy `direct`.

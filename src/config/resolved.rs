@@ -9,7 +9,7 @@ use super::inputs::{Context, Ragged, warmup_batch_sizes};
 use super::logging::Logging;
 use super::own::{self, OwnScheduling};
 use super::parameters::{Parameters, bad};
-use super::partial::{PartialConfig, TakesIds};
+use super::partial::{PartialConfig, StateApiTensors, TakesIds};
 use super::placement::{InstanceKind, Placement};
 use super::raw::{self, Int};
 use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, core_idle_limit, idle_margin, slot_limits};
@@ -31,6 +31,10 @@ pub struct Config {
     pub outputs: Vec<TensorConfig>,
     /// The tensors for ids and controls, which the model doesn't have.
     pub takes_ids: TakesIds,
+    /// The tensors of the State API; `None` if the configuration doesn't allow it.
+    pub state_api: Option<StateApiTensors>,
+    /// Inputs that are given with START and kept for the sequence.
+    pub held_inputs: Vec<String>,
     /// Which outputs become which inputs of the sequence's next request, and their initial values.
     pub states: States,
     /// Inputs that are filled from a request's flags and sequence id.
@@ -173,6 +177,8 @@ impl Config {
             inputs: partial.inputs,
             outputs: partial.outputs,
             takes_ids: partial.takes_ids,
+            state_api: partial.state_api,
+            held_inputs: partial.held_inputs,
             states: partial.states,
             contexts: partial.contexts,
             ragged: partial.ragged,

@@ -75,7 +75,10 @@ impl Scheduling {
 
 impl From<OwnScheduling> for Scheduling {
     fn from(own: OwnScheduling) -> Self {
-        Self { strategy: Strategy::Own(own), candidates: own.rules.max_sequences, queue_delay: Duration::ZERO }
+        // A parked sequence keeps its slot.
+        let parked = own.rules.parking.map_or(0, |parking| parking.most);
+        let candidates = own.rules.max_sequences.saturating_add(parked);
+        Self { strategy: Strategy::Own(own), candidates, queue_delay: Duration::ZERO }
     }
 }
 

@@ -10,6 +10,19 @@ use crate::session::SessionError;
 use crate::tensor::{DataType, Dims};
 use crate::triton::{self, Code, NotCopied};
 
+/// Why bytes are not a snapshot of a sequence of this model.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    #[error("is damaged: {0}")]
+    Damaged(&'static str),
+    #[error("has format {came}, and this server reads format {known}")]
+    Version { came: u32, known: u32 },
+    #[error("is of another model: {0}")]
+    Foreign(String),
+    #[error("cannot be read: {0}")]
+    Memory(#[from] MemoryError),
+}
+
 /// Why a request fails. Where a text does not say otherwise, the state of its sequence is as it was before.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
@@ -109,6 +122,61 @@ pub enum RequestError {
     )]
     SequenceQueueTimeout(SequenceId),
 
+    /// A START that resumes a sequence that is not parked.
+    #[error(
+        "SEQUENCE_NOT_PARKED: there is no parked sequence {0} ('resume'): it was not parked (park_ms), was parked for too \
+         long, or made room for others (max_parked_sequences); start it without 'resume'"
+    )]
+    SequenceNotParked(SequenceId),
+    /// A START that resumes a sequence which is live.
+    #[error("SEQUENCE_ALREADY_EXISTS: sequence {0} is live and not parked: go on without sequence_start and 'resume'")]
+    SequenceLive(SequenceId),
+    /// Not a START, and the sequence is parked.
+    #[error("SEQUENCE_MISSING: sequence {0} is parked: send START with 'resume', or without it to begin anew")]
+    SequenceParked(SequenceId),
+    /// The sequence that a START clones is not there.
+    #[error(
+        "SEQUENCE_MISSING: no live sequence {0} to clone ('clone_of'); if the model has 'sequence_batching', only one \
+         instance makes sure that it is found"
+    )]
+    CloneSource(SequenceId),
+
+    /// A parameter of the State API for a model that doesn't allow it. This error and those down to
+    /// [`Self::HeldTooLarge`] belong to the State API.
+    #[error(
+        "STATE_API_OFF: request parameter '{0}' needs the State API, which the model's configuration does not allow: set \
+         parameter 'state_api' to 'true' there"
+    )]
+    StateApiOff(String),
+    /// A parameter with a value that it cannot have.
+    #[error("STATE_PARAMETER: request parameter '{name}' is {value}: {allowed}")]
+    StateParameter { name: String, value: String, allowed: &'static str },
+    /// A parameter names a state that the model does not have.
+    #[error("STATE_UNKNOWN: request parameter '{parameter}' names '{state}', and the model's states are {}", known.join(", "))]
+    UnknownState { parameter: String, state: String, known: Vec<String> },
+    /// Things that cannot be asked for together, or not here.
+    #[error("STATE_CONFLICT: {0}")]
+    StateConflict(String),
+    /// A tensor of the State API that the configuration doesn't list.
+    #[error(
+        "STATE_NOT_LISTED: '{name}' is not listed under '{list}' in the model configuration; without \
+         --disable-auto-complete-config it is added"
+    )]
+    StateNotListed { name: String, list: &'static str },
+    /// Bytes that are not a snapshot of this model's.
+    #[error("SNAPSHOT_INVALID: the snapshot {0}; nothing has changed")]
+    Snapshot(#[from] SnapshotError),
+    /// The sequence has made another number of steps than the request is for.
+    #[error(
+        "SEQUENCE_STEP_CONFLICT: the request is for step {step} of sequence {id}, which has made {made}; it has not run"
+    )]
+    StepConflict { id: SequenceId, step: u64, made: u64 },
+    /// The held inputs of a sequence are larger than they may be.
+    #[error(
+        "the sequence's held inputs would have {bytes} bytes, and {limit} are allowed (max_state_bytes_per_sequence)"
+    )]
+    HeldTooLarge { bytes: usize, limit: usize },
+
     /// A request lacks an input.
     #[error("input '{0}' is missing")]
     InputMissing(String),
@@ -199,8 +267,14 @@ impl RequestError {
             }
             Self::InputOnGpu { source, .. } | Self::OutputOnGpu { source, .. } => device_code(source),
             Self::Cancelled => Code::Cancelled,
-            Self::UnknownSequence { .. } | Self::SequenceMissing(_) => Code::NotFound,
-            Self::SequenceExists(_) => Code::AlreadyExists,
+            Self::UnknownSequence { .. }
+            | Self::SequenceMissing(_)
+            | Self::SequenceNotParked(_)
+            | Self::SequenceParked(_)
+            | Self::CloneSource(_) => Code::NotFound,
+            Self::SequenceExists(_) | Self::SequenceLive(_) | Self::StepConflict { .. } => Code::AlreadyExists,
+            Self::StateApiOff(_) => Code::Unsupported,
+            Self::Snapshot(SnapshotError::Memory(error)) => memory_code(error),
             Self::TooManySequences { .. } | Self::SequenceQueueFull { .. } | Self::SequenceQueueTimeout(_) => {
                 Code::Unavailable
             }
@@ -217,6 +291,12 @@ impl RequestError {
             | Self::InputShape { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
+            | Self::StateParameter { .. }
+            | Self::UnknownState { .. }
+            | Self::StateConflict(_)
+            | Self::HeldTooLarge { .. }
+            | Self::StateNotListed { .. }
+            | Self::Snapshot(_)
             | Self::UnknownOutput(_) => Code::InvalidArg,
             Self::Panic(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
                 Code::Internal
@@ -241,6 +321,12 @@ impl From<Refused> for RequestError {
             Refused::TooMany { id, max } => Self::TooManySequences { id, max },
             Refused::QueueFull { id, max } => Self::SequenceQueueFull { id, max },
             Refused::Late(id) => Self::SequenceQueueTimeout(id),
+            Refused::NotParked(id) => Self::SequenceNotParked(id),
+            Refused::NotParkedButLive(id) => Self::SequenceLive(id),
+            Refused::Parked(id) => Self::SequenceParked(id),
+            Refused::CloneOfItself(id) => {
+                Self::StateConflict(format!("'clone_of' names sequence {id}, which the request starts"))
+            }
         }
     }
 }

@@ -14,10 +14,10 @@ use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::scheduler::{After, Over};
-use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, Sequences};
+use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, SequenceId, Sequences};
 use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
-use crate::triton::{Answer, Request};
+use crate::triton::{Answer, HeldInput, Request};
 
 /// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
 /// with the last of these.
@@ -28,10 +28,26 @@ pub struct Grown {
     pub rows: usize,
 }
 
+/// What a sequence keeps besides its states.
+#[derive(Clone, Debug, Default)]
+pub struct Extras {
+    /// The inputs that its requests may leave out, by the position among the inputs of requests.
+    pub held: Vec<Option<HeldInput>>,
+    /// How many of its runs have changed the state. Counted for models with `state_api` or `held_inputs`.
+    pub steps: u64,
+}
+
+/// What a sequence keeps outside its slot.
+#[derive(Default)]
+struct Contents {
+    varying: Vec<Varying>,
+    extras: Extras,
+}
+
 /// A state that varies in size, which may be in the tensors that a run made.
 pub type Varying = crate::memory::Varying<Grown>;
 
-type Table = Sequences<Arc<Slab>, Vec<Varying>, Request>;
+type Table = Sequences<Arc<Slab>, Contents, Request>;
 
 /// All live sequences of a site.
 pub struct LiveSequences {
@@ -75,11 +91,15 @@ pub struct Settled {
     pub answers: Vec<Answer>,
     /// To be released, by dropping them.
     pub requests: Vec<Request>,
-    /// Memory of sequences that are over, to be dropped.
-    pub leavings: Vec<Vec<Varying>>,
+    /// What sequences that are over have left, to be dropped.
+    pub leavings: Leavings,
     /// For [`LiveSequences::finish_payload`].
     pub releasing: Vec<Key>,
 }
+
+/// What sequences that are over have left. Dropping it may take long.
+#[derive(Default)]
+pub struct Leavings(#[expect(dead_code, reason = "it is only dropped")] Vec<Contents>);
 
 /// A request's hold on its sequence: a slot and what became of the state in it. It is finished exactly once.
 ///
@@ -260,7 +280,7 @@ impl LiveSequences {
         &self,
         rows: &mut [(Option<Lease>, Option<Request>)],
         released: &mut Vec<Request>,
-    ) -> (Vec<Vec<Varying>>, Vec<Key>) {
+    ) -> (Leavings, Vec<Key>) {
         let mut table = self.table.lock();
         for (lease, request) in rows {
             if let Some(slot) = lease.as_mut().and_then(|lease| lease.finish(&mut table, released))
@@ -269,7 +289,7 @@ impl LiveSequences {
                 table.hold(slot, request, released);
             }
         }
-        (table.take_leavings(), table.take_releasing())
+        (Leavings(table.take_leavings()), table.take_releasing())
     }
 
     /// Works on the table under its lock. What that leaves, requests to be released and what ended sequences had, is
@@ -303,16 +323,35 @@ impl LiveSequences {
             let slot = table.memory(id)?.take(id.index());
             // Better no batch than one that forgets a state.
             let slot = slot.expect("only the store takes the memory of a slot");
-            let varying = table.take_contents(id).unwrap_or_default();
-            if varying.is_empty() {
-                // Most models have none, and nothing to give back then.
-                table.keep(id, Vec::new());
-            }
+            let varying = table.contents_mut(id).map(|contents| std::mem::take(&mut contents.varying));
+            let varying = varying.unwrap_or_default();
             Some(StateMemory { sequences: self.clone(), id, slot, varying })
         };
         slots.for_each(|slot| memories.push(slot.and_then(&mut memory)));
         drop(table);
         memories
+    }
+
+    /// What a sequence keeps besides its states; `None` if it is over.
+    pub fn extras(&self, slot: SlotId) -> Option<Extras> {
+        self.table.lock().contents_mut(slot).map(|contents| contents.extras.clone())
+    }
+
+    /// Changes what a sequence keeps besides its states, unless it is over.
+    pub fn change_extras(&self, slot: SlotId, change: impl FnOnce(&mut Extras)) {
+        if let Some(contents) = self.table.lock().contents_mut(slot) {
+            change(&mut contents.extras);
+        }
+    }
+
+    /// The slot of the live sequence in a lane of an instance.
+    pub fn slot_in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
+        self.table.lock().slot_in_lane(instance, lane)
+    }
+
+    /// The slot of the live sequence with this id on an instance.
+    pub fn slot_of(&self, instance: u32, id: &SequenceId) -> Option<SlotId> {
+        self.table.lock().slot_of(instance, id)
     }
 
     /// Counts bytes of states that were copied.
@@ -466,6 +505,16 @@ impl Lease {
         self.state = StateAfter::Advanced;
     }
 
+    /// Keeps the sequence until [`Lease::end`], although the request ends it. Returns whether the request ends it.
+    pub const fn postpone_end(&mut self) -> bool {
+        std::mem::replace(&mut self.end, false)
+    }
+
+    /// The request ends the sequence.
+    pub const fn end(&mut self) {
+        self.end = true;
+    }
+
     /// The state is lost, or is being written over: unless [`Lease::advance`] follows, the sequence ends.
     pub const fn spoil(&mut self) {
         self.state = StateAfter::Lost;
@@ -526,6 +575,9 @@ impl Drop for StateMemory {
         }
         self.varying.iter_mut().for_each(Varying::release_reserve);
         let varying = std::mem::take(&mut self.varying);
-        self.sequences.work(|table, _| table.keep(self.id, varying));
+        self.sequences.work(|table, _| match table.contents_mut(self.id) {
+            Some(contents) => contents.varying = varying,
+            None => table.leave(Contents { varying, extras: Extras::default() }),
+        });
     }
 }

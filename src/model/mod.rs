@@ -15,11 +15,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub use initial::InitialStep;
-pub use live::{Answered, Grown, Lease, LiveSequences, Settled, StateMemory, VaryingSize};
+pub use live::{Answered, Extras, Grown, Lease, LiveSequences, Settled, StateMemory, VaryingSize};
 pub use sessions::Opened;
 pub use site::Site;
 
-use crate::binding::{Binding, InitialModel};
+use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Additions, Config, InstanceKind, PartialConfig, Placement};
 use crate::error::{LoadError, RequestError};
@@ -40,6 +40,8 @@ pub struct Model {
     pub config: Config,
     /// What its inputs and outputs are for.
     pub binding: Arc<Binding>,
+    /// The tensors of the State API, if the configuration allows it.
+    pub state_api: Option<StateApi>,
     pub sessions: Sessions,
     /// The model for initial states, if they depend on the first request.
     pub initial_model: Option<LoadedInitialModel>,
@@ -84,16 +86,26 @@ impl Model {
         let (signature, description) = (session.signature(), session.graph_description());
         let listed =
             partial.take_id_tensors(&signature.input_names(), &signature.output_names(), settings.completes)?;
+        partial.take_state_tensors(&signature.input_names(), &signature.output_names());
         let plan = Plan::new(&partial, sessions.file(), signature, description, settings)?;
         partial.add(&plan.additions);
-        if listed || plan.additions != Additions::default() {
-            triton.set_config_json(partial.document().to_string().as_bytes())?;
-        }
         // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no
         // parameters from a backend.
-        let mut config = partial.resolve()?;
+        let mut config = partial.clone().resolve()?;
         let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
         let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
+        let mut state_api = StateApi::new(&config, &binding)?;
+        if settings.completes {
+            let tensors = state_api.as_mut().map(|api| {
+                api.list_missing();
+                (std::mem::take(&mut api.missing_inputs), std::mem::take(&mut api.missing_outputs))
+            });
+            let (inputs, outputs) = tensors.unwrap_or_default();
+            let changed = partial.complete_state_api(&inputs, &outputs);
+            if listed || changed || plan.additions != Additions::default() {
+                triton.set_config_json(partial.document().to_string().as_bytes())?;
+            }
+        }
         sessions.complete(&config, &binding);
         config.session = sessions.options().clone();
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
@@ -109,9 +121,15 @@ impl Model {
         };
         let sites = config.placements.iter().map(site).collect::<Result<_, _>>()?;
         let next_instance = AtomicU32::new(0);
-        let model = Self { config, binding: Arc::new(binding), sessions, initial_model, sites, next_instance };
+        let binding = Arc::new(binding);
+        let model = Self { config, binding, state_api, sessions, initial_model, sites, next_instance };
         model.log(location, &session, library, &plan);
         Ok(model)
+    }
+
+    /// Whether sequences keep inputs.
+    pub const fn has_held_inputs(&self) -> bool {
+        !self.config.held_inputs.is_empty()
     }
 
     /// The site of a model that has one instance.

@@ -48,6 +48,17 @@ pub struct Rules {
     pub id_reuse: IdReuse,
     /// When a sequence without END is over.
     pub idle: IdleRule,
+    /// What becomes of a sequence that was idle for too long; `None`: it is over.
+    pub parking: Option<Parking>,
+}
+
+/// How long a sequence that was idle for too long keeps its state (`park_ms`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parking {
+    /// A parked sequence is over when it has been parked for this long.
+    pub time: Duration,
+    /// Most parked sequences. One more ends the one that has been parked for the longest.
+    pub most: usize,
 }
 
 /// What a START of a live id does.
@@ -78,6 +89,19 @@ pub struct Control {
     pub id: Option<SequenceId>,
     pub start: bool,
     pub end: bool,
+    /// Where the state comes from. Anything but [`Origin::Own`] only with START.
+    pub origin: Origin,
+}
+
+/// What a START begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The initial state.
+    Own,
+    /// The state that this sequence has after the requests that have arrived (`clone_of`).
+    Clone(SequenceId),
+    /// The state of the parked sequence with the same id (`resume`).
+    Parked,
 }
 
 /// Why a request isn't queued, or was removed from its queue.
@@ -93,6 +117,14 @@ pub enum Refused {
     QueueFull { id: Option<SequenceId>, max: usize },
     /// A START that has waited for a place for its longest time.
     Late(SequenceId),
+    /// A START that resumes a parked sequence, and there is none with its id.
+    NotParked(SequenceId),
+    /// A START that resumes a sequence which is live.
+    NotParkedButLive(SequenceId),
+    /// Not a START, and the sequence is parked.
+    Parked(SequenceId),
+    /// A START that clones the sequence whose id it has.
+    CloneOfItself(SequenceId),
 }
 
 /// A request of the next batch.
@@ -101,6 +133,25 @@ pub struct Ready<R> {
     pub lane: u32,
     pub id: SequenceId,
     pub request: R,
+    pub begins: Begins,
+}
+
+/// What a request begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begins {
+    /// A START: the initial state. Any other request: the state of its sequence.
+    Plain,
+    /// A START: the state of the sequence in this lane, which has the same worker and has no request before this one.
+    Clone(u32),
+    /// A START of a sequence that was parked: the state that it has.
+    Resumed,
+}
+
+impl Begins {
+    /// The lane of the sequence whose state it is.
+    const fn source(self) -> Option<u32> {
+        if let Self::Clone(source) = self { Some(source) } else { None }
+    }
 }
 
 /// The next work of a worker.
@@ -137,17 +188,26 @@ enum Phase {
     Waiting(Instant),
     /// No request is queued.
     Idle,
-    /// It is in [`Worker::ready`].
+    /// It is in [`Worker::queue`].
     Ready,
     /// A request runs.
     Running,
+    /// It begins with the state of another sequence, which has requests to run before.
+    Cloning,
+}
+
+/// What stands in the queue of a sequence.
+enum Queued<R> {
+    Request(R, Begins),
+    /// The sequence in this lane begins with the state at this point.
+    CloneTo(u32),
 }
 
 struct Sequence<R> {
     id: SequenceId,
     worker: usize,
     phase: Phase,
-    requests: VecDeque<R>,
+    requests: VecDeque<Queued<R>>,
     /// It takes no further request.
     closed: bool,
     /// The last scan found it idle.
@@ -158,11 +218,30 @@ struct Sequence<R> {
 }
 
 struct Worker {
-    /// Sequences whose next request may run, the longest waiting first.
-    ready: VecDeque<u32>,
-    over: Vec<Over>,
+    /// What it has to do, in this order.
+    queue: VecDeque<Task>,
+    /// How many of these end a sequence.
+    ends: usize,
     /// How many sequences it has.
     sequences: usize,
+}
+
+/// What a worker has to do.
+enum Task {
+    /// Run the next request of the sequence in this lane.
+    Run(u32),
+    End(Over),
+}
+
+impl Worker {
+    fn run(&mut self, lane: u32) {
+        self.queue.push_back(Task::Run(lane));
+    }
+
+    fn end(&mut self, over: Over) {
+        self.queue.push_back(Task::End(over));
+        self.ends += 1;
+    }
 }
 
 /// The sequences of a model, and their requests that have not begun to run.
@@ -180,12 +259,15 @@ pub struct Scheduler<R> {
     /// The lanes that have a place and are not overdue, with the time when a request last succeeded (at first, when the
     /// sequence got its place); the longest ago first.
     last_success: LinkedHashMap<u32, Instant>,
+    /// The sequences that are parked, by id, each with its lane and until when; the first to end is first. A parked
+    /// sequence has no place. Its worker still has its state.
+    parked: LinkedHashMap<SequenceId, (u32, Instant)>,
     next_scan: Option<Instant>,
 }
 
 impl<R> Scheduler<R> {
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
-        let worker = || Worker { ready: VecDeque::new(), over: Vec::new(), sequences: 0 };
+        let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0 };
         let next_scan = match rules.idle {
             IdleRule::TwoScans(period) => Some(now + period),
             IdleRule::Never | IdleRule::After(_) => None,
@@ -200,6 +282,7 @@ impl<R> Scheduler<R> {
             waiting: VecDeque::new(),
             placed: 0,
             last_success: LinkedHashMap::new(),
+            parked: LinkedHashMap::new(),
             next_scan,
         }
     }
@@ -214,32 +297,38 @@ impl<R> Scheduler<R> {
         now: Instant,
     ) -> Result<Option<usize>, (R, Refused)> {
         let known = control.id.as_ref().and_then(|id| self.by_id.get(id)).copied();
+        let mut begins = Begins::Plain;
         let lane = match (control.start, known) {
-            (true, _) => match self.begin(control.id, known, wait, now) {
-                Ok(lane) => lane,
+            (true, _) => match self.begin(control.id, control.origin, known, wait, now) {
+                Ok(begun) => {
+                    begins = begun.1;
+                    begun.0
+                }
                 Err(refused) => return Err((request, refused)),
             },
             (false, Some(lane)) => lane,
             // The caller has refused a request with neither START nor id, so there is an id.
             (false, None) => {
-                return Err((request, Refused::Missing(control.id.unwrap_or(SequenceId::Number(0)))));
+                let id = control.id.unwrap_or(SequenceId::Number(0));
+                let is_parked = self.parked.contains_key(&id);
+                return Err((request, if is_parked { Refused::Parked(id) } else { Refused::Missing(id) }));
             }
         };
         if control.end {
             self.close(lane);
         }
         let Some(sequence) = self.sequences.get_mut(&lane) else { return Ok(None) };
-        sequence.requests.push_back(request);
+        sequence.requests.push_back(Queued::Request(request, begins));
         match sequence.phase {
             Phase::Idle => {
                 sequence.phase = Phase::Ready;
                 let worker = sequence.worker;
-                self.workers[worker].ready.push_back(lane);
+                self.workers[worker].run(lane);
                 Ok(Some(worker))
             }
             // The next scan may be earlier now.
             Phase::Waiting(_) => Ok(Some(0)),
-            Phase::Ready | Phase::Running => Ok(None),
+            Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
         }
     }
 
@@ -249,10 +338,11 @@ impl<R> Scheduler<R> {
         let Rules { max_sequences, max_waiting, on_duplicate_start, .. } = self.rules;
         let mut changed: Vec<(SequenceId, bool)> = Vec::new();
         let (mut ids, mut starts, mut replaced) = (self.ids.clone(), 0, 0);
-        for (row, Control { id, start, end }) in controls.iter().enumerate() {
+        for (row, Control { id, start, end, .. }) in controls.iter().enumerate() {
             let by_request = |id: &SequenceId| changed.iter().rev().find(|(of, _)| of == id).map(|(_, lives)| *lives);
             let is_live = |id: &SequenceId| by_request(id).unwrap_or_else(|| self.by_id.contains_key(id));
-            let made = if *start && id.is_none() { Some(ids.next(is_live)) } else { None };
+            let is_taken = |id: &SequenceId| is_live(id) || self.parked.contains_key(id);
+            let made = if *start && id.is_none() { Some(ids.next(is_taken)) } else { None };
             let Some(known) = id.clone().or(made) else { continue };
             match (start, is_live(&known)) {
                 (false, false) => return Err((row, Refused::Missing(known))),
@@ -286,32 +376,56 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Begins the sequence of a START. `known` is the lane of the live sequence that has its id.
+    /// Begins the sequence of a START. `known` is the lane of the live sequence that has its id. Returns its lane, and
+    /// what it begins with.
     fn begin(
         &mut self,
         id: Option<SequenceId>,
+        origin: Origin,
         known: Option<u32>,
         wait: Option<Duration>,
         now: Instant,
-    ) -> Result<u32, Refused> {
-        if let (Some(id), Some(_), OnDuplicateStart::Reject) = (&id, known, self.rules.on_duplicate_start) {
+    ) -> Result<(u32, Begins), Refused> {
+        if let (Some(id), Some(_), OnDuplicateStart::Reject) = (&id, known, self.rules.on_duplicate_start)
+            && origin != Origin::Parked
+        {
             return Err(Refused::Exists(id.clone()));
         }
-        // The new sequence takes the place of an idle one that it replaces, so that it doesn't have to wait for one.
-        if let Some(lane) = known
-            && self.sequences.get(&lane).is_some_and(|sequence| sequence.phase == Phase::Idle)
-        {
-            self.drop_idle(lane, false);
-        }
+        let source = match origin {
+            Origin::Own => None,
+            Origin::Clone(of) => {
+                let source = self.by_id.get(&of).copied().ok_or_else(|| Refused::Missing(of.clone()))?;
+                if known == Some(source) {
+                    return Err(Refused::CloneOfItself(of));
+                }
+                if !matches!(self.sequences.get(&source).map(|of| of.phase), Some(Phase::Waiting(_)) | None) {
+                    Some(source)
+                } else {
+                    // It has not begun, so it has no state and no worker.
+                    return Err(Refused::Missing(of));
+                }
+            }
+            Origin::Parked => return self.resume(id, known, now).map(|lane| (lane, Begins::Resumed)),
+        };
+        let replaced = known.filter(|&lane| self.has_phase(lane, Phase::Idle));
         let Rules { max_sequences, max_waiting, longest_wait, .. } = self.rules;
-        let has_place = self.placed < max_sequences;
+        let has_place = self.placed - usize::from(replaced.is_some()) < max_sequences;
+        // A clone cannot wait: the other sequence would go on meanwhile.
+        if !has_place && source.is_some() {
+            return Err(Refused::TooMany { id, max: max_sequences });
+        }
         if !has_place && self.waiting.len() >= max_waiting {
             return Err(self.no_place(id));
         }
-        if let Some(lane) = known {
-            self.close(lane);
+        // The new sequence takes the place of an idle one that it replaces, so that it doesn't have to wait for one.
+        match (replaced, known) {
+            (Some(lane), _) => self.drop_idle(lane, false),
+            (None, Some(lane)) => self.close(lane),
+            (None, None) => {}
         }
-        let id = id.unwrap_or_else(|| self.ids.next(|id| self.by_id.contains_key(id)));
+        let is_taken = |id: &SequenceId| self.by_id.contains_key(id) || self.parked.contains_key(id);
+        let id = id.unwrap_or_else(|| self.ids.next(is_taken));
+        self.end_parked(&id);
         while self.sequences.contains_key(&self.next_lane) {
             self.next_lane = self.next_lane.wrapping_add(1);
         }
@@ -322,29 +436,75 @@ impl<R> Scheduler<R> {
         let (worker, requests) = (0, VecDeque::new());
         self.sequences
             .insert(lane, Sequence { id, worker, phase, requests, closed: false, marked: false, overdue: false });
-        if has_place {
-            self.place(lane, now);
-        } else {
-            self.waiting.push_back(lane);
+        let Some(source) = source else {
+            if has_place {
+                self.place(lane, now);
+            } else {
+                self.waiting.push_back(lane);
+            }
+            return Ok((lane, Begins::Plain));
+        };
+        let Some(Sequence { worker, phase, requests, .. }) = self.sequences.get_mut(&source) else {
+            return Ok((lane, Begins::Plain));
+        };
+        let (worker, is_idle) = (*worker, *phase == Phase::Idle);
+        if !is_idle {
+            requests.push_back(Queued::CloneTo(lane));
         }
+        self.place_with(lane, worker, now);
+        if let Some(clone) = self.sequences.get_mut(&lane).filter(|_| !is_idle) {
+            clone.phase = Phase::Cloning;
+        }
+        Ok((lane, Begins::Clone(source)))
+    }
+
+    /// Gives the parked sequence with an id a place again. Returns its lane.
+    fn resume(&mut self, id: Option<SequenceId>, known: Option<u32>, now: Instant) -> Result<u32, Refused> {
+        let id = id.unwrap_or(SequenceId::Number(0));
+        if known.is_some() {
+            return Err(Refused::NotParkedButLive(id));
+        }
+        if !self.parked.contains_key(&id) {
+            return Err(Refused::NotParked(id));
+        }
+        if self.placed >= self.rules.max_sequences {
+            return Err(Refused::TooMany { id: Some(id), max: self.rules.max_sequences });
+        }
+        let Some((lane, _)) = self.parked.remove(&id) else { return Err(Refused::NotParked(id)) };
+        if let Some(sequence) = self.sequences.get_mut(&lane) {
+            (sequence.closed, sequence.marked, sequence.overdue) = (false, false, false);
+            self.workers[sequence.worker].sequences += 1;
+        }
+        self.placed += 1;
+        self.last_success.insert(lane, now);
+        self.by_id.insert(id, lane);
         Ok(lane)
+    }
+
+    fn has_phase(&self, lane: u32, phase: Phase) -> bool {
+        self.sequences.get(&lane).is_some_and(|sequence| sequence.phase == phase)
     }
 
     /// Gives a sequence a place, with the worker that has the fewest sequences. Returns that worker if the sequence has
     /// a request to run.
     fn place(&mut self, lane: u32, now: Instant) -> Option<usize> {
         let fewest = (0..self.workers.len()).min_by_key(|&worker| self.workers[worker].sequences)?;
+        self.place_with(lane, fewest, now)
+    }
+
+    /// Gives a sequence a place, with this worker. Returns the worker if the sequence has a request to run.
+    fn place_with(&mut self, lane: u32, worker: usize, now: Instant) -> Option<usize> {
         let sequence = self.sequences.get_mut(&lane)?;
-        (sequence.worker, sequence.phase) = (fewest, Phase::Idle);
+        (sequence.worker, sequence.phase) = (worker, Phase::Idle);
         self.placed += 1;
         self.last_success.insert(lane, now);
-        self.workers[fewest].sequences += 1;
+        self.workers[worker].sequences += 1;
         if sequence.requests.is_empty() {
             return None;
         }
         sequence.phase = Phase::Ready;
-        self.workers[fewest].ready.push_back(lane);
-        Some(fewest)
+        self.workers[worker].run(lane);
+        Some(worker)
     }
 
     /// Frees the id of a sequence, which then takes no further request.
@@ -356,50 +516,119 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Removes a sequence. Returns its queued requests.
-    fn remove(&mut self, lane: u32) -> VecDeque<R> {
-        self.close(lane);
-        let Some(sequence) = self.sequences.remove(&lane) else { return VecDeque::new() };
-        if matches!(sequence.phase, Phase::Waiting(_)) {
-            self.waiting.retain(|&waiting| waiting != lane);
-        } else {
-            self.placed -= 1;
-            self.last_success.remove(&lane);
-            self.workers[sequence.worker].sequences -= 1;
+    /// Removes a sequence that has a place or waits for one, and those that were to begin with its state. Returns their
+    /// queued requests, and why each cannot run.
+    fn remove(&mut self, lane: u32) -> Vec<(R, Refused)> {
+        let (mut refused, mut lanes) = (Vec::new(), vec![(lane, None)]);
+        // Not by recursion: clones can wait for clones in a chain of any length.
+        while let Some((lane, source)) = lanes.pop() {
+            self.close(lane);
+            let Some(sequence) = self.sequences.remove(&lane) else { continue };
+            if matches!(sequence.phase, Phase::Waiting(_)) {
+                self.waiting.retain(|&waiting| waiting != lane);
+            } else {
+                self.placed -= 1;
+                self.last_success.remove(&lane);
+                self.workers[sequence.worker].sequences -= 1;
+            }
+            // The first request of a clone fails because its source is gone.
+            let mut missing = source;
+            for queued in sequence.requests {
+                match queued {
+                    Queued::Request(request, _) => {
+                        let id = missing.take().unwrap_or_else(|| sequence.id.clone());
+                        refused.push((request, Refused::Missing(id)));
+                    }
+                    Queued::CloneTo(clone) => lanes.push((clone, Some(sequence.id.clone()))),
+                }
+            }
         }
-        sequence.requests
+        refused
     }
 
     /// Removes a sequence that has no request, and tells its worker, which has its state.
     fn drop_idle(&mut self, lane: u32, expired: bool) {
         if let Some(sequence) = self.sequences.get(&lane) {
-            self.workers[sequence.worker].over.push(Over { lane, expired });
+            self.workers[sequence.worker].end(Over { lane, expired });
         }
         self.remove(lane);
     }
 
+    /// Ends a sequence that was idle for too long, or parks it.
+    fn expire_idle(&mut self, lane: u32, now: Instant) {
+        let Some(Parking { time, most }) = self.rules.parking else { return self.drop_idle(lane, true) };
+        let Some(sequence) = self.sequences.get(&lane) else { return };
+        let (id, worker) = (sequence.id.clone(), sequence.worker);
+        if sequence.closed {
+            return self.drop_idle(lane, true);
+        }
+        self.close(lane);
+        self.placed -= 1;
+        self.last_success.remove(&lane);
+        self.workers[worker].sequences -= 1;
+        self.end_parked(&id);
+        self.parked.insert(id, (lane, now + time));
+        while self.parked.len() > most
+            && let Some((_, (oldest, _))) = self.parked.pop_front()
+        {
+            self.forget_parked(oldest);
+        }
+    }
+
+    /// Ends the parked sequence with an id, if there is one.
+    fn end_parked(&mut self, id: &SequenceId) {
+        if let Some((lane, _)) = self.parked.remove(id) {
+            self.forget_parked(lane);
+        }
+    }
+
+    /// Removes a sequence that was parked, and tells its worker.
+    fn forget_parked(&mut self, lane: u32) {
+        if let Some(sequence) = self.sequences.remove(&lane) {
+            self.workers[sequence.worker].end(Over { lane, expired: true });
+        }
+    }
+
     /// The workers with sequences that are over, whose slots can be freed.
     pub fn with_over(&self) -> impl Iterator<Item = usize> {
-        self.workers.iter().enumerate().filter(|(_, worker)| !worker.over.is_empty()).map(|(number, _)| number)
+        self.workers.iter().enumerate().filter(|(_, worker)| worker.ends > 0).map(|(number, _)| number)
     }
 
     /// Whether a worker has something to do.
     pub fn has_work(&self, worker: usize) -> bool {
-        !self.workers[worker].ready.is_empty() || !self.workers[worker].over.is_empty()
+        !self.workers[worker].queue.is_empty()
     }
 
     /// The next batch of a worker, of up to `most` requests.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
-        let of = &mut self.workers[worker];
-        let over = std::mem::take(&mut of.over);
-        let mut ready = Vec::with_capacity(of.ready.len().min(most));
-        while ready.len() < most
-            && let Some(lane) = of.ready.pop_front()
-        {
-            let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
-            let Some(request) = sequence.requests.pop_front() else { continue };
-            sequence.phase = Phase::Running;
-            ready.push(Ready { lane, id: sequence.id.clone(), request });
+        let Self { workers, sequences, .. } = self;
+        let of = &mut workers[worker];
+        let (mut over, mut cloned) = (Vec::with_capacity(of.ends), Vec::new());
+        let mut ready = Vec::with_capacity(of.queue.len().min(most));
+        while let Some(task) = of.queue.front() {
+            match *task {
+                // The worker ends sequences first, and a clone may need the state of this one.
+                Task::End(_) if !cloned.is_empty() => break,
+                Task::End(ended) => {
+                    over.push(ended);
+                    of.ends -= 1;
+                }
+                Task::Run(_) if ready.len() == most => break,
+                // Its END may end it before the clone has begun.
+                Task::Run(lane) if cloned.contains(&lane) && ends_next(sequences, lane) => break,
+                Task::Run(lane) => {
+                    let sequence = sequences.get_mut(&lane);
+                    // A clone begins before this sequence gets ready, so the first entry is a request.
+                    if let Some(sequence) = sequence
+                        && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
+                    {
+                        sequence.phase = Phase::Running;
+                        cloned.extend(begins.source());
+                        ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
+                    }
+                }
+            }
+            of.queue.pop_front();
         }
         Work { ready, over }
     }
@@ -422,18 +651,35 @@ impl<R> Scheduler<R> {
                 self.last_success.insert(lane, now);
             }
             if after == After::Over {
-                let id = sequence.id.clone();
-                refused.extend(self.remove(lane).into_iter().map(|request| (request, Refused::Missing(id.clone()))));
-            } else if !sequence.requests.is_empty() {
+                refused.extend(self.remove(lane));
+                continue;
+            }
+            self.begin_clones(lane);
+            let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
+            if !sequence.requests.is_empty() {
                 sequence.phase = Phase::Ready;
-                self.workers[sequence.worker].ready.push_back(lane);
-            } else if sequence.closed || sequence.overdue {
-                let expired = sequence.overdue && !sequence.closed;
-                self.drop_idle(lane, expired);
+                self.workers[sequence.worker].run(lane);
+            } else if sequence.closed {
+                self.drop_idle(lane, false);
+            } else if sequence.overdue {
+                self.expire_idle(lane, now);
             }
         }
         self.fill_places(now, wake);
         refused
+    }
+
+    /// Lets the sequences begin that begin with the state that this one has now.
+    fn begin_clones(&mut self, lane: u32) {
+        while let Some(sequence) = self.sequences.get_mut(&lane)
+            && let Some(&Queued::CloneTo(clone)) = sequence.requests.front()
+        {
+            sequence.requests.pop_front();
+            if let Some(clone_of) = self.sequences.get_mut(&clone).filter(|clone| clone.phase == Phase::Cloning) {
+                clone_of.phase = Phase::Ready;
+                self.workers[clone_of.worker].run(clone);
+            }
+        }
     }
 
     /// Gives the free places to sequences that wait for one.
@@ -454,7 +700,7 @@ impl<R> Scheduler<R> {
             IdleRule::TwoScans(period) => {
                 if self.next_scan.is_some_and(|next| next <= now) {
                     self.next_scan = Some(now + period);
-                    self.mark();
+                    self.mark(now);
                 }
             }
         }
@@ -467,8 +713,14 @@ impl<R> Scheduler<R> {
         for lane in late {
             let Some(id) = self.sequences.get(&lane).map(|sequence| sequence.id.clone()) else { continue };
             let mut requests = self.remove(lane).into_iter();
-            refused.extend(requests.next().map(|start| (start, Refused::Late(id.clone()))));
-            refused.extend(requests.map(|request| (request, Refused::Missing(id.clone()))));
+            refused.extend(requests.next().map(|(start, _)| (start, Refused::Late(id))));
+            refused.extend(requests);
+        }
+        while let Some((_, &(lane, until))) = self.parked.front()
+            && until <= now
+        {
+            self.parked.pop_front();
+            self.forget_parked(lane);
         }
         self.fill_places(now, wake);
         wake.extend(self.with_over());
@@ -485,12 +737,14 @@ impl<R> Scheduler<R> {
             Phase::Waiting(until) => Some(until),
             _ => None,
         };
-        idle.into_iter().chain(self.waiting.iter().filter_map(until)).min()
+        let parked = self.parked.front().map(|(_, (_, until))| *until);
+        idle.into_iter().chain(parked).chain(self.waiting.iter().filter_map(until)).min()
     }
 
-    /// How many sequences there are, with those that wait for a place and those that are closed but have requests.
+    /// How many sequences there are, with those that wait for a place and those that are closed but have requests,
+    /// without those that are parked.
     pub fn live(&self) -> usize {
-        self.sequences.len()
+        self.sequences.len() - self.parked.len()
     }
 
     /// Ends the sequences that had no successful request for `limit`. Those that have a request become overdue instead.
@@ -501,21 +755,27 @@ impl<R> Scheduler<R> {
             self.last_success.pop_front();
             match self.sequences.get_mut(&lane) {
                 Some(sequence) if sequence.phase != Phase::Idle => sequence.overdue = true,
-                _ => self.drop_idle(lane, true),
+                _ => self.expire_idle(lane, now),
             }
         }
     }
 
     /// A scan of [`IdleRule::TwoScans`]: ends the idle sequences that the last one marked, and marks the others.
-    fn mark(&mut self) {
+    fn mark(&mut self, now: Instant) {
         let mut over = Vec::new();
-        for (&lane, sequence) in self.sequences.iter_mut().filter(|(_, sequence)| sequence.phase == Phase::Idle) {
+        let is_idle = |(_, sequence): &(&u32, &mut Sequence<R>)| sequence.phase == Phase::Idle && !sequence.closed;
+        for (&lane, sequence) in self.sequences.iter_mut().filter(is_idle) {
             if std::mem::replace(&mut sequence.marked, true) {
                 over.push(lane);
             }
         }
-        over.into_iter().for_each(|lane| self.drop_idle(lane, true));
+        over.into_iter().for_each(|lane| self.expire_idle(lane, now));
     }
+}
+
+/// Whether the next request of a sequence is its last one.
+fn ends_next<R>(sequences: &HashMap<u32, Sequence<R>>, lane: u32) -> bool {
+    sequences.get(&lane).is_some_and(|sequence| sequence.closed && sequence.requests.len() == 1)
 }
 
 #[cfg(test)]

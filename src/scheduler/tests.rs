@@ -14,6 +14,7 @@ fn rules() -> Rules {
         on_duplicate_start: OnDuplicateStart::Reject,
         id_reuse: IdReuse::Last,
         idle: IdleRule::Never,
+        parking: None,
     }
 }
 
@@ -35,7 +36,19 @@ impl Bench {
 
     fn send(&mut self, sequence: u64, what: &str, request: u32) -> Result<(), Refused> {
         let (start, end) = (what.contains('S'), what.contains('E'));
-        let control = Control { id: (sequence != 0).then(|| id(sequence)), start, end };
+        let control = Control { id: (sequence != 0).then(|| id(sequence)), start, end, origin: Origin::Own };
+        self.scheduler.arrive(control, request, None, self.now).map(drop).map_err(|(_, refused)| refused)
+    }
+
+    /// Sends a START with the state of another sequence.
+    fn clone(&mut self, of: u64, sequence: u64, request: u32) -> Result<(), Refused> {
+        let control = Control { id: Some(id(sequence)), start: true, end: false, origin: Origin::Clone(id(of)) };
+        self.scheduler.arrive(control, request, None, self.now).map(drop).map_err(|(_, refused)| refused)
+    }
+
+    /// Sends a START of a parked sequence.
+    fn resume(&mut self, sequence: u64, request: u32) -> Result<(), Refused> {
+        let control = Control { id: Some(id(sequence)), start: true, end: false, origin: Origin::Parked };
         self.scheduler.arrive(control, request, None, self.now).map(drop).map_err(|(_, refused)| refused)
     }
 
@@ -210,8 +223,133 @@ fn a_made_id_is_none_that_lives() {
     assert_eq!(ids, [id(1), id(2)]);
 }
 
-/// What is sent: which id (0: none), START, END.
-type Sent = (u64, bool, bool);
+#[test]
+fn a_clone_begins_after_what_arrived_before_it_and_before_what_arrived_after_it() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    bench.send(1, "", 11).unwrap();
+    bench.clone(1, 2, 20).unwrap();
+    bench.send(2, "", 21).unwrap();
+    bench.send(1, "", 12).unwrap();
+    assert_eq!(bench.run(After::Advanced), [10]);
+    assert_eq!(bench.run(After::Advanced), [11]);
+    let work = bench.scheduler.take(0, 8);
+    let came: Vec<_> = work.ready.iter().map(|ready| (ready.request, ready.begins)).collect();
+    assert_eq!(came, [(20, Begins::Clone(0)), (12, Begins::Plain)], "the clone comes first");
+}
+
+#[test]
+fn the_end_of_a_sequence_is_in_no_batch_with_its_clone() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    assert_eq!(bench.run(After::Advanced), [10]);
+    bench.clone(1, 2, 20).unwrap();
+    bench.send(1, "E", 11).unwrap();
+    assert_eq!(bench.run(After::Advanced), [20]);
+    assert_eq!(bench.run(After::Over), [11]);
+}
+
+#[test]
+fn a_clone_of_an_idle_sequence_begins_at_once_with_the_same_worker() {
+    let mut bench = Bench { scheduler: Scheduler::new(rules(), 2, Instant::now()), ..Bench::new(rules()) };
+    bench.send(1, "S", 10).unwrap();
+    let batch = bench.take();
+    bench.finish(&batch, After::Advanced);
+    bench.clone(1, 2, 20).unwrap();
+    assert_eq!(bench.scheduler.take(0, 8).ready[0].begins, Begins::Clone(0));
+    assert_eq!(bench.scheduler.live(), 2);
+}
+
+#[test]
+fn a_clone_is_refused_where_there_is_nothing_to_clone_or_no_place() {
+    let mut bench = Bench::new(Rules { max_sequences: 2, max_waiting: 5, ..rules() });
+    assert_eq!(bench.clone(1, 2, 20), Err(Refused::Missing(id(1))));
+    bench.send(1, "S", 10).unwrap();
+    assert_eq!(bench.clone(1, 1, 11), Err(Refused::Exists(id(1))));
+    bench.send(2, "S", 20).unwrap();
+    assert_eq!(bench.clone(1, 3, 30), Err(Refused::TooMany { id: Some(id(3)), max: 2 }), "it does not wait");
+    bench.send(3, "S", 30).unwrap();
+    bench.send(2, "E", 21).unwrap();
+    assert_eq!(bench.clone(2, 4, 40), Err(Refused::Missing(id(2))), "its END is queued");
+    assert_eq!(bench.clone(3, 4, 40), Err(Refused::Missing(id(3))), "it has not begun");
+    let mut bench = Bench::new(Rules { on_duplicate_start: OnDuplicateStart::Restart, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    assert_eq!(bench.clone(1, 1, 11), Err(Refused::CloneOfItself(id(1))));
+}
+
+#[test]
+fn a_sequence_that_fails_takes_the_clones_that_wait_for_it_along() {
+    let mut bench = Bench::new(rules());
+    bench.send(1, "S", 10).unwrap();
+    bench.clone(1, 2, 20).unwrap();
+    bench.send(2, "", 21).unwrap();
+    bench.clone(2, 3, 30).unwrap();
+    let batch = bench.take();
+    let missing = |of| Refused::Missing(id(of));
+    assert_eq!(bench.finish(&batch, After::Over), [(20, missing(1)), (21, missing(2)), (30, missing(2))]);
+    assert_eq!((bench.scheduler.live(), bench.scheduler.placed), (0, 0));
+}
+
+#[test]
+fn a_long_chain_of_clones_falls_with_its_first_sequence() {
+    let mut bench = Bench::new(Rules { max_sequences: 100_000, ..rules() });
+    bench.send(1, "S", 1).unwrap();
+    (1..50_000).for_each(|of| bench.clone(of, of + 1, 0).unwrap());
+    let batch = bench.take();
+    assert_eq!(bench.finish(&batch, After::Over).len(), 49_999);
+    assert_eq!(bench.scheduler.live(), 0);
+}
+
+fn parking(most: usize) -> Rules {
+    let parking = Some(Parking { time: 10 * SECOND, most });
+    Rules { idle: IdleRule::After(SECOND), parking, ..rules() }
+}
+
+#[test]
+fn a_parked_sequence_goes_on_in_its_lane_without_having_had_a_place() {
+    let mut bench = Bench::new(Rules { max_sequences: 1, ..parking(1) });
+    bench.send(1, "S", 10).unwrap();
+    bench.run(After::Advanced);
+    bench.pass(2 * SECOND);
+    assert_eq!((bench.scheduler.live(), bench.scheduler.take(0, 8).over.len()), (0, 0), "its state stays");
+    assert_eq!(bench.send(1, "", 11), Err(Refused::Parked(id(1))));
+    bench.send(2, "S", 20).unwrap();
+    assert_eq!(bench.resume(1, 12), Err(Refused::TooMany { id: Some(id(1)), max: 1 }));
+    bench.run(After::Over);
+    bench.resume(1, 13).unwrap();
+    let work = bench.scheduler.take(0, 8);
+    assert_eq!((work.ready[0].lane, work.ready[0].begins), (0, Begins::Resumed));
+    assert_eq!(bench.resume(1, 14), Err(Refused::NotParkedButLive(id(1))));
+}
+
+#[test]
+fn a_parked_sequence_is_over_after_its_time_or_for_a_later_one_or_a_new_start() {
+    let mut bench = Bench::new(Rules { max_sequences: 3, ..parking(2) });
+    for sequence in 1..=3 {
+        bench.send(sequence, "S", 0).unwrap();
+        bench.run(After::Advanced);
+        bench.pass(2 * SECOND);
+    }
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 0, expired: true }], "two are parked at most");
+    bench.send(2, "S", 20).unwrap();
+    let work = bench.scheduler.take(0, 8);
+    assert_eq!((work.ready[0].begins, work.over), (Begins::Plain, vec![Over { lane: 1, expired: true }]));
+    assert_eq!(bench.scheduler.next_scan(), Some(bench.now + SECOND), "when the new one is idle for too long");
+    bench.finish(&[(work.ready[0].lane, 0)], After::Over);
+    assert_eq!(bench.scheduler.next_scan(), Some(bench.now + 10 * SECOND));
+    bench.pass(10 * SECOND);
+    assert_eq!(bench.resume(3, 30), Err(Refused::NotParked(id(3))));
+    assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 2, expired: true }]);
+    assert!(bench.scheduler.sequences.is_empty());
+}
+
+/// What is sent: which id (0: none), START, END, and what a START begins with.
+type Sent = (u64, bool, bool, Origin);
+
+fn origin() -> impl Strategy<Value = Origin> {
+    let clone = (1u64..5).prop_map(|of| Origin::Clone(id(of)));
+    prop_oneof![3 => Just(Origin::Own), 2 => clone, 1 => Just(Origin::Parked)]
+}
 
 #[derive(Clone, Debug)]
 enum Op {
@@ -232,7 +370,7 @@ enum Op {
 
 fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
-        4 => (0u64..5, prop::bool::weighted(0.3), prop::bool::weighted(0.2)).prop_map(Op::Send),
+        4 => (0u64..5, prop::bool::weighted(0.3), prop::bool::weighted(0.2), origin()).prop_map(Op::Send),
         3 => (0usize..2, 1usize..4).prop_map(|(worker, most)| Op::Take { worker, most }),
         3 => (any::<prop::sample::Index>(), any::<u64>()).prop_map(|(batch, outcomes)| Op::Finish { batch, outcomes }),
         1 => (0u64..8).prop_map(Op::Pass),
@@ -242,15 +380,18 @@ fn op() -> impl Strategy<Value = Op> {
 fn any_rules() -> impl Strategy<Value = Rules> {
     let idle =
         prop_oneof![Just(IdleRule::Never), Just(IdleRule::After(5 * SECOND)), Just(IdleRule::TwoScans(5 * SECOND))];
-    (1usize..4, 0usize..3, any::<bool>(), any::<bool>(), idle).prop_map(|(most, waiting, restarts, at_once, idle)| {
-        Rules {
-            max_sequences: most,
-            max_waiting: waiting,
-            longest_wait: 3 * SECOND,
-            on_duplicate_start: if restarts { OnDuplicateStart::Restart } else { OnDuplicateStart::Reject },
-            id_reuse: if at_once { IdReuse::AtOnce } else { IdReuse::Last },
-            idle,
-        }
+    let parking = prop::option::of(
+        (1u64..6, 1usize..3).prop_map(|(seconds, most)| Parking { time: Duration::from_secs(seconds), most }),
+    );
+    let flags = (any::<bool>(), any::<bool>());
+    (1usize..4, 0usize..3, flags, idle, parking).prop_map(|(most, waiting, (restarts, at_once), idle, parking)| Rules {
+        max_sequences: most,
+        max_waiting: waiting,
+        longest_wait: 3 * SECOND,
+        on_duplicate_start: if restarts { OnDuplicateStart::Restart } else { OnDuplicateStart::Reject },
+        id_reuse: if at_once { IdReuse::AtOnce } else { IdReuse::Last },
+        idle,
+        parking,
     })
 }
 
@@ -262,6 +403,10 @@ struct Watch {
     running: Vec<(u32, u32)>,
     /// Requests that are queued.
     queued: Vec<u32>,
+    /// The STARTs that have begun with the state of a lane, by that lane.
+    clones: BTreeMap<u32, Vec<u32>>,
+    /// Lanes that are over.
+    over: Vec<u32>,
 }
 
 impl Watch {
@@ -288,8 +433,9 @@ proptest! {
             [Op::Take { worker: 0, most: 9 }, Op::Take { worker: 1, most: 9 }, Op::FinishAll]
         })) {
             match op {
-                Op::Send((sequence, start, end)) if sequence != 0 || start => {
-                    let control = Control { id: (sequence != 0).then(|| id(sequence)), start, end };
+                Op::Send((sequence, start, end, origin)) if sequence != 0 || start => {
+                    let origin = if start { origin } else { Origin::Own };
+                    let control = Control { id: (sequence != 0).then(|| id(sequence)), start, end, origin };
                     ends.insert(next, end);
                     watch.queued.push(next);
                     if let Err((request, why)) = scheduler.arrive(control, next, None, now) {
@@ -300,9 +446,24 @@ proptest! {
                 Op::Send(_) => {}
                 Op::Take { worker, most } => {
                     let work = scheduler.take(worker, most);
+                    watch.over.extend(work.over.iter().map(|over| over.lane));
                     prop_assert!(work.ready.len() <= most);
                     let mut batch = Vec::new();
-                    for Ready { lane, request, .. } in work.ready {
+                    for Ready { lane, request, begins, .. } in work.ready {
+                        prop_assert!(!watch.over.contains(&lane), "{request} has no state");
+                        let clones = watch.clones.get(&lane).into_iter().flatten();
+                        prop_assert!(clones.max().is_none_or(|&clone| clone < request), "a clone came too late");
+                        if let Begins::Clone(of) = begins {
+                            prop_assert!(!watch.over.contains(&of), "the state to clone is gone");
+                            prop_assert!(watch.running.iter().all(|(running, _)| *running != of), "it still changes");
+                            let (came, with) = &watch.lanes[&of];
+                            prop_assert_eq!(*with, worker, "another worker has the state");
+                            prop_assert!(came.last().is_some_and(|&last| last < request), "the clone comes too late");
+                            watch.clones.entry(of).or_default().push(request);
+                        }
+                        if begins == Begins::Resumed {
+                            prop_assert!(watch.lanes.contains_key(&lane), "there is no state to resume");
+                        }
                         prop_assert!(watch.running.iter().all(|(running, _)| *running != lane), "two of a sequence run");
                         watch.running.push((lane, request));
                         prop_assert!(watch.queued.contains(&request), "{request} came out twice");
@@ -321,7 +482,9 @@ proptest! {
                     let all = batches.drain(..).flatten();
                     let after = all.map(|(lane, _, end)| (lane, if end { After::Over } else { After::Advanced }));
                     watch.running.clear();
-                    let refused = scheduler.finish(after.collect::<Vec<_>>().into_iter(), now, &mut Vec::new());
+                    let after: Vec<_> = after.collect();
+                    watch.over.extend(after.iter().filter(|(_, after)| *after == After::Over).map(|(lane, _)| lane));
+                    let refused = scheduler.finish(after.into_iter(), now, &mut Vec::new());
                     watch.refused(refused);
                 }
                 Op::Finish { batch, outcomes } if !batches.is_empty() => {
@@ -337,6 +500,7 @@ proptest! {
                     };
                     let after: Vec<_> = batch.iter().enumerate().map(after).collect();
                     watch.running.retain(|(lane, _)| !batch.iter().any(|(of, ..)| of == lane));
+                    watch.over.extend(after.iter().filter(|(_, after)| *after == After::Over).map(|(lane, _)| lane));
                     let refused = scheduler.finish(after.into_iter(), now, &mut Vec::new());
                     watch.refused(refused);
                 }
@@ -348,7 +512,8 @@ proptest! {
                 }
             }
             prop_assert!(scheduler.placed <= rules.max_sequences && scheduler.waiting.len() <= rules.max_waiting);
-            prop_assert_eq!(scheduler.placed + scheduler.waiting.len(), scheduler.sequences.len());
+            prop_assert_eq!(scheduler.placed + scheduler.waiting.len(), scheduler.live());
+            prop_assert!(scheduler.parked.len() <= rules.parking.map_or(0, |parking| parking.most));
             prop_assert_eq!(scheduler.workers.iter().map(|worker| worker.sequences).sum::<usize>(), scheduler.placed);
             prop_assert!(scheduler.by_id.values().all(|lane| !scheduler.sequences[lane].closed));
             prop_assert!(scheduler.last_success.len() <= scheduler.placed);
@@ -369,7 +534,7 @@ proptest! {
 fn control() -> impl Strategy<Value = Control> {
     (0u64..5, prop::bool::weighted(0.4), prop::bool::weighted(0.3)).prop_map(|(sequence, start, end)| {
         let sequence = if start { sequence } else { sequence.max(1) };
-        Control { id: (sequence != 0).then(|| id(sequence)), start, end }
+        Control { id: (sequence != 0).then(|| id(sequence)), start, end, origin: Origin::Own }
     })
 }
 

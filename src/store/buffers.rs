@@ -63,7 +63,7 @@ impl BatchBuffers {
             return None;
         }
         self.slots.clear();
-        self.slots.extend(rows.map(RowState::slot_with_state));
+        self.slots.extend(rows.map(RowState::slot_in_place));
         self.spots.plan(&self.slots, run_rows, &mut self.plan);
         permute(&mut self.slots, &self.plan.order);
         Some(&self.plan.order)

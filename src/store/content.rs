@@ -30,13 +30,14 @@ pub enum StateContent<'a> {
 }
 
 impl<'a> StateRow<'a> {
-    /// State number `number` of a row: what is in `memory`, or what its sequence starts with.
+    /// State number `number` of a row: what the request gives, what is in `memory`, or what its sequence starts
+    /// with.
     pub fn of(binding: &'a Binding, number: usize, row: &'a RowState, memory: Option<&'a StateMemory>) -> Self {
-        let state = &binding.states[number];
+        if let Some(given) = row.given.get(number).and_then(Option::as_ref) {
+            return Self::initial(given);
+        }
         let kept = memory.filter(|_| !row.is_fresh()).and_then(|memory| Self::kept(binding, number, memory));
-        kept.unwrap_or_else(|| {
-            Self::initial(row.initial.get(number).and_then(Option::as_ref).unwrap_or(&state.initial))
-        })
+        kept.unwrap_or_else(|| Self::initial(&binding.states[number].initial))
     }
 
     /// State number `number` as a sequence keeps it in its slot or beside it.

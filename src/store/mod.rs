@@ -18,7 +18,6 @@
 mod buffers;
 mod content;
 mod new_states;
-#[cfg_attr(not(test), expect(dead_code, reason = "the state API and snapshots will call it"))]
 mod operations;
 mod output_rows;
 mod spots;
@@ -38,6 +37,7 @@ use crate::tensor::StorageType;
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
+pub use operations::{SequenceState, WriteError};
 pub use output_rows::OutputRows;
 use spots::Spot;
 use varying::VaryingStates;
@@ -53,10 +53,28 @@ pub struct RowState {
     pub lease: Option<Lease>,
     /// It starts its sequence.
     pub start: bool,
-    /// What the model for initial states says of each state; nothing for the others, and where there is no such model.
-    pub initial: Vec<Option<Initial>>,
+    /// Values that the run reads instead of what the sequence has or begins with, by state; empty if there are none.
+    /// They come from the model for initial states or from the request. The state of a sequence that goes on must have
+    /// been evicted ([`StateStore::evict`]).
+    pub given: Vec<Option<Initial>>,
+    /// What the run reads as contexts.
+    pub contexts: Contexts,
+    /// The run leaves the state as it is (`commit: false`).
+    pub discards: bool,
     /// Dimensions of the states of varying size before the run, where [`StateStore::note_dims`] has noted them.
     pub dims: Vec<Vec<i64>>,
+}
+
+/// What a run reads in front of the inputs of a row.
+#[derive(Default)]
+pub enum Contexts {
+    /// What the sequence has; nothing at its start.
+    #[default]
+    Kept,
+    /// Nothing, as at the start.
+    Reset,
+    /// These bytes, in the order of [`Binding::contexts`].
+    Given(Vec<Vec<u8>>),
 }
 
 impl RowState {
@@ -77,9 +95,19 @@ impl RowState {
         self.lease.as_ref().filter(|_| !self.start).map(Lease::slot)
     }
 
-    /// Its lease, if the sequence goes on.
-    fn lease_that_goes_on(&mut self) -> Option<&mut Lease> {
-        self.lease.as_mut().filter(|lease| !lease.ends())
+    /// The slot of its sequence, if the run reads all states of the sequence and no other.
+    fn slot_in_place(&self) -> Option<SlotId> {
+        self.slot_with_state().filter(|_| self.given.is_empty())
+    }
+
+    /// Whether its sequence has the state after the run.
+    fn keeps(&self) -> bool {
+        !self.discards && self.lease.as_ref().is_some_and(|lease| !lease.ends())
+    }
+
+    /// Its lease, if its sequence has the state after the run.
+    fn lease_that_keeps(&mut self) -> Option<&mut Lease> {
+        if self.keeps() { self.lease.as_mut() } else { None }
     }
 }
 
@@ -197,7 +225,12 @@ impl StateStore {
 
     /// What the row at `position` keeps of an input to put in front of the next request; `None` at the start of its
     /// sequence.
-    pub fn context<R: HasState>(&self, position: usize, row: &R, context: BoundContext) -> Option<&[u8]> {
+    pub fn context<'a, R: HasState>(&'a self, position: usize, row: &'a R, context: BoundContext) -> Option<&'a [u8]> {
+        match &row.state().contexts {
+            Contexts::Kept => {}
+            Contexts::Reset => return None,
+            Contexts::Given(all) => return all.get(context.slot_entry - self.binding.states.len()).map(Vec::as_slice),
+        }
         let memory = self.held.get(position)?.as_ref().filter(|_| !row.state().is_fresh())?;
         let from = self.binding.slot.offset(context.slot_entry);
         Some(memory.slot.part(from..from + context.bytes).host())
@@ -231,10 +264,10 @@ impl StateStore {
     /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
     fn commit<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
-            let Some(lease) = &mut row.state_mut().lease else { continue };
-            if lease.ends() {
-                continue;
+            if row.state().discards {
+                row.state_mut().lease.iter_mut().for_each(Lease::advance);
             }
+            let Some(lease) = row.state_mut().lease_that_keeps() else { continue };
             match panic::catch(|| self.buffers.keep(lease.slot(), position, run_rows, &self.copier)) {
                 Ok(()) => lease.advance(),
                 Err(error) => {
@@ -409,3 +442,5 @@ fn permute<T>(rows: &mut [T], order: &[usize]) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) use tests::binding as test_binding;

@@ -30,7 +30,7 @@ impl NewStates<'_> {
         memory: &mut Option<StateMemory>,
         stays: bool,
     ) -> Result<(), RequestError> {
-        let (Some(_), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(()) };
+        let (Some(_), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(()) };
         let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));
         let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
         if bytes > self.limit {
@@ -51,7 +51,7 @@ impl NewStates<'_> {
             self.make_room(position, row, memory, false)?;
         }
         let ends: Vec<_> = self.contexts(row).collect();
-        let (Some(lease), Some(memory)) = (row.state_mut().lease_that_goes_on(), memory) else { return Ok(0) };
+        let (Some(lease), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(0) };
         lease.spoil();
         for context in ends {
             context.keep(self, position, memory);

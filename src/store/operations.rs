@@ -20,9 +20,21 @@ pub enum WriteError {
     /// It is not a state of this model.
     #[error("{0}")]
     Misfit(String),
-    /// It cannot be kept.
+    /// There is no room for it.
     #[error(transparent)]
     Store(#[from] RequestError),
+    /// A device has failed, and the state may be half-way: the sequence has to be ended.
+    #[error(transparent)]
+    Copy(RequestError),
+}
+
+impl From<WriteError> for RequestError {
+    fn from(error: WriteError) -> Self {
+        match error {
+            WriteError::Misfit(why) => Self::StateConflict(why),
+            WriteError::Store(error) | WriteError::Copy(error) => error,
+        }
+    }
 }
 
 /// What a sequence has.
@@ -35,12 +47,37 @@ pub struct SequenceState {
 }
 
 impl StateStore {
-    /// The state of a sequence; `None` if it is over.
-    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RequestError> {
+    /// The values of some states of a sequence, by their numbers; `None` if it is over.
+    pub fn read_states(&mut self, sequence: SlotId, numbers: &[usize]) -> Result<Option<Vec<Initial>>, RequestError> {
         self.evict(&[sequence])?;
         let Some(memory) = self.memory(sequence) else { return Ok(None) };
-        let states = (0..self.binding.states.len()).map(|number| read(&self.binding, number, &memory, &self.copier));
-        let states = states.collect::<Result<_, _>>()?;
+        let states = numbers.iter().map(|&number| read(&self.binding, number, &memory, &self.copier));
+        states.collect::<Result<_, _>>().map(Some)
+    }
+
+    /// The dims of each state of a sequence, and the bytes that its value has in a tensor; `None` if it is over.
+    pub fn describe(&self, sequence: SlotId) -> Option<Vec<(Vec<i64>, usize)>> {
+        let memory = self.memory(sequence)?;
+        let states = self.binding.states.iter().enumerate();
+        let described = states.map(|(number, state)| {
+            let row = StateRow::kept(&self.binding, number, &memory).unwrap_or(StateRow::initial(&state.initial));
+            let count = element_count(row.dims).unwrap_or(0);
+            let bytes = match (row.content, state.data_type.byte_size()) {
+                (_, Some(size)) => count.saturating_mul(size),
+                (StateContent::WrittenStrings(written), None) => written.len(),
+                (StateContent::Strings(strings), None) => strings::written_bytes(strings.iter()),
+                (_, None) => strings::written_bytes(std::iter::repeat_n(&[][..], count)),
+            };
+            (row.dims.to_vec(), bytes)
+        });
+        Some(described.collect())
+    }
+
+    /// The state of a sequence; `None` if it is over.
+    pub fn read(&mut self, sequence: SlotId) -> Result<Option<SequenceState>, RequestError> {
+        let all: Vec<usize> = (0..self.binding.states.len()).collect();
+        let Some(states) = self.read_states(sequence, &all)? else { return Ok(None) };
+        let Some(memory) = self.memory(sequence) else { return Ok(None) };
         let context = |entry: usize, bytes: usize| {
             let from = self.binding.slot.offset(entry);
             memory.slot.part(from..from + bytes).host().to_vec()
@@ -50,7 +87,7 @@ impl StateStore {
     }
 
     /// Gives a sequence another state. Returns false if it is over. A state that does not fit, or for which there is no
-    /// room, is refused and changes nothing; if a device fails, the sequence has to be ended.
+    /// room, is refused and changes nothing.
     pub fn write(&mut self, sequence: SlotId, state: &SequenceState) -> Result<bool, WriteError> {
         self.check_value(state)?;
         self.evict(&[sequence])?;
@@ -58,23 +95,16 @@ impl StateStore {
         memory.reserve(self.sizes(state), false).map_err(RequestError::from)?;
         let bound = self.binding.states.iter().zip(&state.states).enumerate();
         for (number, (bound, value)) in bound {
-            write(&self.binding, number, bound, value, &mut memory, &self.copier).map_err(RequestError::from)?;
+            let written = write(&self.binding, number, bound, value, &mut memory, &self.copier);
+            written.map_err(|error| WriteError::Copy(error.into()))?;
         }
         for ((_, _, of), bytes) in self.binding.contexts().zip(&state.contexts) {
             let from = self.binding.slot.offset(of.slot_entry);
             memory.slot.part_mut(from..from + of.bytes).host().copy_from_slice(bytes);
         }
         // The bytes are in the slot when others may have it.
-        self.copier.synchronise().map_err(RequestError::from)?;
+        self.copier.synchronise().map_err(|error| WriteError::Copy(error.into()))?;
         Ok(true)
-    }
-
-    /// Gives a sequence the state of another. Returns false if either is over.
-    pub fn copy(&mut self, from: SlotId, to: SlotId) -> Result<bool, WriteError> {
-        match self.read(from)? {
-            Some(state) => self.write(to, &state),
-            None => Ok(false),
-        }
     }
 
     /// Copies the states of sequences to their slots and beside them, out of the batch buffers and shared tensors.

@@ -78,7 +78,7 @@ impl VaryingStates {
             return None;
         }
         let shared = |(row, memory): (&R, &'_ Option<StateMemory>)| {
-            row.state().slot_with_state()?;
+            row.state().slot_in_place()?;
             memory.as_ref()?.varying.first()?.shared().cloned()
         };
         let rows = batch.iter().zip(held).map(shared).collect::<Option<Vec<_>>>()?;
@@ -177,10 +177,9 @@ impl VaryingStates {
 
     /// Whether the new states of a batch over `run_rows` rows may stay in the tensors that the run made.
     pub fn can_stay<R: HasState>(&self, binding: &Binding, batch: &[R], run_rows: usize, step: &Step) -> bool {
-        let goes_on = |row: &R| row.state().lease.as_ref().is_some_and(|lease| !lease.ends());
         self.may_stay
             && batch.len() == run_rows
-            && batch.iter().all(goes_on)
+            && batch.iter().all(|row| row.state().keeps())
             && self.numbers.iter().all(|&number| step.has_made(binding.states[number].output))
     }
 

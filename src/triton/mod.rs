@@ -21,7 +21,7 @@ pub use instance::{Instance, Times, monotonic_ns, thread_waits};
 pub use log::install as install_log;
 pub use metrics::{Counter, Family, Gauge};
 pub use model::{Backend, Model};
-pub use request::{Input, NotCopied, Request, c_name};
+pub use request::{HeldElements, HeldInput, Input, NotCopied, ParameterValue, Request, c_name};
 pub use response::{Answer, OutputMemory, Response};
 
 use triton_sys::Version;

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, CString};
 use std::ops::Range;
 use std::ptr::{self, NonNull};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -68,9 +69,44 @@ pub(super) enum Elements {
     /// In buffers that Triton lends.
     Lent(SmallVec<[Piece; 1]>),
     /// In our own memory, which the client cannot change.
-    Owned(Vec<u8>),
+    Owned(Arc<Vec<u8>>),
     /// In our own memory, as strings.
-    Strings(Strings),
+    Strings(Arc<Strings>),
+}
+
+/// An input that a sequence keeps for its next requests.
+#[derive(Clone, Debug)]
+pub struct HeldInput {
+    pub data_type: DataType,
+    /// As the client sent them.
+    pub dims: Box<[i64]>,
+    pub elements: HeldElements,
+}
+
+/// The elements of a [`HeldInput`].
+#[derive(Clone, Debug)]
+pub enum HeldElements {
+    Bytes(Arc<Vec<u8>>),
+    Strings(Arc<Strings>),
+}
+
+impl HeldInput {
+    /// Bytes of its elements, with the lengths of strings.
+    pub fn byte_len(&self) -> usize {
+        match &self.elements {
+            HeldElements::Bytes(bytes) => bytes.len(),
+            HeldElements::Strings(read) => strings::written_bytes(read.iter()),
+        }
+    }
+}
+
+/// The value of a request parameter.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ParameterValue {
+    Text(String),
+    Int(i64),
+    Bool(bool),
+    Other,
 }
 
 /// An array that Triton lends for the life of the request.
@@ -204,7 +240,7 @@ impl Request {
     pub fn copy_input(&mut self, index: usize) -> Result<(), NotCopied> {
         let Some(Some(input)) = self.inputs.get_mut(index) else { return Ok(()) };
         if let Elements::Lent(buffers) = &input.elements {
-            input.elements = Elements::Owned(copy_buffers(buffers)?);
+            input.elements = Elements::Owned(Arc::new(copy_buffers(buffers)?));
         }
         Ok(())
     }
@@ -216,11 +252,37 @@ impl Request {
         let Some(Some(RawInput { elements, .. })) = self.inputs.get_mut(index) else { return Ok(None) };
         if let Elements::Owned(bytes) = elements {
             let Some(read) = strings::read(bytes).map_err(NotCopied::Memory)? else { return Ok(None) };
-            *elements = Elements::Strings(read);
+            *elements = Elements::Strings(Arc::new(read));
         }
         match elements {
             Elements::Strings(read) => Ok(Some(read.len())),
             Elements::Lent(_) | Elements::Owned(_) => Ok(None),
+        }
+    }
+
+    /// Copies input number `index` to our own memory, and shares the copy. `None` if the request does not carry it.
+    pub fn hold_input(&mut self, index: usize) -> Result<Option<HeldInput>, NotCopied> {
+        self.copy_input(index)?;
+        let Some(Some(RawInput { data_type: Some(data_type), dims, elements })) = self.inputs.get(index) else {
+            return Ok(None);
+        };
+        let elements = match elements {
+            Elements::Owned(bytes) => HeldElements::Bytes(bytes.clone()),
+            Elements::Strings(read) => HeldElements::Strings(read.clone()),
+            Elements::Lent(_) => return Ok(None),
+        };
+        Ok(Some(HeldInput { data_type: *data_type, dims: dims.as_slice().into(), elements }))
+    }
+
+    /// Gives the request an input that it does not carry.
+    pub fn set_input(&mut self, index: usize, held: &HeldInput) {
+        let HeldInput { data_type, dims, elements } = held.clone();
+        let elements = match elements {
+            HeldElements::Bytes(bytes) => Elements::Owned(bytes),
+            HeldElements::Strings(read) => Elements::Strings(read),
+        };
+        if let Some(input) = self.inputs.get_mut(index) {
+            *input = Some(RawInput { data_type: Some(data_type), dims: RawDims::Owned(dims), elements });
         }
     }
 
@@ -261,26 +323,44 @@ impl Request {
         }
     }
 
+    /// Whether it is one of the rows of a request that has several.
+    pub const fn is_part(&self) -> bool {
+        self.part.is_some()
+    }
+
+    /// The custom parameters of the request, except those that are not UTF-8. A server that has no such parameters gives
+    /// none.
+    pub fn parameters(&self) -> impl Iterator<Item = (&str, ParameterValue)> {
+        let mut count = 0;
+        // SAFETY: the request is alive until it is dropped.
+        let counted = unsafe { check(call!(TRITONBACKEND_RequestParameterCount(self.as_ptr(), &mut count))) };
+        (0..if counted.is_ok() { count } else { 0 }).filter_map(|index| self.parameter_at(index))
+    }
+
+    fn parameter_at(&self, index: u32) -> Option<(&str, ParameterValue)> {
+        let (mut name, mut value) = (ptr::null(), ptr::null());
+        let mut kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
+        // SAFETY: the request is alive, and name and value live with it. The value has the type that `kind` says.
+        unsafe {
+            check(call!(TRITONBACKEND_RequestParameter(self.as_ptr(), index, &mut name, &mut kind, &mut value)))
+                .ok()?;
+            let value = match kind {
+                triton_sys::TRITONSERVER_PARAMETER_STRING => {
+                    ParameterValue::Text(CStr::from_ptr(value.cast()).to_str().ok()?.to_owned())
+                }
+                triton_sys::TRITONSERVER_PARAMETER_INT => ParameterValue::Int(*value.cast()),
+                triton_sys::TRITONSERVER_PARAMETER_BOOL => ParameterValue::Bool(*value.cast()),
+                _ => ParameterValue::Other,
+            };
+            Some((CStr::from_ptr(name).to_str().ok()?, value))
+        }
+    }
+
     /// A string parameter of the request, which tests send.
     #[cfg(feature = "fault-injection")]
     pub fn parameter(&self, wanted: &str) -> Option<String> {
-        let mut count = 0;
-        // SAFETY: the request is alive; names and values live with it and are copied.
-        unsafe {
-            check(call!(TRITONBACKEND_RequestParameterCount(self.as_ptr(), &mut count))).ok()?;
-            for index in 0..count {
-                let (mut name, mut value) = (ptr::null(), ptr::null());
-                let mut kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
-                check(call!(TRITONBACKEND_RequestParameter(self.as_ptr(), index, &mut name, &mut kind, &mut value)))
-                    .ok()?;
-                if CStr::from_ptr(name).to_bytes() == wanted.as_bytes()
-                    && kind == triton_sys::TRITONSERVER_PARAMETER_STRING
-                {
-                    return Some(CStr::from_ptr(value.cast()).to_string_lossy().into_owned());
-                }
-            }
-        }
-        None
+        let text = |value| if let ParameterValue::Text(text) = value { Some(text) } else { None };
+        self.parameters().find(|(name, _)| *name == wanted).and_then(|(_, value)| text(value))
     }
 
     /// An empty response to fill.

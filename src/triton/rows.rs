@@ -68,7 +68,7 @@ impl Part {
             let each = buffers.iter().map(Piece::byte_len).sum::<usize>() / rows;
             copy_part(buffers, self.row * each..(self.row + 1) * each).map_err(not_copied)?
         };
-        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Owned(row));
+        (input.dims, input.elements) = (RawDims::Owned(dims), Elements::Owned(Arc::new(row)));
         Ok(input)
     }
 }

@@ -26,6 +26,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::batch::control::ControlReader;
 use crate::batch::decode::Expected;
+use crate::batch::state_api::{conflict, several_rows};
 use crate::batch::{Row, TellsId};
 use crate::config::{OwnScheduling, Strategy};
 use crate::error::{LoadError, RequestError};
@@ -33,7 +34,7 @@ use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, Settled};
 use crate::panic;
 use crate::responder::Responder;
-use crate::scheduler::{After, Control, Over, Ready, Refused, Scheduler, Work};
+use crate::scheduler::{After, Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
 use crate::sequence::Key;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
 use releases::Releases;
@@ -43,13 +44,13 @@ pub enum Scheduled {
     /// Core's sequence batcher.
     ByCore(Box<Instance>),
     /// This backend.
-    ByUs(Workers),
+    ByUs(Box<Workers>),
 }
 
 impl Scheduled {
     pub fn new(triton: triton::Instance, model: Arc<Model>) -> Result<Self, LoadError> {
         match model.config.strategy {
-            Strategy::Own(own) => Workers::new(triton, &model, own).map(Self::ByUs),
+            Strategy::Own(own) => Workers::new(triton, &model, own).map(Box::new).map(Self::ByUs),
             Strategy::Direct | Strategy::Oldest => Instance::new(triton, model).map(Box::new).map(Self::ByCore),
         }
     }
@@ -145,11 +146,8 @@ impl Workers {
             shared,
             workers: Vec::new(),
             threads: Vec::new(),
-            expected: Expected::new(&model.binding, gpu),
-            control: ControlReader::new(
-                model.config.takes_ids,
-                model.binding.request_inputs().filter(|(_, of)| !of.optional).count(),
-            ),
+            expected: Expected::new(&model.binding, model.state_api.as_ref(), gpu),
+            control: ControlReader::new(model.config.takes_ids, required_inputs(model)),
             tells_id: TellsId { output_dims: model.config.takes_ids.output.then_some(dims) },
             waits: 0,
         };
@@ -210,8 +208,26 @@ impl Workers {
 
     /// The rows of a request: one, unless its special inputs have several.
     fn read(&self, mut request: Request) -> SmallVec<[Read; 1]> {
-        let controls = match panic::catch_result(|| self.control.read(&mut request)) {
-            Ok(controls) => controls,
+        let read = |request: &mut Request| {
+            let asked = self.expected.asked(request)?;
+            let mut controls = self.control.read(request)?;
+            if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
+                if asked.resume && control.id.is_none() {
+                    return Err(conflict("'resume' needs the id of the parked sequence"));
+                }
+                control.end |= asked.delete;
+                control.origin = match &asked.clone_of {
+                    Some(id) => Origin::Clone(id.clone()),
+                    None if asked.resume => Origin::Parked,
+                    None => Origin::Own,
+                };
+            } else if asked.is_some() {
+                return Err(several_rows());
+            }
+            Ok((controls, asked))
+        };
+        let (controls, mut asked) = match panic::catch_result(|| read(&mut request)) {
+            Ok(read) => read,
             Err(error) => {
                 let (row, control) = (Row::new(request), Err(Some(Box::new(error))));
                 return smallvec![Read { row, control }];
@@ -219,12 +235,21 @@ impl Workers {
         };
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
-            let mut row = self.expected.row(request, control.start, control.end, self.tells_id);
+            let mut row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
             let problem = row.problem.take();
             Read { row, control: problem.map_or(Ok(control), |error| Err(Some(error))) }
         };
         rows.into_iter().zip(controls).map(read).collect()
     }
+}
+
+/// Number of inputs that every request must carry.
+fn required_inputs(model: &Model) -> usize {
+    if model.state_api.is_some() {
+        // A call of the State API may carry none.
+        return 0;
+    }
+    model.binding.request_inputs().filter(|(_, of)| !of.optional && !of.is_held).count()
 }
 
 impl Drop for Workers {
@@ -344,7 +369,12 @@ impl Shared {
         }
         let now = Instant::now();
         let number = instance.number();
-        let row = |Ready { lane, id, request: Queued { mut row, deadline } }| {
+        let row = |Ready { lane, id, request: Queued { mut row, deadline }, begins }| {
+            match (begins, &mut row.asked) {
+                (Begins::Clone(of), Some(asked)) => asked.clone_lane = Some(of),
+                (Begins::Resumed, _) => row.state.start = false,
+                _ => {}
+            }
             if deadline.is_some_and(|deadline| deadline <= now) {
                 row.problem = Some(Box::new(RequestError::SequenceQueueTimeout(id.clone())));
             }

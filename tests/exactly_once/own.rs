@@ -117,6 +117,60 @@ fn whatever_fails_each_request_is_answered_once_and_released_once() {
     triton.assert_clean();
 }
 
+/// The configuration with the State API. Requests carry VALUE or a state, and the model has a default for no input.
+fn stateful_config(parameters: &[(&str, &str)]) -> Value {
+    let mut config = own(parameters);
+    let state = json!({ "name": "state.SUM_IN", "data_type": "TYPE_FP32", "dims": [2], "optional": true });
+    let text = |name: &str| json!({ "name": name, "data_type": "TYPE_STRING", "dims": [1], "optional": true });
+    config["input"].as_array_mut().unwrap().extend([state.clone(), text("state_snapshot")]);
+    config["output"].as_array_mut().unwrap().extend([state, text("state_snapshot"), text("state_info")]);
+    fake_triton::with_parameters(config, &[("state_api", "true")])
+}
+
+#[test]
+fn whatever_is_asked_of_states_each_request_is_answered_once_and_released_once() {
+    let Some(triton) = Triton::start() else { return };
+    for (seed, one_in) in [(30, 0), (31, 100), (32, 10)] {
+        let model = load(&triton, &stateful_config(&[("worker_count", "2"), ("max_sequence_number", "6")]));
+        let mut random = Random(seed);
+        if one_in > 0 {
+            ledger::set_faults(Faults::Random { random: Random(seed), one_in });
+        }
+        let sent = send(&model, &mut random, 400, |random, mut request| {
+            if random.one_in(3) {
+                request.inputs.clear();
+            }
+            if random.one_in(4) {
+                let state = bytemuck::bytes_of(&[7.0f32, 8.0]).to_vec();
+                request.inputs.push(Input::new("state.SUM_IN", TRITONSERVER_TYPE_FP32, &[1, 2], state));
+            }
+            match random.below(12) {
+                0 => request.with_parameter("commit", "false").with_parameter("get_state", "true"),
+                1 => request.with_parameter("get_state", "SUM_IN"),
+                2 => request.with_parameter("snapshot", "true").with_parameter("query_state", "true"),
+                3 => request.with_parameter("reset_state", "true"),
+                4 => request.with_parameter("delete", "true"),
+                5 | 6 => {
+                    let of = 1 + random.below(7) as i64;
+                    request.with_number("clone_of", of)
+                }
+                7 => request.with_number("sequence_step", 1),
+                8 => request.with_parameter("get_state", "nothing"),
+                _ => request,
+            }
+        });
+        wait_for_release(&sent.requests);
+        ledger::set_faults(Faults::None);
+        for id in 1..=7 {
+            model.run(vec![request(id, END, [0.0, 0.0])]);
+        }
+        let after = model.run(vec![request(100, START | END, [1.0, 2.0])]);
+        assert_eq!(sums(&after), [Some([1.0, 2.0])], "every place is free again");
+        model.unload();
+    }
+    triton.assert_clean();
+}
+
 #[cfg(feature = "fault-injection")]
 #[test]
 fn a_panic_costs_no_answer_and_no_other_sequence() {

@@ -13,7 +13,8 @@ use triton_sys::*;
 
 use super::ledger::{self, Kind};
 use super::objects::{
-    Answer, BACKEND, Backend, Error, FENCE, Id, Input, Instance, Message, Model, Output, Request, Response, Sent,
+    Answer, BACKEND, Backend, Error, FENCE, Id, Input, Instance, Message, Model, Output, Parameter, Request, Response,
+    Sent,
 };
 use super::objects::{hand_out, take_back};
 
@@ -337,8 +338,16 @@ fallible! {
     ) |_fails| {
         let parameter = request(raw, NAME).parameters.get(index as usize).ok_or_else(|| not_there("parameter"))?;
         put(key, parameter.0.as_ptr());
-        put(kind, TRITONSERVER_PARAMETER_STRING);
-        put(value, parameter.1.as_ptr().cast());
+        match &parameter.1 {
+            Parameter::Text(text) => {
+                put(kind, TRITONSERVER_PARAMETER_STRING);
+                put(value, text.as_ptr().cast());
+            }
+            Parameter::Int(number) => {
+                put(kind, TRITONSERVER_PARAMETER_INT);
+                put(value, ptr::from_ref(number).cast());
+            }
+        }
         Ok(())
     }
     fn TRITONBACKEND_RequestInput(

@@ -136,13 +136,19 @@ impl Input {
     }
 }
 
+/// The value of a request parameter.
+pub enum Parameter {
+    Text(CString),
+    Int(i64),
+}
+
 /// A request, and what becomes of it.
 pub struct Request {
     pub id: Id,
     pub flags: u32,
     pub inputs: Vec<Input>,
     pub outputs: Vec<CString>,
-    pub parameters: Vec<(CString, CString)>,
+    pub parameters: Vec<(CString, Parameter)>,
     pub cancelled: bool,
     /// What its client does when the backend asks whether it is cancelled, which is between decoding and gathering.
     pub meanwhile: Option<Box<dyn Fn() + Send + Sync>>,
@@ -192,9 +198,13 @@ impl Request {
         }
     }
 
-    #[cfg(feature = "fault-injection")]
     pub fn with_parameter(mut self, name: &str, value: &str) -> Self {
-        self.parameters.push((c(name), c(value)));
+        self.parameters.push((c(name), Parameter::Text(c(value))));
+        self
+    }
+
+    pub fn with_number(mut self, name: &str, value: i64) -> Self {
+        self.parameters.push((c(name), Parameter::Int(value)));
         self
     }
 

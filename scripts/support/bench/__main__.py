@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import peers, report, service, step
+from support.bench import peers, report, service, state_api, step
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -23,7 +23,7 @@ from support.bench.soak import Soak
 from support.paths import BUILD, ROOT
 from support.server import TritonServer
 
-LEVELS = ("step", "throughput", "scheduling", "growing", "live", "load", "service", "bound", "closed", "open")
+LEVELS = ("step", "throughput", "scheduling", "growing", "live", "load", "state", "service", "bound", "closed", "open")
 TRANSPORTS = ("process", "stream")
 RECORDED = ROOT / "docs" / "bench"
 
@@ -53,6 +53,8 @@ def main() -> int:
 
 
 def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Namespace) -> dict[str, report.Rows]:
+    if level == "state":
+        return {level: list(state_api.calls(folder, effort)), "state_allowed": list(state_api.allowing(folder, effort))}
     if level not in ("closed", "open"):
         return {level: list(LEVEL[level](folder, effort, options))}
     models = [name for name in options.models if name in peers.MODELS_COMPARED]

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::records::{Phase, Records, Superseded};
 use super::{Admission, Incarnations, Refusal};
-use crate::sequence::id::Key;
+use crate::sequence::id::{Key, SequenceId};
 use crate::state::pool::SlotId;
 
 /// The chains of all ids.
@@ -257,6 +257,11 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
             }
         }
         !is_front
+    }
+
+    fn with_id(&self, _: &Records<S, C, H>, instance: u32, id: &SequenceId) -> Option<SlotId> {
+        let key = Key { instance, lane: None, id: id.clone() };
+        self.chains.get(&key)?.incarnations.last().copied()
     }
 
     /// If the incarnation was at the front, the next one receives requests from now on.

@@ -6,7 +6,7 @@ use foldhash::HashMap;
 
 use super::records::{Phase, Records};
 use super::{Admission, Incarnations, Refusal};
-use crate::sequence::id::Key;
+use crate::sequence::id::{Key, SequenceId};
 use crate::state::pool::SlotId;
 
 /// The slot of the sequence in each lane. The key is the instance and the lane.
@@ -58,6 +58,13 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
 
     fn in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
         self.0.get(&(instance, lane)).copied()
+    }
+
+    fn with_id(&self, records: &Records<S, C, H>, instance: u32, id: &SequenceId) -> Option<SlotId> {
+        let has_id = |slot: &SlotId| records.pool.record(*slot).is_some_and(|record| record.key.id == *id);
+        // Core drops a sequence without a word, so a lane may have an old one with the same id.
+        let of = self.0.iter().filter(|((of, _), slot)| *of == instance && has_id(slot)).map(|(_, slot)| *slot);
+        of.max_by_key(|slot| records.pool.record(*slot).map(|record| record.start_payload))
     }
 
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {

@@ -7,7 +7,7 @@ mod records;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use super::id::Key;
+use super::id::{Key, SequenceId};
 use crate::state::pool::{SlotId, SlotLimits, SlotPool};
 use chains::Chains;
 use lanes::Lanes;
@@ -115,6 +115,9 @@ trait Incarnations<S, C, H>: Send {
     fn in_lane(&self, _instance: u32, _lane: u32) -> Option<SlotId> {
         None
     }
+
+    /// The slot of the incarnation with this id that began last on an instance.
+    fn with_id(&self, records: &Records<S, C, H>, instance: u32, id: &SequenceId) -> Option<SlotId>;
 
     /// Removes an incarnation that is over, and frees its slot.
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key);
@@ -272,12 +275,27 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// Takes the contents that [`Sequences::keep`] has kept, to change them and keep them again. `None` if the sequence
-    /// is over. Panics if a request of the sequence has them.
-    pub fn take_contents(&mut self, slot: SlotId) -> Option<C> {
-        let record = self.records.pool.record_mut(slot)?;
-        assert!(record.contents.is_some(), "a request of the sequence has the contents");
-        record.contents.take()
+    /// The contents that [`Sequences::keep`] has kept. `None` if the sequence is over.
+    pub fn contents_mut(&mut self, slot: SlotId) -> Option<&mut C> {
+        self.records.pool.record_mut(slot)?.contents.as_mut()
+    }
+
+    /// Leaves contents of a sequence that is over, until [`Sequences::take_leavings`].
+    pub fn leave(&mut self, contents: C) {
+        self.records.leavings.push(contents);
+    }
+
+    /// The slot of the sequence in a lane.
+    pub fn slot_in_lane(&self, instance: u32, lane: u32) -> Option<SlotId> {
+        self.incarnations.in_lane(instance, lane)
+    }
+
+    /// The slot of the sequence with this id that began last on an instance; `None` if its START has not succeeded yet, so
+    /// that the slot has no state of it.
+    pub fn slot_of(&self, instance: u32, id: &SequenceId) -> Option<SlotId> {
+        let slot = self.incarnations.with_id(&self.records, instance, id)?;
+        let record = self.records.pool.record(slot)?;
+        (!record.failed && !matches!(record.phase, Phase::InFlight { start: true })).then_some(slot)
     }
 
     /// Takes the contents of sequences that are over. Drop them without holding any lock, because they may be large.

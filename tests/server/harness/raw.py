@@ -19,6 +19,7 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
 
 from harness.clients import TIMEOUT_S
+from harness.values import words
 
 Value = bool | int | str
 Inputs = Mapping[str, np.ndarray]
@@ -181,7 +182,7 @@ def _request(model: str, inputs: Inputs, parameters: Parameters, *, outputs=None
     request = service_pb2.ModelInferRequest(model_name=model, model_version=version)
     for name, value in inputs.items():
         request.inputs.add(name=name, shape=value.shape, datatype=np_to_triton_dtype(value.dtype))
-        request.raw_input_contents.append(np.ascontiguousarray(value).tobytes())
+        request.raw_input_contents.append(_content(value))
     for name in outputs or ():
         request.outputs.add(name=name)
     for name, said in parameters.items():
@@ -192,6 +193,13 @@ def _request(model: str, inputs: Inputs, parameters: Parameters, *, outputs=None
         else:
             request.parameters[name].string_param = said
     return request
+
+
+def _content(value: np.ndarray) -> bytes:
+    """The bytes of a tensor: each string with its length in front."""
+    if value.dtype != np.object_:
+        return np.ascontiguousarray(value).tobytes()
+    return b"".join(len(word).to_bytes(4, "little") + word for word in words(value))
 
 
 def _as_int64(value: int) -> int:

@@ -11,6 +11,11 @@ def bits(value: np.ndarray) -> bytes | list[bytes]:
     """All of a tensor, to be compared: equal numbers may have other bits, and a NaN equals nothing."""
     if value.dtype != np.object_:
         return value.tobytes()
+    return words(value)
+
+
+def words(value: np.ndarray) -> list[bytes]:
+    """The strings of a tensor."""
     return [text.encode() if isinstance(text, str) else text for text in value.ravel()]
 
 

@@ -2,6 +2,8 @@
 
 #![forbid(unsafe_code)]
 
+mod state_api;
+
 use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};
@@ -15,7 +17,7 @@ use crate::config::{InstanceKind, Strategy};
 use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
 use crate::memory::device::Queue;
-use crate::model::{Answered, InitialStep, LiveSequences, Model, Opened};
+use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened};
 use crate::panic::{self, Panic};
 use crate::report::Report;
 use crate::responder::Responder;
@@ -79,7 +81,8 @@ impl Instance {
         let initial = initial.transpose()?;
         // The model for initial states reads the inputs, too.
         let gpu = site.device.as_ref().map(|device| device.number()).filter(|_| model.initial_model.is_none());
-        let (expected, grouping) = (Expected::new(&model.binding, gpu), Grouping::new(&model.binding));
+        let (expected, grouping) =
+            (Expected::new(&model.binding, model.state_api.as_ref(), gpu), Grouping::new(&model.binding));
         let isolation = Isolation::new(model.config.max_batch_size);
         let report = Report::new(&model.config);
         // With `direct`, core may send a sequence's next request before the last one is released.
@@ -176,6 +179,7 @@ impl Instance {
         };
         fault::point("admit", rows.iter().map(|row| &row.request));
         let rows = self.set_aside(rows, times, answered);
+        let rows = self.operate(rows, times, answered);
         let mut rows = self.initialise(rows, times, answered);
         if self.grouping.has_open_states() {
             self.store.note_dims(&mut rows);
@@ -234,7 +238,11 @@ impl Instance {
             let cancelled = || row.request.is_cancelled().then_some(RequestError::Cancelled);
             if let Some(error) = row.problem.take().map(|problem| *problem).or_else(cancelled) {
                 self.refuse(&mut row, error, times);
-            } else if row.end && !row.state.start && row.state.lease.is_some() && !self.model.config.infer_end_requests
+            } else if row.end
+                && !row.state.start
+                && row.asked.is_none()
+                && row.state.lease.is_some()
+                && !self.model.config.infer_end_requests
             {
                 self.acknowledge(&mut row, times);
             } else {
@@ -252,14 +260,16 @@ impl Instance {
         let mut running = Vec::with_capacity(rows.len());
         let mut failed = Vec::new();
         for mut row in rows {
-            let initial = if row.state.is_fresh() {
+            let initial = if row.state.is_fresh() && row.asked.is_none() {
                 panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request)))
             } else {
                 Ok(Vec::new())
             };
             match initial {
                 Ok(initial) => {
-                    row.state.initial = initial;
+                    if row.asked.is_none() {
+                        row.state.given = initial;
+                    }
                     running.push(row);
                 }
                 Err(error) => failed.push((row, error)),
@@ -344,6 +354,10 @@ impl Instance {
             self.fail(batch, &error.into(), times);
             return Ok(());
         }
+        if let Err(error) = self.finish_operations(batch, &mut responses) {
+            self.fail(batch, &error.into(), times);
+            return Ok(());
+        }
         self.answer_batch(batch, responses, times);
         Ok(())
     }
@@ -375,8 +389,10 @@ impl Instance {
     /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
     /// come before the answer has left.
     fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
-        let Row { mut state, answer, request, key, .. } = row;
-        let after = state.lease.as_ref().map_or(After::Over, |lease| lease.after(state.start));
+        let Row { mut state, answer, request, key, asked, .. } = row;
+        let (began, ends) = asked.map_or((false, false), |asked| (asked.began, asked.ends));
+        state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
+        let after = state.lease.as_ref().map_or(After::Over, |lease| lease.after(state.start || began));
         let lane = key.and_then(|key| Some((key.lane?, after)));
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());

@@ -1,0 +1,427 @@
+//! What a request asks of the State API: its parameters and tensors, read and checked.
+
+use std::ffi::CString;
+
+use serde_json::json;
+
+use super::Row;
+use crate::binding::{Binding, BoundState, Initial, InitialContent, StateApi, StateTensor};
+use crate::config::{STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT};
+use crate::error::RequestError;
+use crate::memory::reserve;
+use crate::sequence::SequenceId;
+use crate::snapshot::{self, Snapshot};
+use crate::tensor::{DataType, element_count};
+use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response};
+
+/// The request parameters of the State API.
+const PARAMETERS: [&str; 9] =
+    ["clone_of", "commit", "delete", "get_state", "query_state", "reset_state", "resume", "sequence_step", "snapshot"];
+
+/// Whether an output is one of the State API. A request that names no outputs wants all that are listed, but of these
+/// only those that its parameters ask for are sent.
+pub fn is_output(name: &str) -> bool {
+    name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name)
+}
+
+/// What a request asks for, and how far it got.
+#[derive(Default)]
+pub struct StateRequest {
+    /// The states that the answer carries.
+    pub get: Vec<usize>,
+    /// The answer describes the states.
+    pub query: bool,
+    /// The answer carries a snapshot.
+    pub snapshot: bool,
+    /// The states that get their initial value.
+    pub reset: Vec<usize>,
+    /// All states are reset, and with them the contexts.
+    pub resets_all: bool,
+    /// New values, by state; empty if there are none.
+    pub set: Vec<Option<Initial>>,
+    /// What the sequence goes on from.
+    pub restore: Option<Box<Snapshot>>,
+    /// Whose state the sequence begins with.
+    pub clone_of: Option<SequenceId>,
+    /// The sequence was parked and goes on.
+    pub resume: bool,
+    /// The run leaves the state as it is.
+    pub discards: bool,
+    /// The sequence ends, without a run.
+    pub delete: bool,
+    /// How many steps the sequence must have made.
+    pub step: Option<u64>,
+    /// The request carries inputs of the model, so it runs.
+    pub runs: bool,
+    /// The lane of [`Self::clone_of`], if this backend schedules the sequences.
+    pub clone_lane: Option<u32>,
+    /// It is a START whose sequence had its state before the run.
+    pub began: bool,
+    /// It is a START, but its sequence goes on from the state of another one, or from states that the request brings.
+    pub goes_on: bool,
+    /// The run begins the sequence again: all states are reset.
+    pub restarts: bool,
+    /// The sequence ends when the state has been read.
+    pub ends: bool,
+}
+
+/// Reads what requests of a model ask of the State API.
+pub struct StateReader {
+    api: Option<StateApi>,
+    /// The tensors that requests may carry: those of states, and behind them the snapshot.
+    names: Vec<CString>,
+    /// Number of inputs of the model that requests carry.
+    inputs: usize,
+}
+
+impl StateReader {
+    pub fn new(api: Option<StateApi>, binding: &Binding) -> Self {
+        let names = api.iter().flat_map(|api| {
+            let states = api.states.iter().map(|state| state.c_name.clone());
+            states.chain(std::iter::once(api.snapshot.clone()))
+        });
+        Self { names: names.collect(), inputs: binding.request_inputs().count(), api }
+    }
+
+    /// The parameters of a request; `None` if it has none of the State API's.
+    pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
+        let mut asked: Option<Box<StateRequest>> = None;
+        for (name, value) in request.parameters().filter(|(name, _)| PARAMETERS.contains(name)) {
+            let Some(api) = &self.api else { return Err(RequestError::StateApiOff(name.to_owned())) };
+            let asked = asked.get_or_insert_default();
+            match name {
+                "get_state" => asked.get = states(api, name, &value)?,
+                "reset_state" => {
+                    asked.reset = states(api, name, &value)?;
+                    asked.resets_all = matches!(flag(name, &value), Ok(true));
+                }
+                "query_state" => asked.query = flag(name, &value)?,
+                "snapshot" => asked.snapshot = flag(name, &value)?,
+                "commit" => asked.discards = !flag(name, &value)?,
+                "delete" => asked.delete = flag(name, &value)?,
+                "resume" => asked.resume = flag(name, &value)?,
+                "clone_of" => asked.clone_of = Some(sequence(name, &value)?),
+                _ => asked.step = Some(number(name, &value)?),
+            }
+        }
+        Ok(asked)
+    }
+
+    /// Reads the tensors of the State API, after the inputs of the model have been bound. Binds them again as
+    /// `inputs` says, if it had to look for others.
+    pub fn tensors(
+        &self,
+        request: &mut Request,
+        asked: &mut Option<Box<StateRequest>>,
+        binding: &Binding,
+        inputs: &[CString],
+        start: bool,
+    ) -> Result<(), RequestError> {
+        let Some(api) = &self.api else { return Ok(()) };
+        let bound = (0..self.inputs).filter(|&index| request.input(index).is_some()).count();
+        if request.input_count()? as usize > bound {
+            request.bind_inputs(&self.names)?;
+            let mut set: Vec<Option<Initial>> = Vec::new();
+            for (index, state) in binding.states.iter().enumerate() {
+                if let Some(value) = read_state(api, index, state, request)? {
+                    set.resize(binding.states.len(), None);
+                    set[index] = Some(value);
+                }
+            }
+            let restore = read_snapshot(request, api.states.len(), binding)?;
+            if !set.is_empty() || restore.is_some() {
+                let asked = asked.get_or_insert_default();
+                (asked.set, asked.restore) = (set, restore);
+            }
+            request.bind_inputs(inputs)?;
+        }
+        if let Some(asked) = asked {
+            asked.runs = (bound > 0 || !asked.is_operation()) && !asked.delete;
+        }
+        match asked {
+            Some(_) if request.is_part() => Err(several_rows()),
+            Some(asked) => asked.check(api, start),
+            None => Ok(()),
+        }
+    }
+}
+
+impl StateRequest {
+    /// Whether the sequence's state changes before the run, or without one.
+    pub const fn changes(&self) -> bool {
+        !self.set.is_empty() || !self.reset.is_empty() || self.resets_all || self.restore.is_some()
+    }
+
+    /// Whether it asks for something that takes no run.
+    const fn is_operation(&self) -> bool {
+        self.changes() || self.reads() || self.clone_of.is_some() || self.resume || self.delete
+    }
+
+    /// Whether the answer carries something of the state after the request.
+    pub const fn reads(&self) -> bool {
+        !self.get.is_empty() || self.query || self.snapshot
+    }
+
+    fn check(&self, api: &StateApi, start: bool) -> Result<(), RequestError> {
+        let set = |index: &&usize| self.set.get(**index).is_some_and(Option::is_some);
+        if let Some(&both) = self.reset.iter().find(set) {
+            let name = &api.states[both].name;
+            return Err(conflict(format!("'reset_state' names a state whose value the request carries ('{name}')")));
+        }
+        let origins = [self.restore.is_some(), self.clone_of.is_some(), self.resume];
+        if origins.iter().filter(|is| **is).count() > 1 {
+            return Err(conflict(format!("of 'clone_of', 'resume' and input '{STATE_SNAPSHOT}', a request has one")));
+        }
+        if !start && (self.clone_of.is_some() || self.resume) {
+            return Err(conflict("'clone_of' and 'resume' need sequence_start"));
+        }
+        if self.delete && (self.changes() || self.clone_of.is_some() || self.discards) {
+            return Err(conflict("'delete' ends the sequence, so the request cannot change its state"));
+        }
+        let unlisted = |name: &str, list| {
+            let name = name.to_owned();
+            Err(RequestError::StateNotListed { name, list })
+        };
+        if let Some(state) = self.get.iter().map(|&index| &api.states[index]).find(|state| !state.is_output) {
+            return unlisted(&state.name, "output");
+        }
+        if self.snapshot && !api.gives_snapshots {
+            return unlisted(STATE_SNAPSHOT, "output");
+        }
+        if self.query && !api.gives_info {
+            return unlisted(STATE_INFO, "output");
+        }
+        Ok(())
+    }
+}
+
+/// The parts of a sequence's state that an answer carries.
+pub struct StateAnswer<'a> {
+    pub id: Option<&'a SequenceId>,
+    pub steps: u64,
+    /// The states that are asked for, in the order of [`StateRequest::get`].
+    pub states: Vec<Initial>,
+    /// The dims and the bytes of each state, if they are asked for.
+    pub info: Option<Vec<(Vec<i64>, usize)>>,
+    pub snapshot: Option<Snapshot>,
+}
+
+impl StateAnswer<'_> {
+    /// Adds all of it to a response.
+    pub fn answer(
+        &self,
+        asked: &StateRequest,
+        api: &StateApi,
+        binding: &Binding,
+        response: &Response,
+    ) -> Result<(), RequestError> {
+        for (&index, value) in asked.get.iter().zip(&self.states) {
+            let (bound, tensor) = (&binding.states[index], &api.states[index]);
+            let dims = tensor.tensor_dims(bound, &value.dims);
+            let bytes = snapshot::value_bytes(bound.data_type, value);
+            let memory = response.output(&tensor.c_name, bound.data_type, &dims, bytes)?;
+            let written;
+            let elements = match &value.content {
+                InitialContent::Bytes(elements) => elements,
+                _ => {
+                    let mut bytes = reserve(bytes)?;
+                    snapshot::append(&mut bytes, bound.data_type, value);
+                    written = bytes;
+                    &written
+                }
+            };
+            super::respond::fill(&tensor.name, memory, std::iter::once(elements.as_slice()))?;
+        }
+        if let Some(info) = &self.info {
+            let text = self.info_text(info, api, binding);
+            send_element(response, STATE_INFO, &api.info, &api.one, text.as_bytes())?;
+        }
+        if let Some(snapshot) = &self.snapshot {
+            send_element(response, STATE_SNAPSHOT, &api.snapshot, &api.one, &snapshot.encode(binding)?)?;
+        }
+        Ok(())
+    }
+
+    fn info_text(&self, info: &[(Vec<i64>, usize)], api: &StateApi, binding: &Binding) -> String {
+        let states = binding.states.iter().zip(info).zip(&api.states);
+        let state = |((bound, (dims, bytes)), tensor): ((&BoundState, &(Vec<i64>, usize)), &StateTensor)| {
+            json!({
+                "name": &tensor.name[STATE_PREFIX.len()..],
+                "datatype": snapshot::protocol_name(bound.data_type),
+                "shape": tensor.tensor_dims(bound, dims),
+                "byte_size": bytes,
+            })
+        };
+        let id = self.id.map(|id| match id {
+            SequenceId::Number(number) => json!(number),
+            SequenceId::Name(name) => json!(String::from_utf8_lossy(name)),
+        });
+        json!({ "sequence_id": id, "steps": self.steps, "states": states.map(state).collect::<Vec<_>>() }).to_string()
+    }
+}
+
+impl Row {
+    /// Whether the model is told that its sequence starts. A request without a sequence runs as the start of one.
+    pub fn starts_for_model(&self) -> bool {
+        let fresh = self.state.is_fresh();
+        self.asked.as_ref().map_or(fresh, |asked| asked.restarts || ((fresh || asked.began) && !asked.goes_on))
+    }
+
+    /// Copies the inputs that its sequence keeps, by position.
+    pub fn hold_inputs(&mut self, binding: &Binding) -> Result<Vec<Option<HeldInput>>, RequestError> {
+        let held = binding.request_inputs().map(|(input, of)| {
+            if !of.is_held {
+                return Ok(None);
+            }
+            self.request.hold_input(of.position).map_err(|error| RequestError::not_copied(&input.name, error))
+        });
+        held.collect()
+    }
+}
+
+/// Sends a tensor of one string.
+fn send_element(
+    response: &Response,
+    name: &str,
+    c_name: &CString,
+    dims: &[i64],
+    element: &[u8],
+) -> Result<(), RequestError> {
+    let Ok(length) = u32::try_from(element.len()) else {
+        return Err(conflict(format!("'{name}' would have {} bytes, and a string has less than 4 GiB", element.len())));
+    };
+    let memory = response.output(c_name, DataType::Bytes, dims, element.len() + 4)?;
+    super::respond::fill(name, memory, [&length.to_le_bytes()[..], element].into_iter())
+}
+
+/// Reads the tensor of state number `index`, if the request carries it.
+fn read_state(
+    api: &StateApi,
+    index: usize,
+    state: &BoundState,
+    request: &mut Request,
+) -> Result<Option<Initial>, RequestError> {
+    let Some(input) = request.input(index) else { return Ok(None) };
+    let tensor = &api.states[index];
+    let name = || tensor.name.clone();
+    if input.data_type() != Some(state.data_type) {
+        let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
+        return Err(RequestError::InputType { name: name(), came, wanted: state.data_type });
+    }
+    let came = input.dims().to_vec();
+    let fits = |(&wanted, &came): (&i64, &i64)| wanted == came || (wanted < 0 && came >= 0);
+    if came.len() != tensor.dims.len() || !tensor.dims.iter().zip(&came).all(fits) || !snapshot::fit_runtime(&came) {
+        return Err(RequestError::InputShape { name: name(), came, wanted: tensor.dims.clone() });
+    }
+    let count = element_count(&came).unwrap_or(usize::MAX);
+    if state.data_type == DataType::Bytes {
+        let not_copied = |error| RequestError::not_copied(&tensor.name, error);
+        let elements = request.read_strings(index).map_err(not_copied)?;
+        if elements != Some(count) {
+            return Err(RequestError::InputStrings { name: name(), came: elements, wanted: count });
+        }
+    }
+    let held = request.hold_input(index).map_err(|error| RequestError::not_copied(&tensor.name, error))?;
+    let content = match held.map(|held| held.elements) {
+        Some(HeldElements::Strings(elements)) => InitialContent::Strings((*elements).clone()),
+        Some(HeldElements::Bytes(bytes)) => {
+            let wanted = count.saturating_mul(state.data_type.byte_size().unwrap_or(1));
+            if bytes.len() != wanted {
+                return Err(RequestError::InputBytes { name: name(), came: bytes.len(), wanted });
+            }
+            InitialContent::Bytes(bytes.to_vec())
+        }
+        None => return Ok(None),
+    };
+    Ok(Some(Initial { dims: tensor.row_dims(state, &came), content }))
+}
+
+/// Reads the snapshot, which is bound as number `index`, if the request carries one.
+fn read_snapshot(
+    request: &mut Request,
+    index: usize,
+    binding: &Binding,
+) -> Result<Option<Box<Snapshot>>, RequestError> {
+    let Some(input) = request.input(index) else { return Ok(None) };
+    let count = element_count(input.dims()).unwrap_or(0);
+    let not_copied = |error| RequestError::not_copied(STATE_SNAPSHOT, error);
+    let came = request.read_strings(index).map_err(not_copied)?;
+    let strings = request.input(index).and_then(|input| input.strings());
+    let (1, Some(1), Some(strings)) = (count, came, strings) else {
+        return Err(RequestError::InputStrings { name: STATE_SNAPSHOT.to_owned(), came, wanted: 1 });
+    };
+    Ok(Some(Box::new(Snapshot::decode(strings.get(0), binding)?)))
+}
+
+/// The states that a parameter names: all for true, none for false.
+fn states(api: &StateApi, name: &str, value: &ParameterValue) -> Result<Vec<usize>, RequestError> {
+    if let Ok(all) = flag(name, value) {
+        return Ok(if all { (0..api.states.len()).collect() } else { Vec::new() });
+    }
+    let ParameterValue::Text(text) = value else {
+        return Err(bad(name, value, "true, or names of states separated by commas, are expected"));
+    };
+    let known = api.names();
+    let mut named = Vec::new();
+    for name_of_state in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+        let short = name_of_state.strip_prefix(STATE_PREFIX).unwrap_or(name_of_state);
+        match known.iter().position(|known| known == name_of_state || known == short) {
+            Some(index) if named.contains(&index) => {}
+            Some(index) => named.push(index),
+            None => {
+                let (parameter, state) = (name.to_owned(), name_of_state.to_owned());
+                return Err(RequestError::UnknownState { parameter, state, known });
+            }
+        }
+    }
+    named.sort_unstable();
+    Ok(named)
+}
+
+fn flag(name: &str, value: &ParameterValue) -> Result<bool, RequestError> {
+    match value {
+        ParameterValue::Bool(value) => Ok(*value),
+        ParameterValue::Int(0) => Ok(false),
+        ParameterValue::Int(1) => Ok(true),
+        ParameterValue::Text(text) if text.eq_ignore_ascii_case("true") => Ok(true),
+        ParameterValue::Text(text) if text.eq_ignore_ascii_case("false") => Ok(false),
+        _ => Err(bad(name, value, "true or false is expected")),
+    }
+}
+
+fn number(name: &str, value: &ParameterValue) -> Result<u64, RequestError> {
+    let number = match value {
+        ParameterValue::Int(number) => u64::try_from(*number).ok(),
+        ParameterValue::Text(text) => text.parse().ok(),
+        _ => None,
+    };
+    number.ok_or_else(|| bad(name, value, "a number of steps, 0 or more, is expected"))
+}
+
+fn sequence(name: &str, value: &ParameterValue) -> Result<SequenceId, RequestError> {
+    match value {
+        ParameterValue::Int(number) if *number != 0 => Ok(SequenceId::Number(number.cast_unsigned())),
+        ParameterValue::Text(text) if !text.is_empty() => Ok(SequenceId::Name(text.as_bytes().into())),
+        _ => Err(bad(name, value, "the id of a live sequence is expected")),
+    }
+}
+
+fn bad(name: &str, value: &ParameterValue, allowed: &'static str) -> RequestError {
+    let value = match value {
+        ParameterValue::Text(text) => format!("'{text}'"),
+        ParameterValue::Int(number) => number.to_string(),
+        ParameterValue::Bool(value) => value.to_string(),
+        ParameterValue::Other => "of another type".to_owned(),
+    };
+    RequestError::StateParameter { name: name.to_owned(), value, allowed }
+}
+
+/// The request has several rows, each of another sequence.
+pub fn several_rows() -> RequestError {
+    conflict("a request of several rows cannot use the State API: send the rows apart")
+}
+
+/// The request asks for things that exclude each other.
+pub fn conflict(why: impl Into<String>) -> RequestError {
+    RequestError::StateConflict(why.into())
+}

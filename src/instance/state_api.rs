@@ -1,0 +1,355 @@
+//! Carries out the calls of the State API, with a run or without one.
+
+use super::Instance;
+use crate::batch::Row;
+use crate::batch::respond::empty_response;
+use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
+use crate::binding::{Initial, InitialContent};
+use crate::config::Strategy;
+use crate::error::RequestError;
+use crate::model::{Answered, Extras, Lease};
+use crate::panic;
+use crate::sequence::SequenceId;
+use crate::snapshot::Snapshot;
+use crate::state::pool::SlotId;
+use crate::store::{Contexts, SequenceState, WriteError};
+use crate::triton::{self, HeldInput, Response, Times, monotonic_ns};
+
+impl Instance {
+    /// Prepares the rows that use the State API or held inputs. Answers those that do not run.
+    pub(super) fn operate(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        if !self.model.has_held_inputs() && rows.iter().all(|row| row.asked.is_none()) {
+            return rows;
+        }
+        // A clone has the state before the requests of the other sequence that arrived after it.
+        rows.sort_by_key(|row| row.asked.as_ref().is_none_or(|asked| asked.clone_of.is_none()));
+        let mut running = Vec::with_capacity(rows.len());
+        for mut row in rows {
+            let mut asked = row.asked.take();
+            let prepared = panic::catch_result(|| match &mut asked {
+                Some(asked) => self.prepare(&mut row, asked),
+                None => self.hold(&mut row, None).map(|()| true),
+            });
+            match prepared {
+                Ok(true) => {
+                    row.asked = asked;
+                    running.push(row);
+                    continue;
+                }
+                Ok(false) => {
+                    let answer = panic::catch_result(|| self.answer_without_run(&mut row, asked.as_deref()));
+                    let success = answer.is_ok();
+                    row.answer = row.request.make_answer(answer.map_err(triton::Error::from));
+                    self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
+                }
+                Err(error) => self.refuse(&mut row, error, times),
+            }
+            self.depart(row, answered);
+        }
+        running
+    }
+
+    /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.
+    fn prepare(&mut self, row: &mut Row, asked: &mut StateRequest) -> Result<bool, RequestError> {
+        let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
+            return Err(conflict("a request without a sequence cannot use the State API"));
+        };
+        if asked.resume && !matches!(self.model.config.strategy, Strategy::Own(_)) {
+            return Err(conflict(
+                "'resume' needs a model without 'sequence_batching': core's sequence batcher forgets a sequence without \
+                 telling the backend, so nothing is parked",
+            ));
+        }
+        if row.end && !row.state.start && !self.model.config.infer_end_requests {
+            asked.runs = false;
+        }
+        let kept = self.sequences.extras(slot).unwrap_or_default();
+        if let (Some(step), Some(key)) = (asked.step.filter(|&step| step != kept.steps), &row.key) {
+            return Err(RequestError::StepConflict { id: key.id.clone(), step, made: kept.steps });
+        }
+        let origin = match (asked.restore.take(), &asked.clone_of) {
+            (Some(snapshot), _) => Some(*snapshot),
+            (None, Some(id)) => Some(self.read_source(id, asked.clone_lane)?),
+            (None, None) => None,
+        };
+        if let Some(origin) = &origin {
+            self.check_held(&origin.held)?;
+        }
+        let brings_all = !asked.set.is_empty() && asked.set.iter().all(Option::is_some);
+        asked.goes_on = origin.is_some() || (row.state.start && brings_all);
+        asked.restarts = asked.resets_all && asked.set.is_empty();
+        if self.model.binding.has_start_control() {
+            check_start_control(row, asked)?;
+        }
+        let origin_held = origin.as_ref().map(|origin| Extras { held: origin.held.clone(), steps: origin.steps });
+        let mut given = self.given(row, asked, origin.as_ref())?;
+        let contexts = match origin {
+            _ if asked.resets_all => Contexts::Reset,
+            Some(origin) => Contexts::Given(origin.state.contexts),
+            None => Contexts::Kept,
+        };
+        if asked.runs {
+            self.hold(row, origin_held)?;
+            if row.state.start && asked.discards {
+                // The sequence begins with the state that the run reads, so this is kept first.
+                let state = self.first_state(given, contexts);
+                self.write(row, &state)?;
+                (given, row.state.start, asked.began) = (Vec::new(), false, true);
+                let extras = row.extras.take();
+                self.sequences.change_extras(slot, |kept| extras.map_or((), |extras| *kept = *extras));
+            } else {
+                if !row.state.start && !given.is_empty() {
+                    self.store.evict(&[slot])?;
+                }
+                row.state.contexts = contexts;
+            }
+            (row.state.given, row.state.discards) = (given, asked.discards);
+            if asked.reads() {
+                asked.ends = row.state.lease.as_mut().is_some_and(Lease::postpone_end);
+            }
+            return Ok(true);
+        }
+        if asked.delete && !row.end {
+            return Err(conflict("where core schedules the sequences, 'delete' needs sequence_end, too"));
+        }
+        if row.state.start {
+            let state = self.first_state(given, contexts);
+            self.write(row, &state)?;
+        } else if !given.is_empty() || !matches!(contexts, Contexts::Kept) {
+            let mut state = self.read(slot)?;
+            for (state, given) in state.states.iter_mut().zip(given) {
+                *state = given.unwrap_or_else(|| state.clone());
+            }
+            match contexts {
+                Contexts::Kept => {}
+                Contexts::Reset => state.contexts.iter_mut().for_each(|bytes| bytes.fill(0)),
+                Contexts::Given(bytes) => state.contexts = bytes,
+            }
+            self.write(row, &state)?;
+        }
+        if let Some(extras) = origin_held {
+            self.sequences.change_extras(slot, |kept| *kept = extras);
+        }
+        Ok(false)
+    }
+
+    /// The values that replace those of the sequence, or that it begins with; empty if there are none.
+    fn given(
+        &mut self,
+        row: &Row,
+        asked: &mut StateRequest,
+        origin: Option<&Snapshot>,
+    ) -> Result<Vec<Option<Initial>>, RequestError> {
+        let mut given: Vec<Option<Initial>> = match origin {
+            Some(origin) => origin.state.states.iter().cloned().map(Some).collect(),
+            None => Vec::new(),
+        };
+        let states = self.model.binding.states.len();
+        let begins = row.state.start && origin.is_none();
+        if begins || !asked.reset.is_empty() {
+            given.resize(states, None);
+            let needs = |number: usize| begins || asked.reset.contains(&number);
+            let is_set = |number: usize| asked.set.get(number).is_some_and(Option::is_some);
+            let from_model = |number: &usize| {
+                needs(*number)
+                    && !is_set(*number)
+                    && self.model.binding.states[*number].initial.content == InitialContent::Model
+            };
+            let of_model: Vec<usize> = (0..states).filter(from_model).collect();
+            for number in (0..states).filter(|&number| asked.reset.contains(&number)) {
+                given[number] = Some(self.model.binding.states[number].initial.clone());
+            }
+            if !of_model.is_empty() {
+                if !asked.runs {
+                    return Err(conflict(
+                        "the initial state comes from the initial_state_model, which reads the inputs of the request: \
+                         send them, or the state",
+                    ));
+                }
+                if let (Some(step), Some(model)) = (&mut self.initial, &self.model.initial_model) {
+                    let mut initial = step.run(&self.model.binding, &model.binding, Some(&row.request))?;
+                    of_model.into_iter().for_each(|number| given[number] = initial[number].take());
+                }
+            }
+        }
+        if !asked.set.is_empty() {
+            given.resize(states, None);
+            for (given, set) in given.iter_mut().zip(std::mem::take(&mut asked.set)) {
+                *given = set.or_else(|| given.take());
+            }
+        }
+        if given.iter().all(Option::is_none) {
+            given.clear();
+        }
+        Ok(given)
+    }
+
+    /// The state with which a sequence begins that runs nothing.
+    fn first_state(&self, given: Vec<Option<Initial>>, contexts: Contexts) -> SequenceState {
+        let binding = &self.model.binding;
+        let mut given = given.into_iter().chain(std::iter::repeat(None));
+        let state =
+            |state: &crate::binding::BoundState| given.next().flatten().unwrap_or_else(|| state.initial.clone());
+        let states = binding.states.iter().map(state).collect();
+        let contexts = match contexts {
+            Contexts::Given(bytes) => bytes,
+            Contexts::Kept | Contexts::Reset => binding.contexts().map(|(_, _, of)| vec![0; of.bytes]).collect(),
+        };
+        SequenceState { states, contexts }
+    }
+
+    /// Gives a row the held inputs that it leaves out, and notes those that it brings. `origin`: what the sequence goes
+    /// on from, if not from its own.
+    fn hold(&mut self, row: &mut Row, origin: Option<Extras>) -> Result<(), RequestError> {
+        let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
+            let mut held = self.model.binding.request_inputs().filter(|(_, of)| of.is_held && !of.optional);
+            let missing = held.find(|(_, of)| row.request.input(of.position).is_none());
+            return missing.map_or(Ok(()), |(input, _)| Err(RequestError::InputMissing(input.name.clone())));
+        };
+        let is_new = origin.is_some();
+        let mut extras = match origin {
+            Some(extras) => extras,
+            None => self.sequences.extras(slot).unwrap_or_default(),
+        };
+        let brought = row.hold_inputs(&self.model.binding)?;
+        let mut changed = is_new;
+        extras.held.resize(brought.len(), None);
+        for (position, brought) in brought.into_iter().enumerate() {
+            changed |= brought.is_some();
+            extras.held[position] = brought.or_else(|| extras.held[position].take());
+        }
+        for (input, of) in self.model.binding.request_inputs().filter(|(_, of)| of.is_held) {
+            match &extras.held[of.position] {
+                Some(held) => row.request.set_input(of.position, held),
+                None if !of.optional => return Err(RequestError::InputMissing(input.name.clone())),
+                None => {}
+            }
+        }
+        self.check_held(&extras.held)?;
+        row.extras = changed.then(|| Box::new(extras));
+        Ok(())
+    }
+
+    fn check_held(&self, held: &[Option<HeldInput>]) -> Result<(), RequestError> {
+        let bytes = held.iter().flatten().map(HeldInput::byte_len).fold(0, usize::saturating_add);
+        let limit = self.model.config.states.limits.per_sequence;
+        if bytes > limit { Err(RequestError::HeldTooLarge { bytes, limit }) } else { Ok(()) }
+    }
+
+    /// The state of the sequence that a START clones. `lane`: its lane, if this backend schedules the sequences.
+    fn read_source(&mut self, id: &SequenceId, lane: Option<u32>) -> Result<Snapshot, RequestError> {
+        let missing = || RequestError::CloneSource(id.clone());
+        let source = match lane {
+            Some(lane) => self.sequences.slot_in_lane(self.number, lane),
+            None => self.sequences.slot_of(self.number, id),
+        };
+        let source = source.ok_or_else(missing)?;
+        let Extras { held, steps } = self.sequences.extras(source).ok_or_else(missing)?;
+        let state = self.store.read(source)?.ok_or_else(missing)?;
+        Ok(Snapshot { state, held, steps })
+    }
+
+    fn read(&mut self, slot: SlotId) -> Result<SequenceState, RequestError> {
+        self.store.read(slot)?.ok_or_else(|| conflict("the sequence is over"))
+    }
+
+    /// Gives the sequence of a row another state.
+    fn write(&mut self, row: &mut Row, state: &SequenceState) -> Result<(), RequestError> {
+        let Some(lease) = &mut row.state.lease else { return Ok(()) };
+        let written = self.store.write(lease.slot(), state);
+        if matches!(written, Err(WriteError::Copy(_))) {
+            lease.spoil();
+        }
+        written?;
+        Ok(())
+    }
+
+    /// The answer of a request that does not run.
+    fn answer_without_run(&mut self, row: &mut Row, asked: Option<&StateRequest>) -> Result<Response, RequestError> {
+        let response = match asked {
+            Some(asked) if !row.end || asked.delete || asked.reads() => {
+                let response = row.request.response()?;
+                row.answer_id(&response)?;
+                self.answer_reads(row, asked, &response)?;
+                response
+            }
+            _ => empty_response(&self.model.binding, row)?,
+        };
+        row.state.lease.iter_mut().for_each(Lease::advance);
+        Ok(response)
+    }
+
+    /// Adds what a request asks for of the state to its response.
+    fn answer_reads(&mut self, row: &Row, asked: &StateRequest, response: &Response) -> Result<(), RequestError> {
+        let Some(slot) = row.state.lease.as_ref().map(Lease::slot).filter(|_| asked.reads()) else { return Ok(()) };
+        let Extras { held, steps } = self.sequences.extras(slot).unwrap_or_default();
+        let over = || conflict("the sequence is over");
+        let states = if asked.get.is_empty() { Some(Vec::new()) } else { self.store.read_states(slot, &asked.get)? };
+        let read = StateAnswer {
+            id: row.key.as_ref().map(|key| &key.id),
+            steps,
+            states: states.ok_or_else(over)?,
+            info: if asked.query { Some(self.store.describe(slot).ok_or_else(over)?) } else { None },
+            snapshot: if asked.snapshot { Some(Snapshot { state: self.read(slot)?, held, steps }) } else { None },
+        };
+        let Some(api) = &self.model.state_api else { return Ok(()) };
+        read.answer(asked, api, &self.model.binding, response)
+    }
+
+    /// What comes after the run of a batch whose states have been stored: counts the steps, keeps the held inputs, and
+    /// adds what requests ask for of the state to their responses.
+    pub(super) fn finish_operations(
+        &mut self,
+        batch: &mut [Row],
+        responses: &mut [Result<Response, RequestError>],
+    ) -> Result<(), RequestError> {
+        if self.model.state_api.is_none() && !self.model.has_held_inputs() {
+            return Ok(());
+        }
+        for (row, _) in batch.iter_mut().zip(&*responses).filter(|(row, of)| of.is_ok() && !row.state.discards) {
+            let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else { continue };
+            let extras = row.extras.take();
+            self.sequences.change_extras(slot, |kept| {
+                if let Some(extras) = extras {
+                    *kept = *extras;
+                }
+                kept.steps = kept.steps.saturating_add(1);
+            });
+        }
+        if batch.iter().all(|row| row.asked.as_ref().is_none_or(|asked| !asked.reads())) {
+            return Ok(());
+        }
+        self.copier.synchronise()?;
+        self.store.release();
+        for (row, response) in batch.iter_mut().zip(responses) {
+            let (Some(asked), Ok(filled)) = (row.asked.take(), &*response) else { continue };
+            if let Err(error) = panic::catch_result(|| self.answer_reads(row, &asked, filled)) {
+                *response = Err(error);
+                // A START that fails leaves no sequence.
+                row.state.lease.iter_mut().filter(|_| row.state.start || asked.began).for_each(Lease::end);
+            }
+            row.asked = Some(asked);
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what a model that is told of START by an input cannot do: only an inference with that input gives a sequence
+/// its first state.
+fn check_start_control(row: &Row, asked: &StateRequest) -> Result<(), RequestError> {
+    let starts = row.state.start && (!asked.goes_on || asked.restarts);
+    if starts && (!asked.runs || asked.discards || !asked.set.is_empty()) {
+        return Err(conflict(
+            "the model takes START as an input, so an inference that commits has to begin the sequence: send the inputs of \
+             the model and no state; or send all states, a snapshot, or 'clone_of'",
+        ));
+    }
+    let begins_again = asked.runs && asked.restarts;
+    if !asked.reset.is_empty() && !begins_again {
+        return Err(conflict(
+            "the model takes START as an input, so an inference has to begin the sequence again: reset all states, and \
+             send the inputs of the model",
+        ));
+    }
+    Ok(())
+}

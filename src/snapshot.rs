@@ -1,0 +1,368 @@
+//! The state of a sequence as bytes, in the format that `docs/state-api.md` describes.
+//!
+//! Rules: whatever the bytes are, reading never panics, and takes at most a few times as much memory as the snapshot has
+//! bytes. What it returns fits the model. Not for: keeping a state ([`crate::store`]).
+
+#![forbid(unsafe_code)]
+
+use serde::{Deserialize, Serialize};
+
+use crate::binding::{Binding, BoundState, Initial, InitialContent};
+use crate::error::SnapshotError;
+use crate::memory::{MemoryError, reserve, strings};
+use crate::store::SequenceState;
+use crate::tensor::{DataType, Dims, element_count};
+use crate::triton::{HeldElements, HeldInput};
+
+const MAGIC: &[u8; 8] = b"TRTSTATE";
+const VERSION: u32 = 1;
+/// Magic, version, checksum and the length of the header.
+const PREFIX_BYTES: usize = 20;
+
+/// What a sequence has.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    pub state: SequenceState,
+    /// By the position among the inputs of requests.
+    pub held: Vec<Option<HeldInput>>,
+    /// How many runs have changed the state.
+    pub steps: u64,
+}
+
+/// Describes the data behind it.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    states: Vec<Entry>,
+    contexts: Vec<Entry>,
+    held_inputs: Vec<Entry>,
+    steps: u64,
+}
+
+/// A tensor of the data. The names of the fields are those of Triton's protocol.
+#[derive(Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    datatype: String,
+    shape: Vec<i64>,
+    byte_size: usize,
+}
+
+impl Snapshot {
+    /// The bytes of the snapshot.
+    pub fn encode(&self, binding: &Binding) -> Result<Vec<u8>, MemoryError> {
+        let states = binding.states.iter().zip(&self.state.states);
+        let state = |(state, value): (&BoundState, &Initial)| {
+            let name = binding.inputs[state.input].name.clone();
+            entry(name, state.data_type, &value.dims, value_bytes(state.data_type, value))
+        };
+        let contexts = binding.contexts().zip(&self.state.contexts);
+        let context = |((input, ..), bytes): ((usize, _, _), &Vec<u8>)| {
+            let input = &binding.inputs[input];
+            entry(input.name.clone(), input.data_type, &[], bytes.len())
+        };
+        let inputs = binding.request_inputs().zip(&self.held);
+        let held = inputs.filter_map(|((input, _), held)| Some((input.name.clone(), held.as_ref()?)));
+        let held_entry = |(name, held): (String, &HeldInput)| entry(name, held.data_type, &held.dims, held.byte_len());
+        let header = Header {
+            states: states.clone().map(state).collect(),
+            contexts: contexts.clone().map(context).collect(),
+            held_inputs: held.clone().map(held_entry).collect(),
+            steps: self.steps,
+        };
+        let entries = || header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
+        let data: usize = entries().map(|entry| entry.byte_size).sum();
+        let json = serde_json::to_vec(&header).unwrap_or_default();
+        let mut bytes = reserve(PREFIX_BYTES + json.len() + data)?;
+        bytes.extend_from_slice(MAGIC);
+        bytes.extend_from_slice(&VERSION.to_le_bytes());
+        bytes.extend_from_slice(&[0; 4]);
+        bytes.extend_from_slice(&(json.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&json);
+        for (state, value) in states {
+            append(&mut bytes, state.data_type, value);
+        }
+        self.state.contexts.iter().for_each(|context| bytes.extend_from_slice(context));
+        for (_, held) in held {
+            match &held.elements {
+                HeldElements::Bytes(elements) => bytes.extend_from_slice(elements),
+                HeldElements::Strings(elements) => append_strings(&mut bytes, elements.iter()),
+            }
+        }
+        let checksum = crc32fast::hash(&bytes[PREFIX_BYTES - 4..]);
+        bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+        Ok(bytes)
+    }
+
+    /// Reads a snapshot for a sequence of this model.
+    pub fn decode(bytes: &[u8], binding: &Binding) -> Result<Self, SnapshotError> {
+        let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
+            return Err(SnapshotError::Damaged("it is too short"));
+        };
+        let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
+        if &prefix[..8] != MAGIC {
+            return Err(SnapshotError::Damaged("it does not begin with 'TRTSTATE'"));
+        }
+        if word(8) != VERSION {
+            return Err(SnapshotError::Version { came: word(8), known: VERSION });
+        }
+        if crc32fast::hash(&bytes[PREFIX_BYTES - 4..]) != word(12) {
+            return Err(SnapshotError::Damaged("its checksum is wrong"));
+        }
+        let damaged = SnapshotError::Damaged;
+        let (header, mut data) =
+            rest.split_at_checked(word(16) as usize).ok_or(damaged("its header is longer than the snapshot"))?;
+        let header: Header = serde_json::from_slice(header).map_err(|_| damaged("its header cannot be read"))?;
+        let mut take = |entry: &Entry| {
+            let (taken, behind) =
+                data.split_at_checked(entry.byte_size).ok_or(damaged("it has less data than its header says"))?;
+            data = behind;
+            Ok::<_, SnapshotError>(taken)
+        };
+        let names = |entries: &[Entry]| entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
+        let of_model: Vec<_> = binding.states.iter().map(|state| binding.inputs[state.input].name.clone()).collect();
+        same("states", &names(&header.states), &of_model)?;
+        let mut states = Vec::new();
+        for (entry, state) in header.states.iter().zip(&binding.states) {
+            states.push(value(entry, state.data_type, &state.dims, take(entry)?)?);
+        }
+        let of_model: Vec<_> = binding.contexts().map(|(input, ..)| binding.inputs[input].name.clone()).collect();
+        same("contexts", &names(&header.contexts), &of_model)?;
+        let mut contexts = Vec::new();
+        for (entry, (input, _, of)) in header.contexts.iter().zip(binding.contexts()) {
+            let datatype = protocol_name(binding.inputs[input].data_type);
+            if entry.byte_size != of.bytes || entry.datatype != datatype {
+                let why = format!(
+                    "its context of '{}' is {} bytes of {}, and the model's {} bytes of {datatype}",
+                    entry.name, entry.byte_size, entry.datatype, of.bytes
+                );
+                return Err(SnapshotError::Foreign(why));
+            }
+            contexts.push(take(entry)?.to_vec());
+        }
+        let held_names: Vec<_> =
+            binding.request_inputs().filter(|(_, of)| of.is_held).map(|(input, _)| input.name.clone()).collect();
+        let mut held: Vec<Option<HeldInput>> = binding.request_inputs().map(|_| None).collect();
+        for entry in &header.held_inputs {
+            let found = binding.request_inputs().find(|(input, of)| of.is_held && input.name == entry.name);
+            let Some((input, of)) = found else {
+                return Err(differ("held inputs", &names(&header.held_inputs), &held_names));
+            };
+            if held[of.position].is_some() {
+                return Err(damaged("it has a held input twice"));
+            }
+            let wanted = of.request_dims(input);
+            let Initial { content, .. } = value(entry, input.data_type, &wanted, take(entry)?)?;
+            let elements = match content {
+                InitialContent::Strings(read) => HeldElements::Strings(read.into()),
+                InitialContent::Bytes(bytes) => HeldElements::Bytes(bytes.into()),
+                InitialContent::Zeros | InitialContent::Model => HeldElements::Bytes(Vec::new().into()),
+            };
+            let shape = entry.shape.as_slice().into();
+            held[of.position] = Some(HeldInput { data_type: input.data_type, dims: shape, elements });
+        }
+        if !data.is_empty() {
+            return Err(SnapshotError::Damaged("it has more data than its header says"));
+        }
+        Ok(Self { state: SequenceState { states, contexts }, held, steps: header.steps })
+    }
+}
+
+/// Whether ONNX Runtime can have a tensor of these dims. A huge dim overflows there even if another one is 0.
+pub fn fit_runtime(dims: &[i64]) -> bool {
+    dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
+}
+
+/// The name of a data type in Triton's protocol.
+pub fn protocol_name(data_type: DataType) -> String {
+    match data_type {
+        DataType::Bytes => "BYTES".to_owned(),
+        other => other.to_string().trim_start_matches("TYPE_").to_owned(),
+    }
+}
+
+fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
+    Entry { name, datatype: protocol_name(data_type), shape: shape.to_vec(), byte_size }
+}
+
+/// The bytes that a value has in a tensor of a response.
+pub fn value_bytes(data_type: DataType, value: &Initial) -> usize {
+    let count = element_count(&value.dims).unwrap_or(0);
+    match (&value.content, data_type.byte_size()) {
+        (InitialContent::Strings(elements), _) => strings::written_bytes(elements.iter()),
+        (_, None) => strings::written_bytes(std::iter::repeat_n(&[][..], count)),
+        (_, Some(size)) => count.saturating_mul(size),
+    }
+}
+
+/// Appends a value as it is in a tensor of a response.
+pub fn append(bytes: &mut Vec<u8>, data_type: DataType, value: &Initial) {
+    match &value.content {
+        InitialContent::Bytes(elements) => bytes.extend_from_slice(elements),
+        InitialContent::Strings(elements) => append_strings(bytes, elements.iter()),
+        // A string of no bytes is four zeros, too.
+        InitialContent::Zeros | InitialContent::Model => bytes.resize(bytes.len() + value_bytes(data_type, value), 0),
+    }
+}
+
+fn append_strings<'a>(bytes: &mut Vec<u8>, elements: impl Iterator<Item = &'a [u8]> + Clone) {
+    let from = bytes.len();
+    bytes.resize(from + strings::written_bytes(elements.clone()), 0);
+    strings::write(elements, &mut bytes[from..]);
+}
+
+/// Reads a tensor whose dims must be `dims`, where -1 is any.
+fn value(entry: &Entry, data_type: DataType, dims: &[i64], bytes: &[u8]) -> Result<Initial, SnapshotError> {
+    let Entry { name, datatype, shape, .. } = entry;
+    let fits = |(&has, &wanted): (&i64, &i64)| has >= 0 && (has == wanted || wanted < 0);
+    if *datatype != protocol_name(data_type) || shape.len() != dims.len() || !shape.iter().zip(dims).all(fits) {
+        return Err(SnapshotError::Foreign(format!(
+            "its '{name}' is {datatype} {}, and the model's {} {}",
+            Dims(shape),
+            protocol_name(data_type),
+            Dims(dims)
+        )));
+    }
+    let damaged = SnapshotError::Damaged("a tensor has another size than its shape needs");
+    let Some(count) = element_count(shape).filter(|_| fit_runtime(shape)) else { return Err(damaged) };
+    let content = match data_type.byte_size() {
+        Some(size) if count.checked_mul(size) == Some(bytes.len()) => {
+            let mut elements = reserve(bytes.len())?;
+            elements.extend_from_slice(bytes);
+            InitialContent::Bytes(elements)
+        }
+        None => match strings::read(bytes)? {
+            Some(elements) if elements.len() == count => InitialContent::Strings(elements),
+            _ => return Err(damaged),
+        },
+        Some(_) => return Err(damaged),
+    };
+    Ok(Initial { dims: shape.clone(), content })
+}
+
+fn same(what: &str, has: &[String], wanted: &[String]) -> Result<(), SnapshotError> {
+    if has == wanted { Ok(()) } else { Err(differ(what, has, wanted)) }
+}
+
+fn differ(what: &str, has: &[String], wanted: &[String]) -> SnapshotError {
+    let list = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    SnapshotError::Foreign(format!("its {what} are {}, and the model's {}", list(has), list(wanted)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::Strings;
+    use crate::store::test_binding;
+
+    fn snapshot() -> Snapshot {
+        let value =
+            |dims: &[i64], bytes: Vec<u8>| Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytes) };
+        let strings: Strings = ["", "a", "bcd"].iter().collect();
+        let states = vec![
+            value(&[1, 2], (0..8).collect()),
+            value(&[1, 4], vec![0; 16]),
+            value(&[1, 3], (0..12).collect()),
+            Initial { dims: vec![1, 3], content: InitialContent::Strings(strings) },
+        ];
+        let bytes = HeldElements::Bytes(vec![1; 24].into());
+        let held = HeldInput { data_type: DataType::Fp32, dims: [1, 6].into(), elements: bytes };
+        Snapshot { state: SequenceState { states, contexts: vec![vec![5; 8]] }, held: vec![Some(held)], steps: 9 }
+    }
+
+    /// A snapshot with this header and data, whose checksum is right.
+    fn sealed(header: &str, data: &[u8]) -> Vec<u8> {
+        let length = (header.len() as u32).to_le_bytes();
+        let checked = [&length[..], header.as_bytes(), data].concat();
+        [&MAGIC[..], &VERSION.to_le_bytes(), &crc32fast::hash(&checked).to_le_bytes(), &checked].concat()
+    }
+
+    fn why(bytes: &[u8]) -> String {
+        Snapshot::decode(bytes, &test_binding(true)).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let binding = test_binding(true);
+        let written = snapshot();
+        let read = Snapshot::decode(&written.encode(&binding).unwrap(), &binding).unwrap();
+        assert_eq!((read.state, read.steps), (written.state, 9));
+        let [Some(HeldInput { dims, elements: HeldElements::Bytes(bytes), .. })] = read.held.as_slice() else {
+            panic!()
+        };
+        assert_eq!((&**dims, bytes.as_slice()), (&[1, 6][..], &[1; 24][..]));
+    }
+
+    #[test]
+    fn zeros_are_written_as_such() {
+        let binding = test_binding(true);
+        let zeros = |dims: &[i64]| Initial { dims: dims.to_vec(), content: InitialContent::Zeros };
+        let states = vec![zeros(&[1, 2]), zeros(&[1, 4]), zeros(&[1, 0]), zeros(&[1, 2])];
+        let written =
+            Snapshot { state: SequenceState { states, contexts: vec![vec![0; 8]] }, held: vec![None], steps: 0 };
+        let read = Snapshot::decode(&written.encode(&binding).unwrap(), &binding).unwrap().state.states;
+        assert_eq!(read[0].content, InitialContent::Bytes(vec![0; 8]));
+        assert_eq!(read[3].content, InitialContent::Strings(["", ""].iter().collect()));
+    }
+
+    #[test]
+    fn a_damaged_one_is_refused_wherever_the_damage_is() {
+        let whole = snapshot().encode(&test_binding(true)).unwrap();
+        for length in 0..whole.len() {
+            why(&whole[..length]);
+        }
+        for at in 0..whole.len() {
+            let mut flipped = whole.clone();
+            flipped[at] ^= 1 << (at % 8);
+            why(&flipped);
+        }
+        let mut newer = whole.clone();
+        newer[8] = 2;
+        assert_eq!(why(&newer), "has format 2, and this server reads format 1");
+        assert!(why(&[whole, vec![0]].concat()).contains("checksum"));
+    }
+
+    #[test]
+    fn one_of_another_model_is_refused_with_what_differs() {
+        let other = Snapshot { held: vec![None], ..snapshot() };
+        let without = test_binding(false);
+        let of_two = SequenceState { states: other.state.states[..2].to_vec(), ..other.state.clone() };
+        let bytes = Snapshot { state: of_two, ..other }.encode(&without).unwrap();
+        assert_eq!(why(&bytes), "is of another model: its states are S0, S1, and the model's S0, S1, S2, S3");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn a_header_that_lies_is_refused_or_read_as_what_it_says(
+            sizes in prop::collection::vec(prop_oneof![0usize..40, Just(usize::MAX), Just(1 << 40)], 6),
+            dims in prop::collection::vec(prop_oneof![-2i64..9, Just(i64::MAX)], 4), data in 0usize..120,
+        ) {
+            let entry = |name: &str, datatype: &str, shape: &[i64], size: usize| {
+                serde_json::json!({ "name": name, "datatype": datatype, "shape": shape, "byte_size": size })
+            };
+            let header = serde_json::json!({
+                "states": [
+                    entry("S0", "FP32", &[1, dims[0]], sizes[0]), entry("S1", "FP32", &[1, 4], sizes[1]),
+                    entry("S2", "FP32", &[1, dims[1]], sizes[2]), entry("S3", "BYTES", &[1, dims[2]], sizes[3]),
+                ],
+                "contexts": [entry("X", "FP32", &[], sizes[4])],
+                "held_inputs": [entry("X", "FP32", &[1, dims[3]], sizes[5])],
+                "steps": 3,
+            });
+            let bytes = sealed(&header.to_string(), &vec![0; data]);
+            if let Ok(read) = Snapshot::decode(&bytes, &test_binding(true)) {
+                prop_assert_eq!(read.state.states.iter().map(|state| state.dims.len()).collect::<Vec<_>>(), vec![2; 4]);
+            }
+        }
+
+        #[test]
+        fn random_bytes_are_refused(header in ".{0,60}", data in prop::collection::vec(any::<u8>(), 0..60)) {
+            why(&sealed(&header, &data));
+            why(&data);
+        }
+    }
+}

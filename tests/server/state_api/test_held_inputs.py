@@ -1,0 +1,166 @@
+"""`held_inputs`: START carries them, and the sequence keeps them."""
+
+import numpy as np
+import pytest
+
+from harness import models
+from harness.conversations import together
+from harness.models import booked, ledger
+from harness.own import FAILS
+from harness.raw import Refused
+from harness.refusals import refused as load_refused
+from harness.state_api import OLDEST, OWN, StateSequence, at_once, every_scheduler, refused, with_state_api
+
+pytestmark = pytest.mark.simulated_device
+
+HELD = {"held_inputs": "SCALE"}
+
+
+@pytest.fixture
+def talk(serve, connect):
+    """A sequence of `ledger` that holds its SCALE, 3, and has made a step."""
+
+    def made(by: str = OWN, protocol: str = "unary", **parameters) -> StateSequence:
+        one = StateSequence(connect(protocol), serve(ledger, by, parameters={**HELD, **parameters}))
+        one.start(booked(1, 3))
+        return one
+
+    return made
+
+
+@pytest.mark.parametrize("protocol", ["unary", "stream", "http"])
+@every_scheduler
+def test_later_requests_leave_it_out_or_replace_it(talk, by, protocol):
+    one = talk(by, protocol)
+    one.step(booked(1, None), get_state=True)
+    one.step(booked(1, 5), get_state=True)
+    one.step(booked(1, None), get_state=True)
+    one.end(booked(1, None), get_state=True)
+    one.start(booked(2, 7))
+    one.step(booked(1, None), get_state=True)
+
+
+@every_scheduler
+def test_start_must_carry_it(talk, by):
+    one = talk(by)
+    other = one.other()
+    with refused("input 'SCALE' is missing"):
+        other.start(booked(1, None))
+    with pytest.raises(Refused):
+        other.step(booked(1, 2))
+    # what another sequence had is nothing to this one
+    one.end(booked(1, None))
+    with refused("input 'SCALE' is missing"):
+        one.start(booked(1, None))
+
+
+@pytest.mark.parametrize("by", [OWN, OLDEST])
+def test_it_is_replaced_only_by_a_request_that_succeeds_and_is_committed(talk, by):
+    one = talk(by)
+    with one.refuses("ONNX Runtime"):
+        one.step(booked(FAILS, 9))
+    one.step(booked(1, None), get_state=True)
+    one.step(booked(1, 9), commit=False, get_state=True)
+    one.step(booked(1, None), get_state=True)
+    with one.refuses("STATE_UNKNOWN"):
+        one.step(booked(1, 9), get_state="NOTHING")
+    with one.refuses("SEQUENCE_STEP_CONFLICT"):
+        one.step(booked(1, 9), sequence_step=77)
+    one.step(booked(1, None), get_state=True)
+
+
+@pytest.mark.parametrize("by", [OWN, OLDEST])
+def test_a_start_without_commit_holds_its_inputs(talk, by):
+    other = talk(by).other()
+    other.start(booked(1, 4), commit=False)
+    other.step(booked(1, None), get_state=True)
+
+
+@pytest.mark.parametrize("by", [OWN, OLDEST])
+def test_resets_and_new_states_leave_it(talk, by):
+    one = talk(by)
+    one.ask(reset_state=True)
+    one.step(booked(1, None), get_state=True)
+    one.step(booked(1, None), set={"SUM": np.array([[4]], np.int64)}, reset_state="LOG", get_state=True)
+
+
+@pytest.mark.parametrize("by", [OWN, OLDEST])
+def test_it_is_part_of_clones_and_snapshots(talk, by):
+    one = talk(by)
+    saved = one.save()
+    copies = [one.clone(), one.restored(saved), one.clone(booked(1, None)), one.restored(saved, booked(1, None))]
+    replaced = [one.clone(booked(1, 8)), one.restored(saved, booked(1, 8))]
+    one.step(booked(1, 2))
+    for copy in (*copies, *replaced):
+        copy.step(booked(1, None), get_state=True)
+    one.ask(restore=saved)
+    one.step(booked(1, None), get_state=True)
+
+
+@pytest.mark.parametrize("by", [OWN, OLDEST])
+def test_sequences_of_one_batch_hold_their_own(serve, connect, by):
+    model = serve(ledger, by, parameters=HELD, oldest="max_queue_delay_microseconds: 20000")
+    client, stream = connect(), connect("stream")
+    talks = [StateSequence(client, model) for _ in range(4)]
+    together(lambda talk=talk, scale=scale: talk.start(booked(1, scale)) for scale, talk in enumerate(talks, 2))
+    for value in range(1, 9):
+        at_once(stream, talks, [booked(value, value if value % 4 == at else None) for at in range(4)], get_state=True)
+
+
+def test_it_works_without_the_state_api(serve, connect):
+    model, client = serve(ledger, parameters={**HELD, "state_api": None}), connect()
+    at = {"sequence_id": 1}
+    client.ask(model.name, booked(1, 3), {**at, "sequence_start": True})
+    assert client.ask(model.name, booked(2, None), at).outputs["OUTPUT"][0, 0] == 9
+    with refused("STATE_API_OFF"):
+        client.ask(model.name, booked(1, None), {**at, "get_state": True})
+
+
+def test_it_may_not_be_larger_than_the_limit(serve, connect):
+    """The states may: each has a limit of its own."""
+    make = lambda name, **changes: models.append(name=name, **changes)  # noqa: E731
+    parameters = {"held_inputs": "INPUT", "max_state_bytes_per_sequence": 160}
+    one = StateSequence(connect(), serve(make, parameters=parameters))
+    chunk = lambda length: {"INPUT": np.ones((1, length, 2), np.float32)}  # noqa: E731
+    with refused("held inputs would have 168 bytes, and 160 are allowed (max_state_bytes_per_sequence)"):
+        one.start(chunk(21))
+    with pytest.raises(Refused):
+        one.step(chunk(1))
+    one.start(chunk(5), get_state=True)
+    with one.refuses("held inputs"):
+        one.step(chunk(21), reset_state=True)
+    one.step(chunk(15), get_state=True)
+
+
+def test_strings_and_inputs_without_a_batch_are_held(serve, connect):
+    words = lambda name, **changes: models.echo("string", name, **changes)  # noqa: E731
+    one = StateSequence(connect(), serve(words, parameters={"held_inputs": "INPUT", "worker_count": 2}))
+    said = {"INPUT": np.array([[b"a", b"", "ü".encode(), b"z" * 500]], np.object_)}
+    one.start(said)
+    copies = [one.clone(), one.restored(one.save())]
+    for copy in (one, *copies):
+        answer = copy.client.ask(copy.model.name, {}, {"sequence_id": copy.sequence_id})
+        assert answer.outputs["OUTPUT"].tolist() == said["INPUT"].tolist()
+
+
+def test_a_knob_is_held(serve, connect):
+    """An input that all rows of a run share, so that sequences with other values run apart."""
+    make = lambda name, **changes: models.knob(name, **changes)  # noqa: E731
+    model, client, stream = serve(make, parameters={"held_inputs": "KNOB"}), connect(), connect("stream")
+    talks = [StateSequence(client, model, np.random.default_rng(seed)) for seed in range(4)]
+    for at, talk in enumerate(talks):
+        first = model.draw(talk.rng)
+        talk.start({**first, "KNOB": np.full_like(first["KNOB"], 1 + at % 2)})
+    for _ in range(4):
+        fed = [{"INPUT": model.draw(talk.rng)["INPUT"]} for talk in talks]
+        at_once(stream, talks, fed, get_state=True)
+
+
+def test_a_name_that_is_no_input_is_refused(deployment):
+    model = with_state_api(ledger("refused_held_inputs"), held_inputs="SPEED")
+    load_refused(deployment, model, "held_inputs", "SPEED", "INPUT", "SCALE")
+
+
+def test_a_state_is_not_held(deployment):
+    model = with_state_api(ledger("refused_held_state"), held_inputs="SUM")
+    load_refused(deployment, model, "held_inputs", "SUM")
