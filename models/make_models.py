@@ -121,6 +121,56 @@ def lstm(features: int = 80, hidden: int = 64, layers: int = 2, seed: int = 1) -
     return _model(graph)
 
 
+#: What `speller` has read.
+WORDS = (
+    "state states stated stateful statement start started station stream streams streaming sequence sequences sequel "
+    "server servers serve served service step steps steep stem snapshot snap clone cloned close clear resume result "
+    "request requests require model models mode modern memory measure answer answers another batch batches beam beams"
+)
+#: A letter's number is its place here; the space stands before and behind each word.
+LETTERS = " abcdefghijklmnopqrstuvwxyz"
+
+
+def speller() -> ModelProto:
+    """Letters after letters: LETTER [B, 1], a number, gives LOG_PROBABILITIES [B, 27] of the letter after it.
+
+    The state BEFORE [B, 1] is the letter before LETTER; zero, the space, at first.
+    """
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    count = len(LETTERS)
+    seen = np.full((count, count, count), 0.01, np.float32)
+    for word in WORDS.split():
+        numbers = [LETTERS.index(letter) for letter in f"  {word} "]
+        for three in zip(numbers, numbers[1:], numbers[2:], strict=False):
+            seen[three] += 1
+    table = np.log(seen / seen.sum(axis=2, keepdims=True)).reshape(count * count, count)
+    nodes = [
+        helper.make_node("Mul", ["BEFORE", "count"], ["row_of_before"]),
+        helper.make_node("Add", ["row_of_before", "LETTER"], ["row"]),
+        helper.make_node("Squeeze", ["row", "last_axis"], ["rows"]),
+        helper.make_node("Gather", ["table", "rows"], ["LOG_PROBABILITIES"]),
+        helper.make_node("Identity", ["LETTER"], ["BEFORE_NEXT"]),
+    ]
+    tensor = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "speller",
+        inputs=[tensor("LETTER", TensorProto.INT64, ["B", 1]), tensor("BEFORE", TensorProto.INT64, ["B", 1])],
+        outputs=[
+            tensor("LOG_PROBABILITIES", TensorProto.FLOAT, ["B", count]),
+            tensor("BEFORE_NEXT", TensorProto.INT64, ["B", 1]),
+        ],
+        initializer=[
+            numpy_helper.from_array(table, "table"),
+            numpy_helper.from_array(np.array(count, np.int64), "count"),
+            numpy_helper.from_array(np.array([-1], np.int64), "last_axis"),
+        ],
+    )
+    return _model(graph)
+
+
 def _model(graph) -> ModelProto:
     import onnx
     from onnx import helper
@@ -163,6 +213,7 @@ def main() -> None:
     _copy(HERE / "silero_vad/1/model.onnx", paths.SILERO_VAD)
     _write(HERE / "accumulate/1/model.onnx", accumulate)
     _write(HERE / "lstm/1/model.onnx", lstm)
+    _write(HERE / "speller/1/model.onnx", speller)
 
 
 if __name__ == "__main__":

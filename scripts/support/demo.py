@@ -34,6 +34,7 @@ from support.server import ServerError, TritonServer
 from support.session_per_stream import SessionPerStream
 from support.session_per_stream import measure as measure_session_per_stream
 from support.speech import CHUNK_S, Stream, cut_streams, read_recording, silero_oracle
+from triton_stateful import AsyncSequence, StatefulError
 
 MODEL = "silero_vad"
 TOLERANCE = 1e-5
@@ -82,22 +83,15 @@ async def follow(
 ) -> Answers:
     """One client's life: START with the first chunk, each next one after the answer, END with the last.
 
-    InferenceServerException if a request is refused.
+    StatefulError if a request is refused.
     """
     answers = Answers()
+    sequence = AsyncSequence(client, MODEL, sequence_id)
     for step, samples in enumerate(stream.chunks):
-        audio = grpc_client.InferInput("input", [1, len(samples)], "FP32")
-        audio.set_data_from_numpy(samples[None])
         sent_at = time.perf_counter()
-        result = await client.infer(
-            MODEL,
-            [audio],
-            sequence_id=sequence_id,
-            sequence_start=step == 0,
-            sequence_end=step == stream.steps - 1,
-        )
+        outputs = await sequence.step(samples[None], end=step == stream.steps - 1)
         answers.latencies_s.append(time.perf_counter() - sent_at)
-        answers.probabilities.append(result.as_numpy("output").item())
+        answers.probabilities.append(outputs["output"].item())
         on_step()
     return answers
 
@@ -366,7 +360,7 @@ def main() -> int:
     console = Console()
     try:
         return 0 if run(arguments, console) else 1
-    except (ServerError, InferenceServerException, RefusedError) as error:
+    except (ServerError, StatefulError, InferenceServerException, RefusedError) as error:
         console.print(f"[red]failed:[/] {escape(str(error))}\nserver log: {LOG}")
         return 1
     except KeyboardInterrupt:

@@ -20,7 +20,7 @@ def two(deployment, deploy):
     return deployment, deploy()
 
 
-@pytest.mark.parametrize("rounds", [25, *repeated(150)])
+@pytest.mark.parametrize("rounds", [25, *repeated(750)])
 @pytest.mark.parametrize("by", [OWN, OLDEST])
 def test_hand_over_under_load(two, connect, by, rounds):
     """Sequences change the server again and again, while others keep both busy."""

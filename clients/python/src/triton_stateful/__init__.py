@@ -1,0 +1,53 @@
+"""Sequences of stateful models on Triton Inference Server.
+
+with Sequence("localhost:8001", "silero_vad") as sequence:
+    for chunk in chunks:
+        print(sequence.step(chunk)["output"])
+"""
+
+from triton_stateful.aio import AsyncSequence
+from triton_stateful.errors import (
+    AnswerLost,
+    NoPlace,
+    SequenceAlreadyExists,
+    SequenceMissing,
+    SequenceNotParked,
+    SnapshotInvalid,
+    StateApiOff,
+    StateConflict,
+    StatefulError,
+    StateNotListed,
+    StateParameter,
+    StateUnknown,
+    StepConflict,
+    Unavailable,
+)
+from triton_stateful.flow import Info, StateInfo
+from triton_stateful.messages import SequenceId
+from triton_stateful.retry import Retry
+from triton_stateful.sequence import Sequence
+from triton_stateful.stream import Stream
+
+__all__ = [
+    "AnswerLost",
+    "AsyncSequence",
+    "Info",
+    "NoPlace",
+    "Retry",
+    "Sequence",
+    "SequenceAlreadyExists",
+    "SequenceId",
+    "SequenceMissing",
+    "SequenceNotParked",
+    "SnapshotInvalid",
+    "StateApiOff",
+    "StateConflict",
+    "StateInfo",
+    "StateNotListed",
+    "StateParameter",
+    "StateUnknown",
+    "StatefulError",
+    "StepConflict",
+    "Stream",
+    "Unavailable",
+]

@@ -1,0 +1,112 @@
+"""What can go wrong. The server's errors are told apart by the code word at the start of their text."""
+
+from __future__ import annotations
+
+import re
+
+from tritonclient.utils import InferenceServerException
+
+
+class StatefulError(Exception):
+    """A request has failed. The exception of tritonclient or of the connection is its `__cause__`."""
+
+
+class Unavailable(StatefulError):
+    """The server could not be reached, or gave no answer, or has no room now. A `Retry` sends the request again.
+
+    Whether the request has run is not known, except for `NoPlace`. After a step, call `step` again with the same inputs
+    (it runs once at most), or ask with `info`.
+    """
+
+
+class NoPlace(Unavailable):
+    """Every place for a sequence is taken, or the request has waited for too long. It has not run."""
+
+
+class SequenceMissing(StatefulError):
+    """The sequence is not live: it has ended, or was idle for too long, or the server was restarted."""
+
+
+class SequenceAlreadyExists(StatefulError):
+    """A new sequence has the id of one that is live. That one goes on."""
+
+
+class SequenceNotParked(StatefulError):
+    """There is no parked sequence to resume."""
+
+
+class StepConflict(StatefulError):
+    """The sequence has made another number of steps than this client has counted. The request has not run.
+
+    Another client has used the sequence, or an earlier request that was sent ahead has failed. `info` counts anew.
+    """
+
+    #: How many steps the sequence has made; None if the server doesn't say.
+    made: int | None = None
+
+
+class AnswerLost(StatefulError):
+    """The step has run once, but its answer is lost. The sequence can go on with the next step."""
+
+
+class StateApiOff(StatefulError):
+    """The model's configuration has no `state_api`."""
+
+
+class StateParameter(StatefulError):
+    """A request parameter has a value that it cannot have."""
+
+
+class StateUnknown(StatefulError):
+    """A name that is no state of the model."""
+
+
+class StateConflict(StatefulError):
+    """Things that cannot be asked for together, or not of this model."""
+
+
+class StateNotListed(StatefulError):
+    """A tensor of the State API is not listed in the model's configuration."""
+
+
+class SnapshotInvalid(StatefulError):
+    """A snapshot that is damaged, or of another model. The sequence is as it was."""
+
+
+_BY_WORD: dict[str, type[StatefulError]] = {
+    "MAX_SEQUENCE_NUMBER_REACHED": NoPlace,
+    "SEQUENCE_ALREADY_EXISTS": SequenceAlreadyExists,
+    "SEQUENCE_MISSING": SequenceMissing,
+    "SEQUENCE_NOT_PARKED": SequenceNotParked,
+    "SEQUENCE_QUEUE_FULL": NoPlace,
+    "SEQUENCE_QUEUE_TIMEOUT": NoPlace,
+    "SEQUENCE_STEP_CONFLICT": StepConflict,
+    "SNAPSHOT_INVALID": SnapshotInvalid,
+    "STATE_API_OFF": StateApiOff,
+    "STATE_CONFLICT": StateConflict,
+    "STATE_NOT_LISTED": StateNotListed,
+    "STATE_PARAMETER": StateParameter,
+    "STATE_UNKNOWN": StateUnknown,
+}
+
+#: What core's sequence batcher says of a sequence that isn't live, and the backend of one that core still knows.
+_MISSING = re.compile(r"must specify the START flag|^sequence .* is not live: ")
+
+_NOT_ANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
+
+
+def of_server(error: InferenceServerException) -> StatefulError:
+    """The error of this package for one of tritonclient's."""
+    text = error.message() or ""
+    word = text.split(":", 1)[0]
+    if word in _BY_WORD:
+        made = _BY_WORD[word](text)
+        steps = re.search(r"has made (\d+)", text)
+        if isinstance(made, StepConflict) and steps:
+            made.made = int(steps[1])
+        return made
+    if _MISSING.search(text):
+        return SequenceMissing(text)
+    if str(error.status()) in _NOT_ANSWERED:
+        return Unavailable(str(error))
+    return StatefulError(str(error))

@@ -1,0 +1,340 @@
+"""What a sequence does, without any input or output.
+
+Each method of `Flow` is a generator. It yields what is to be done (a `Request`, a `Describe` or a `Pause`) and gets the
+result back, or the error thrown in. `Sequence` does these things and waits, `AsyncSequence` awaits them.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Callable, TypeVar, Union
+
+from triton_stateful.errors import (
+    AnswerLost,
+    NoPlace,
+    SequenceAlreadyExists,
+    SequenceMissing,
+    StateApiOff,
+    StatefulError,
+    StepConflict,
+    Unavailable,
+)
+from triton_stateful.messages import Array, Describe, Outputs, Parameter, Pause, Request, SequenceId
+from triton_stateful.model import INFO, SNAPSHOT, STATE_PREFIX, Model
+from triton_stateful.retry import Retry
+
+Action = Union[Request, Describe, Pause]
+Result = TypeVar("Result")
+Doing = Generator[Action, Any, Result]
+
+
+@dataclass(frozen=True)
+class StateInfo:
+    """A state as it is now. `shape` is that of the array which `state` returns, `datatype` is Triton's name."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    byte_size: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """A sequence as it is now. `steps` counts the inferences that have changed its state."""
+
+    sequence_id: SequenceId
+    steps: int
+    states: tuple[StateInfo, ...]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a sequence begins with, if not with its initial state."""
+
+    states: Mapping[str, Array]
+    snapshot: bytes | None = None
+    clone_of: SequenceId | None = None
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        if sum((self.snapshot is not None, self.clone_of is not None, self.resume)) > 1:
+            raise ValueError("of snapshot, clone_of and resume, a sequence begins with one")
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the sequence goes on from a state that has made steps."""
+        return self.snapshot is not None or self.clone_of is not None or self.resume
+
+
+class Flow:
+    """The requests of one sequence."""
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        sequence_id: SequenceId | None,
+        origin: Origin,
+        retry: Retry | None,
+    ) -> None:
+        if origin.resume and sequence_id is None:
+            raise ValueError("resume takes up a parked sequence, so it needs its id")
+        if sequence_id in (0, ""):
+            raise ValueError(f"sequence id {sequence_id!r} is not possible: give another one, or none")
+        self.model_name = model
+        self.version = version
+        # The client chooses the id, not the server: a START whose answer is lost can then be sent again.
+        self.id: SequenceId = secrets.randbelow(2**63 - 1) + 1 if sequence_id is None else sequence_id
+        # After ALREADY_EXISTS, only such an id is certainly that of our own START.
+        self._owns_id = sequence_id is None or origin.resume
+        self._origin = origin
+        self.retry = retry
+        #: The transport itself may send a request twice, without telling.
+        self.sends_twice = False
+        self._model: Model | None = None
+        self.started = False
+        self.ended = False
+        #: How many steps the sequence has made, as far as their answers or errors have come.
+        self.steps = 0
+        # A step, a START or an END was sent, and neither its answer nor an error of the server has come: it may have run,
+        # or may run later.
+        self._is_open = False
+        # A step that was sent ahead has failed, so the server has to be asked for the number of steps.
+        self.must_count = False
+
+    # ---- what a client can do
+
+    def step(
+        self,
+        inputs: Mapping[str, Array] | Array,
+        commit: bool,
+        end: bool,
+        outputs: list[str] | None,
+        timeout: float | None,
+    ) -> Doing[Outputs]:
+        yield from self.begin()
+        build = yield from self.step_builder(inputs, commit, end, outputs, timeout)
+        return (yield from self._exchange(build))
+
+    def end(self) -> Doing[None]:
+        # A START whose answer is lost may have begun it.
+        self.started = self.started or (self._is_open and self._owns_id)
+        if self.ended or not self.started:
+            self.ended = True
+            return
+        model = yield from self._described()
+        self._need_state_api(model, "ending a sequence without an inference")
+        # Core's sequence batcher frees a sequence only with sequence_end.
+        try:
+            yield from self._exchange(lambda: self._request({"delete": True}, end=True))
+        except (SequenceMissing, AnswerLost):
+            self.ended = True
+
+    def leave(self, failed: bool) -> Doing[None]:
+        """Ends the sequence if that is possible; after an error, without another one."""
+        try:
+            model = self._model
+            if model is not None and model.has_state_api:
+                yield from self.end()
+        except StatefulError:
+            if not failed:
+                raise
+
+    def state(self, names: tuple[str, ...]) -> Doing[Outputs]:
+        outputs = yield from self._call({"get_state": ",".join(names) if names else True})
+        return {name[len(STATE_PREFIX) :]: value for name, value in outputs.items() if name.startswith(STATE_PREFIX)}
+
+    def set_state(self, values: Mapping[str, Array]) -> Doing[None]:
+        model = yield from self._described()
+        self._need_state_api(model, "set_state")
+        if not values:
+            return
+        tensors = model.encode_states(values)
+        given = {tensor.name for tensor in tensors}
+
+        def build() -> Request:
+            made = self._request(self._checks())
+            return replace(made, inputs=tuple(t for t in made.inputs if t.name not in given) + tensors)
+
+        yield from self._begin_going_on()
+        yield from self._exchange(build)
+
+    def reset(self, names: tuple[str, ...]) -> Doing[None]:
+        if not self.started:
+            yield from self.info()
+        value: Parameter = ",".join(names) if names else True
+        yield from self._call({"reset_state": value}, checked=True)
+
+    def info(self) -> Doing[Info]:
+        outputs = yield from self._call({"query_state": True})
+        read = json.loads(outputs[INFO].item())
+        steps = int(read["steps"])
+        if steps != self.steps:
+            self.steps, self._is_open = steps, False
+        self.must_count = False
+        states = tuple(
+            StateInfo(of["name"], of["datatype"], tuple(of["shape"]), int(of["byte_size"])) for of in read["states"]
+        )
+        return Info(self.id, steps, states)
+
+    def snapshot(self) -> Doing[bytes]:
+        outputs = yield from self._call({"snapshot": True})
+        return bytes(outputs[SNAPSHOT].item())
+
+    def restore(self, snapshot: bytes) -> Doing[None]:
+        model = yield from self._described()
+        self._need_state_api(model, "restore")
+        tensors = model.encode_snapshot(snapshot)
+
+        def build() -> Request:
+            return replace(self._request({"query_state": True}), inputs=tensors)
+
+        yield from self._begin_going_on()
+        outputs = yield from self._exchange(build)
+        self.steps = int(json.loads(outputs[INFO].item())["steps"])
+
+    def send(
+        self, inputs: Mapping[str, Array] | Array, commit: bool, end: bool, outputs: list[str] | None
+    ) -> Doing[Request]:
+        """The request of a step that is sent without waiting for the answers to those before. Counts it at once."""
+        yield from self.begin()
+        build = yield from self.step_builder(inputs, commit, end, outputs, None)
+        request = build()
+        self.started, self.ended = True, end
+        self.steps += request.counts
+        return request
+
+    def cloned(self, sequence_id: SequenceId | None) -> Flow:
+        """A sequence that goes on from this one's state, when it begins."""
+        copy = Flow(self.model_name, self.version, sequence_id, Origin({}, clone_of=self.id), self.retry)
+        copy.sends_twice = self.sends_twice
+        return copy
+
+    # ---- the parts
+
+    def begin(self) -> Doing[None]:
+        """What comes before a step: the sequence begins if it goes on from another state, and its steps are counted."""
+        yield from self._begin_going_on()
+        if self.must_count and not self.ended and (yield from self._described()).has_state_api:
+            yield from self.info()
+
+    def _begin_going_on(self) -> Doing[None]:
+        """Begins a sequence that goes on from another state, in a request of its own: the answer has its steps."""
+        if not self.started and self._origin.goes_on:
+            yield from self.info()
+
+    def step_builder(
+        self,
+        inputs: Mapping[str, Array] | Array,
+        commit: bool,
+        end: bool,
+        outputs: list[str] | None,
+        timeout: float | None,
+    ) -> Doing[Callable[[], Request]]:
+        """Makes the request of a step, each time anew because START depends on what has come meanwhile."""
+        model = yield from self._described()
+        tensors = model.encode(inputs)
+        if not commit:
+            self._need_state_api(model, "commit=False")
+        wanted = None if outputs is None else tuple(outputs)
+
+        def build() -> Request:
+            parameters = self._checks() if model.has_state_api else {}
+            if not commit:
+                parameters["commit"] = False
+            made = self._request(parameters, end=end)
+            return replace(made, inputs=made.inputs + tensors, outputs=wanted, timeout=timeout, counts=commit)
+
+        return build
+
+    def _described(self) -> Doing[Model]:
+        if self._model is None:
+            model: Model = yield Describe(self.model_name, self.version)
+            if self.retry is not None:
+                self._need_state_api(model, "a Retry")
+            if self._origin.states or self._origin.goes_on:
+                self._need_state_api(model, "a sequence that begins with a given state")
+            self._model = model
+        return self._model
+
+    def _need_state_api(self, model: Model, what: str) -> None:
+        if not model.has_state_api:
+            raise StateApiOff(f"{what} needs parameter 'state_api' in the configuration of model '{model.name}'")
+
+    def _checks(self) -> dict[str, Parameter]:
+        """Has the server refuse the request if the sequence has made another number of steps."""
+        return {"sequence_step": self.steps} if self.started else {}
+
+    def _call(self, parameters: dict[str, Parameter], checked: bool = False) -> Doing[Outputs]:
+        """A request without an inference."""
+        model = yield from self._described()
+        self._need_state_api(model, next(iter(parameters)))
+        return (yield from self._exchange(lambda: self._request({**parameters, **(self._checks() if checked else {})})))
+
+    def _request(self, parameters: Mapping[str, Parameter], end: bool = False) -> Request:
+        """A request with START and what the sequence begins with, if it has not begun."""
+        if self.ended:
+            raise SequenceMissing(f"sequence {self.id} has ended")
+        made = Request(self.model_name, self.version, self.id, end=end, parameters=dict(parameters))
+        if self.started:
+            return made
+        assert self._model is not None
+        inputs = self._model.encode_states(self._origin.states)
+        begins: dict[str, Parameter] = {}
+        if self._origin.snapshot is not None:
+            inputs += self._model.encode_snapshot(self._origin.snapshot)
+        if self._origin.clone_of is not None:
+            begins["clone_of"] = self._origin.clone_of
+        if self._origin.resume:
+            begins["resume"] = True
+        return replace(made, start=True, inputs=inputs, parameters={**parameters, **begins})
+
+    def _exchange(self, build: Callable[[], Request]) -> Doing[Outputs]:
+        """Sends a request until it is answered, refused, or has failed too often."""
+        failed = 0
+        while True:
+            request = build()
+            was_open = self._is_open
+            self._is_open = was_open or request.counts or request.start or request.end
+            try:
+                outputs: Outputs = yield request
+            except Unavailable as error:
+                if isinstance(error, NoPlace):
+                    self._is_open = was_open
+                failed += 1
+                if self.retry is None or failed >= self.retry.attempts:
+                    raise
+                yield Pause(self.retry.pause(failed))
+            except StatefulError as error:
+                self._is_open = was_open
+                may_have_run = was_open or (self.sends_twice and (request.counts or request.start))
+                if isinstance(error, SequenceAlreadyExists) and request.start and may_have_run and self._owns_id:
+                    self.started = True
+                    if request.counts:
+                        raise self._answer_lost(ended=request.end) from error
+                    # The sequence has begun: the same request without START follows.
+                elif isinstance(error, StepConflict) and may_have_run and error.made in (self.steps + 1, None):
+                    raise self._answer_lost(ended=False) from error
+                elif isinstance(error, SequenceMissing) and request.end and was_open:
+                    raise self._answer_lost(ended=True) from error
+                else:
+                    raise
+            else:
+                self._is_open = was_open and not request.counts
+                self.started = True
+                self.ended = request.end
+                self.steps += request.counts
+                return outputs
+
+    def _answer_lost(self, ended: bool) -> AnswerLost:
+        """The sequence goes on behind the step whose answer is lost."""
+        number, self.steps, self._is_open, self.ended = self.steps, self.steps + 1, False, ended
+        if ended:
+            return AnswerLost(
+                f"sequence {self.id} is over, and the answer to its last step ({number}) was lost: the step has run, unless "
+                "the server has forgotten the sequence before"
+            )
+        return AnswerLost(f"step {number} of sequence {self.id} has run once, but its answer was lost")

@@ -1,0 +1,98 @@
+"""What a client knows of a model: the part of its configuration that requests depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import np_to_triton_dtype, triton_to_np_dtype
+
+from triton_stateful.errors import StateUnknown
+from triton_stateful.messages import Array, Input
+
+STATE_PREFIX = "state."
+SNAPSHOT = "state_snapshot"
+INFO = "state_info"
+
+#: Inputs of Triton and of the backend that are no inputs of the model.
+_SPECIAL = {SNAPSHOT, "sequence_id", "sequence_control_input"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as its server has it."""
+
+    name: str
+    datatypes: Mapping[str, str]  # of the inputs, by name
+    is_batched: bool  # tensors have Triton's batch dimension in front
+    has_state_api: bool
+
+    @classmethod
+    def read(cls, name: str, config: Mapping[str, Any]) -> Model:
+        """From the JSON of the model's configuration."""
+        types = {tensor["name"]: tensor["data_type"][len("TYPE_") :] for tensor in config.get("input", ())}
+        allowed = config.get("parameters", {}).get("state_api", {}).get("string_value", "")
+        return cls(
+            name,
+            {name: "BYTES" if type == "STRING" else type for name, type in types.items()},
+            int(config.get("max_batch_size", 0)) > 0,
+            allowed.strip().lower() in ("true", "1"),
+        )
+
+    @property
+    def inputs(self) -> list[str]:
+        """The names of the model's inputs."""
+        return [name for name in self.datatypes if not name.startswith(STATE_PREFIX) and name not in _SPECIAL]
+
+    @property
+    def states(self) -> list[str]:
+        """The names of the states that can be set."""
+        return [name[len(STATE_PREFIX) :] for name in self.datatypes if name.startswith(STATE_PREFIX)]
+
+    def encode(self, inputs: Mapping[str, Array] | Array) -> tuple[Input, ...]:
+        """The inputs of a step. An array alone is for the only input.
+
+        ValueError for a name that is no input, TypeError for a wrong dtype.
+        """
+        names = self.inputs
+        if not isinstance(inputs, Mapping):
+            if len(names) != 1:
+                raise ValueError(f"model '{self.name}' has {len(names)} inputs, so name them: {', '.join(names)}")
+            inputs = {names[0]: inputs}
+        if not inputs:
+            raise ValueError(f"a step of model '{self.name}' needs an input, and none is given: {', '.join(names)}")
+        for name in inputs:
+            if name not in self.datatypes:
+                raise ValueError(f"model '{self.name}' has no input '{name}': it has {', '.join(names)}")
+        return tuple(self._tensor(name, value) for name, value in inputs.items())
+
+    def encode_states(self, states: Mapping[str, Array]) -> tuple[Input, ...]:
+        """New values of states. StateUnknown for a name that is no state, TypeError for a wrong dtype."""
+        self.check_states(states)
+        return tuple(self._tensor(STATE_PREFIX + name, value) for name, value in states.items())
+
+    def check_states(self, names: Iterable[str]) -> None:
+        """StateUnknown if a name is no state."""
+        known = self.states
+        for name in names:
+            if name not in known:
+                raise StateUnknown(f"model '{self.name}' has no state '{name}': it has {', '.join(known) or 'none'}")
+
+    def encode_snapshot(self, snapshot: bytes) -> tuple[Input, ...]:
+        """The tensor of a snapshot."""
+        value = np.empty((1, 1) if self.is_batched else (1,), np.object_)
+        value.fill(snapshot)
+        return (Input(SNAPSHOT, "BYTES", value),)
+
+    def _tensor(self, name: str, value: Array) -> Input:
+        array, datatype = np.asarray(value), self.datatypes[name]
+        if datatype == "BYTES" and array.dtype.kind in "US":
+            array = array.astype(np.object_)
+        wanted = np.dtype(triton_to_np_dtype(datatype))
+        if array.dtype != wanted and np_to_triton_dtype(array.dtype) != datatype:
+            raise TypeError(
+                f"input '{name}' of model '{self.name}' has dtype {array.dtype}, but {wanted} ({datatype}) is expected"
+            )
+        return Input(name, datatype, array)

@@ -1,0 +1,31 @@
+"""How often a request is sent again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Sends a request again if the server could not be reached or gave no answer (`Unavailable`).
+
+    No step is made twice: each request says how many steps the sequence has made before, and the server refuses it if
+    that is wrong. The model needs `state_api`.
+
+    attempts: how often a request is sent at most, 1 or more.
+    backoff: seconds before the second attempt. Each later pause is twice as long, up to `longest` seconds.
+    """
+
+    attempts: int = 5
+    backoff: float = 0.1
+    longest: float = 5.0
+
+    def __post_init__(self) -> None:
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}, but 1 or more is expected")
+        if self.backoff < 0 or self.longest < 0:
+            raise ValueError(f"backoff {self.backoff} and longest {self.longest} must be seconds, 0 or more")
+
+    def pause(self, failed: int) -> float:
+        """Seconds to wait after so many failed attempts."""
+        return min(self.longest, self.backoff * 2.0 ** min(failed - 1, 60))

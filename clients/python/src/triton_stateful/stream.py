@@ -1,0 +1,136 @@
+"""Several sequences over one gRPC stream, whose requests needn't wait for answers."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import deque
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from types import TracebackType
+from typing import Any
+
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from triton_stateful.errors import StatefulError, Unavailable, of_server
+from triton_stateful.messages import Describe, Outputs, Request
+from triton_stateful.model import Model
+from triton_stateful.transports import Grpc, arguments, grpc_outputs
+
+
+class Stream:
+    """A gRPC stream, to be given to `Sequence` in place of a client.
+
+    client: of tritonclient.grpc, with no stream of its own; or an address (`host:port`). A client has one stream.
+
+        with Stream("localhost:8001") as stream, Sequence(stream, "model") as sequence:
+            futures = [sequence.send(chunk) for chunk in chunks]
+            answers = [future.result() for future in futures]
+
+    The server answers in the order of the requests, whatever their sequences are. May be used by several threads. If
+    the stream breaks, every request that waits fails with `Unavailable`, and the next one opens a new stream.
+    """
+
+    sends_twice = False
+
+    def __init__(self, client: str | tritonclient.grpc.InferenceServerClient) -> None:
+        self._owns_client = isinstance(client, str)
+        self.client: Any = tritonclient.grpc.InferenceServerClient(client) if self._owns_client else client
+        self._unary = Grpc(self.client)
+        self._lock = threading.Condition()
+        self._numbers = itertools.count(1)
+        self._waiting: deque[tuple[str, Future[Outputs]]] = deque()
+        self._connection: object | None = None  # None: no stream is open
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the stream after the answers to all requests have come."""
+        self.client.stop_stream()
+        with self._lock:
+            self._connection = None
+            waiting = self._take_all()
+        _fail(waiting, Unavailable("the stream was closed before the answer"))
+        if self._owns_client:
+            self.client.close()
+
+    # ---- what a sequence uses
+
+    def submit(self, request: Request) -> Future[Outputs]:
+        """Sends a request. The answer comes in the future, or StatefulError does."""
+        future: Future[Outputs] = Future()
+        future.set_running_or_notify_cancel()
+        more = arguments(tritonclient.grpc, request)
+        with self._lock:
+            while True:
+                if self._connection is None:
+                    self._open()
+                number = str(next(self._numbers))
+                try:
+                    self.client.async_stream_infer(**more, request_id=number)
+                except InferenceServerException:
+                    # The stream has broken, and its last callback is on its way.
+                    broken = self._connection
+                    self._lock.wait_for(lambda: self._connection is not broken)
+                    continue
+                self._waiting.append((number, future))
+                return future
+
+    def infer(self, request: Request) -> Outputs:
+        future = self.submit(request)
+        try:
+            return future.result(request.timeout)
+        except FutureTimeout as error:
+            raise Unavailable(f"no answer within {request.timeout:g} s") from error
+
+    def describe(self, asked: Describe) -> Model:
+        return self._unary.describe(asked)
+
+    # ---- the stream
+
+    def _open(self) -> None:
+        self.client.stop_stream(cancel_requests=True)
+        connection = object()
+        self.client.start_stream(lambda result, error: self._arrive(connection, result, error))
+        self._connection = connection
+
+    def _arrive(self, connection: object, result: Any, error: Any) -> None:
+        """tritonclient's thread calls it for each answer, and with a status if the stream has broken."""
+        with self._lock:
+            if connection is not self._connection:
+                return
+            if error is not None and error.status() is not None:
+                self._connection = None
+                self._lock.notify_all()
+                failed = [future for _, future in self._take_all()]
+                number = None
+            else:
+                number, first = self._waiting.popleft()
+                failed = [first]
+        if error is not None:
+            for future in failed:
+                made = of_server(error)
+                made.__cause__ = error
+                future.set_exception(made)
+        elif result.get_response().id == number:
+            failed[0].set_result(grpc_outputs(result))
+        else:
+            came = result.get_response().id
+            failed[0].set_exception(StatefulError(f"the answer to request {came} came in place of {number}'s"))
+
+    def _take_all(self) -> list[tuple[str, Future[Outputs]]]:
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        return waiting
+
+
+def _fail(waiting: list[tuple[str, Future[Outputs]]], error: StatefulError) -> None:
+    for _, future in waiting:
+        future.set_exception(error)
