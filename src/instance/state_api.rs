@@ -15,6 +15,15 @@ use crate::state::pool::SlotId;
 use crate::store::{Contexts, SequenceState, WriteError};
 use crate::triton::{self, HeldInput, Response, Times, monotonic_ns};
 
+/// What a request changes of the state that its run reads, or that its sequence has.
+struct Change {
+    /// New values, by state; empty if there are none.
+    given: Vec<Option<Initial>>,
+    contexts: Contexts,
+    /// What the sequence keeps from now on, if it goes on from another one or from a snapshot.
+    extras: Option<Extras>,
+}
+
 impl Instance {
     /// Prepares the rows that use the State API or held inputs. Answers those that do not run.
     pub(super) fn operate(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
@@ -54,19 +63,10 @@ impl Instance {
         let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
             return Err(conflict("a request without a sequence cannot use the State API"));
         };
-        if asked.resume && !matches!(self.model.config.strategy, Strategy::Own(_)) {
-            return Err(conflict(
-                "'resume' needs a model without 'sequence_batching': core's sequence batcher forgets a sequence without \
-                 telling the backend, so nothing is parked",
-            ));
-        }
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
             asked.runs = false;
         }
-        let kept = self.sequences.extras(slot).unwrap_or_default();
-        if let (Some(step), Some(key)) = (asked.step.filter(|&step| step != kept.steps), &row.key) {
-            return Err(RequestError::StepConflict { id: key.id.clone(), step, made: kept.steps });
-        }
+        self.check(row, asked, slot)?;
         let origin = match (asked.restore.take(), &asked.clone_of) {
             (Some(snapshot), _) => Some(*snapshot),
             (None, Some(id)) => Some(self.read_source(id, asked.clone_lane)?),
@@ -81,37 +81,74 @@ impl Instance {
         if self.model.binding.has_start_control() {
             check_start_control(row, asked)?;
         }
-        let origin_held = origin.as_ref().map(|origin| Extras { held: origin.held.clone(), steps: origin.steps });
-        let mut given = self.given(row, asked, origin.as_ref())?;
-        let contexts = match origin {
-            _ if asked.resets_all => Contexts::Reset,
-            Some(origin) => Contexts::Given(origin.state.contexts),
-            None => Contexts::Kept,
+        let change = Change {
+            given: self.given(row, asked, origin.as_ref())?,
+            extras: origin.as_ref().map(|origin| Extras { held: origin.held.clone(), steps: origin.steps }),
+            contexts: match origin {
+                _ if asked.resets_all => Contexts::Reset,
+                Some(origin) => Contexts::Given(origin.state.contexts),
+                None => Contexts::Kept,
+            },
         };
         if asked.runs {
-            self.hold(row, origin_held)?;
-            if row.state.start && asked.discards {
-                // The sequence begins with the state that the run reads, so this is kept first.
-                let state = self.first_state(given, contexts);
-                self.write(row, &state)?;
-                (given, row.state.start, asked.began) = (Vec::new(), false, true);
-                let extras = row.extras.take();
-                self.sequences.change_extras(slot, |kept| extras.map_or((), |extras| *kept = *extras));
-            } else {
-                if !row.state.start && !given.is_empty() {
-                    self.store.evict(&[slot])?;
-                }
-                row.state.contexts = contexts;
-            }
-            (row.state.given, row.state.discards) = (given, asked.discards);
-            if asked.reads() {
-                asked.ends = row.state.lease.as_mut().is_some_and(Lease::postpone_end);
-            }
-            return Ok(true);
+            self.prepare_run(row, asked, slot, change)?;
+        } else {
+            self.apply(row, slot, change)?;
+        }
+        Ok(asked.runs)
+    }
+
+    /// Refuses what this model, or this sequence now, cannot do.
+    fn check(&self, row: &Row, asked: &StateRequest, slot: SlotId) -> Result<(), RequestError> {
+        if asked.resume && !matches!(self.model.config.strategy, Strategy::Own(_)) {
+            return Err(conflict(
+                "'resume' needs a model without 'sequence_batching': core's sequence batcher forgets a sequence without \
+                 telling the backend, so nothing is parked",
+            ));
         }
         if asked.delete && !row.end {
             return Err(conflict("where core schedules the sequences, 'delete' needs sequence_end, too"));
         }
+        let made = self.sequences.extras(slot).unwrap_or_default().steps;
+        match (asked.step.filter(|&step| step != made), &row.key) {
+            (Some(step), Some(key)) => Err(RequestError::StepConflict { id: key.id.clone(), step, made }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives a row the values that its run reads.
+    fn prepare_run(
+        &mut self,
+        row: &mut Row,
+        asked: &mut StateRequest,
+        slot: SlotId,
+        Change { mut given, contexts, extras }: Change,
+    ) -> Result<(), RequestError> {
+        self.hold(row, extras)?;
+        if row.state.start && asked.discards {
+            // The sequence begins with the state that the run reads, so this is kept first.
+            let state = self.first_state(given, contexts);
+            self.write(row, &state)?;
+            (given, row.state.start, asked.began) = (Vec::new(), false, true);
+            if let Some(extras) = row.extras.take() {
+                self.sequences.change_extras(slot, |kept| *kept = *extras);
+            }
+        } else {
+            if !row.state.start && !given.is_empty() {
+                self.store.evict(&[slot])?;
+            }
+            row.state.contexts = contexts;
+        }
+        (row.state.given, row.state.discards) = (given, asked.discards);
+        if asked.reads() {
+            asked.ends = row.state.lease.as_mut().is_some_and(Lease::postpone_end);
+        }
+        Ok(())
+    }
+
+    /// Changes the state of a row's sequence without a run.
+    fn apply(&mut self, row: &mut Row, slot: SlotId, change: Change) -> Result<(), RequestError> {
+        let Change { given, contexts, extras } = change;
         if row.state.start {
             let state = self.first_state(given, contexts);
             self.write(row, &state)?;
@@ -127,10 +164,10 @@ impl Instance {
             }
             self.write(row, &state)?;
         }
-        if let Some(extras) = origin_held {
+        if let Some(extras) = extras {
             self.sequences.change_extras(slot, |kept| *kept = extras);
         }
-        Ok(false)
+        Ok(())
     }
 
     /// The values that replace those of the sequence, or that it begins with; empty if there are none.

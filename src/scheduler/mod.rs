@@ -444,9 +444,13 @@ impl<R> Scheduler<R> {
             }
             return Ok((lane, Begins::Plain));
         };
-        let Some(Sequence { worker, phase, requests, .. }) = self.sequences.get_mut(&source) else {
-            return Ok((lane, Begins::Plain));
-        };
+        self.begin_with_state_of(source, lane, now);
+        Ok((lane, Begins::Clone(source)))
+    }
+
+    /// Gives a clone a place, with the worker of its source. If the source has requests, the clone waits behind them.
+    fn begin_with_state_of(&mut self, source: u32, lane: u32, now: Instant) {
+        let Some(Sequence { worker, phase, requests, .. }) = self.sequences.get_mut(&source) else { return };
         let (worker, is_idle) = (*worker, *phase == Phase::Idle);
         if !is_idle {
             requests.push_back(Queued::CloneTo(lane));
@@ -455,7 +459,6 @@ impl<R> Scheduler<R> {
         if let Some(clone) = self.sequences.get_mut(&lane).filter(|_| !is_idle) {
             clone.phase = Phase::Cloning;
         }
-        Ok((lane, Begins::Clone(source)))
     }
 
     /// Gives the parked sequence with an id a place again. Returns its lane.
