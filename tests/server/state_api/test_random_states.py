@@ -214,9 +214,9 @@ class Client:
         if restore is not None:
             sent["state_snapshot"] = element(restore[0], self.model)
         asked = Asked(sent, parameters)
-        # core's batcher must not have a request of the source in flight; and what a START that fails leaves is known
-        # when it has failed
-        asked.waits = self.by == OLDEST and "clone_of" in parameters
+        # Core's batcher must not have a request of the source in flight. Two STARTs of one id in flight may end both
+        # sequences, on a busy machine even if other requests are between them.
+        asked.waits = self.by == OLDEST and start
         before = self.live.get(sequence_id)
         error, after = self.outcome(sequence_id, asked, inputs, start, end, set, restore)
         if error:
