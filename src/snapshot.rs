@@ -129,7 +129,7 @@ impl Snapshot {
         same("contexts", &names(&header.contexts), &of_model)?;
         let mut contexts = Vec::new();
         for (entry, (input, _, of)) in header.contexts.iter().zip(binding.contexts()) {
-            let datatype = protocol_name(binding.inputs[input].data_type);
+            let datatype = binding.inputs[input].data_type.protocol_name();
             if entry.byte_size != of.bytes || entry.datatype != datatype {
                 let why = format!(
                     "its context of '{}' is {} bytes of {}, and the model's {} bytes of {datatype}",
@@ -172,16 +172,8 @@ pub fn fit_runtime(dims: &[i64]) -> bool {
     dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
 }
 
-/// The name of a data type in Triton's protocol.
-pub fn protocol_name(data_type: DataType) -> String {
-    match data_type {
-        DataType::Bytes => "BYTES".to_owned(),
-        other => other.to_string().trim_start_matches("TYPE_").to_owned(),
-    }
-}
-
 fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
-    Entry { name, datatype: protocol_name(data_type), shape: shape.to_vec(), byte_size }
+    Entry { name, datatype: data_type.protocol_name().to_owned(), shape: shape.to_vec(), byte_size }
 }
 
 /// The bytes that a value has in a tensor of a response.
@@ -214,11 +206,11 @@ fn append_strings<'a>(bytes: &mut Vec<u8>, elements: impl Iterator<Item = &'a [u
 fn value(entry: &Entry, data_type: DataType, dims: &[i64], bytes: &[u8]) -> Result<Initial, SnapshotError> {
     let Entry { name, datatype, shape, .. } = entry;
     let fits = |(&has, &wanted): (&i64, &i64)| has >= 0 && (has == wanted || wanted < 0);
-    if *datatype != protocol_name(data_type) || shape.len() != dims.len() || !shape.iter().zip(dims).all(fits) {
+    if datatype != data_type.protocol_name() || shape.len() != dims.len() || !shape.iter().zip(dims).all(fits) {
         return Err(SnapshotError::Foreign(format!(
             "its '{name}' is {datatype} {}, and the model's {} {}",
             Dims(shape),
-            protocol_name(data_type),
+            data_type.protocol_name(),
             Dims(dims)
         )));
     }

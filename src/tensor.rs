@@ -76,6 +76,11 @@ impl DataType {
         NAMES.iter().find(|(_, known)| *known == bare).map(|(data_type, _)| *data_type)
     }
 
+    /// The name in Triton's protocol (`FP32`).
+    pub fn protocol_name(self) -> &'static str {
+        if self == Self::Bytes { "BYTES" } else { self.name() }
+    }
+
     fn name(self) -> &'static str {
         NAMES.iter().find(|(data_type, _)| *data_type == self).map_or("?", |(_, name)| name)
     }

@@ -1,7 +1,8 @@
 //! Rows of the outputs into responses.
 
-use super::{Row, fault, state_api};
+use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, TrimBy};
+use crate::config::is_state_tensor;
 use crate::error::RequestError;
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
@@ -78,7 +79,9 @@ impl<'a> Answers<'a> {
             }
             let mut outputs = self.outputs.iter().flatten();
             let wanted = outputs.find(|answer| answer.bound.name == name && answer.bound.is_response);
-            if wanted.is_none() && state_api::is_output(name) {
+            if wanted.is_none() && is_state_tensor(name) {
+                // A request that names no outputs wants all that are listed. Of these, only those are sent that its
+                // parameters ask for.
                 continue;
             }
             let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
@@ -210,7 +213,7 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
             continue;
         }
         let wanted = binding.outputs.iter().find(|output| output.name == name && output.is_response);
-        if wanted.is_none() && state_api::is_output(name) {
+        if wanted.is_none() && is_state_tensor(name) {
             continue;
         }
         let output = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;

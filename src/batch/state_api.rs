@@ -18,12 +18,6 @@ use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response};
 const PARAMETERS: [&str; 9] =
     ["clone_of", "commit", "delete", "get_state", "query_state", "reset_state", "resume", "sequence_step", "snapshot"];
 
-/// Whether an output is one of the State API. A request that names no outputs wants all that are listed, but of these
-/// only those that its parameters ask for are sent.
-pub fn is_output(name: &str) -> bool {
-    name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name)
-}
-
 /// What a request asks for, and how far it got.
 #[derive(Default)]
 pub struct StateRequest {
@@ -247,7 +241,7 @@ impl StateAnswer<'_> {
         let state = |((bound, (dims, bytes)), tensor): ((&BoundState, &(Vec<i64>, usize)), &StateTensor)| {
             json!({
                 "name": &tensor.name[STATE_PREFIX.len()..],
-                "datatype": snapshot::protocol_name(bound.data_type),
+                "datatype": bound.data_type.protocol_name(),
                 "shape": tensor.tensor_dims(bound, dims),
                 "byte_size": bytes,
             })

@@ -38,7 +38,7 @@ pub use own::OwnScheduling;
 pub use parameters::{PairPattern, parameter_line};
 pub use partial::{
     Additions, CONTROL_INPUT, ID_TENSOR, OldestSequences, PartialConfig, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT,
-    TakesIds,
+    TakesIds, is_state_tensor,
 };
 pub use placement::{InstanceKind, Placement};
 pub use providers::{Options, Providers};

@@ -36,6 +36,11 @@ pub const STATE_INFO: &str = "state_info";
 /// The parameter for the rows of a run.
 const MAX_ROWS_PER_RUN: &str = "max_rows_per_run";
 
+/// Whether a tensor that is not the model's is one of the State API.
+pub fn is_state_tensor(name: &str) -> bool {
+    name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name)
+}
+
 /// A configuration that may be incomplete.
 #[derive(Clone, Debug)]
 pub struct PartialConfig {
@@ -237,11 +242,8 @@ impl PartialConfig {
     pub fn take_state_tensors(&mut self, model_inputs: &[&str], model_outputs: &[&str]) {
         let Self { state_api: Some(StateApiTensors { inputs, outputs }), .. } = self else { return };
         let take = |tensors: &mut Vec<TensorConfig>, of_model: &[&str]| {
-            let is_of_api = |tensor: &mut TensorConfig| {
-                let name = tensor.name.as_str();
-                (name.starts_with(STATE_PREFIX) || [STATE_SNAPSHOT, STATE_INFO].contains(&name))
-                    && !of_model.contains(&name)
-            };
+            let is_of_api =
+                |tensor: &mut TensorConfig| is_state_tensor(&tensor.name) && !of_model.contains(&tensor.name.as_str());
             tensors.extract_if(.., is_of_api).collect()
         };
         (*inputs, *outputs) = (take(&mut self.inputs, model_inputs), take(&mut self.outputs, model_outputs));

@@ -14,7 +14,7 @@ enum Known {
 struct Traffic {
     random: Random,
     known: BTreeMap<u64, Known>,
-    /// Ids of which two incarnations may have lived at once. An END may leave one of them live.
+    /// Ids that two live sequences may have had at once. An END may end only one of the two.
     mixed: Vec<u64>,
     held: Vec<Arc<Request>>,
     answers: usize,

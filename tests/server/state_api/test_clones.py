@@ -46,7 +46,7 @@ def test_each_clone_has_the_state_at_its_place_in_the_order(serve, connect, work
         sum += clone
         asked += [(fed(clone, work=4), at(1)), (fed(0), at(clone, **START, clone_of=1))]
         expected += [sum, sum]
-    # clones of clones, some of which have not begun yet
+    # clones of clones; the last ones are sent before their sources have begun
     for clone in (100, 101, 102):
         asked.append(({}, at(clone, **START, clone_of=clone - 1 if clone > 100 else 26, get_state=True)))
         expected.append(sum)

@@ -24,8 +24,8 @@ from harness.state_api import OLDEST, OWN, BinaryHttp, element, with_state_api
 NAMES = ("SUM", "BOTH", "LOG")
 FAILED = "ONNX Runtime"
 MISSING = "SEQUENCE_MISSING"
-#: What comes of a sequence that isn't live, where core schedules: core's words, or the backend's after a START that
-#: failed, of which core doesn't know. The backend looks at the request first.
+#: The answer for a sequence that isn't live, if core schedules. Core gives the first text. After a START that failed, core
+#: takes the sequence for live and passes the request on, and the backend gives one of the others.
 CORE_MISSING = "must specify the START flag|is not live|STATE_UNKNOWN|STATE_CONFLICT"
 #: Requests of a client that may be in flight.
 WINDOW = 25
