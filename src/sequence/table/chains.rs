@@ -131,11 +131,15 @@ impl Chains {
         let rested = records.idle_since(front).map(|since| since + records.policy.rest);
         if superseded == Superseded::No || !records.has_nothing_queued(front) {
             self.advance(records, key);
-        } else if superseded == Superseded::Soon
+        } else if superseded != Superseded::Later
             && let Some(rested) = rested.filter(|&rested| now < rested)
         {
             // The next incarnation may be older. Give the client time to send the next request of the front one.
             self.looks.entry(key.instance).or_default().by_time.push_back((rested, key.clone()));
+        } else if superseded == Superseded::Contested {
+            // The client had two STARTs in flight, and either incarnation can have requests in core. They cannot be told
+            // apart when the next incarnation is at the front.
+            self.drop_states(records, key);
         } else {
             records.counts.ended += 1;
             self.remove(records, front, key);

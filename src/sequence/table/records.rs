@@ -27,6 +27,8 @@ pub(super) enum Superseded {
     No,
     /// Another START arrived so soon that the client may have sent it before this incarnation's.
     Soon,
+    /// Another START arrived soon, and after that a request of this incarnation. So core has requests of both.
+    Contested,
     /// Another START arrived that the client sent after this incarnation's.
     Later,
 }
@@ -126,6 +128,9 @@ impl<S, C, H> Records<S, C, H> {
         }
         instance.watermark.follow(record.released_after);
         record.phase = Phase::InFlight { start: false };
+        if record.superseded == Superseded::Soon {
+            record.superseded = Superseded::Contested;
+        }
         record.released_by = instance.watermark.begun();
         instance.idle.remove(&slot);
         instance.overdue.remove(&slot);
