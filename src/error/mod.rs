@@ -10,7 +10,7 @@ mod load;
 mod request;
 
 pub use load::LoadError;
-pub use request::{RequestError, SnapshotError};
+pub use request::{Reason, RequestError, SnapshotError};
 
 use crate::memory::MemoryError;
 use crate::memory::device::DeviceError;

@@ -237,7 +237,93 @@ pub enum RequestError {
     OutputOnGpu { name: String, gpu: i32, source: DeviceError },
 }
 
+/// Why a request failed, in the words of the metric `stateful_requests_failed_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    SequenceNotFound,
+    SequenceExists,
+    SequenceId,
+    SequenceBusy,
+    NoSlot,
+    QueueTimeout,
+    StateTooLarge,
+    NoMemory,
+    StateApi,
+    Input,
+    Output,
+    Cancelled,
+    Run,
+    Device,
+    Internal,
+}
+
+impl Reason {
+    /// All of them, with the label of each.
+    pub const LABELS: [(Self, &str); 15] = [
+        (Self::SequenceNotFound, "sequence_not_found"),
+        (Self::SequenceExists, "sequence_exists"),
+        (Self::SequenceId, "sequence_id"),
+        (Self::SequenceBusy, "sequence_busy"),
+        (Self::NoSlot, "no_slot"),
+        (Self::QueueTimeout, "queue_timeout"),
+        (Self::StateTooLarge, "state_too_large"),
+        (Self::NoMemory, "no_memory"),
+        (Self::StateApi, "state_api"),
+        (Self::Input, "input"),
+        (Self::Output, "output"),
+        (Self::Cancelled, "cancelled"),
+        (Self::Run, "run"),
+        (Self::Device, "device"),
+        (Self::Internal, "internal"),
+    ];
+}
+
 impl RequestError {
+    /// What the metrics count it as.
+    pub const fn reason(&self) -> Reason {
+        match self {
+            Self::UnknownSequence { .. }
+            | Self::SequenceMissing(_)
+            | Self::SequenceNotParked(_)
+            | Self::SequenceParked(_)
+            | Self::CloneSource(_) => Reason::SequenceNotFound,
+            Self::SequenceExists(_) | Self::SequenceLive(_) => Reason::SequenceExists,
+            Self::SequenceIdType { .. }
+            | Self::SequenceIdNotProvided
+            | Self::SequenceControl(_)
+            | Self::SequenceTensorShape { .. }
+            | Self::SequenceIdConflict { .. } => Reason::SequenceId,
+            Self::SequenceBusy(_) => Reason::SequenceBusy,
+            Self::PoolFull { .. } | Self::TooManySequences { .. } | Self::SequenceQueueFull { .. } => Reason::NoSlot,
+            Self::SequenceQueueTimeout(_) => Reason::QueueTimeout,
+            Self::StateTooLarge { .. } | Self::HeldTooLarge { .. } => Reason::StateTooLarge,
+            Self::Memory(_)
+            | Self::PoolMemory { .. }
+            | Self::InputMemory { .. }
+            | Self::StateRoom(_)
+            | Self::Snapshot(SnapshotError::Memory(_)) => Reason::NoMemory,
+            Self::StateApiOff(_)
+            | Self::StateParameter { .. }
+            | Self::UnknownState { .. }
+            | Self::StateConflict(_)
+            | Self::StateNotListed { .. }
+            | Self::StepConflict { .. }
+            | Self::Snapshot(_) => Reason::StateApi,
+            Self::InputMissing(_)
+            | Self::InputType { .. }
+            | Self::InputShape { .. }
+            | Self::InputBytes { .. }
+            | Self::InputStrings { .. } => Reason::Input,
+            Self::UnknownOutput(_) => Reason::Output,
+            Self::Cancelled => Reason::Cancelled,
+            Self::Session(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
+                Reason::Run
+            }
+            Self::InputOnGpu { .. } | Self::OutputOnGpu { .. } => Reason::Device,
+            Self::Panic(_) | Self::Triton(_) => Reason::Internal,
+        }
+    }
+
     /// Whether a batch that failed with this may succeed without one of its rows.
     pub const fn may_be_one_rows_fault(&self) -> bool {
         matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::Panic(_))
@@ -349,5 +435,17 @@ impl From<DeviceError> for RequestError {
 impl From<RequestError> for triton::Error {
     fn from(error: RequestError) -> Self {
         Self::new(error.code(), error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_labels_stand_in_the_order_of_the_reasons() {
+        for (position, (reason, _)) in Reason::LABELS.into_iter().enumerate() {
+            assert_eq!(reason as usize, position);
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::config::{InstanceKind, Strategy};
 use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
 use crate::memory::device::Queue;
-use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened};
+use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
 use crate::panic::{self, Panic};
 use crate::report::Report;
 use crate::responder::Responder;
@@ -201,6 +201,7 @@ impl Instance {
                 Decoded::Row(row) => rows.push(row),
                 Decoded::Null => {}
                 Decoded::Unreadable(mut request, error) => {
+                    self.sequences.count_failed(error.reason());
                     request.answer(Err(error.into()));
                     self.triton.report_request(&request, false, times.ending_at(monotonic_ns()));
                 }
@@ -319,7 +320,7 @@ impl Instance {
             }
             (Err(error), _) => error,
         };
-        self.fail(batch, &error.into(), times);
+        self.fail(batch, error, times);
     }
 
     /// Waits for the device, so that states that were copied are in their slots before the slots change hands, and
@@ -351,11 +352,11 @@ impl Instance {
         if let Err(error) = self.store.store(batch, rows, &mut self.step, may_share, &mut responses) {
             // States may be half-way, so nothing is run again.
             batch.iter_mut().for_each(|row| row.state.spoil());
-            self.fail(batch, &error.into(), times);
+            self.fail(batch, error, times);
             return Ok(());
         }
         if let Err(error) = self.finish_operations(batch, &mut responses) {
-            self.fail(batch, &error.into(), times);
+            self.fail(batch, error, times);
             return Ok(());
         }
         self.answer_batch(batch, responses, times);
@@ -378,11 +379,14 @@ impl Instance {
                 Ok(response)
             });
             let success = response.is_ok();
+            let response = response.inspect_err(|error| self.sequences.count_failed(error.reason()));
             row.answer = row.request.make_answer(response.map_err(triton::Error::from));
             times.execute_end = monotonic_ns();
             self.triton.report_request(&row.request, success, times);
         }
         self.triton.report_batch(batch.len(), times);
+        let nanoseconds = times.execute_end - times.execute_start;
+        self.sequences.ran(Ran { rows: batch.len(), nanoseconds, copied_bytes: self.store.take_copied() });
         self.report.batch(batch, times);
     }
 
@@ -401,8 +405,11 @@ impl Instance {
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
-    fn fail(&self, batch: &mut [Row], error: &triton::Error, times: Times) {
+    fn fail(&self, batch: &mut [Row], error: RequestError, times: Times) {
+        let reason = error.reason();
+        let error = triton::Error::from(error);
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
+            self.sequences.count_failed(reason);
             row.answer = row.request.make_answer(Err(error.clone()));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }
@@ -410,15 +417,17 @@ impl Instance {
 
     /// Answers a request that does not run.
     fn refuse(&self, row: &mut Row, error: RequestError, times: Times) {
+        self.sequences.count_failed(error.reason());
         row.answer = row.request.make_answer(Err(error.into()));
         self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
     }
 
     /// Answers an END that is not to be inferred: all outputs, without elements.
     fn acknowledge(&self, row: &mut Row, times: Times) {
-        let answer = empty_response(&self.model.binding, row).map_err(triton::Error::from);
+        let answer = empty_response(&self.model.binding, row);
+        let answer = answer.inspect_err(|error| self.sequences.count_failed(error.reason()));
         let success = answer.is_ok();
-        row.answer = row.request.make_answer(answer);
+        row.answer = row.request.make_answer(answer.map_err(triton::Error::from));
         self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
     }
 }

@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use super::metrics::{SequenceMetrics, Snapshot};
+use super::metrics::{Ran, SequenceMetrics, Snapshot};
+use crate::error::Reason;
 use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
@@ -62,10 +63,23 @@ pub struct LiveSequences {
     traffic: Arc<Traffic>,
     /// Bytes of states that were copied so far.
     copied_bytes: AtomicU64,
+    /// Requests that failed so far, in the order of [`Reason::LABELS`].
+    failed: [AtomicU64; Reason::LABELS.len()],
+    /// What the scheduler of the backend last said of its sequences.
+    queued: Mutex<QueueNumbers>,
     /// The last slab that was due could not be made.
     slab_is_missing: AtomicBool,
     reaper_wanted: Condvar,
     metrics: SequenceMetrics,
+}
+
+/// Sequences in the queues of the backend's scheduler.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub struct QueueNumbers {
+    /// Sequences that are parked.
+    pub parked: usize,
+    /// STARTs that wait for a place.
+    pub waiting: usize,
 }
 
 /// Calls `work`, and logs a panic in it.
@@ -166,9 +180,20 @@ impl LiveSequences {
         let device = slot.device.as_ref().map(|(device, _)| device.clone());
         let table = Mutex::new(Sequences::new(policy, limits));
         let (copied_bytes, slab_is_missing) = (AtomicU64::new(0), AtomicBool::new(false));
-        let reaper_wanted = Condvar::new();
-        let sequences =
-            Self { table, slot, device, budget, traffic, copied_bytes, slab_is_missing, reaper_wanted, metrics };
+        let (failed, queued, reaper_wanted) = (Default::default(), Mutex::default(), Condvar::new());
+        let sequences = Self {
+            table,
+            slot,
+            device,
+            budget,
+            traffic,
+            copied_bytes,
+            failed,
+            queued,
+            slab_is_missing,
+            reaper_wanted,
+            metrics,
+        };
         sequences.adjust_slabs()?;
         sequences.publish();
         Ok(sequences)
@@ -361,12 +386,34 @@ impl LiveSequences {
         }
     }
 
-    /// Counts STARTs that were refused because every place is taken.
-    pub fn count_rejected(&self, starts: usize) {
-        if starts > 0 {
-            self.table.lock().count_rejected(starts);
-            self.publish();
+    /// Counts requests that were refused before they came to the table, `rejected` of them because every place is taken.
+    pub fn count_refused(&self, reasons: impl Iterator<Item = Reason>, rejected: usize) {
+        reasons.for_each(|reason| self.count_failed(reason));
+        if rejected > 0 {
+            self.table.lock().count_rejected(rejected);
         }
+        self.publish();
+    }
+
+    /// Counts a request that failed.
+    pub fn count_failed(&self, reason: Reason) {
+        self.failed[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes how many sequences are in the queues of the backend's scheduler, under the scheduler's lock, so that older
+    /// numbers never replace newer ones. Returns whether they have changed: then [`LiveSequences::publish`] shows them.
+    pub fn note_queue(&self, now: QueueNumbers) -> bool {
+        std::mem::replace(&mut *self.queued.lock(), now) != now
+    }
+
+    /// Observes a run.
+    pub fn ran(&self, ran: Ran) {
+        self.metrics.ran(ran);
+    }
+
+    /// Observes how long a request has waited in the backend's queue.
+    pub fn waited(&self, wait: Duration) {
+        self.metrics.waited(wait);
     }
 
     /// Ends the sequences of an instance that goes away.
@@ -439,13 +486,22 @@ impl LiveSequences {
         }
     }
 
-    fn publish(&self) {
-        self.metrics.publish(|| self.snapshot());
+    /// Shows the numbers of now in the metrics.
+    pub fn publish(&self) {
+        self.metrics.publish(|| {
+            let mut table = self.table.lock();
+            let lives = table.take_lives();
+            (self.snapshot_of(&table), lives)
+        });
     }
 
     /// The numbers of sequences and slots now.
     pub fn snapshot(&self) -> Snapshot {
-        let table = self.table.lock();
+        self.snapshot_of(&self.table.lock())
+    }
+
+    fn snapshot_of(&self, table: &Table) -> Snapshot {
+        let QueueNumbers { parked, waiting } = *self.queued.lock();
         Snapshot {
             live: table.live(),
             capacity: table.capacity(),
@@ -456,6 +512,9 @@ impl LiveSequences {
             to_device_bytes: self.traffic.to_device.load(Ordering::Relaxed),
             to_host_bytes: self.traffic.to_host.load(Ordering::Relaxed),
             counts: table.counts(),
+            parked,
+            waiting,
+            failed: self.failed.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }
     }
 }

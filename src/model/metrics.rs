@@ -1,11 +1,13 @@
 //! The metrics of a model's sequences in Triton's Prometheus endpoint.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::sequence::Counts;
-use crate::triton::{Counter, Error, Family, Gauge};
+use crate::error::Reason;
+use crate::sequence::{Counts, Life};
+use crate::triton::{Counter, Error, Family, Gauge, Histogram};
 
 /// The values that the metrics show, at one moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -28,13 +30,21 @@ pub struct Snapshot {
     pub to_host_bytes: u64,
     /// Sequences that started, ended, expired or were rejected so far.
     pub counts: Counts,
+    /// Sequences that are parked.
+    pub parked: usize,
+    /// STARTs that wait for a place.
+    pub waiting: usize,
+    /// Requests that failed so far, in the order of [`Reason::LABELS`].
+    pub failed: [u64; Reason::LABELS.len()],
 }
 
 /// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 5] = [
+const GAUGES: [(&str, &str, Reading); 7] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
+    ("stateful_parked_sequences", "Live sequences that are parked", |now| now.parked as f64),
+    ("stateful_waiting_starts", "START requests that wait for a place", |now| now.waiting as f64),
     ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
     ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
     ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),
@@ -59,11 +69,79 @@ const COUNTERS: [(&str, &str, Reading); 7] = [
     ("stateful_device_to_host_bytes_total", "Bytes of outputs that came from a GPU", |now| now.to_host_bytes as f64),
 ];
 
+const FAILED: (&str, &str) = ("stateful_requests_failed_total", "Requests that were answered with an error, by reason");
+
+/// A histogram: its name, its description, and the upper bounds of its buckets.
+type Distribution = (&'static str, &'static str, &'static [f64]);
+
+const RUN_ROWS: Distribution =
+    ("stateful_run_rows", "Rows of a run", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
+const RUN_US: Distribution = (
+    "stateful_run_duration_us",
+    "Microseconds from the beginning of a payload until the answers of a run are made",
+    &[20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6],
+);
+const RUN_BYTES: Distribution = (
+    "stateful_run_state_bytes_copied",
+    "Bytes of states that were copied for a run",
+    &[0.0, 1024.0, 16384.0, 262_144.0, 4_194_304.0, 67_108_864.0],
+);
+const QUEUE_US: Distribution = (
+    "stateful_queue_duration_us",
+    "Microseconds that a request waited in the queue of the backend",
+    &[20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6],
+);
+const SEQUENCE_SECONDS: Distribution = (
+    "stateful_sequence_duration_seconds",
+    "Seconds from the START of a sequence to its end",
+    &[0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 86_400.0],
+);
+const SEQUENCE_REQUESTS: Distribution = (
+    "stateful_sequence_requests",
+    "Requests of a sequence, from its START to its end",
+    &[1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6],
+);
+
 /// The metric families. The process makes them once, because Triton never frees their names.
 struct Families {
     gauges: Vec<Arc<Family>>,
     counters: Vec<Arc<Family>>,
+    failed: Arc<Family>,
+    /// `None` if the server knows no histograms.
+    histograms: Option<Histograms<(Arc<Family>, &'static [f64])>>,
 }
+
+/// One value for each histogram.
+struct Histograms<T> {
+    run_rows: T,
+    run_us: T,
+    run_bytes: T,
+    queue_us: T,
+    sequence_seconds: T,
+    sequence_requests: T,
+}
+
+impl<T> Histograms<T> {
+    fn try_map<U, E>(&self, mut make: impl FnMut(&T) -> Result<U, E>) -> Result<Histograms<U>, E> {
+        Ok(Histograms {
+            run_rows: make(&self.run_rows)?,
+            run_us: make(&self.run_us)?,
+            run_bytes: make(&self.run_bytes)?,
+            queue_us: make(&self.queue_us)?,
+            sequence_seconds: make(&self.sequence_seconds)?,
+            sequence_requests: make(&self.sequence_requests)?,
+        })
+    }
+}
+
+const HISTOGRAMS: Histograms<Distribution> = Histograms {
+    run_rows: RUN_ROWS,
+    run_us: RUN_US,
+    run_bytes: RUN_BYTES,
+    queue_us: QUEUE_US,
+    sequence_seconds: SEQUENCE_SECONDS,
+    sequence_requests: SEQUENCE_REQUESTS,
+};
 
 impl Families {
     fn shared() -> Option<&'static Self> {
@@ -76,16 +154,41 @@ impl Families {
     fn new() -> Result<Self, Error> {
         let gauges = GAUGES.iter().map(|(name, text, _)| Family::gauge(name, text).map(Arc::new));
         let counters = COUNTERS.iter().map(|(name, text, _)| Family::counter(name, text).map(Arc::new));
-        Ok(Self { gauges: gauges.collect::<Result<_, _>>()?, counters: counters.collect::<Result<_, _>>()? })
+        let histogram =
+            |&(name, text, bounds): &Distribution| Family::histogram(name, text).map(|made| (Arc::new(made), bounds));
+        let histograms = HISTOGRAMS.try_map(histogram);
+        Ok(Self {
+            gauges: gauges.collect::<Result<_, _>>()?,
+            counters: counters.collect::<Result<_, _>>()?,
+            failed: Arc::new(Family::counter(FAILED.0, FAILED.1)?),
+            histograms: histograms.inspect_err(|error: &Error| log::info!("no histograms: {error}")).ok(),
+        })
     }
 }
 
 struct Metrics {
     gauges: Vec<Gauge>,
     counters: Vec<Counter>,
+    /// In the order of [`Reason::LABELS`].
+    failed: Vec<Counter>,
+    histograms: Option<Histograms<Histogram>>,
 }
 
 impl Metrics {
+    fn new(families: &Families, labels: &[(&str, &str)]) -> Result<Self, Error> {
+        let failed = Reason::LABELS.map(|(_, reason)| {
+            let labels: Vec<_> = labels.iter().copied().chain([("reason", reason)]).collect();
+            Counter::new(&families.failed, &labels)
+        });
+        let histogram = |(family, bounds): &(_, &[f64])| Histogram::new(family, labels, bounds);
+        Ok(Self {
+            gauges: families.gauges.iter().map(|family| Gauge::new(family, labels)).collect::<Result<_, _>>()?,
+            counters: families.counters.iter().map(|family| Counter::new(family, labels)).collect::<Result<_, _>>()?,
+            failed: failed.into_iter().collect::<Result<_, _>>()?,
+            histograms: families.histograms.as_ref().map(|of| of.try_map(histogram)).transpose()?,
+        })
+    }
+
     /// Adds the difference between two snapshots to the gauges. While a model version is reloaded, the old and the new
     /// [`SequenceMetrics`] share the gauges, which then show the sum.
     fn add_to_gauges(&self, before: &Snapshot, now: &Snapshot) {
@@ -95,6 +198,14 @@ impl Metrics {
                 gauge.add(more);
             }
         }
+    }
+
+    fn add_to_counters(&self, before: &Snapshot, now: &Snapshot) {
+        let counters = self.counters.iter().zip(COUNTERS);
+        let counters = counters.map(|(counter, (_, _, reading))| (counter, reading(now) - reading(before)));
+        let failed = self.failed.iter().zip(now.failed.iter().zip(before.failed));
+        let failed = failed.map(|(counter, (now, before))| (counter, (now - before) as f64));
+        counters.chain(failed).filter(|(_, more)| *more > 0.0).for_each(|(counter, more)| counter.add(more));
     }
 }
 
@@ -111,35 +222,62 @@ impl SequenceMetrics {
         let (version, gpu) = (version.to_string(), gpu.map(|gpu| gpu.to_string()));
         let mut labels = vec![("model", model), ("version", version.as_str())];
         labels.extend(gpu.as_deref().map(|gpu| ("gpu", gpu)));
-        let metrics = Families::shared().map(|families| {
-            let gauges = families.gauges.iter().map(|family| Gauge::new(family, &labels));
-            let counters = families.counters.iter().map(|family| Counter::new(family, &labels));
-            Ok(Metrics { gauges: gauges.collect::<Result<_, _>>()?, counters: counters.collect::<Result<_, _>>()? })
-        });
-        let metrics = metrics.and_then(|made: Result<_, Error>| {
+        let metrics = Families::shared().and_then(|families| {
+            let made = Metrics::new(families, &labels);
             made.inspect_err(|error| log::warn!("no sequence metrics for {model}: {error}")).ok()
         });
         Self { metrics, shown: Mutex::default() }
     }
 
-    /// Writes the snapshot that `read` returns.
-    pub fn publish(&self, read: impl FnOnce() -> Snapshot) {
+    /// Writes the snapshot that `read` returns, and the lives of the sequences that are over.
+    pub fn publish(&self, read: impl FnOnce() -> (Snapshot, Vec<Life>)) {
         let Some(metrics) = &self.metrics else { return };
         // Lock before reading, so that an older snapshot never replaces a newer one.
         let mut shown = self.shown.lock();
-        let now = read();
-        if *shown == now {
-            return;
+        let (now, lives) = read();
+        if *shown != now {
+            metrics.add_to_gauges(&shown, &now);
+            metrics.add_to_counters(&shown, &now);
+            *shown = now;
         }
-        metrics.add_to_gauges(&shown, &now);
-        for (counter, (_, _, reading)) in metrics.counters.iter().zip(COUNTERS) {
-            let more = reading(&now) - reading(&shown);
-            if more > 0.0 {
-                counter.add(more);
+        drop(shown);
+        if let Some(histograms) = metrics.histograms.as_ref().filter(|_| !lives.is_empty()) {
+            for Life { since, requests } in lives {
+                histograms.sequence_seconds.observe(since.elapsed().as_secs_f64());
+                histograms.sequence_requests.observe(requests as f64);
             }
         }
-        *shown = now;
     }
+
+    /// Observes a run.
+    pub fn ran(&self, Ran { rows, nanoseconds, copied_bytes }: Ran) {
+        let Some(histograms) = self.histograms() else { return };
+        histograms.run_rows.observe(rows as f64);
+        histograms.run_us.observe(nanoseconds as f64 / 1e3);
+        histograms.run_bytes.observe(copied_bytes as f64);
+    }
+
+    /// Observes how long a request has waited in the backend's queue.
+    pub fn waited(&self, wait: Duration) {
+        if let Some(histograms) = self.histograms() {
+            histograms.queue_us.observe(wait.as_secs_f64() * 1e6);
+        }
+    }
+
+    fn histograms(&self) -> Option<&Histograms<Histogram>> {
+        self.metrics.as_ref()?.histograms.as_ref()
+    }
+}
+
+/// A run, as the histograms show it.
+#[derive(Clone, Copy, Debug)]
+pub struct Ran {
+    /// Rows, without padding.
+    pub rows: usize,
+    /// From the beginning of the payload until the answers are made.
+    pub nanoseconds: u64,
+    /// Bytes of states that were copied.
+    pub copied_bytes: usize,
 }
 
 impl Drop for SequenceMetrics {

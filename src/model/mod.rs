@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 pub use initial::InitialStep;
-pub use live::{Answered, Extras, Grown, Lease, LiveSequences, Settled, StateMemory, VaryingSize};
+pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
+pub use metrics::Ran;
 pub use sessions::Opened;
 pub use site::Site;
 

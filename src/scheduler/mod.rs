@@ -750,6 +750,16 @@ impl<R> Scheduler<R> {
         self.sequences.len() - self.parked.len()
     }
 
+    /// How many sequences are parked.
+    pub fn parked(&self) -> usize {
+        self.parked.len()
+    }
+
+    /// How many sequences wait for a place.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Ends the sequences that had no successful request for `limit`. Those that have a request become overdue instead.
     fn expire(&mut self, now: Instant, limit: Duration) {
         while let Some((&lane, &last)) = self.last_success.front()

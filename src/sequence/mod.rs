@@ -29,7 +29,8 @@
 //! last requests of the incarnations before it. So a START that arrives *soon* after another one of its id may be the
 //! older of the two. This does no harm if the client ends each sequence: the END of the front incarnation arrives, and
 //! then the other one is at the front. If the front incarnation rests instead (see [`Policy::rest`]), it counts as
-//! started over. If both turn out to have requests in core, both are over: their next requests get NOT_FOUND.
+//! started over. But if it has received a request after the other START, or if both turn out to have requests in core,
+//! both are over: their next requests get NOT_FOUND.
 //!
 //! An incarnation without state can still have requests in core. It has no state if its START was refused or failed, or
 //! if the backend has dropped the sequence. Until core has sent these requests, the incarnation stays at the front of
@@ -50,4 +51,4 @@ mod table;
 mod watermark;
 
 pub use id::{Key, SequenceId};
-pub use table::{Admission, Admitted, Counts, Outcome, Policy, Refusal, Sequences};
+pub use table::{Admission, Admitted, Counts, Life, Outcome, Policy, Refusal, Sequences};

@@ -155,6 +155,8 @@ pub struct StateStore {
     copier: Copier,
     buffers: BatchBuffers,
     varying: VaryingStates,
+    /// Bytes of states that were copied since [`StateStore::take_copied`].
+    copied: usize,
     /// States that the next run reads where they are.
     lent: SmallVec<[usize; 2]>,
     /// What the sequences of the batch keep, by row.
@@ -169,7 +171,7 @@ impl StateStore {
         let buffers = BatchBuffers::new(&binding, limits.most_rows, limits.resident_batches);
         let (varying, limit) = (VaryingStates::new(&binding), limits.sequence_bytes);
         let (lent, held, others) = (SmallVec::new(), Vec::new(), Vec::new());
-        Self { binding, sequences, limit, copier, buffers, varying, lent, held, others }
+        Self { binding, sequences, limit, copier, buffers, varying, copied: 0, lent, held, others }
     }
 
     /// Notes the dimensions of the states that vary in size, for rows that are about to be grouped.
@@ -197,8 +199,18 @@ impl StateStore {
         let is_lent = |number: usize| lent.contains(&number);
         copied += varying.fill(&rows, run_rows, binding, copier, is_lent)?;
         copied += buffers.fill(&rows, run_rows, binding, copier, is_lent)?;
-        self.sequences.count_copied(copied);
+        self.count_copied(copied);
         Ok(())
+    }
+
+    /// Bytes of states that were copied since the last call.
+    pub const fn take_copied(&mut self) -> usize {
+        std::mem::replace(&mut self.copied, 0)
+    }
+
+    fn count_copied(&mut self, bytes: usize) {
+        self.copied += bytes;
+        self.sequences.count_copied(bytes);
     }
 
     /// The run of a batch that has been loaded, over `rows` rows.
@@ -398,7 +410,7 @@ impl StateStore {
                 Err(error) => *result = Err(error),
             }
         }
-        self.sequences.count_copied(copied);
+        self.count_copied(copied);
         Ok(stays)
     }
 }

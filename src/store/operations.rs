@@ -117,7 +117,7 @@ impl StateStore {
         let waited = self.copier.synchronise();
         self.release();
         waited?;
-        self.sequences.count_copied(copied + copied_out?);
+        self.count_copied(copied + copied_out?);
         Ok(())
     }
 

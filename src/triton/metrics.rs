@@ -8,7 +8,8 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use triton_sys::{
-    TRITONSERVER_Metric, TRITONSERVER_MetricFamily, TRITONSERVER_MetricKind, TRITONSERVER_Parameter, call,
+    TRITONSERVER_Metric, TRITONSERVER_MetricArgs, TRITONSERVER_MetricFamily, TRITONSERVER_MetricKind,
+    TRITONSERVER_Parameter, call,
 };
 
 use super::error::{Error, check};
@@ -28,6 +29,11 @@ impl Family {
 
     pub fn gauge(name: &str, description: &str) -> Result<Self, Error> {
         Self::new(triton_sys::TRITONSERVER_METRIC_KIND_GAUGE, name, description)
+    }
+
+    /// Fails on servers that do not know histograms.
+    pub fn histogram(name: &str, description: &str) -> Result<Self, Error> {
+        Self::new(triton_sys::TRITONSERVER_METRIC_KIND_HISTOGRAM, name, description)
     }
 
     fn new(kind: TRITONSERVER_MetricKind, name: &str, description: &str) -> Result<Self, Error> {
@@ -58,8 +64,34 @@ unsafe impl Send for RawMetric {}
 // SAFETY: as above.
 unsafe impl Sync for RawMetric {}
 
+/// Arguments of a metric; null before they are made.
+struct Args(*mut TRITONSERVER_MetricArgs);
+
+impl Args {
+    /// The upper bounds of a histogram's buckets.
+    fn buckets(bounds: &[f64]) -> Result<Self, Error> {
+        let mut args = Self(ptr::null_mut());
+        // SAFETY: the arguments are made here; the bounds live during the call, which copies them.
+        unsafe {
+            check(call!(TRITONSERVER_MetricArgsNew(&mut args.0)))?;
+            check(call!(TRITONSERVER_MetricArgsSetHistogram(args.0, bounds.as_ptr(), bounds.len() as u64)))?;
+        }
+        Ok(args)
+    }
+}
+
+impl Drop for Args {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made by `buckets`, deleted once.
+            let _ = unsafe { check(call!(TRITONSERVER_MetricArgsDelete(self.0))) };
+        }
+    }
+}
+
 impl Metric {
-    fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
+    /// A counter or gauge without `args`, a histogram with them.
+    fn new(family: &Arc<Family>, labels: &[(&str, &str)], args: Option<&Args>) -> Result<Self, Error> {
         let texts: Vec<(CString, CString)> =
             labels.iter().map(|(name, value)| (super::request::c_name(name), super::request::c_name(value))).collect();
         let mut parameters: Vec<*const TRITONSERVER_Parameter> = Vec::new();
@@ -72,12 +104,11 @@ impl Metric {
                 parameters
                     .push(call!(TRITONSERVER_ParameterNew(name.as_ptr(), kind, value.as_ptr().cast()))?.cast_const());
             }
-            let made = check(call!(TRITONSERVER_MetricNew(
-                &mut metric,
-                family.0.as_ptr(),
-                parameters.as_mut_ptr(),
-                parameters.len() as u64
-            )));
+            let (family, labels, count) = (family.0.as_ptr(), parameters.as_mut_ptr(), parameters.len() as u64);
+            let made = check(match args {
+                None => call!(TRITONSERVER_MetricNew(&mut metric, family, labels, count)),
+                Some(args) => call!(TRITONSERVER_MetricNewWithArgs(&mut metric, family, labels, count, args.0)),
+            });
             for parameter in parameters {
                 call!(TRITONSERVER_ParameterDelete(parameter.cast_mut()))?;
             }
@@ -110,7 +141,7 @@ pub struct Gauge(Metric);
 
 impl Gauge {
     pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
-        Metric::new(family, labels).map(Self)
+        Metric::new(family, labels, None).map(Self)
     }
 
     /// Adds `more`, which may be negative.
@@ -124,10 +155,25 @@ pub struct Counter(Metric);
 
 impl Counter {
     pub fn new(family: &Arc<Family>, labels: &[(&str, &str)]) -> Result<Self, Error> {
-        Metric::new(family, labels).map(Self)
+        Metric::new(family, labels, None).map(Self)
     }
 
     pub fn add(&self, more: f64) {
         self.0.add(more);
+    }
+}
+
+/// A metric that counts observations in buckets.
+pub struct Histogram(Metric);
+
+impl Histogram {
+    /// `bounds`: the upper bounds of the buckets, ascending. Triton adds one without a bound.
+    pub fn new(family: &Arc<Family>, labels: &[(&str, &str)], bounds: &[f64]) -> Result<Self, Error> {
+        Metric::new(family, labels, Some(&Args::buckets(bounds)?)).map(Self)
+    }
+
+    pub fn observe(&self, value: f64) {
+        // SAFETY: alive until dropped.
+        let _ = unsafe { check(call!(TRITONSERVER_MetricObserve(self.0.raw.0.as_ptr(), value))) };
     }
 }

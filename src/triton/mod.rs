@@ -19,7 +19,7 @@ mod types;
 pub use error::{Code, Error};
 pub use instance::{Instance, Times, monotonic_ns, thread_waits};
 pub use log::install as install_log;
-pub use metrics::{Counter, Family, Gauge};
+pub use metrics::{Counter, Family, Gauge, Histogram};
 pub use model::{Backend, Model};
 pub use request::{HeldElements, HeldInput, Input, NotCopied, ParameterValue, Request, c_name};
 pub use response::{Answer, OutputMemory, Response};

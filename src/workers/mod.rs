@@ -31,7 +31,7 @@ use crate::batch::{Row, TellsId};
 use crate::config::{OwnScheduling, Strategy};
 use crate::error::{LoadError, RequestError};
 use crate::instance::Instance;
-use crate::model::{LiveSequences, Model, Settled};
+use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::scheduler::{After, Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
@@ -91,6 +91,8 @@ fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Queued>) -> 
 /// A request in the scheduler.
 struct Queued {
     row: Row,
+    /// When it came.
+    since: Instant,
     /// It doesn't run after this time, which is that of its `timeout`.
     deadline: Option<Instant>,
 }
@@ -182,7 +184,7 @@ impl Workers {
                     }
                 };
                 let wait = row.request.timeout();
-                let queued = Queued { row, deadline: wait.map(|wait| now + wait) };
+                let queued = Queued { row, since: now, deadline: wait.map(|wait| now + wait) };
                 match scheduler.arrive(control, queued, wait, now) {
                     Ok(worker) => wake.extend(worker),
                     Err((queued, why)) => refused.push((queued.row.request, Some(Box::new(why.into())))),
@@ -191,7 +193,11 @@ impl Workers {
         }
         let is_alone = scheduler.live() == 1;
         wake.extend(scheduler.with_over());
+        let is_noted = self.shared.note_queue(&scheduler);
         drop(scheduler);
+        if is_noted {
+            self.shared.sequences.publish();
+        }
         self.shared.refuse(refused);
         match self.workers.as_slice() {
             // The worker has nothing else to run, and core has nothing else to hand over.
@@ -270,6 +276,11 @@ impl Drop for Workers {
 }
 
 impl Shared {
+    /// Returns whether the metrics are to show other numbers of queued sequences.
+    fn note_queue(&self, scheduler: &Scheduler<Queued>) -> bool {
+        self.sequences.note_queue(QueueNumbers { parked: scheduler.parked(), waiting: scheduler.waiting() })
+    }
+
     fn wake(&self, workers: &mut Vec<usize>) {
         workers.sort_unstable();
         workers.dedup();
@@ -282,8 +293,9 @@ impl Shared {
             return;
         }
         let times = Times::starting_at(monotonic_ns());
-        let is_without_place = |(_, why): &&(Request, Unfit)| why.as_ref().is_some_and(|why| why.is_without_place());
-        self.sequences.count_rejected(refused.iter().filter(is_without_place).count());
+        let errors = || refused.iter().filter_map(|(_, why)| why.as_ref());
+        let rejected = errors().filter(|why| why.is_without_place()).count();
+        self.sequences.count_refused(errors().map(|why| why.reason()), rejected);
         let mut requests = Vec::with_capacity(refused.len());
         for (mut request, error) in refused {
             let answer = error.map_or_else(|| request.response(), |error| Err((*error).into()));
@@ -330,8 +342,12 @@ impl Shared {
     fn scan(&self, scheduler: &mut MutexGuard<Scheduler<Queued>>) {
         let mut wake = Vec::new();
         let refused = scheduler.scan(Instant::now(), &mut wake);
+        let is_noted = self.note_queue(scheduler);
         MutexGuard::unlocked(scheduler, || {
             self.wake(&mut wake);
+            if is_noted {
+                self.sequences.publish();
+            }
             self.refuse_queued(refused);
         });
     }
@@ -369,12 +385,13 @@ impl Shared {
         }
         let now = Instant::now();
         let number = instance.number();
-        let row = |Ready { lane, id, request: Queued { mut row, deadline }, begins }| {
+        let row = |Ready { lane, id, request: Queued { mut row, since, deadline }, begins }| {
             match (begins, &mut row.asked) {
                 (Begins::Clone(of), Some(asked)) => asked.clone_lane = Some(of),
                 (Begins::Resumed, _) => row.state.start = false,
                 _ => {}
             }
+            instance.sequences().waited(now.saturating_duration_since(since));
             if deadline.is_some_and(|deadline| deadline <= now) {
                 row.problem = Some(Box::new(RequestError::SequenceQueueTimeout(id.clone())));
             }
@@ -391,8 +408,14 @@ impl Shared {
         let settled = instance.sequences().finish(answered);
         instance.sequences().finish_payload(number, Vec::new());
         let mut wake = Vec::new();
-        let refused = self.scheduler.lock().finish(after.into_iter(), Instant::now(), &mut wake);
+        let mut scheduler = self.scheduler.lock();
+        let refused = scheduler.finish(after.into_iter(), Instant::now(), &mut wake);
+        let is_noted = self.note_queue(&scheduler);
+        drop(scheduler);
         self.wake(&mut wake);
+        if is_noted {
+            self.sequences.publish();
+        }
         let requests = settled.requests.len();
         worker.responder.dispatch(settled, requests, || instance.sequences().live() > 1);
         self.refuse_queued(refused);

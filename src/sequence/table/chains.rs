@@ -223,7 +223,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let key = &admission.key;
         let supersedes = self.prepare(records, key, now);
         let has_room = if supersedes.is_some() { Ok(()) } else { self.make_room(records, key.instance, now) };
-        let acquired = has_room.and_then(|()| records.acquire(key));
+        let acquired = has_room.and_then(|()| records.acquire(key, now));
         if let Ok(slot) = acquired {
             self.append(records, key, slot, supersedes.unwrap_or(Superseded::No));
         } else if records.can_grow && acquired == Err(Refusal::Memory(())) {

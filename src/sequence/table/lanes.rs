@@ -41,7 +41,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
             self.remove(records, slot, key);
         }
         self.make_room(records, key.instance, now)?;
-        let slot = records.acquire(key)?;
+        let slot = records.acquire(key, now)?;
         self.0.extend(key.lane.map(|lane| ((key.instance, lane), slot)));
         Ok(slot)
     }

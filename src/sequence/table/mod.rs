@@ -11,6 +11,7 @@ use super::id::{Key, SequenceId};
 use crate::state::pool::{SlotId, SlotLimits, SlotPool};
 use chains::Chains;
 use lanes::Lanes;
+pub use records::Life;
 use records::{Phase, Records};
 
 /// When a sequence without END is over, and how core queues requests.
@@ -413,6 +414,11 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Counts STARTs that were refused before they came here.
     pub const fn count_rejected(&mut self, starts: usize) {
         self.records.counts.rejected += starts as u64;
+    }
+
+    /// Takes the lives of the sequences that are over since the last call.
+    pub fn take_lives(&mut self) -> Vec<Life> {
+        std::mem::take(&mut self.records.lives)
     }
 
     /// Counts of sequences so far.

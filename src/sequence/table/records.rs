@@ -38,6 +38,7 @@ pub(super) struct Record<C, H> {
     pub key: Key,
     /// `None` while a request has them.
     pub contents: Option<C>,
+    pub life: Life,
     pub phase: Phase<H>,
     /// The last request of the incarnation is released with this payload at the latest.
     pub released_by: u64,
@@ -49,6 +50,15 @@ pub(super) struct Record<C, H> {
     /// Whether the incarnation has no state: its START failed, or its requests cannot be told from those of another
     /// incarnation.
     pub failed: bool,
+}
+
+/// How long a sequence has lived so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// When its START was admitted.
+    pub since: Instant,
+    /// Its requests, START among them.
+    pub requests: u64,
 }
 
 pub(super) struct Instance {
@@ -69,6 +79,8 @@ pub(super) struct Records<S, C, H> {
     pub counts: Counts,
     /// The contents of sequences that are over, until the caller takes them.
     pub leavings: Vec<C>,
+    /// The lives of sequences that are over, until the caller takes them.
+    pub lives: Vec<Life>,
     /// Number of held requests.
     pub held: usize,
     /// Held requests that must be released now, until the caller takes them.
@@ -78,7 +90,8 @@ pub(super) struct Records<S, C, H> {
 impl<S, C, H> Records<S, C, H> {
     pub fn new(policy: Policy, pool: SlotPool<S, Record<C, H>>) -> Self {
         let (instances, counts) = (HashMap::new(), Counts::default());
-        Self { policy, pool, can_grow: false, instances, counts, leavings: Vec::new(), held: 0, released: Vec::new() }
+        let (leavings, lives, released) = (Vec::new(), Vec::new(), Vec::new());
+        Self { policy, pool, can_grow: false, instances, counts, leavings, lives, held: 0, released }
     }
 
     pub fn instance(&mut self, instance: u32, now: Instant) -> &mut Instance {
@@ -101,11 +114,12 @@ impl<S, C, H> Records<S, C, H> {
     }
 
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key) -> Result<SlotId, Refusal> {
+    pub fn acquire(&mut self, key: &Key, now: Instant) -> Result<SlotId, Refusal> {
         let payload = self.payload(key.instance);
         let record = Record {
             key: key.clone(),
             contents: None,
+            life: Life { since: now, requests: 1 },
             phase: Phase::InFlight { start: true },
             released_by: payload,
             released_after: 0,
@@ -128,6 +142,7 @@ impl<S, C, H> Records<S, C, H> {
         }
         instance.watermark.follow(record.released_after);
         record.phase = Phase::InFlight { start: false };
+        record.life.requests += 1;
         if record.superseded == Superseded::Soon {
             record.superseded = Superseded::Contested;
         }
@@ -166,6 +181,7 @@ impl<S, C, H> Records<S, C, H> {
             instance.overdue.remove(&slot);
         }
         self.leavings.extend(record.contents);
+        self.lives.push(record.life);
         let Phase::Held(held) = record.phase else { return false };
         self.held -= 1;
         self.released.push(held);

@@ -119,14 +119,16 @@ def start_of(sequence_id, timeout_us=None) -> dict:
     return {"sequence_id": sequence_id, "sequence_start": True, **timeout}
 
 
-def test_a_start_may_wait_for_a_place_and_the_next_requests_behind_it(serve, connect):
+def test_a_start_may_wait_for_a_place_and_the_next_requests_behind_it(deployment, serve, connect):
     model, client, talks = full(serve, connect, max_queue_size=2)
     stream = connect("stream")
     for value, parameters in [(1, start_of(6)), (2, {"sequence_id": 6}), (4, {"sequence_id": 6, "sequence_end": True})]:
         stream.send(model.name, fed(value), parameters)
+    deployment.settles("stateful_waiting_starts", model, 1)
     talks[0].end()
     replies = stream.all_replies(3)
     assert [total(replies[number]) for number in range(3)] == [1, 3, 7]
+    deployment.settles("stateful_waiting_starts", model, 0)
     # that END made a place, too
     Talk(client, model, 8).start()
 

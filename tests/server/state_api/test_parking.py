@@ -68,12 +68,14 @@ def test_a_parked_sequence_goes_on(talk, rule, protocol):
 
 
 @both_rules
-def test_without_resume_a_start_begins_anew(talk, rule):
+def test_without_resume_a_start_begins_anew(deployment, talk, rule):
     one = talk(rule=rule)
     idles_out(one)
+    deployment.settles("stateful_parked_sequences", one.model, 1)
     one.start(end=True, get_state=True)
     with refused("SEQUENCE_NOT_PARKED"):
         one.start(resume=True)
+    deployment.settles("stateful_parked_sequences", one.model, 0)
 
 
 def test_what_is_not_parked_is_not_resumed(talk):
