@@ -29,7 +29,7 @@
 //! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
 //! | [`state`] | the layout of a slot, and the table of slots | |
 //! | [`tensor`] | data types, shapes, and where a row is in a batch | |
-//! | [`panic`] | the guard against panics | |
+//! | [`mod@panic`] | the guard against panics | |
 
 mod backend;
 mod batch;

@@ -114,7 +114,7 @@ fn is_listed(
     })
 }
 
-/// The dims of a row, without the batch; [1] for a state that has no others.
+/// The dims of a row, without the batch; `[1]` for a state that has no others.
 fn configured_dims(config: &Config, state: &BoundState) -> Vec<i64> {
     let mut dims = state.dims.clone();
     if let Some(axis) = state.batch_axis.filter(|_| config.is_batched()) {

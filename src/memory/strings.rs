@@ -90,7 +90,7 @@ pub fn elements(mut rest: &[u8]) -> impl Iterator<Item = Option<&[u8]>> {
     })
 }
 
-/// Number of bytes that [`write`] needs for the elements.
+/// Number of bytes that [`write()`] needs for the elements.
 pub fn written_bytes<'a>(elements: impl Iterator<Item = &'a [u8]>) -> usize {
     elements.map(|element| element.len() + LENGTH_BYTES).sum()
 }

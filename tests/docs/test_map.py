@@ -5,7 +5,7 @@ import re
 from support.paths import ROOT
 
 SRC = ROOT / "src"
-ROW = re.compile(r"^//! \| \[`(\w+)`\] \| .* \| (.*?) ?\|$", re.MULTILINE)
+ROW = re.compile(r"^//! \| \[`(?:mod@)?(\w+)`\] \| .* \| (.*?) ?\|$", re.MULTILINE)
 MAP = {name: set(re.findall(r"\w+", uses)) for name, uses in ROW.findall((SRC / "lib.rs").read_text())}
 
 
