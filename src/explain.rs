@@ -82,6 +82,9 @@ impl Explained<'_> {
                 (format!("state, from {}", self.binding.outputs[state.output].name), self.why(state))
             }
             Some(Source::Control(control)) => (format!("control {}", noun(control)), "'control_input'".to_owned()),
+            Some(Source::Generated(generated)) => {
+                (format!("generated: {}", generated.written), "'generated_inputs'".to_owned())
+            }
             Some(Source::Constant(_)) => ("constant".to_owned(), "'constant_inputs'".to_owned()),
         };
         row(side, info, axis, taken_for, why)
