@@ -262,6 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::binding::{Counter, InputAxis};
     use crate::memory::Strings;
     use crate::store::test_binding;
 
@@ -302,6 +303,25 @@ mod tests {
             panic!()
         };
         assert_eq!((&**dims, bytes.as_slice()), (&[1, 6][..], &[1; 24][..]));
+    }
+
+    #[test]
+    fn counters_are_kept_by_their_names() {
+        let with_counters = |counters: &[Counter]| {
+            let mut binding = (*test_binding(true)).clone();
+            binding.counters = counters.to_vec();
+            binding
+        };
+        let of_x = Counter::Elements(InputAxis { input: 4, axis: 1 });
+        let binding = with_counters(&[Counter::Steps, of_x]);
+        let mut written = snapshot();
+        written.extras.counts = vec![3, 44];
+        let bytes = written.encode(&binding).unwrap();
+        assert_eq!(Snapshot::decode(&bytes, &binding).unwrap().extras.counts, [3, 44]);
+        let other = Snapshot::decode(&bytes, &with_counters(&[of_x])).unwrap_err().to_string();
+        assert_eq!(other, "is of another model: its counters are steps, elements(X@1), and the model's elements(X@1)");
+        let none = Snapshot::decode(&snapshot().encode(&test_binding(true)).unwrap(), &binding).unwrap_err();
+        assert!(none.to_string().contains("its counters are none"), "{none}");
     }
 
     #[test]

@@ -287,4 +287,6 @@ fn all_agree(a: &[i64], b: &[i64]) -> bool {
 #[cfg(test)]
 mod feature_tests;
 #[cfg(test)]
+mod generated_tests;
+#[cfg(test)]
 mod tests;

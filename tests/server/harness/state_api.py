@@ -64,8 +64,7 @@ class StateOracle:
         made.steps = copy.copy(self.steps)
         made.steps.sequence = copy.copy(self.steps.sequence)
         made.steps.sequence.state = dict(self.steps.sequence.state)
-        made.steps.context = copy.copy(self.steps.context)
-        made.steps.context.kept = dict(self.steps.context.kept)
+        made.steps.context = self.steps.context.copy()
         made.held = dict(self.held)
         return made
 
@@ -102,14 +101,14 @@ class StateOracle:
         return row.reshape(1, *(row.shape or (1,)))
 
     def step(self, inputs, commit: bool = True, start: bool = False, end: bool = False) -> dict[str, np.ndarray]:
-        before, kept = dict(self.steps.sequence.state), dict(self.steps.context.kept)
+        before, context = dict(self.steps.sequence.state), self.steps.context.copy()
         inputs = {**self.held, **inputs}
         outputs = self.steps.step(inputs, end=end)
         if commit:
             self.count += 1
             self.held = {name: value for name, value in inputs.items() if name in self._held_names()}
         else:
-            self.steps.sequence.state, self.steps.context.kept = before, kept
+            self.steps.sequence.state, self.steps.context = before, context
             if start:
                 self.held = {name: value for name, value in inputs.items() if name in self._held_names()}
         return outputs
