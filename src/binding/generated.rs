@@ -160,8 +160,10 @@ impl Binder<'_> {
     fn axes(&self, count: &Count) -> Result<(Option<usize>, Option<usize>), BindingError> {
         let (dims, symbols) = (&self.info.dims, &self.info.symbols);
         let open: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] < 0).collect();
-        let named = open.iter().copied().find(|&axis| is_batch(&symbols[axis], self.batch_symbol));
         let has_one_value = matches!(count, Count::One | Count::Of(Some(1)));
+        let named = open.iter().copied().find(|&axis| is_batch(&symbols[axis], self.batch_symbol));
+        // Names such as `n` are usual for the batch, but a number of elements can have them, too.
+        let named = named.filter(|_| has_one_value || open.len() > 1 || self.batch_symbol.is_some());
         let batch = match *open.as_slice() {
             _ if named.is_some() => named,
             [only] if has_one_value => Some(only),
@@ -197,8 +199,9 @@ impl Binder<'_> {
 
     /// An axis of an input that requests carry, with its length unless that varies.
     fn input_axis(&self, of: &NamedAxis) -> Result<(InputAxis, Option<i64>), BindingError> {
-        let (input, info) = self.feeds.find(&of.name, "'generated_inputs'")?;
-        let Some((fed, _)) = self.request_input(input) else {
+        let found = self.feeds.find(&of.name, "'generated_inputs'").ok();
+        let found = found.and_then(|(input, info)| Some((input, info, self.request_input(input)?.0)));
+        let Some((input, info, fed)) = found else {
             let known: Vec<&str> = self.feeds.of_requests().map(|(input, _)| input.name.as_str()).collect();
             return Err(self.error(format!(
                 "'{}' is no input that requests carry (there is {})",
@@ -206,8 +209,10 @@ impl Binder<'_> {
                 if known.is_empty() { "none".to_owned() } else { known.join(", ") }
             )));
         };
-        let is_batch = |axis: usize| fed.batch_axis.map_or(is_batch_name(&info.symbols[axis]), |batch| batch == axis);
-        let beside: Vec<usize> = (0..fed.dims.len()).filter(|&axis| !is_batch(axis)).collect();
+        // A model that Triton does not batch may have a batch dimension all the same.
+        let named = || info.symbols.iter().position(|symbol| is_batch_name(symbol)).filter(|_| info.dims.len() > 1);
+        let batch = fed.batch_axis.or_else(named);
+        let beside: Vec<usize> = (0..fed.dims.len()).filter(|&axis| Some(axis) != batch).collect();
         let open: Vec<usize> = beside.iter().copied().filter(|&axis| fed.dims[axis] < 0).collect();
         let axis = self.one_axis(of, fed, &open, &beside, "beside the batch")?;
         Ok((InputAxis { input, axis }, Some(fed.dims[axis]).filter(|&dim| dim >= 0)))
