@@ -29,6 +29,21 @@ pub struct Past {
     pub after: usize,
 }
 
+/// What generated inputs need of the sequence of a row, before the run.
+#[derive(Clone, Debug)]
+pub struct Counted {
+    /// In the order of [`Binding::counters`]; empty for zeros.
+    counts: Vec<u64>,
+    /// What the row has in the generated inputs that the whole batch shares.
+    shared_values: Vec<RowValues>,
+}
+
+impl Counted {
+    fn count(&self, counter: usize) -> u64 {
+        self.counts.get(counter).copied().unwrap_or(0)
+    }
+}
+
 impl Past {
     const fn without_padding(valid: usize) -> Self {
         Self { before: 0, valid, after: 0 }
@@ -38,7 +53,7 @@ impl Past {
 impl RowValues {
     /// The values of a row whose counters and lengths are known.
     pub fn of(generated: &Generated, binding: &Binding, row: &Row) -> Self {
-        let count = |counter: usize| row.counts.get(counter).copied().unwrap_or(0);
+        let count = |counter: usize| row.counted.as_ref().map_or(0, |counted| counted.count(counter));
         let past = |of: GrowingAxis| {
             let dims = row.state.dims.get(of.beside).map_or(&[][..], Vec::as_slice);
             dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
@@ -102,8 +117,23 @@ impl RowValues {
     }
 }
 
-/// Fails if the type of a generated input cannot hold the values of a row.
-pub fn check(binding: &Binding, row: &Row) -> Result<(), RequestError> {
+/// Notes what the sequence of a row has counted. Fails if the type of a generated input cannot hold the row's values.
+pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), RequestError> {
+    row.counted = Some(Box::new(Counted { counts, shared_values: Vec::new() }));
+    let shared = binding.generated().filter(|(input, _)| input.batch_axis.is_none());
+    let values = shared.map(|(_, generated)| RowValues::of(generated, binding, row)).collect();
+    if let Some(counted) = &mut row.counted {
+        counted.shared_values = values;
+    }
+    check(binding, row)
+}
+
+/// What a row has in the generated inputs that the whole batch shares.
+pub fn shared_values(row: &Row) -> &[RowValues] {
+    row.counted.as_ref().map_or(&[], |counted| &counted.shared_values)
+}
+
+fn check(binding: &Binding, row: &Row) -> Result<(), RequestError> {
     for (input, generated) in binding.generated() {
         let RowValues::Numbers { first, count } = RowValues::of(generated, binding, row) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
@@ -116,16 +146,10 @@ pub fn check(binding: &Binding, row: &Row) -> Result<(), RequestError> {
     Ok(())
 }
 
-/// What a row has in the generated inputs that the whole batch shares.
-pub fn shared_values(binding: &Binding, row: &Row) -> Vec<RowValues> {
-    let shared = binding.generated().filter(|(input, _)| input.batch_axis.is_none());
-    shared.map(|(_, generated)| RowValues::of(generated, binding, row)).collect()
-}
-
 /// What the counters of a row's sequence have if its inference counts.
 pub fn counts_after(binding: &Binding, row: &Row) -> Vec<u64> {
     let after = |(number, counter): (usize, &Counter)| {
-        let before = row.counts.get(number).copied().unwrap_or(0);
+        let before = row.counted.as_ref().map_or(0, |counted| counted.count(number));
         before.saturating_add(match *counter {
             Counter::Steps => 1,
             Counter::Elements(of) => own_length(binding, row, of) as u64,

@@ -16,7 +16,7 @@ pub mod respond;
 pub mod state_api;
 pub mod warm_up;
 
-use self::generated::RowValues;
+use self::generated::Counted;
 use self::isolation::Member;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, Source};
@@ -50,10 +50,8 @@ pub struct Row {
     pub asked: Option<Box<StateRequest>>,
     /// What its sequence keeps besides its states, if the request changes that.
     pub extras: Option<Box<Extras>>,
-    /// What the counters of its sequence have before the run, in the order of [`Binding::counters`]; empty for zeros.
-    pub counts: Vec<u64>,
-    /// What it has in the generated inputs that the whole batch shares.
-    pub shared_values: Vec<RowValues>,
+    /// What generated inputs need of its sequence, if the model has such inputs.
+    pub counted: Option<Box<Counted>>,
     /// How its answer carries the id of its sequence, if it does.
     pub tells_id: Option<TellsId>,
     /// Why it cannot run, if so.
@@ -74,8 +72,7 @@ impl Row {
             end: false,
             asked: None,
             extras: None,
-            counts: Vec::new(),
-            shared_values: Vec::new(),
+            counted: None,
             tells_id: None,
             problem: None,
             answer: None,

@@ -2,7 +2,7 @@
 
 use super::Instance;
 use crate::batch::Row;
-use crate::batch::generated::{check, counts_after, shared_values};
+use crate::batch::generated::{counts_after, note_counts};
 use crate::batch::respond::empty_response;
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
 use crate::binding::{Initial, InitialContent};
@@ -60,25 +60,24 @@ impl Instance {
     }
 
     /// Gives the rows what their sequences have counted. Answers those whose numbers an input cannot hold.
-    pub(super) fn count(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+    pub(super) fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
         let binding = &*self.model.binding.clone();
         if binding.generated().next().is_none() {
             return rows;
         }
         let counts = self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)));
-        for (row, counts) in rows.iter_mut().zip(counts) {
-            row.counts = row.extras.as_ref().map_or(counts, |extras| extras.counts.clone());
-            row.shared_values = shared_values(binding, row);
-        }
-        let (running, failed): (Vec<_>, Vec<_>) =
-            rows.into_iter().map(|row| (check(binding, &row), row)).partition(|(checked, _)| checked.is_ok());
-        for (checked, mut row) in failed {
-            if let Err(error) = checked {
-                self.refuse(&mut row, error, times);
+        let mut running = Vec::with_capacity(rows.len());
+        for (mut row, counts) in rows.into_iter().zip(counts) {
+            let counts = row.extras.as_ref().map_or(counts, |extras| extras.counts.clone());
+            match note_counts(binding, &mut row, counts) {
+                Ok(()) => running.push(row),
+                Err(error) => {
+                    self.refuse(&mut row, error, times);
+                    self.depart(row, answered);
+                }
             }
-            self.depart(row, answered);
         }
-        running.into_iter().map(|(_, row)| row).collect()
+        running
     }
 
     /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.
