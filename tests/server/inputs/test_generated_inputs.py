@@ -19,6 +19,7 @@ from harness.raw import Refused
 from harness.raw import Unary as Raw
 from harness.refusals import refused
 from harness.state_api import OWN, StateSequence, every_scheduler, with_state_api
+from support.paths import TEST_BACKENDS
 
 
 def tokens(*values: int) -> dict[str, np.ndarray]:
@@ -158,6 +159,24 @@ def test_only_an_inference_that_changes_the_state_counts(sequence, by):
     one.step(tokens(0), reset_state="CACHE")
     one.step(tokens(0, 0))
     one.end(tokens(1))
+
+
+@pytest.mark.skipif(
+    not (TEST_BACKENDS / "stateful" / "libtriton_stateful.so").exists(),
+    reason="no library with injected faults; scripts/test builds it",
+)
+def test_a_panic_counts_nothing(deploy):
+    deployed = deploy(backends=TEST_BACKENDS)
+    model = deployed.serve(scheduled(counted("counts_panic", *generated.OF_EACH_KIND), OWN))
+    raw = Raw(deployed)
+    one = StateSequence(raw, model, np.random.default_rng(5))
+    one.start()
+    for stage in ("gather", "run", "respond"):
+        with pytest.raises(Refused, match="panicked"):
+            one.step(inject_panic=stage)
+        one.step()
+    one.end()
+    raw.close()
 
 
 @every_scheduler
@@ -304,6 +323,23 @@ def test_a_generated_input_is_no_input_of_requests(deployment):
     model = counted("counts_listed", dataclasses.replace(STEPS, dims=(BATCH, 1)))
     listed = model.variant(model.name, inputs=(*model.inputs, Tensor("steps", "int32", (1,))))
     refused(deployment, listed, "'steps'", "'input'", "'generated_inputs'")
+
+
+def test_the_load_log_says_what_could_be_generated(deployment):
+    """The line that it gives is the one that a decoder needs, and no longer there with it."""
+    model = generated.decoder("generated_proposed")
+    entries = "position_ids=positions(input_ids) attention_mask=mask(past_key_values.0.key, input_ids)"
+    line = f"write parameters {{ key: 'generated_inputs' value {{ string_value: '{entries}' }} }}"
+    carried = (Tensor("attention_mask", "int64", (-1,)), Tensor("position_ids", "int64", (-1,)))
+    before = len(deployment.server.log_text())
+    deployment.serve(
+        model.variant("generated_not_yet", inputs=(*model.inputs, *carried), parameters={}, generated={}),
+    )
+    assert line in deployment.server.log_text()[before:]
+    before = len(deployment.server.log_text())
+    deployment.serve(model.with_parameters(model.name, generated_inputs=entries))
+    assert "can make inputs" not in deployment.server.log_text()[before:]
+    interleave(deployment.connect(), model, np.random.default_rng(4), sequences=2)
 
 
 def test_the_load_log_shows_what_is_generated(deployment):
