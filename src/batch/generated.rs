@@ -104,10 +104,8 @@ impl RowValues {
                 values.for_each(|value| append_whole(data_type, value, to));
             }
             Self::Mask { past, new } => {
-                let element = generated.one.len();
-                let zeros = |to: &mut Vec<u8>, count: usize| to.resize(to.len() + count * element, 0);
-                let ones =
-                    |to: &mut Vec<u8>, count: usize| to.extend(generated.one.iter().cycle().take(count * element));
+                let zeros = |to: &mut Vec<u8>, count: usize| to.resize(to.len() + count * generated.one.len(), 0);
+                let ones = |to: &mut Vec<u8>, count: usize| to.extend(generated.one.repeat(count));
                 zeros(to, past.before);
                 ones(to, past.valid);
                 zeros(to, past.after);
@@ -186,11 +184,9 @@ pub fn fill(
         row.clear();
         values.append(generated, input.data_type, &mut row);
         row.resize(longest * element, 0);
-        let once = row.len();
         // Dimensions before the axis have the same values again.
-        while row.len() < layout.row_bytes() {
-            row.extend_from_within(..once);
-        }
+        let once = row.len();
+        (1..layout.row_bytes() / once.max(1)).for_each(|_| row.extend_from_within(..once));
         rows::put(layout, &row, buffer, RowAt { position, rows });
     }
     Ok(())

@@ -90,6 +90,16 @@ fn the_batch_and_the_values_of_a_row_have_their_axes() {
 }
 
 #[test]
+fn positions_of_an_input_of_fixed_length_have_its_length() {
+    for (dims, axis, fed) in
+        [(&["batch", "3"][..], Some(1), &[-1, 3][..]), (&["3", "batch", "1"], Some(0), &[3, -1, 1])]
+    {
+        let (_, input, generated) = bound("positions(image@1)", DataType::Int64, dims, 8);
+        assert_eq!((generated.axis, &*input.dims), (axis, fed));
+    }
+}
+
+#[test]
 fn without_triton_s_batch_dimension_there_is_one_row() {
     for (entry, dims, axis, fed) in [
         ("steps", &[][..], None, &[][..]),

@@ -116,6 +116,16 @@ def test_sequences_with_other_counts_share_a_run(deployment):
     assert runs_of(deployment, model, steps(talks, [tokens(2, 3)] * 4)) == {4: 1}
 
 
+def test_rows_of_different_lengths_have_their_own_positions(deployment):
+    model = deployment.serve(generated.ragged("counts_ragged", **TOGETHER))
+    talks = four(deployment, model)
+    for talk in talks:
+        talk.start()
+    for _ in range(3):
+        asked = [{"INPUT": np.ones((1, length), np.float32)} for length in talks[0].rng.permutation([1, 2, 5, 6])]
+        assert runs_of(deployment, model, steps(talks, asked)) == {4: 1}
+
+
 def test_rows_share_a_run_only_if_what_they_share_is_equal(deployment):
     model = deployment.serve(counted("counts_shared", OFFSET, **TOGETHER))
     talks = four(deployment, model)

@@ -326,3 +326,46 @@ SHARED = (
 )
 
 assert all(of.type in TYPES for of in (*OF_EACH_KIND, *SHARED))
+
+
+def ragged(name: str, **changes) -> Model:
+    """Rows of different lengths in one run: SUM [N, 1] adds up what INPUT [N, T] has, each times its place in the sequence,
+    and PLACES is what the model is told of these places."""
+
+    def build():
+        return graph(
+            [
+                node("Cast", "places", "places/fp32", to=TensorProto.FLOAT),
+                node("Mul", "INPUT places/fp32", "weighed"),
+                node("ReduceSum", "weighed AXIS_1", "sum", keepdims=1),
+                node("Cast", "lengths", "lengths/fp32", to=TensorProto.FLOAT),
+                node("Unsqueeze", "lengths/fp32 AXIS_1", "lengths/2d"),
+                node("Add", "sum lengths/2d", "more"),
+                node("Add", "SUM_IN more", "SUM"),
+                node("Identity", "places", "PLACES"),
+                node("ReduceMax", "places", "FURTHEST", axes=[1], keepdims=1),
+            ],
+            [
+                ("INPUT", "fp32", [BATCH, "T"]),
+                ("lengths", "int64", [BATCH]),
+                ("places", "int64", [BATCH, "T"]),
+                ("SUM_IN", "fp32", [BATCH, 1]),
+            ],
+            [
+                ("SUM", "fp32", [BATCH, 1]),
+                ("PLACES", "int64", [BATCH, "T"]),
+                ("FURTHEST", "int64", [BATCH, 1]),
+            ],
+            {"AXIS_1": np.array([1], np.int64)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (-1,), between=(-8, 8), ragged=True, lengths=("lengths", 1)),),
+        outputs=(Tensor("SUM", "fp32", (1,)), Tensor("PLACES", "int64", (-1,)), Tensor("FURTHEST", "int64", (1,))),
+        states=(("SUM_IN", "SUM"),),
+        parameters={"padded_inputs": "INPUT=lengths", "generated_inputs": "places=positions(INPUT)"},
+        generated={"places": lambda *of: positions("INPUT")(*of)[None]},
+    )
+    return dataclasses.replace(model, **changes)
