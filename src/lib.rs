@@ -13,7 +13,7 @@
 //! | [`responder`] | the thread that sends answers | panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
 //! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, snapshot, session, triton, config, scheduler, sequence, memory, state, tensor |
-//! | [`snapshot`] | the state of a sequence as bytes | store, error, binding, memory, triton, tensor |
+//! | [`snapshot`] | the state of a sequence as bytes | store, model, error, binding, memory, triton, tensor |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::binding::{Binding, BoundState, Initial, InitialContent};
 use crate::error::SnapshotError;
 use crate::memory::{MemoryError, reserve, strings};
+use crate::model::Extras;
 use crate::store::SequenceState;
 use crate::tensor::{DataType, Dims, element_count};
 use crate::triton::{HeldElements, HeldInput};
@@ -23,10 +24,7 @@ const PREFIX_BYTES: usize = 20;
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub state: SequenceState,
-    /// By the position among the inputs of requests.
-    pub held: Vec<Option<HeldInput>>,
-    /// How many runs have changed the state.
-    pub steps: u64,
+    pub extras: Extras,
 }
 
 /// Describes the data behind it.
@@ -36,6 +34,16 @@ struct Header {
     contexts: Vec<Entry>,
     held_inputs: Vec<Entry>,
     steps: u64,
+    /// What is counted for generated inputs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    counters: Vec<Count>,
+}
+
+/// A counter of a generated input.
+#[derive(Serialize, Deserialize)]
+struct Count {
+    name: String,
+    count: u64,
 }
 
 /// A tensor of the data. The names of the fields are those of Triton's protocol.
@@ -60,14 +68,17 @@ impl Snapshot {
             let input = &binding.inputs[input];
             entry(input.name.clone(), input.data_type, &[], bytes.len())
         };
-        let inputs = binding.request_inputs().zip(&self.held);
+        let inputs = binding.request_inputs().zip(&self.extras.held);
         let held = inputs.filter_map(|((input, _), held)| Some((input.name.clone(), held.as_ref()?)));
         let held_entry = |(name, held): (String, &HeldInput)| entry(name, held.data_type, &held.dims, held.byte_len());
+        let counts = self.extras.counts.iter().copied().chain(std::iter::repeat(0));
+        let counters = binding.counters.iter().map(|&counter| binding.counter_name(counter)).zip(counts);
         let header = Header {
             states: states.clone().map(state).collect(),
             contexts: contexts.clone().map(context).collect(),
             held_inputs: held.clone().map(held_entry).collect(),
-            steps: self.steps,
+            steps: self.extras.steps,
+            counters: counters.map(|(name, count)| Count { name, count }).collect(),
         };
         let entries = || header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
         let data: usize = entries().map(|entry| entry.byte_size).sum();
@@ -163,7 +174,11 @@ impl Snapshot {
         if !data.is_empty() {
             return Err(SnapshotError::Damaged("it has more data than its header says"));
         }
-        Ok(Self { state: SequenceState { states, contexts }, held, steps: header.steps })
+        let of_model: Vec<_> = binding.counters.iter().map(|&counter| binding.counter_name(counter)).collect();
+        same("counters", &header.counters.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), &of_model)?;
+        let counts = header.counters.iter().map(|of| of.count).collect();
+        let extras = Extras { held, steps: header.steps, counts };
+        Ok(Self { state: SequenceState { states, contexts }, extras })
     }
 }
 
@@ -247,6 +262,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::binding::{Counter, InputAxis};
     use crate::memory::Strings;
     use crate::store::test_binding;
 
@@ -262,7 +278,8 @@ mod tests {
         ];
         let bytes = HeldElements::Bytes(vec![1; 24].into());
         let held = HeldInput { data_type: DataType::Fp32, dims: [1, 6].into(), elements: bytes };
-        Snapshot { state: SequenceState { states, contexts: vec![vec![5; 8]] }, held: vec![Some(held)], steps: 9 }
+        let extras = Extras { held: vec![Some(held)], steps: 9, counts: Vec::new() };
+        Snapshot { state: SequenceState { states, contexts: vec![vec![5; 8]] }, extras }
     }
 
     /// A snapshot with this header and data, whose checksum is right.
@@ -281,11 +298,30 @@ mod tests {
         let binding = test_binding(true);
         let written = snapshot();
         let read = Snapshot::decode(&written.encode(&binding).unwrap(), &binding).unwrap();
-        assert_eq!((read.state, read.steps), (written.state, 9));
-        let [Some(HeldInput { dims, elements: HeldElements::Bytes(bytes), .. })] = read.held.as_slice() else {
+        assert_eq!((read.state, read.extras.steps), (written.state, 9));
+        let [Some(HeldInput { dims, elements: HeldElements::Bytes(bytes), .. })] = read.extras.held.as_slice() else {
             panic!()
         };
         assert_eq!((&**dims, bytes.as_slice()), (&[1, 6][..], &[1; 24][..]));
+    }
+
+    #[test]
+    fn counters_are_kept_by_their_names() {
+        let with_counters = |counters: &[Counter]| {
+            let mut binding = (*test_binding(true)).clone();
+            binding.counters = counters.to_vec();
+            binding
+        };
+        let of_x = Counter::Elements(InputAxis { input: 4, axis: 1 });
+        let binding = with_counters(&[Counter::Steps, of_x]);
+        let mut written = snapshot();
+        written.extras.counts = vec![3, 44];
+        let bytes = written.encode(&binding).unwrap();
+        assert_eq!(Snapshot::decode(&bytes, &binding).unwrap().extras.counts, [3, 44]);
+        let other = Snapshot::decode(&bytes, &with_counters(&[of_x])).unwrap_err().to_string();
+        assert_eq!(other, "is of another model: its counters are steps, elements(X@1), and the model's elements(X@1)");
+        let none = Snapshot::decode(&snapshot().encode(&test_binding(true)).unwrap(), &binding).unwrap_err();
+        assert!(none.to_string().contains("its counters are none"), "{none}");
     }
 
     #[test]
@@ -293,8 +329,8 @@ mod tests {
         let binding = test_binding(true);
         let zeros = |dims: &[i64]| Initial { dims: dims.to_vec(), content: InitialContent::Zeros };
         let states = vec![zeros(&[1, 2]), zeros(&[1, 4]), zeros(&[1, 0]), zeros(&[1, 2])];
-        let written =
-            Snapshot { state: SequenceState { states, contexts: vec![vec![0; 8]] }, held: vec![None], steps: 0 };
+        let state = SequenceState { states, contexts: vec![vec![0; 8]] };
+        let written = Snapshot { state, extras: Extras::default() };
         let read = Snapshot::decode(&written.encode(&binding).unwrap(), &binding).unwrap().state.states;
         assert_eq!(read[0].content, InitialContent::Bytes(vec![0; 8]));
         assert_eq!(read[3].content, InitialContent::Strings(["", ""].iter().collect()));
@@ -319,7 +355,7 @@ mod tests {
 
     #[test]
     fn one_of_another_model_is_refused_with_what_differs() {
-        let other = Snapshot { held: vec![None], ..snapshot() };
+        let other = Snapshot { extras: Extras::default(), ..snapshot() };
         let without = test_binding(false);
         let of_two = SequenceState { states: other.state.states[..2].to_vec(), ..other.state.clone() };
         let bytes = Snapshot { state: of_two, ..other }.encode(&without).unwrap();

@@ -38,6 +38,10 @@ struct ExpectedInput {
 }
 
 /// What came of a request.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart at once, and a box would be allocated for each request"
+)]
 pub enum Decoded {
     /// A row; with a problem, if the request is wrong.
     Row(Row),

@@ -1,6 +1,7 @@
 //! Rows into the inputs of a step.
 
 use super::Row;
+use super::generated::{self, RowValues};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
 use crate::error::RequestError;
 use crate::memory::ClientBytes;
@@ -32,6 +33,10 @@ pub fn gather<'a>(
             Source::State(_) => {}
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
             Source::Constant(bytes) => constant(step, index, input, bytes, run_rows)?,
+            Source::Generated(generated) => {
+                let values: Vec<_> = batch.rows().map(|row| RowValues::of(generated, binding, row)).collect();
+                generated::fill(step, index, input, generated, &values)?;
+            }
         }
     }
     Ok(overlays)

@@ -6,6 +6,7 @@
 use smallvec::SmallVec;
 
 use super::Row;
+use super::generated::shared_values;
 use crate::binding::{Binding, ShapeForm};
 use crate::tensor::{STRING_BYTES, element_count};
 
@@ -22,6 +23,8 @@ pub struct Grouping {
     shapes: Vec<Shape>,
     /// Inputs that the whole batch shares.
     shared: Vec<usize>,
+    /// It has generated inputs that the whole batch shares.
+    has_shared_values: bool,
     /// It has states whose size varies.
     has_open_states: bool,
 }
@@ -108,13 +111,18 @@ impl Grouping {
                 });
             }
         }
+        grouping.has_shared_values = binding.generated().any(|(input, _)| input.batch_axis.is_none());
         grouping.has_open_states = binding.states.iter().any(|state| state.dims.contains(&-1));
         grouping
     }
 
     /// Whether all rows of the model can run together.
     pub fn is_any(&self) -> bool {
-        self.optional.is_empty() && self.shapes.is_empty() && self.shared.is_empty() && !self.has_open_states
+        self.optional.is_empty()
+            && self.shapes.is_empty()
+            && self.shared.is_empty()
+            && !self.has_shared_values
+            && !self.has_open_states
     }
 
     /// Whether the dimensions of states count.
@@ -135,6 +143,7 @@ impl Grouping {
             && self.shapes.iter().all(|shape| shape.is_same(a, b))
             && self.shared.iter().all(|&position| same_value(a, b, position))
             && a.state.dims == b.state.dims
+            && shared_values(a) == shared_values(b)
     }
 }
 

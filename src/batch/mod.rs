@@ -9,12 +9,14 @@ pub mod control;
 pub mod decode;
 pub mod fault;
 pub mod gather;
+pub mod generated;
 pub mod grouping;
 pub mod isolation;
 pub mod respond;
 pub mod state_api;
 pub mod warm_up;
 
+use self::generated::Counted;
 use self::isolation::Member;
 use self::state_api::StateRequest;
 use crate::binding::{Binding, Source};
@@ -48,6 +50,8 @@ pub struct Row {
     pub asked: Option<Box<StateRequest>>,
     /// What its sequence keeps besides its states, if the request changes that.
     pub extras: Option<Box<Extras>>,
+    /// What generated inputs need of its sequence, if the model has such inputs.
+    pub counted: Option<Box<Counted>>,
     /// How its answer carries the id of its sequence, if it does.
     pub tells_id: Option<TellsId>,
     /// Why it cannot run, if so.
@@ -68,6 +72,7 @@ impl Row {
             end: false,
             asked: None,
             extras: None,
+            counted: None,
             tells_id: None,
             problem: None,
             answer: None,

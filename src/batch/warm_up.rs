@@ -1,6 +1,7 @@
 //! A batch of no requests: what ONNX Runtime does once for each shape is done before the first client waits for it.
 
 use super::gather::constant;
+use super::generated::{self, RowValues};
 use crate::binding::{Binding, BoundControl, Flag, Source};
 use crate::error::RequestError;
 use crate::session::{Run, Step};
@@ -16,6 +17,10 @@ pub fn warm_up(binding: &Binding, rows: usize, store: &mut StateStore, step: &mu
         match &input.source {
             Source::State(_) => {}
             Source::Constant(bytes) => constant(step, index, input, bytes, rows)?,
+            Source::Generated(generated) => {
+                let values = vec![RowValues::of_warm_up(generated, binding); rows];
+                generated::fill(step, index, input, generated, &values)?;
+            }
             Source::Control(BoundControl::Flag { flag, no, yes }) => {
                 let element = if *flag == Flag::End { no } else { yes };
                 step.input(index, &input.dims, rows)?

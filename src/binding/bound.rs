@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::{Initial, Trim};
+use super::{Generated, Initial, Trim};
 use crate::tensor::{DataType, RowLayout, StorageType};
 
 /// An input of the model.
@@ -30,6 +30,7 @@ pub enum Source {
     /// The state of this number in [`Binding::states`](super::Binding::states).
     State(usize),
     Control(BoundControl),
+    Generated(Generated),
     /// These bytes; those of one row, if there is a batch axis.
     Constant(Vec<u8>),
 }
@@ -72,8 +73,12 @@ impl RequestInput {
     /// Steps that the model sees along `axis` of a request with these dims: the context's and the request's own.
     pub fn row_length(&self, request: &[i64], axis: usize) -> usize {
         let context = self.context.filter(|context| context.axis == axis).map_or(0, |context| context.length);
-        let own = self.form.model_dims(request).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
-        context + own
+        context + self.own_length(request, axis)
+    }
+
+    /// Elements of a request along `axis`, without the context's.
+    pub fn own_length(&self, request: &[i64], axis: usize) -> usize {
+        self.form.model_dims(request).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
     }
 
     /// The axis along which a row has more than the request's elements, if there is one.

@@ -37,7 +37,8 @@ pub enum BindingError {
     Dims { what: String, configured: String, model: String, rule: String },
     #[error(
         "nothing feeds the model's input '{name}' ({data_type} {dims}): list it under 'input', in 'state_pairs' or \
-         'sequence_batching.state', as a 'control_input' or in 'constant_inputs'"
+         'sequence_batching.state', as a 'control_input', in 'constant_inputs' or \
+         in 'generated_inputs'"
     )]
     Unfed { name: String, data_type: DataType, dims: String },
     #[error("the model's input '{name}' is fed by {first} and by {second}; one of them has to go")]

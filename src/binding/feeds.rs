@@ -2,7 +2,7 @@
 
 use super::fixed::{constant_input, control_input};
 use super::ragged::lengths_input;
-use super::{BindingError, BoundInput, BoundState, Source};
+use super::{BindingError, BoundInput, BoundState, Counter, RequestInput, Source};
 use crate::config::Config;
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
@@ -34,6 +34,19 @@ impl<'a> Feeds<'a> {
         self.fed.iter().zip(&self.infos).find_map(of_input)
     }
 
+    /// What feeds an input so far.
+    pub(super) fn fed(&self, index: usize) -> Option<&BoundInput> {
+        self.fed[index].as_ref()
+    }
+
+    /// The inputs that requests carry.
+    pub(super) fn of_requests(&self) -> impl Iterator<Item = (&BoundInput, &RequestInput)> {
+        self.fed.iter().flatten().filter_map(|input| match &input.source {
+            Source::Request(request) => Some((input, request)),
+            _ => None,
+        })
+    }
+
     pub(super) const fn has_default(&self, index: usize) -> bool {
         index >= self.required
     }
@@ -53,16 +66,23 @@ impl<'a> Feeds<'a> {
     }
 
     /// The inputs that are fed. Every input without a default must be. The indices of the others move up.
-    pub(super) fn into_inputs(self, states: &mut [BoundState]) -> Result<Vec<BoundInput>, BindingError> {
+    pub(super) fn into_inputs(
+        self,
+        states: &mut [BoundState],
+        counters: &mut [Counter],
+    ) -> Result<Vec<BoundInput>, BindingError> {
         let is_missing = |(index, fed): &(usize, &Option<BoundInput>)| *index < self.required && fed.is_none();
         if let Some((index, _)) = self.fed.iter().enumerate().find(is_missing) {
             return Err(unfed(self.infos[index]));
         }
         let moved: Vec<_> = (0..self.fed.len()).map(|index| self.fed[..index].iter().flatten().count()).collect();
         states.iter_mut().for_each(|state| state.input = moved[state.input]);
+        counters.iter_mut().for_each(|counter| counter.move_inputs(&moved));
         let place = |mut input: BoundInput| {
-            if let Source::Lengths { of } = &mut input.source {
-                *of = moved[*of];
+            match &mut input.source {
+                Source::Lengths { of } => *of = moved[*of],
+                Source::Generated(generated) => generated.move_inputs(&moved),
+                _ => {}
             }
             input
         };
@@ -117,6 +137,7 @@ impl Source {
             Self::State(_) => "'state_pairs' or 'sequence_batching.state'",
             Self::Control(_) => "'control_input'",
             Self::Constant(_) => "'constant_inputs'",
+            Self::Generated(_) => "'generated_inputs'",
         }
     }
 }

@@ -14,6 +14,7 @@ mod error;
 mod feeds;
 mod fixed;
 mod for_step;
+mod generated;
 mod initial;
 mod initial_model;
 mod ragged;
@@ -26,6 +27,8 @@ pub use bound::{
 };
 pub use error::BindingError;
 use feeds::{Feeds, feed_without_requests, find};
+use generated::feed_generated;
+pub use generated::{Counter, Generated, GeneratedValue, GrowingAxis, InputAxis};
 pub use initial::{Initial, InitialContent};
 pub use initial_model::{InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};
@@ -48,6 +51,8 @@ pub struct Binding {
     pub outputs: Vec<BoundOutput>,
     /// The states, in the order of their pairs.
     pub states: Vec<BoundState>,
+    /// What is counted for each sequence, for generated inputs.
+    pub counters: Vec<Counter>,
     /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
 }
@@ -80,14 +85,15 @@ impl Binding {
             states.extend(binder.bind(pair, signature, &mut feeds, &mut outputs, &states)?);
         }
         feed_without_requests(config, &mut feeds)?;
-        let mut inputs = feeds.into_inputs(&mut states)?;
+        let mut counters = feed_generated(config, &mut feeds, &states, batch_symbol.filter(|_| config.is_batched()))?;
+        let mut inputs = feeds.into_inputs(&mut states, &mut counters)?;
         if states.iter().any(|state| state.dims.contains(&-1)) {
             forbid_padding(&mut inputs);
         }
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
-        Ok(Self { inputs, outputs, states, slot })
+        Ok(Self { inputs, outputs, states, counters, slot })
     }
 
     /// Makes the model for initial states give the initial value of its states at each START.
@@ -280,5 +286,7 @@ fn all_agree(a: &[i64], b: &[i64]) -> bool {
 
 #[cfg(test)]
 mod feature_tests;
+#[cfg(test)]
+mod generated_tests;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@
 mod cache_folder;
 mod controls;
 mod error;
+mod generated;
 mod initial_files;
 mod inputs;
 mod logging;
@@ -30,6 +31,7 @@ mod states;
 
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
+pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
 pub use initial_files::{InitialFiles, read as read_initial_files};
 pub use inputs::{Context, PaddedInput, PaddedOutput, context_line};
 pub use logging::Logging;

@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 56] = [
+const KNOWN: [&str; 57] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -26,6 +26,7 @@ const KNOWN: [&str; 56] = [
     "enable_trt_caching",
     "error_inject_rate",
     "execution_mode",
+    "generated_inputs",
     "held_inputs",
     "id_reuse",
     "idle_sequence_cleanup",

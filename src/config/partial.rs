@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::controls::{Control, controls};
 use super::error::{ConfigError, field};
+use super::generated::{GeneratedInput, generated_inputs};
 use super::inputs::{Context, Ragged, contexts};
 use super::own::{self, OwnScheduling};
 use super::parameters::{self, Parameters};
@@ -65,6 +66,7 @@ pub struct PartialConfig {
     pub(super) model: String,
     pub(super) controls: Vec<Control>,
     pub(super) constants: Vec<(String, Vec<String>)>,
+    pub(super) generated: Vec<GeneratedInput>,
     pub(super) ragged: Ragged,
     pub(super) is_decoupled: bool,
     pub(super) parameters: Parameters,
@@ -141,6 +143,7 @@ impl PartialConfig {
         let batching = raw.sequence_batching.as_ref();
         let controls = controls(batching.map_or(&[], |batching| batching.control_input.as_slice()))?;
         let constants = parameters.text("constant_inputs").map(parameters::constant_inputs).transpose()?;
+        let generated = generated_inputs(&parameters)?;
         let ragged = Ragged::new(&parameters)?;
         let instances = instances(&raw.instance_group)?;
         let on_gpu = names_gpu(&raw.instance_group);
@@ -168,6 +171,7 @@ impl PartialConfig {
             model: raw.name,
             controls,
             constants: constants.unwrap_or_default(),
+            generated,
             ragged,
             is_decoupled: raw.model_transaction_policy.decoupled,
             has_other_scheduling: raw.dynamic_batching.is_some() || raw.ensemble_scheduling.is_some(),
@@ -177,12 +181,13 @@ impl PartialConfig {
         })
     }
 
-    /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
+    /// Inputs that requests do not carry although they are no states: controls, constants, generated inputs, lengths.
     pub fn taken(&self) -> Vec<&str> {
         let controls = self.controls.iter().map(|control| control.name.as_str());
         let constants = self.constants.iter().map(|(name, _)| name.as_str());
         let lengths = self.ragged.inputs.iter().map(|padded| padded.lengths.as_str());
-        controls.chain(constants).chain(lengths).collect()
+        let generated = self.generated.iter().map(|generated| generated.input.as_str());
+        controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
     /// Whether the configuration asks for sequences and not for states, so that a model without states is served.

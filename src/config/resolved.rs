@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::controls::Control;
 use super::error::{ConfigError, field};
+use super::generated::GeneratedInput;
 use super::inputs::{Context, Ragged, warmup_batch_sizes};
 use super::logging::Logging;
 use super::own::{self, OwnScheduling};
@@ -41,6 +42,8 @@ pub struct Config {
     pub controls: Vec<Control>,
     /// Inputs with a fixed value: their name, and their elements as written.
     pub constants: Vec<(String, Vec<String>)>,
+    /// Inputs that are filled with counters, lengths and masks.
+    pub generated: Vec<GeneratedInput>,
     /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
     /// Inputs whose rows may have different lengths in one batch.
@@ -186,6 +189,7 @@ impl Config {
             resident_batches: resident_batches(&parameters)?,
             controls: partial.controls,
             constants: partial.constants,
+            generated: partial.generated,
             strategy: scheduling.strategy,
             placements,
             core_idle_limit,
@@ -284,6 +288,9 @@ impl fmt::Display for Config {
         }
         for (name, values) in &self.constants {
             writeln!(f, "constant {name} = {}", values.join(", "))?;
+        }
+        for generated in &self.generated {
+            writeln!(f, "generated {} = {}", generated.input, generated.written)?;
         }
         for Placement { kind, instances, slots, capacity_reason } in &self.placements {
             writeln!(

@@ -202,6 +202,12 @@ pub enum RequestError {
     )]
     InputMemory { name: String, source: MemoryError },
 
+    /// A counter is larger than the type of the generated input can hold.
+    #[error(
+        "generated input '{name}' ({written}) cannot go on: {count} is reached, and {data_type} holds values up to {most}; \
+         the request has not run, start the sequence again"
+    )]
+    GeneratedTooLarge { name: String, written: String, count: u64, data_type: DataType, most: i64 },
     /// The states of a sequence that vary in size would become larger than they may.
     #[error(
         "the sequence's growing states would have {bytes} bytes, and {limit} are allowed \
@@ -313,7 +319,8 @@ impl RequestError {
             | Self::InputType { .. }
             | Self::InputShape { .. }
             | Self::InputBytes { .. }
-            | Self::InputStrings { .. } => Reason::Input,
+            | Self::InputStrings { .. }
+            | Self::GeneratedTooLarge { .. } => Reason::Input,
             Self::UnknownOutput(_) => Reason::Output,
             Self::Cancelled => Reason::Cancelled,
             Self::Session(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
@@ -381,6 +388,7 @@ impl RequestError {
             | Self::UnknownState { .. }
             | Self::StateConflict(_)
             | Self::HeldTooLarge { .. }
+            | Self::GeneratedTooLarge { .. }
             | Self::StateNotListed { .. }
             | Self::Snapshot(_)
             | Self::UnknownOutput(_) => Code::InvalidArg,

@@ -184,6 +184,7 @@ impl Instance {
         if self.grouping.has_open_states() {
             self.store.note_dims(&mut rows);
         }
+        let mut rows = self.count(rows, times, answered);
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
             self.run_or_split(&mut batch, times, rows.is_empty());

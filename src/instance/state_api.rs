@@ -2,6 +2,7 @@
 
 use super::Instance;
 use crate::batch::Row;
+use crate::batch::generated::{counts_after, note_counts};
 use crate::batch::respond::empty_response;
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
 use crate::binding::{Initial, InitialContent};
@@ -58,6 +59,27 @@ impl Instance {
         running
     }
 
+    /// Gives the rows what their sequences have counted. Answers those whose numbers an input cannot hold.
+    pub(super) fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        let binding = &*self.model.binding.clone();
+        if binding.generated().next().is_none() {
+            return rows;
+        }
+        let counts = self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)));
+        let mut running = Vec::with_capacity(rows.len());
+        for (mut row, counts) in rows.into_iter().zip(counts) {
+            let counts = row.extras.as_ref().map_or(counts, |extras| extras.counts.clone());
+            match note_counts(binding, &mut row, counts) {
+                Ok(()) => running.push(row),
+                Err(error) => {
+                    self.refuse(&mut row, error, times);
+                    self.depart(row, answered);
+                }
+            }
+        }
+        running
+    }
+
     /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.
     fn prepare(&mut self, row: &mut Row, asked: &mut StateRequest) -> Result<bool, RequestError> {
         let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else {
@@ -73,7 +95,7 @@ impl Instance {
             (None, None) => None,
         };
         if let Some(origin) = &origin {
-            self.check_held(&origin.held)?;
+            self.check_held(&origin.extras.held)?;
         }
         let brings_all = !asked.set.is_empty() && asked.set.iter().all(Option::is_some);
         asked.goes_on = origin.is_some() || (row.state.start && brings_all);
@@ -83,7 +105,7 @@ impl Instance {
         }
         let change = Change {
             given: self.given(row, asked, origin.as_ref())?,
-            extras: origin.as_ref().map(|origin| Extras { held: origin.held.clone(), steps: origin.steps }),
+            extras: self.extras(asked, slot, origin.as_ref()),
             contexts: match origin {
                 _ if asked.resets_all => Contexts::Reset,
                 Some(origin) => Contexts::Given(origin.state.contexts),
@@ -96,6 +118,20 @@ impl Instance {
             self.apply(row, slot, change)?;
         }
         Ok(asked.runs)
+    }
+
+    /// What the sequence keeps from now on besides its states, if the request changes that before a run.
+    fn extras(&self, asked: &StateRequest, slot: SlotId, origin: Option<&Snapshot>) -> Option<Extras> {
+        let begins_counting = asked.resets_all && !self.model.binding.counters.is_empty();
+        let mut extras = match origin {
+            Some(origin) => origin.extras.clone(),
+            None if begins_counting => self.sequences.extras(slot)?,
+            None => return None,
+        };
+        if begins_counting {
+            extras.counts.clear();
+        }
+        Some(extras)
     }
 
     /// Refuses what this model, or this sequence now, cannot do.
@@ -281,9 +317,9 @@ impl Instance {
             None => self.sequences.slot_of(self.number, id),
         };
         let source = source.ok_or_else(missing)?;
-        let Extras { held, steps } = self.sequences.extras(source).ok_or_else(missing)?;
+        let extras = self.sequences.extras(source).ok_or_else(missing)?;
         let state = self.store.read(source)?.ok_or_else(missing)?;
-        Ok(Snapshot { state, held, steps })
+        Ok(Snapshot { state, extras })
     }
 
     fn read(&mut self, slot: SlotId) -> Result<SequenceState, RequestError> {
@@ -319,15 +355,15 @@ impl Instance {
     /// Adds what a request asks for of the state to its response.
     fn answer_reads(&mut self, row: &Row, asked: &StateRequest, response: &Response) -> Result<(), RequestError> {
         let Some(slot) = row.state.lease.as_ref().map(Lease::slot).filter(|_| asked.reads()) else { return Ok(()) };
-        let Extras { held, steps } = self.sequences.extras(slot).unwrap_or_default();
+        let extras = self.sequences.extras(slot).unwrap_or_default();
         let over = || conflict("the sequence is over");
         let states = if asked.get.is_empty() { Some(Vec::new()) } else { self.store.read_states(slot, &asked.get)? };
         let read = StateAnswer {
             id: row.key.as_ref().map(|key| &key.id),
-            steps,
+            steps: extras.steps,
             states: states.ok_or_else(over)?,
             info: if asked.query { Some(self.store.describe(slot).ok_or_else(over)?) } else { None },
-            snapshot: if asked.snapshot { Some(Snapshot { state: self.read(slot)?, held, steps }) } else { None },
+            snapshot: if asked.snapshot { Some(Snapshot { state: self.read(slot)?, extras }) } else { None },
         };
         let Some(api) = &self.model.state_api else { return Ok(()) };
         read.answer(asked, api, &self.model.binding, response)
@@ -340,17 +376,19 @@ impl Instance {
         batch: &mut [Row],
         responses: &mut [Result<Response, RequestError>],
     ) -> Result<(), RequestError> {
-        if self.model.state_api.is_none() && !self.model.has_held_inputs() {
+        let binding = &self.model.binding;
+        if self.model.state_api.is_none() && !self.model.has_held_inputs() && binding.counters.is_empty() {
             return Ok(());
         }
         for (row, _) in batch.iter_mut().zip(&*responses).filter(|(row, of)| of.is_ok() && !row.state.discards) {
             let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else { continue };
-            let extras = row.extras.take();
+            let (extras, counts) = (row.extras.take(), counts_after(binding, row));
             self.sequences.change_extras(slot, |kept| {
                 if let Some(extras) = extras {
                     *kept = *extras;
                 }
                 kept.steps = kept.steps.saturating_add(1);
+                kept.counts = counts;
             });
         }
         if batch.iter().all(|row| row.asked.as_ref().is_none_or(|asked| !asked.reads())) {

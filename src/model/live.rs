@@ -34,8 +34,11 @@ pub struct Grown {
 pub struct Extras {
     /// The inputs that its requests may leave out, by the position among the inputs of requests.
     pub held: Vec<Option<HeldInput>>,
-    /// How many of its runs have changed the state. Counted for models with `state_api` or `held_inputs`.
+    /// How many of its runs have changed the state. Counted for models with `state_api`, `held_inputs` or counters.
     pub steps: u64,
+    /// What is counted for generated inputs, in the order of [`Binding::counters`](crate::binding::Binding::counters);
+    /// empty for zeros. Unlike `steps`, it begins again when all states are reset.
+    pub counts: Vec<u64>,
 }
 
 /// What a sequence keeps outside its slot.
@@ -360,6 +363,13 @@ impl LiveSequences {
     /// What a sequence keeps besides its states; `None` if it is over.
     pub fn extras(&self, slot: SlotId) -> Option<Extras> {
         self.table.lock().contents_mut(slot).map(|contents| contents.extras.clone())
+    }
+
+    /// What is counted for each of these sequences; empty for zeros, and for a sequence that is over.
+    pub fn counts(&self, slots: impl Iterator<Item = Option<SlotId>>) -> Vec<Vec<u64>> {
+        let mut table = self.table.lock();
+        let mut counts = |slot: SlotId| table.contents_mut(slot).map(|contents| contents.extras.counts.clone());
+        slots.map(|slot| slot.and_then(&mut counts).unwrap_or_default()).collect()
     }
 
     /// Changes what a sequence keeps besides its states, unless it is over.

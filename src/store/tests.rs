@@ -86,7 +86,7 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
         is_only_kept: true,
     });
     let outputs = outputs.collect();
-    Arc::new(Binding { inputs, outputs, states, slot: SlotLayout::new(&sizes).unwrap() })
+    Arc::new(Binding { inputs, outputs, states, counters: Vec::new(), slot: SlotLayout::new(&sizes).unwrap() })
 }
 
 struct World {

@@ -164,6 +164,9 @@ class Model:
     initial: Mapping[str, np.ndarray | Callable[[dict], np.ndarray]] = dataclasses.field(default_factory=dict)
     # how long the graph's symbolic dims of states are at START; the others are the batch
     lengths_at_start: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    # what the backend feeds the graph's inputs of `generated_inputs`: makes each from what the oracle has counted
+    # (`sequence_oracle.Context`), the request's inputs as they are fed, and the states before the run
+    generated: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
     # more files, by their path in the model's folder
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 

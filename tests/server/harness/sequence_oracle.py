@@ -6,6 +6,7 @@ as fp16, all from the `Model`. Knows nothing of how the backend works.
 
 from __future__ import annotations
 
+import copy
 import functools
 
 import numpy as np
@@ -40,10 +41,11 @@ class SequenceOracle:
         if start or self.is_fresh:
             self.sequence.state = {name: self._initial(name, fed) for name, _ in self.model.states}
             self.is_fresh = False
-        feeds = {**fed, **self._lengths(fed), **self._controls(start, end), **self._constants()}
+        feeds = {**fed, **self._lengths(fed), **self._controls(start, end), **self._constants(), **self._generated(fed)}
         results = self.sequence.step(feeds)
         self.sequence.state = {name: self._stored(value) for name, value in self.sequence.state.items()}
         self.context.keep(fed)
+        self.context.count(fed)
         return {output.name: results[output.name] for output in self.model.outputs}
 
     def _initial(self, name: str, fed) -> np.ndarray:
@@ -73,6 +75,10 @@ class SequenceOracle:
     def _constants(self) -> dict[str, np.ndarray]:
         return {name: np.array(value).astype(self.oracle.dtype(name)) for name, value in self.model.constants.items()}
 
+    def _generated(self, fed) -> dict[str, np.ndarray]:
+        made = {name: make(self.context, fed, self.sequence.state) for name, make in self.model.generated.items()}
+        return {name: np.asarray(value, self.oracle.dtype(name)) for name, value in made.items()}
+
     def _lengths(self, fed) -> dict[str, np.ndarray]:
         feeds = {}
         for tensor in self.model.inputs:
@@ -83,11 +89,29 @@ class SequenceOracle:
 
 
 class Context:
-    """What one sequence's inputs have of the last chunks, as the model's tensors say. Zeros at first."""
+    """What one sequence's inputs have of the last chunks, as the model's tensors say, and how many steps it has made and
+    elements it has had of each input, by axis. Zeros at first."""
 
     def __init__(self, model: Model):
         self.wanted = {tensor.name: tensor.context for tensor in model.inputs if tensor.context}
         self.kept: dict[str, np.ndarray] = {}
+        self.steps = 0
+        self.elements: dict[str, np.ndarray] = {}
+
+    def copy(self) -> Context:
+        made = copy.copy(self)
+        made.kept, made.elements = dict(self.kept), dict(self.elements)
+        return made
+
+    def had(self, name: str, axis: int) -> int:
+        """How many elements of an input there were before this request."""
+        return int(self.elements[name][axis]) if name in self.elements else 0
+
+    def count(self, fed) -> None:
+        """A request has changed the state."""
+        self.steps += 1
+        for name, value in fed.items():
+            self.elements[name] = self.elements.get(name, 0) + np.array(value.shape)
 
     def before(self, fed) -> dict[str, np.ndarray]:
         """The chunks, with what is kept in front of each."""

@@ -1,0 +1,343 @@
+//! Inputs that this backend fills with counters, lengths and masks: what they count, and along which axis they have a
+//! value for each element.
+
+use super::error::BindingError;
+use super::feeds::Feeds;
+use super::fixed::element_bytes;
+use super::shapes::{bound, is_batch};
+use super::{Binding, BoundInput, BoundState, RequestInput, Source, StatePlace, describe};
+use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
+use crate::session::TensorInfo;
+use crate::tensor::{DataType, is_batch_name};
+
+/// An input whose values follow from the sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    pub value: GeneratedValue,
+    /// Each number is multiplied with this, and `addend` is added.
+    pub factor: i64,
+    pub addend: i64,
+    /// The axis of the input along which a row has several values; `None` if all its elements have one value.
+    pub axis: Option<usize>,
+    /// 1 in the type of the input, for masks.
+    pub one: Vec<u8>,
+    /// The entry of the configuration.
+    pub written: String,
+}
+
+/// What a generated input holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GeneratedValue {
+    /// What this counter of [`Binding::counters`] has before the request.
+    Count { counter: usize },
+    /// A value for each element of an input, from what its counter has before the request.
+    Positions { counter: usize, of: InputAxis },
+    /// The length of a growing state before the run.
+    Length(GrowingAxis),
+    /// 1 for each element of a growing state, then 1 for each element of an input.
+    Mask { state: GrowingAxis, input: Option<InputAxis> },
+}
+
+/// What is counted for each sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counter {
+    /// Inferences.
+    Steps,
+    /// Elements of an input.
+    Elements(InputAxis),
+}
+
+/// An axis of an input that requests carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputAxis {
+    /// Index in [`Binding::inputs`].
+    pub input: usize,
+    /// The axis, in the model.
+    pub axis: usize,
+}
+
+/// The axis along which a state grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrowingAxis {
+    /// Number in [`Binding::states`].
+    pub state: usize,
+    /// Its number among the states beside the slot.
+    pub beside: usize,
+    pub axis: usize,
+}
+
+impl Binding {
+    /// The generated inputs.
+    pub fn generated(&self) -> impl Iterator<Item = (&BoundInput, &Generated)> + Clone {
+        self.inputs.iter().filter_map(|input| match &input.source {
+            Source::Generated(generated) => Some((input, generated)),
+            _ => None,
+        })
+    }
+
+    /// A counter as snapshots call it.
+    pub fn counter_name(&self, counter: Counter) -> String {
+        match counter {
+            Counter::Steps => "steps".to_owned(),
+            Counter::Elements(of) => format!("elements({}@{})", self.inputs[of.input].name, of.axis),
+        }
+    }
+}
+
+/// Feeds the generated inputs. Returns what has to be counted for them.
+pub(super) fn feed_generated(
+    config: &Config,
+    feeds: &mut Feeds,
+    states: &[BoundState],
+    batch_symbol: Option<&str>,
+) -> Result<Vec<Counter>, BindingError> {
+    let mut counters = Vec::new();
+    for generated in &config.generated {
+        let (index, info) = feeds.find(&generated.input, "'generated_inputs'")?;
+        let binder = Binder { config, feeds, states, batch_symbol, generated, info };
+        let input = binder.bind(&mut counters)?;
+        feeds.add(index, input)?;
+    }
+    Ok(counters)
+}
+
+struct Binder<'a> {
+    config: &'a Config,
+    feeds: &'a Feeds<'a>,
+    states: &'a [BoundState],
+    batch_symbol: Option<&'a str>,
+    generated: &'a GeneratedInput,
+    /// The input to be filled.
+    info: &'a TensorInfo,
+}
+
+/// How many values a row of the input has.
+enum Count {
+    One,
+    /// As many as the elements of another tensor; `None` if that varies.
+    Of(Option<i64>),
+}
+
+impl Binder<'_> {
+    fn bind(&self, counters: &mut Vec<Counter>) -> Result<BoundInput, BindingError> {
+        let (value, count) = match &self.generated.kind {
+            GeneratedKind::Steps => (GeneratedValue::Count { counter: numbered(counters, Counter::Steps) }, Count::One),
+            GeneratedKind::Elements(of) => {
+                let counter = numbered(counters, Counter::Elements(self.input_axis(of)?.0));
+                (GeneratedValue::Count { counter }, Count::One)
+            }
+            GeneratedKind::Positions(of) => {
+                let (of, length) = self.whole_input_axis(of)?;
+                let counter = numbered(counters, Counter::Elements(of));
+                (GeneratedValue::Positions { counter, of }, Count::Of(length))
+            }
+            GeneratedKind::Length(state) => (GeneratedValue::Length(self.growing_axis(state)?), Count::One),
+            GeneratedKind::Mask { state, input } => {
+                let state = self.growing_axis(state)?;
+                let input = input.as_ref().map(|input| self.whole_input_axis(input)).transpose()?;
+                (GeneratedValue::Mask { state, input: input.map(|(input, _)| input) }, Count::Of(None))
+            }
+        };
+        let is_mask = matches!(value, GeneratedValue::Mask { .. });
+        if self.info.data_type == DataType::Bytes || (self.info.data_type == DataType::Bool && !is_mask) {
+            let kinds = if is_mask { "a mask has numbers or TYPE_BOOL" } else { "its values are numbers" };
+            return Err(self.error(format!("the input is {}, and {kinds}", self.described())));
+        }
+        let (batch_axis, axis) = self.axes(&count)?;
+        let GeneratedInput { factor, addend, written, .. } = self.generated.clone();
+        let one = element_bytes(self.info.data_type, "1").map_err(|why| self.error(why))?;
+        let mut input =
+            bound(self.info, batch_axis, Source::Generated(Generated { value, factor, addend, axis, one, written }));
+        for (at, dim) in input.dims.iter_mut().enumerate() {
+            if *dim < 0 && Some(at) != batch_axis && Some(at) != axis {
+                *dim = 1;
+            }
+        }
+        Ok(input)
+    }
+
+    /// The batch axis of the input to be filled, and the axis along which a row has several values.
+    fn axes(&self, count: &Count) -> Result<(Option<usize>, Option<usize>), BindingError> {
+        let (dims, symbols) = (&self.info.dims, &self.info.symbols);
+        let open: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] < 0).collect();
+        let has_one_value = matches!(count, Count::One | Count::Of(Some(1)));
+        let named = open.iter().copied().find(|&axis| is_batch(&symbols[axis], self.batch_symbol));
+        // Names such as `n` are usual for the batch, but a number of elements can have them, too.
+        let named = named.filter(|_| has_one_value || open.len() > 1 || self.batch_symbol.is_some());
+        let batch = match *open.as_slice() {
+            _ if named.is_some() => named,
+            [only] if has_one_value => Some(only),
+            [first, _, ..] => Some(first),
+            _ => None,
+        };
+        let others: Vec<usize> = open.into_iter().filter(|&axis| Some(axis) != batch).collect();
+        let batch = batch.filter(|_| self.config.is_batched());
+        let axis = match *count {
+            Count::One => return Ok((batch, None)),
+            Count::Of(length) => match (others.as_slice(), length) {
+                (&[axis], _) => axis,
+                ([], Some(1)) => return Ok((batch, None)),
+                ([], Some(length)) => dims.iter().rposition(|&dim| dim == length).ok_or_else(|| {
+                    self.error(format!("it has {length} values a row, and the input is {}", self.described()))
+                })?,
+                ([], None) => {
+                    let why = "its number of values varies, and no dimension beside the batch is open";
+                    return Err(self.error(format!("{why} in the input, {}", self.described())));
+                }
+                _ => {
+                    let why = "more than one dimension beside the batch is open";
+                    return Err(self.error(format!("{why} in the input, {}: only one can be", self.described())));
+                }
+            },
+        };
+        if (axis + 1..dims.len()).any(|behind| dims[behind] > 1) {
+            let why = format!("its values stand along axis {axis}, and dimensions behind that must be 1");
+            return Err(self.error(format!("{why}; the input is {}", self.described())));
+        }
+        Ok((batch, Some(axis)))
+    }
+
+    /// An axis of an input that requests carry, with its length unless that varies.
+    fn input_axis(&self, of: &NamedAxis) -> Result<(InputAxis, Option<i64>), BindingError> {
+        let found = self.feeds.find(&of.name, "'generated_inputs'").ok();
+        let found = found.and_then(|(input, info)| Some((input, info, self.request_input(input)?.0)));
+        let Some((input, info, fed)) = found else {
+            let known: Vec<&str> = self.feeds.of_requests().map(|(input, _)| input.name.as_str()).collect();
+            return Err(self.error(format!(
+                "'{}' is no input that requests carry (there is {})",
+                of.name,
+                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+            )));
+        };
+        // A model that Triton does not batch may have a batch dimension all the same.
+        let named = || info.symbols.iter().position(|symbol| is_batch_name(symbol)).filter(|_| info.dims.len() > 1);
+        let batch = fed.batch_axis.or_else(named);
+        let beside: Vec<usize> = (0..fed.dims.len()).filter(|&axis| Some(axis) != batch).collect();
+        let open: Vec<usize> = beside.iter().copied().filter(|&axis| fed.dims[axis] < 0).collect();
+        let axis = self.one_axis(of, fed, &open, &beside, "beside the batch")?;
+        Ok((InputAxis { input, axis }, Some(fed.dims[axis]).filter(|&dim| dim >= 0)))
+    }
+
+    /// As [`Self::input_axis`], of an input for whose every element the model sees there is a value.
+    fn whole_input_axis(&self, of: &NamedAxis) -> Result<(InputAxis, Option<i64>), BindingError> {
+        let (found, length) = self.input_axis(of)?;
+        let request = self.request_input(found.input).map(|(_, request)| request);
+        if request.is_some_and(|request| request.optional) {
+            return Err(self.error(format!(
+                "requests may leave '{}' out, and the length of what the model then has is not known",
+                of.name
+            )));
+        }
+        if request.is_some_and(|request| request.context.is_some_and(|context| context.axis == found.axis)) {
+            return Err(self.error(format!("'{}' has an input_context along axis {}", of.name, found.axis)));
+        }
+        Ok((found, length))
+    }
+
+    /// The axis along which a state grows.
+    fn growing_axis(&self, of: &NamedAxis) -> Result<GrowingAxis, BindingError> {
+        let input = |state: &BoundState| self.feeds.fed(state.input);
+        let found = self.states.iter().position(|state| input(state).is_some_and(|input| input.name == of.name));
+        let Some((number, state)) = found.map(|number| (number, &self.states[number])) else {
+            let known: Vec<&str> = self.states.iter().filter_map(|state| Some(input(state)?.name.as_str())).collect();
+            return Err(self.error(format!(
+                "'{}' is no state's input (there is {})",
+                of.name,
+                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
+            )));
+        };
+        let open: Vec<usize> = (0..state.dims.len()).filter(|&axis| state.dims[axis] < 0).collect();
+        let (StatePlace::Beside(beside), false, Some(input)) = (state.place, open.is_empty(), input(state)) else {
+            let why = format!("state '{}' is {}, which does not grow", of.name, describe(state.data_type, &state.dims));
+            return Err(self.error(why));
+        };
+        let axis = self.one_axis(of, input, &open, &open, "of the state")?;
+        if state.dims[axis] >= 0 {
+            return Err(
+                self.error(format!("axis {axis} of state '{}' is {}, which does not grow", of.name, state.dims[axis]))
+            );
+        }
+        Ok(GrowingAxis { state: number, beside, axis })
+    }
+
+    /// The axis that is written, else the only open one, else the only one.
+    fn one_axis(
+        &self,
+        of: &NamedAxis,
+        input: &BoundInput,
+        open: &[usize],
+        all: &[usize],
+        which: &str,
+    ) -> Result<usize, BindingError> {
+        let described = describe(input.data_type, &input.dims);
+        match (of.axis, open, all) {
+            (Some(axis), ..) if axis >= input.dims.len() => {
+                Err(self.error(format!("'{}' is {described}, which has no axis {axis}", of.name)))
+            }
+            (Some(axis), ..) if input.batch_axis == Some(axis) => {
+                Err(self.error(format!("axis {axis} of '{}', {described}, is the batch", of.name)))
+            }
+            (Some(axis), ..) | (None, &[axis], _) | (None, [], &[axis]) => Ok(axis),
+            (None, [], []) => Err(self.error(format!("'{}' is {described}, which has no axis {which}", of.name))),
+            (None, open, all) => {
+                let axes = if open.is_empty() { all } else { open };
+                let names: Vec<String> = axes.iter().map(|axis| format!("'{}@{axis}'", of.name)).collect();
+                Err(self.error(format!(
+                    "'{}' is {described}, which has more than one axis {which}: write {}",
+                    of.name,
+                    names.join(" or ")
+                )))
+            }
+        }
+    }
+
+    fn request_input(&self, index: usize) -> Option<(&BoundInput, &RequestInput)> {
+        let input = self.feeds.fed(index)?;
+        match &input.source {
+            Source::Request(request) => Some((input, request)),
+            _ => None,
+        }
+    }
+
+    fn described(&self) -> String {
+        describe(self.info.data_type, &self.info.dims)
+    }
+
+    fn error(&self, why: String) -> BindingError {
+        let value = format!("{}={}", self.generated.input, self.generated.written);
+        BindingError::Parameter { parameter: GENERATED_INPUTS, value, why }
+    }
+}
+
+/// The number of a counter, which is counted from now on.
+fn numbered(counters: &mut Vec<Counter>, counter: Counter) -> usize {
+    counters.iter().position(|known| *known == counter).unwrap_or_else(|| {
+        counters.push(counter);
+        counters.len() - 1
+    })
+}
+
+impl Generated {
+    /// The indices of the inputs have changed.
+    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
+        match &mut self.value {
+            GeneratedValue::Positions { of, .. } | GeneratedValue::Mask { input: Some(of), .. } => of.move_input(moved),
+            GeneratedValue::Count { .. } | GeneratedValue::Length(_) | GeneratedValue::Mask { input: None, .. } => {}
+        }
+    }
+}
+
+impl Counter {
+    /// The indices of the inputs have changed.
+    pub(super) fn move_inputs(&mut self, moved: &[usize]) {
+        if let Self::Elements(of) = self {
+            of.move_input(moved);
+        }
+    }
+}
+
+impl InputAxis {
+    fn move_input(&mut self, moved: &[usize]) {
+        self.input = moved[self.input];
+    }
+}
