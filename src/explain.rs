@@ -104,7 +104,7 @@ impl Explained<'_> {
         let (taken_for, why) = match bound.map(|input| &input.source) {
             None => ("its default".to_owned(), "nothing feeds it".to_owned()),
             Some(Source::Request(request)) => {
-                (requests(request, info), listed("'input'", self.origins.inputs_completed))
+                (requests(request, info, self.config), listed("'input'", self.origins.inputs_completed))
             }
             Some(Source::Lengths { of }) => {
                 (format!("lengths of {}", self.binding.inputs[*of].name), "'padded_inputs'".to_owned())
@@ -135,7 +135,8 @@ impl Explained<'_> {
             reasons.push(self.why(state));
         }
         if output.is_response {
-            uses.push("responses".to_owned());
+            let same = output.form == ShapeForm::Unbatched && state.is_none();
+            uses.push(if same { "responses, the same for each row" } else { "responses" }.to_owned());
             reasons.push(listed("'output'", self.origins.outputs_completed));
         }
         let gives_lengths = |trim: TrimBy| trim == TrimBy::Output(index);
@@ -203,12 +204,13 @@ fn dims(dims: &[i64], symbols: &[String]) -> String {
     format!("[{}]", dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
 }
 
-fn requests(request: &RequestInput, info: &TensorInfo) -> String {
+fn requests(request: &RequestInput, info: &TensorInfo, config: &Config) -> String {
     let mut text = "requests".to_owned();
     text += match request.form {
         ShapeForm::Plain => "",
         ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
-        // Triton has no scalars, and puts a batch dimension in front.
+        // Triton has no scalars.
+        ShapeForm::Unbatched if !config.is_batched() => ", sent as [1]",
         ShapeForm::Unbatched if info.dims.is_empty() => ", one value for a batch, sent as [1, 1]",
         ShapeForm::Unbatched => ", one value for a batch",
     };

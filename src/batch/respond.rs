@@ -1,14 +1,16 @@
 //! Rows of the outputs into responses.
 
+use smallvec::SmallVec;
+
 use super::{Row, fault};
-use crate::binding::{Binding, BoundOutput, TrimBy};
+use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::is_state_tensor;
 use crate::error::RequestError;
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
-use crate::tensor::{DataType, RowAt, WindowLayout};
+use crate::tensor::{DataType, WindowLayout};
 use crate::triton::{OutputMemory, Response};
 
 /// The outputs of a run, taken apart into rows.
@@ -104,12 +106,14 @@ impl<'a> Answers<'a> {
         position: usize,
         copies: &mut Vec<OutputCopy<'r>>,
     ) -> Result<(), RequestError> {
+        let in_front = if answer.bound.form == ShapeForm::Unbatched || answer.dims.is_empty() { &[1][..] } else { &[] };
+        let dims: SmallVec<[i64; 6]> = in_front.iter().chain(&answer.dims).copied().collect();
         if answer.bound.data_type == DataType::Bytes {
-            return send_strings(answer.bound, response, &answer.dims, answer.strings(position));
+            return send_strings(answer.bound, response, &dims, answer.strings(position));
         }
         let bytes = answer.layout.row_bytes();
-        let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &answer.dims, bytes)?;
-        let at = RowAt { position, rows: self.rows };
+        let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
+        let at = answer.at(position);
         if let OutputMemory::Gpu(to) = &memory {
             let copy = OutputCopy { output: answer.index, layout: answer.layout, at, to: *to };
             if self.step.can_copy_output(&copy) {
@@ -169,12 +173,7 @@ impl<'a> Answers<'a> {
                 if size > element.len() {
                     return Err(lengths.uneven());
                 }
-                rows::take(
-                    lengths.layout,
-                    lengths.view.bytes,
-                    RowAt { position, rows: self.rows },
-                    &mut element[..size],
-                );
+                rows::take(lengths.layout, lengths.view.bytes, lengths.at(position), &mut element[..size]);
                 // A negative length is larger than any tensor, too.
                 usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven())
             }

@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use super::{Generated, Initial, Trim};
+use super::{Generated, Initial, InitialContent, Trim};
 use crate::tensor::{DataType, RowLayout, StorageType};
 
 /// An input of the model.
@@ -131,7 +131,8 @@ pub enum ShapeForm {
     /// The configuration's dims are the model's, with -1 for the batch axis wherever it is. Requests have Triton's
     /// batch dimension in front of them, and responses have not. This is the form of NVIDIA's stateful_backend.
     BatchInside,
-    /// The model's tensor has no batch axis, but others have. Requests have Triton's batch dimension in front of it.
+    /// Requests and responses have a dimension more, which is 1. The model's tensor has no batch axis, and Triton puts a
+    /// batch dimension in front; or it is a scalar, which Triton doesn't have.
     Unbatched,
 }
 
@@ -152,6 +153,8 @@ pub struct BoundOutput {
     pub data_type: DataType,
     /// Which dimension is the number of rows.
     pub batch_axis: Option<usize>,
+    /// How responses carry it.
+    pub form: ShapeForm,
     /// `None` if a dimension other than the batch axis is open.
     pub dims: Option<Vec<i64>>,
     /// Whether responses may carry it.
@@ -210,6 +213,11 @@ impl BoundState {
             StatePlace::Slot(layout) => self.kept_bytes(layout),
             StatePlace::Beside(_) => 0,
         }
+    }
+
+    /// Whether a sequence starts with no elements of it, unless its request says otherwise.
+    pub fn starts_empty(&self) -> bool {
+        self.initial.content == InitialContent::Zeros && self.initial.dims.contains(&0)
     }
 
     /// The layout of a batch whose rows have these dims; `None` if a product overflows.

@@ -29,7 +29,7 @@ impl<'a> Feeds<'a> {
     pub(super) fn batch_symbol(&self, config: &Config) -> Option<&'a str> {
         let of_input = |(fed, info): (&Option<BoundInput>, &&'a TensorInfo)| {
             let axis = fed.as_ref()?.batch_axis.or((!config.is_batched()).then_some(0))?;
-            Some(info.symbols.get(axis)?.as_str()).filter(|symbol| !symbol.is_empty())
+            Some(info.symbol(axis)).filter(|symbol| !symbol.is_empty())
         };
         self.fed.iter().zip(&self.infos).find_map(of_input)
     }
@@ -44,6 +44,15 @@ impl<'a> Feeds<'a> {
         self.fed.iter().flatten().filter_map(|input| match &input.source {
             Source::Request(request) => Some((input, request)),
             _ => None,
+        })
+    }
+
+    /// Whether an input of requests has an open batch dimension. If Triton puts no batch dimension in front, that is the
+    /// first.
+    pub(super) fn batch_is_open(&self, config: &Config) -> bool {
+        self.fed.iter().zip(&self.infos).any(|(fed, info)| {
+            let axis = fed.as_ref().and_then(|input| input.batch_axis.or((!config.is_batched()).then_some(0)));
+            axis.and_then(|axis| info.dims.get(axis)).is_some_and(|&dim| dim < 0)
         })
     }
 

@@ -10,6 +10,7 @@ use std::ffi::CString;
 
 mod bound;
 mod context;
+mod doubts;
 mod error;
 mod feeds;
 mod fixed;
@@ -75,14 +76,20 @@ impl Binding {
         }
         let batch_symbol = feeds.batch_symbol(config);
         let mut outputs = Vec::new();
+        let has_no_batch = |info: &TensorInfo| {
+            let pair = state_pairs.iter().find(|pair| pair.output == info.name);
+            let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
+            config.constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
+        };
         for tensor in &config.outputs {
             let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output")?;
-            outputs.push(response_output(config, tensor, info, batch_symbol)?);
+            outputs.push(response_output(config, tensor, info, batch_symbol, has_no_batch(info))?);
         }
         let mut states = Vec::new();
+        let batch_is_open = feeds.batch_is_open(config);
+        let binder = StateBinder { config, files, signature, pairs: state_pairs, batch_symbol, batch_is_open };
         for pair in state_pairs {
-            let binder = StateBinder { config, files, batch_symbol };
-            states.extend(binder.bind(pair, signature, &mut feeds, &mut outputs, &states)?);
+            states.extend(binder.bind(pair, &mut feeds, &mut outputs, &states)?);
         }
         feed_without_requests(config, &mut feeds)?;
         let mut counters = feed_generated(config, &mut feeds, &states, batch_symbol.filter(|_| config.is_batched()))?;
@@ -223,6 +230,9 @@ fn check_names(config: &Config, state_pairs: &[StatePair]) -> Result<(), Binding
     for (name, _) in &config.states.initial {
         unknown("initial_states", name, "a state's input", states())?;
     }
+    for state in &config.states.dims {
+        unknown("state_dims", &state.name, "a state's input", states())?;
+    }
     for context in &config.contexts {
         unknown("input_context", &context.input, "listed under 'input'", inputs())?;
     }
@@ -247,6 +257,7 @@ fn fetched(outputs: &mut Vec<BoundOutput>, info: &TensorInfo) -> usize {
         name: info.name.clone(),
         data_type: info.data_type,
         batch_axis: None,
+        form: ShapeForm::Plain,
         dims: None,
         is_response: false,
         empty_dims: Vec::new(),

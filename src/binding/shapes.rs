@@ -27,6 +27,9 @@ pub(super) fn match_dims(
         if all_agree(&tensor.dims, model) {
             return Ok((None, ShapeForm::Plain));
         }
+        if model.is_empty() && tensor.dims == [1] {
+            return Ok((None, ShapeForm::Unbatched));
+        }
         return Err(error("with max_batch_size 0 they must be the same".to_owned()));
     }
     if list == INPUT && tensor.dims == model && model.iter().all(|&dim| dim >= 0) {
@@ -100,7 +103,7 @@ pub(super) fn request_input(
         });
     }
     // Triton checks requests against a dimension that only the configuration fixes.
-    let behind = dims.len() - tensor.dims.len();
+    let behind = dims.len().saturating_sub(tensor.dims.len());
     for (dim, &configured) in dims[behind..].iter_mut().zip(&tensor.dims) {
         if *dim < 0 {
             *dim = configured;
@@ -124,27 +127,36 @@ pub(super) fn bound(info: &TensorInfo, batch_axis: Option<usize>, source: Source
     BoundInput { name: info.name.clone(), data_type: info.data_type, dims: info.dims.clone(), batch_axis, source }
 }
 
+/// Binds an output of responses; `has_no_batch` says that all rows of a run have the same value of it, or a run has one
+/// row.
 pub(super) fn response_output(
     config: &Config,
     tensor: &TensorConfig,
     info: &TensorInfo,
     batch_symbol: Option<&str>,
+    has_no_batch: bool,
 ) -> Result<BoundOutput, BindingError> {
     check_type(format!("output '{}'", tensor.name), tensor.data_type, info.data_type)?;
     // A model may say nothing at all about an output's shape, not even its rank.
-    let batch_axis = if info.dims.is_empty() && config.is_batched() {
-        Some(0)
+    let (batch_axis, form) = if has_no_batch && config.is_batched() && all_agree(&tensor.dims, &info.dims) {
+        (None, ShapeForm::Unbatched)
+    } else if info.dims.is_empty() && config.is_batched() {
+        (Some(0), ShapeForm::Plain)
     } else {
-        match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?.0
+        match_dims(config, "output", tensor, &info.dims, &info.symbols, batch_symbol)?
     };
     let known = known_dims(&info.dims, batch_axis).filter(|_| !info.dims.is_empty() || !config.is_batched());
     // ONNX Runtime allocates strings itself.
     let dims = known.filter(|_| info.data_type != DataType::Bytes);
-    let empty_dims = empty_dims(&info.dims, batch_axis);
+    let mut empty_dims = empty_dims(&info.dims, batch_axis);
+    if form == ShapeForm::Unbatched && config.is_batched() {
+        empty_dims = [0].into_iter().chain(info.dims.iter().map(|&dim| dim.max(0))).collect();
+    }
     Ok(BoundOutput {
         name: info.name.clone(),
         data_type: info.data_type,
         batch_axis,
+        form,
         dims,
         is_response: true,
         empty_dims,

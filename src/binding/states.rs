@@ -6,7 +6,7 @@ use super::shapes::{bound, empty_dims, is_batch};
 use super::{
     BoundInput, BoundOutput, BoundState, Feeds, Source, StatePlace, agree, all_agree, batches, check_type, describe,
 };
-use crate::config::{Config, DeclaredState, InitialFiles, StatePair};
+use crate::config::{Config, DeclaredState, InitialFiles, StateDims, StatePair, state_dims_line};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims, RowLayout, StorageType};
 
@@ -22,8 +22,25 @@ struct Ends<'a> {
 pub(super) struct StateBinder<'a> {
     pub config: &'a Config,
     pub files: &'a InitialFiles,
+    pub signature: &'a Signature,
+    /// All states.
+    pub pairs: &'a [StatePair],
     /// The name of the batch dimension, where the requests' inputs have one.
     pub batch_symbol: Option<&'a str>,
+    /// Whether an input of requests has an open batch dimension.
+    pub batch_is_open: bool,
+}
+
+/// Which dimension of a state is the batch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BatchAxis {
+    At(usize),
+    /// The state has none. Open dimensions vary.
+    Absent,
+    /// No dimension can be the batch, and a run has several rows.
+    Missing,
+    /// Several readings are possible.
+    Unclear,
 }
 
 impl StateBinder<'_> {
@@ -32,7 +49,6 @@ impl StateBinder<'_> {
     pub fn bind(
         &self,
         pair: &StatePair,
-        signature: &Signature,
         feeds: &mut Feeds,
         outputs: &mut Vec<BoundOutput>,
         before: &[BoundState],
@@ -45,7 +61,7 @@ impl StateBinder<'_> {
             Err(_) if declared.is_some() => return Ok(None),
             found => found?,
         };
-        let (_, output_info) = super::find(&signature.outputs, &pair.output, named_by, "output")?;
+        let (_, output_info) = super::find(&self.signature.outputs, &pair.output, named_by, "output")?;
         let ends = Ends { pair, input: info, output: output_info };
         let input = self.input(ends, declared, before.len())?;
         let mut dims = input.dims.clone();
@@ -71,8 +87,15 @@ impl StateBinder<'_> {
     }
 
     fn input(&self, ends: Ends, declared: Option<&DeclaredState>, number: usize) -> Result<BoundInput, BindingError> {
-        let batch_axis = batch_axis(self.config, ends.input, declared, self.batch_symbol)?;
+        let written = self.config.states.written_dims(&ends.pair.input);
+        let batch_axis = match written {
+            Some(written) => written.batch_axis,
+            None => self.batch_axis(ends.input, declared)?,
+        };
         let mut input = bound(ends.input, batch_axis, Source::State(number));
+        if let Some(written) = written {
+            narrow_to_written(&mut input, written, self.config)?;
+        }
         if let Some(declared) = declared {
             narrow(&mut input, declared)?;
         }
@@ -87,6 +110,82 @@ impl StateBinder<'_> {
             return Err(state_error(ends.input, why));
         }
         Ok(input)
+    }
+
+    /// Which dimension of a state is the batch; `None` if it has none.
+    fn batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<Option<usize>, BindingError> {
+        match self.find_batch_axis(info, declared)? {
+            BatchAxis::At(axis) => Ok(Some(axis)),
+            BatchAxis::Absent => Ok(None),
+            BatchAxis::Missing => {
+                let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis: None };
+                Err(state_error(
+                    info,
+                    format!(
+                        "no dimension is open for the batch; set max_batch_size to 0 or 1, export the model with a \
+                         dynamic batch dimension, or write {}, with which each request has a run of its own",
+                        state_dims_line([dims])
+                    ),
+                ))
+            }
+            BatchAxis::Unclear => Err(state_error(
+                info,
+                format!(
+                    "which of its open dimensions is the batch, if any, cannot be told; write the dims of such states, \
+                     with 'batch' for the batch, -1 for a dimension that varies and starts at 0, and else its length, \
+                     such as {}",
+                    self.lines_to_write()
+                ),
+            )),
+        }
+    }
+
+    /// The line for the states whose batch cannot be told.
+    fn lines_to_write(&self) -> String {
+        let info = |pair: &StatePair| self.signature.inputs.iter().find(|info| info.name == pair.input);
+        let is_unclear = |info: &&TensorInfo| {
+            self.config.states.written_dims(&info.name).is_none()
+                && matches!(self.find_batch_axis(info, None), Ok(BatchAxis::Unclear))
+        };
+        let dims = |info: &TensorInfo| StateDims {
+            name: info.name.clone(),
+            dims: info.dims.clone(),
+            batch_axis: info.dims.iter().position(|&dim| dim < 0),
+        };
+        let undeclared = self.pairs.iter().filter(|pair| self.config.states.declaration(pair).is_none());
+        state_dims_line(undeclared.filter_map(info).filter(is_unclear).map(dims))
+    }
+
+    fn find_batch_axis(&self, info: &TensorInfo, declared: Option<&DeclaredState>) -> Result<BatchAxis, BindingError> {
+        let (config, is_batched) = (self.config, self.config.is_batched());
+        let open = || (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect::<Vec<_>>();
+        let candidates = match declared {
+            Some(declared) if is_batched => declared_axes(config, info, declared)?,
+            // The declared dims are those of the whole tensor.
+            Some(_) => return Ok(BatchAxis::Absent),
+            None => open(),
+        };
+        let named = |batch: Option<&str>| -> Vec<usize> {
+            candidates.iter().copied().filter(|&axis| is_batch(info.symbol(axis), batch)).collect()
+        };
+        let as_in_requests = if self.batch_symbol.is_some() { named(self.batch_symbol) } else { Vec::new() };
+        let as_usual = named(None);
+        let all_have_names = candidates.iter().all(|&axis| !info.symbols[axis].is_empty());
+        let all_are_told = candidates.iter().all(|&axis| !info.symbol(axis).is_empty());
+        // Where Triton has no batch, or the model has a batch of one, a dimension with a name of its own varies.
+        let own_names_vary = declared.is_none() && (!is_batched || (config.max_batch_size == 1 && !self.batch_is_open));
+        Ok(match (as_in_requests.as_slice(), as_usual.as_slice(), candidates.as_slice()) {
+            (&[axis], ..) | (&[], &[axis], _) => BatchAxis::At(axis),
+            (&[], &[], &[_, ..]) if own_names_vary && all_are_told => BatchAxis::Absent,
+            // An exporter's number may be that of a batch only if requests have room for one, too.
+            (&[], &[], &[_, ..]) if !is_batched && all_have_names && !self.batch_is_open => BatchAxis::Absent,
+            (.., &[axis]) if is_batched || !all_have_names => BatchAxis::At(axis),
+            // Dims that leave the batch out mean Triton's batch dimension, which is the first.
+            (.., &[0, ..]) if declared.is_some() => BatchAxis::At(0),
+            (.., []) if config.max_batch_size <= 1 => BatchAxis::Absent,
+            (.., []) => BatchAxis::Missing,
+            _ => BatchAxis::Unclear,
+        })
     }
 }
 
@@ -107,47 +206,6 @@ fn place(
 
 fn state_error(info: &TensorInfo, why: impl Into<String>) -> BindingError {
     BindingError::State { name: info.name.clone(), dims: describe(info.data_type, &info.dims), why: why.into() }
-}
-
-/// Which dimension of a state is the batch.
-fn batch_axis(
-    config: &Config,
-    info: &TensorInfo,
-    declared: Option<&DeclaredState>,
-    batch_symbol: Option<&str>,
-) -> Result<Option<usize>, BindingError> {
-    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
-    let candidates = match declared {
-        Some(declared) if config.is_batched() => declared_axes(config, info, declared)?,
-        // The declared dims are those of the whole tensor.
-        Some(_) => return Ok(None),
-        None => open.clone(),
-    };
-    let named = |batch: Option<&str>| -> Vec<usize> {
-        candidates.iter().copied().filter(|&axis| is_batch(&info.symbols[axis], batch)).collect()
-    };
-    let as_in_requests = if batch_symbol.is_some() { named(batch_symbol) } else { Vec::new() };
-    let as_usual = named(None);
-    let all_have_names = candidates.iter().all(|&axis| !info.symbols[axis].is_empty());
-    match (as_in_requests.as_slice(), as_usual.as_slice(), candidates.as_slice()) {
-        (&[axis], ..) | (&[], &[axis], _) => Ok(Some(axis)),
-        (.., &[axis]) if config.is_batched() || !all_have_names => Ok(Some(axis)),
-        // Dims that leave the batch out mean Triton's batch dimension, which is the first.
-        (.., &[0, ..]) if declared.is_some() => Ok(Some(0)),
-        (.., []) if config.max_batch_size <= 1 => Ok(None),
-        // Without a batch, a dimension with a name of its own is one that varies.
-        (&[], &[], _) if !config.is_batched() && all_have_names => Ok(None),
-        (.., []) => Err(state_error(
-            info,
-            "no dimension is open for the batch; set max_batch_size to 0 or 1, or export the model with a dynamic batch \
-             dimension",
-        )),
-        _ => Err(state_error(
-            info,
-            "more than one dimension is open; which one is the batch cannot be told: declare the state in \
-             'sequence_batching.state', whose dims leave the batch out",
-        )),
-    }
 }
 
 /// The axes that can be the batch, because the other dimensions are the declared ones. The declared dims leave the
@@ -178,6 +236,26 @@ fn declared_error(info: &TensorInfo, declared: &DeclaredState, form: &str) -> Bi
         model: Dims(&info.dims).to_string(),
         rule: format!("{form} they must agree"),
     }
+}
+
+/// Fixes the dimensions that the model leaves open and `state_dims` does not.
+fn narrow_to_written(input: &mut BoundInput, written: &StateDims, config: &Config) -> Result<(), BindingError> {
+    let has_room =
+        |axis: usize| if config.is_batched() { batches(input.dims[axis], config) } else { input.dims[axis] <= 1 };
+    if !all_agree(&input.dims, &written.dims) || written.batch_axis.is_some_and(|axis| !has_room(axis)) {
+        return Err(BindingError::Dims {
+            what: format!("state_dims '{}'", input.name),
+            configured: Dims(&written.dims).to_string(),
+            model: Dims(&input.dims).to_string(),
+            rule: "they must agree, with 'batch' only where the model takes batches".to_owned(),
+        });
+    }
+    for (dim, &written) in input.dims.iter_mut().zip(&written.dims) {
+        if *dim < 0 {
+            *dim = written;
+        }
+    }
+    Ok(())
 }
 
 /// Fixes the dimensions that the model leaves open and the declaration does not.

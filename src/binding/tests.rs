@@ -310,8 +310,11 @@ fn a_state_without_a_batch_dimension_is_for_one_request_at_a_time() {
         &[("x", DataType::Fp32, &[-1, 4, 5]), ("s_in", DataType::Fp32, &[2, 8])],
         &[Y, ("s_out", DataType::Fp32, &[2, 8])],
     );
-    let parts = ["state 's_in'", "TYPE_FP32 [2, 8]", "no dimension is open", "max_batch_size to 0 or 1"];
+    let parts =
+        ["state 's_in'", "TYPE_FP32 [2, 8]", "no dimension is open", "max_batch_size to 0 or 1", "'s_in=[2, 8]'"];
     assert_refused(&plain(), &signature, &parts);
+    let written = bind(&with_parameters(&[("state_dims", "s_in=[2, 8]")]), &signature).unwrap();
+    assert_eq!((input(&written, "s_in").batch_axis, written.states[0].dims.as_slice()), (None, &[2, 8][..]));
     let binding = bind(&with(&[("/max_batch_size", json!(1))]), &signature).unwrap();
     assert_eq!(input(&binding, "s_in").batch_axis, None);
     assert_eq!(binding.states[0].place, StatePlace::Slot(RowLayout { outer: 1, inner_bytes: 64 }));
@@ -321,23 +324,120 @@ fn a_state_without_a_batch_dimension_is_for_one_request_at_a_time() {
 fn the_name_of_the_batch_dimension_tells_it_from_another_open_one() {
     let dims: &[i64] = &[-1, -1, 8];
     let mut signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);
-    assert_refused(&plain(), &signature, &["state 's_in'", "more than one dimension is open", "cannot be told"]);
+    let parts = ["state 's_in'", "which of its open dimensions is the batch", "'s_in=[batch, -1, 8]'"];
+    assert_refused(&plain(), &signature, &parts);
     signature.inputs[0].symbols[0] = "M".to_owned();
     signature.inputs[1].symbols = vec!["T".to_owned(), "M".to_owned(), String::new()];
     let state = bind(&plain(), &signature).unwrap().states.remove(0);
     assert_eq!((state.batch_axis, state.dims, state.place), (Some(1), vec![-1, 1, 8], StatePlace::Beside(0)));
     assert_eq!(state.initial.dims, [0, 1, 8], "it begins without elements");
     signature.inputs[1].symbols[0] = "M".to_owned();
-    assert_refused(&plain(), &signature, &["state 's_in'", "cannot be told"]);
+    assert_refused(&plain(), &signature, &parts);
     let config = with(&[
         ("/max_batch_size", json!(0)),
         ("/input/0/dims", json!([-1, 4, 5])),
         ("/output/0/dims", json!([-1, 4])),
     ]);
-    assert_refused(&config, &signature, &["state 's_in'", "more than one dimension is open"]);
+    assert_refused(&config, &signature, &parts);
     signature.inputs[1].symbols = vec!["T".to_owned(), "U".to_owned(), String::new()];
     let state = bind(&config, &signature).unwrap().states.remove(0);
     assert_eq!((state.batch_axis, state.dims), (None, vec![-1, -1, 8]));
+}
+
+/// [`plain`] without a batch.
+fn unbatched() -> Value {
+    with(&[("/max_batch_size", json!(0)), ("/input/0/dims", json!([-1, 4, 5])), ("/output/0/dims", json!([-1, 4]))])
+}
+
+fn list(config: &mut Value, list: &str, tensor: Value) {
+    config[list].as_array_mut().unwrap().push(tensor);
+}
+
+#[test]
+fn a_number_for_a_name_does_not_say_whether_a_state_grows() {
+    let ends = |requests: i64| {
+        let mut signature = signature(
+            &[("x", DataType::Fp32, &[requests, 4, 5]), ("s_in", DataType::Fp32, &[2, -1])],
+            &[Y, ("s_out", DataType::Fp32, &[2, -1])],
+        );
+        signature.inputs[0].symbols[0] = "x_dynamic_axes_1".to_owned();
+        signature.inputs[1].symbols[1] = "s_in_dynamic_axes_1".to_owned();
+        signature
+    };
+    assert_refused(&unbatched(), &ends(-1), &["state 's_in'", "cannot be told", "'s_in=[2, batch]'"]);
+    let state = bind(&unbatched(), &ends(1)).unwrap().states.remove(0);
+    assert_eq!((state.batch_axis, state.initial.dims), (None, vec![2, 0]), "requests have no room for a batch");
+    let state = bind(&plain(), &ends(-1)).unwrap().states.remove(0);
+    assert_eq!((state.batch_axis, state.dims), (Some(1), vec![2, 1]), "max_batch_size says that there is one");
+}
+
+#[test]
+fn written_dims_decide() {
+    let dims: &[i64] = &[-1, 3, -1];
+    let signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);
+    let bound = |text: &str| {
+        let binding = bind(&with_parameters(&[("state_dims", text)]), &signature);
+        binding.map(|mut binding| (binding.states.remove(0), binding.outputs.remove(1).batch_axis))
+    };
+    let (state, of_output) = bound("s_in=[batch, 3, 7]").unwrap();
+    assert_eq!((state.batch_axis, of_output, state.dims), (Some(0), Some(0), vec![1, 3, 7]));
+    assert_eq!(state.place, StatePlace::Slot(RowLayout { outer: 1, inner_bytes: 84 }));
+    let (state, _) = bound("s_in=[-1, 3, batch]").unwrap();
+    assert_eq!((state.batch_axis, state.dims, state.initial.dims), (Some(2), vec![-1, 3, 1], vec![0, 3, 1]));
+    let (state, of_output) = bound("s_in=[-1, 3, 5]").unwrap();
+    assert_eq!((state.batch_axis, of_output, state.dims), (None, None, vec![-1, 3, 5]));
+    for text in ["s_in=[batch, 7]", "s_in=[batch, 4, 7]", "s_in=[7, batch, 7]"] {
+        let error = bound(text).unwrap_err().to_string();
+        assert!(error.contains("state_dims 's_in'") && error.contains("[-1, 3, -1]"), "{error}");
+    }
+    assert_refused(
+        &with_parameters(&[("state_dims", "s=[batch]")]),
+        &signature,
+        &["'state_dims' names 's'", "there is s_in"],
+    );
+}
+
+#[test]
+fn a_named_dimension_varies_where_the_models_batch_is_one() {
+    let tensors = |batch: i64| {
+        let att: Spec = ("s_in", DataType::Fp32, &[2, -1, 4]);
+        let mut signature =
+            signature(&[("x", DataType::Fp32, &[batch, 4, 5]), att], &[Y, ("s_out", DataType::Fp32, &[2, -1, 4])]);
+        signature.inputs[1].symbols[1] = "T_CACHE".to_owned();
+        signature
+    };
+    let config = with(&[("/max_batch_size", json!(1))]);
+    let state = |batch| bind(&config, &tensors(batch)).unwrap().states.remove(0);
+    assert_eq!((state(1).batch_axis, state(1).initial.dims), (None, vec![2, 0, 4]));
+    assert_eq!(state(-1).batch_axis, Some(1));
+}
+
+#[test]
+fn a_scalar_is_carried_as_one_element_where_there_is_no_batch() {
+    let signature = signature(&[X, S_IN, ("rate", DataType::Int64, &[])], &[Y, ("loss", DataType::Fp32, &[]), S_OUT]);
+    let mut config = unbatched();
+    list(&mut config, "input", json!({ "name": "rate", "data_type": "TYPE_INT64", "dims": [1] }));
+    list(&mut config, "output", json!({ "name": "loss", "data_type": "TYPE_FP32", "dims": [1] }));
+    let binding = bind(&config, &signature).unwrap();
+    let rate = input(&binding, "rate");
+    let Source::Request(request) = &rate.source else { panic!("requests carry it") };
+    assert_eq!((request.request_dims(rate), rate.dims.as_slice()), (vec![1], &[][..]));
+    assert_eq!(output(&binding, "loss").dims.as_deref(), Some(&[][..]));
+}
+
+#[test]
+fn an_output_that_is_the_same_in_every_run_needs_no_batch() {
+    let signature = signature(&[X, S_IN], &[Y, ("version", DataType::Fp32, &[1]), S_OUT]);
+    let mut config = plain();
+    list(&mut config, "output", json!({ "name": "version", "data_type": "TYPE_FP32", "dims": [1] }));
+    assert_refused(&config, &signature, &["output 'version'", "either leave the batch dimension out"]);
+    let mut config = Config::for_tests(&config, &[]).unwrap();
+    config.constant_outputs.push("version".to_owned());
+    let pairs = [StatePair { input: "s_in".to_owned(), output: "s_out".to_owned() }];
+    let binding = Binding::new(&config, &pairs, &signature, &InitialFiles::new()).unwrap();
+    let version = output(&binding, "version");
+    assert_eq!((version.batch_axis, version.form), (None, ShapeForm::Unbatched));
+    assert_eq!((version.dims.as_deref(), version.empty_dims.as_slice()), (Some(&[1][..]), &[0, 1][..]));
 }
 
 #[test]

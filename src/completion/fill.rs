@@ -1,9 +1,12 @@
 //! Filling what a configuration lacks.
 
 use super::CompletionError;
-use crate::config::{Additions, Context, OldestSequences, PartialConfig, StatePair, TensorConfig, context_line};
+use crate::config::{
+    Additions, Context, OldestSequences, PartialConfig, StateDims, StatePair, States, TensorConfig, context_line,
+    state_dims_line,
+};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
+use crate::tensor::{Dims, is_batch_name};
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
@@ -17,6 +20,8 @@ pub struct Known<'a> {
     pub pairs: &'a [StatePair],
     /// Inputs that requests do not carry although they are no states: controls, constants, lengths.
     pub taken: &'a [&'a str],
+    /// Outputs that are the same in every run.
+    pub constant_outputs: &'a [String],
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
     /// Whether a row's result depends on the other rows of its batch.
@@ -26,7 +31,7 @@ pub struct Known<'a> {
 /// What a configuration lacks.
 pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -> Result<Additions, CompletionError> {
     let mut additions = Additions::default();
-    let axes = BatchAxes::find(signature, known);
+    let axes = BatchAxes::find(&config.states, signature, known);
     let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(config, signature));
     if config.max_batch_size == 0 && has_batch {
         add_batch(config, known, &mut additions);
@@ -40,16 +45,44 @@ pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -
         if max_batch_size > 0 && axes.is_none() {
             check_batch(signature, known, max_batch_size)?;
         }
-        additions.outputs = outputs(signature, known, axes.as_ref())?;
+        additions.outputs = outputs(signature, known, axes.as_ref());
     }
     additions.sequences = (!config.has_scheduling()).then_some(SEQUENCES);
     Ok(additions)
 }
 
-/// Adds `max_batch_size`. Where the rows of a run change each other's results, a run gets one row.
+/// Warns that the batch was found by its position, if the exporter has numbered the dimensions of states. Writing
+/// `max_batch_size`, or where the batch of another state is, confirms it.
+pub fn position_warning(
+    config: &PartialConfig,
+    signature: &Signature,
+    known: &Known,
+    max_batch_size: usize,
+) -> Option<String> {
+    let is_confirmed = config.states.dims.iter().any(|state| state.batch_axis.is_some());
+    if is_confirmed || batch_symbol(signature, known).is_some() {
+        return None;
+    }
+    let is_asked = |info: &&TensorInfo| known.is_state(info) && config.states.written_dims(&info.name).is_none();
+    let numbered = |info: &TensorInfo| {
+        let axis = batch_axis(info, None, true).filter(|&axis| !info.symbols[axis].is_empty())?;
+        Some((info.name.clone(), axis, info.dims.clone()))
+    };
+    let (name, axis, dims) = signature.inputs.iter().filter(is_asked).find_map(numbered)?;
+    let varies = state_dims_line([StateDims { name: name.clone(), dims, batch_axis: None }]);
+    Some(format!(
+        "the names of the model's dimensions do not say which is the batch, so it is taken to be the first dimension of \
+         what requests carry, and the only open one of each state, such as dimension {axis} of '{name}': if that is \
+         right, write max_batch_size: {max_batch_size}; if a state varies along that dimension instead, write {varies}"
+    ))
+}
+
+/// Adds `max_batch_size`. A run gets one row where the rows of a run change each other's results, and where a state has
+/// no batch dimension.
 fn add_batch(config: &PartialConfig, known: &Known, additions: &mut Additions) {
     let usual = known.default_max_batch_size.max(MAX_BATCH_SIZE);
-    if !known.mixes_rows || config.has_rows_per_run() {
+    let has_one_row = known.mixes_rows || config.states.without_batch().is_some();
+    if !has_one_row || config.has_rows_per_run() {
         additions.max_batch_size = Some(usual);
     } else if config.is_direct() {
         // With `direct` there are as many sequences as `max_batch_size` says, so it cannot be 1.
@@ -69,10 +102,6 @@ fn inputs(
 ) -> Result<Vec<TensorConfig>, CompletionError> {
     let infos = signature.inputs.iter().enumerate().filter(|(_, info)| known.is_of_requests(info));
     let tensor = |(index, info): (usize, &TensorInfo)| {
-        if is_scalar(info, axes) {
-            let remedy = "give its value in parameter 'constant_inputs'";
-            return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
-        }
         let axis = axes.map(|axes| axes.inputs[index]);
         Ok(tensor(info, dims_of_requests(contexts, info, axis.flatten())?, axis))
     };
@@ -80,31 +109,26 @@ fn inputs(
 }
 
 /// The list `output`: all but the states.
-fn outputs(
-    signature: &Signature,
-    known: &Known,
-    axes: Option<&BatchAxes>,
-) -> Result<Vec<TensorConfig>, CompletionError> {
+fn outputs(signature: &Signature, known: &Known, axes: Option<&BatchAxes>) -> Vec<TensorConfig> {
     let infos = signature.outputs.iter().enumerate().filter(|(_, info)| known.is_of_responses(info, signature));
-    let (scalars, infos): (Vec<_>, Vec<_>) = infos.partition(|(_, info)| is_scalar(info, axes));
-    // Triton cannot carry scalars. The other outputs are enough, if there are any.
-    if let (Some((_, info)), []) = (scalars.first(), infos.as_slice()) {
-        let remedy = "export the model with an output that has dimensions";
-        return Err(CompletionError::Scalar { name: info.name.clone(), remedy });
-    }
-    for (_, info) in scalars {
-        log::warn!("output '{}' is left out: it is a scalar in the model, and max_batch_size is 0", info.name);
-    }
     let tensor =
         |(index, info): (usize, &TensorInfo)| tensor(info, info.dims.clone(), axes.map(|axes| axes.outputs[index]));
-    Ok(infos.into_iter().map(tensor).collect())
+    infos.map(tensor).collect()
 }
 
 /// Refuses a `max_batch_size` where an output of the model has no batch dimension.
 fn check_batch(signature: &Signature, known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
-    let is_fixed = |info: &&TensorInfo| !info.dims.is_empty() && info.dims.iter().all(|&dim| dim >= 0);
+    let symbol = batch_symbol(signature, known);
+    // A dimension with a name of its own is no batch.
+    let can_be_batch = |info: &TensorInfo, axis: usize| {
+        info.symbol(axis).is_empty() || Some(info.symbol(axis)) == symbol || is_batch_name(info.symbol(axis))
+    };
+    let has_none = |info: &&TensorInfo| {
+        let is_first_fixed = info.dims.first().is_some_and(|&dim| dim >= 0) && !known.is_constant(info);
+        is_first_fixed && !open_axes(info).into_iter().any(|axis| can_be_batch(info, axis))
+    };
     let mut answers = signature.outputs.iter().filter(|info| known.is_of_responses(info, signature));
-    match answers.find(is_fixed) {
+    match answers.find(has_none) {
         None => Ok(()),
         Some(TensorInfo { name, data_type, dims, .. }) => {
             let (output, described) = (name.clone(), format!("{data_type} {}", Dims(dims)));
@@ -113,9 +137,8 @@ fn check_batch(signature: &Signature, known: &Known, max_batch_size: usize) -> R
     }
 }
 
-/// Whether a tensor has no dims, not even a batch dimension. Triton cannot carry it.
-fn is_scalar(info: &TensorInfo, axes: Option<&BatchAxes>) -> bool {
-    info.dims.is_empty() && axes.is_none()
+fn is_fixed(info: &TensorInfo) -> bool {
+    info.dims.iter().all(|&dim| dim >= 0)
 }
 
 /// The model's dims of an input, without what a context takes of them.
@@ -174,6 +197,10 @@ impl Known<'_> {
     fn is_of_requests(&self, info: &TensorInfo) -> bool {
         !self.is_state(info) && !self.taken.contains(&info.name.as_str())
     }
+
+    fn is_constant(&self, output: &TensorInfo) -> bool {
+        self.constant_outputs.contains(&output.name)
+    }
 }
 
 /// Which dimension of each tensor is the batch, in the model's order; `None` for a tensor without one.
@@ -184,20 +211,32 @@ struct BatchAxes {
 
 impl BatchAxes {
     /// `None` if the model has no batch dimension.
-    fn find(signature: &Signature, known: &Known) -> Option<Self> {
+    fn find(states: &States, signature: &Signature, known: &Known) -> Option<Self> {
         let symbol = batch_symbol(signature, known);
+        let of_state = |info: &TensorInfo| match states.written_dims(&info.name) {
+            Some(written) => Some(written.batch_axis),
+            // The model is not bound without an answer to which it is.
+            None if is_unclear(info) && !states.is_declared(&info.name) => Some(None),
+            None => batch_axis(info, symbol, true).map(Some),
+        };
         let of_input = |info: &TensorInfo| {
-            let is_fixed = info.dims.iter().all(|&dim| dim >= 0);
             // Requests that share a run share what has no open dimension.
-            if known.taken.contains(&info.name.as_str()) || (is_fixed && known.is_of_requests(info)) {
-                return Some(None);
+            if known.taken.contains(&info.name.as_str()) || (is_fixed(info) && known.is_of_requests(info)) {
+                Some(None)
+            } else if known.is_state(info) {
+                of_state(info)
+            } else {
+                batch_axis(info, symbol, false).map(Some)
             }
-            batch_axis(info, symbol, known.is_state(info)).map(Some)
         };
         let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
         let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| known.is_of_requests(info));
         let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
         let of_output = |info: &TensorInfo| {
+            // Every row has the same value.
+            if is_fixed(info) && known.is_constant(info) {
+                return Some(None);
+            }
             // The dims of an output without any are not known.
             if info.dims.is_empty() {
                 return Some(Some(0));
@@ -205,8 +244,10 @@ impl BatchAxes {
             // The output of a state has its batch where the input has it, whatever the model says.
             let pair = known.pairs.iter().find(|pair| pair.output == info.name);
             let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
-            let axis = batch_axis(state.unwrap_or(info), symbol, state.is_some());
-            axis.or_else(|| unnamed_axis(info, &request_axes).filter(|_| state.is_none())).map(Some)
+            match state {
+                Some(state) => of_state(state),
+                None => named_axis(info, symbol).or_else(|| unnamed_axis(info, &request_axes)).map(Some),
+            }
         };
         let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
         (!request_axes.is_empty()).then_some(Self { inputs, outputs })
@@ -234,37 +275,56 @@ fn batch_symbol<'a>(signature: &'a Signature, known: &Known) -> Option<&'a str> 
     let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
     match signature.batch_symbol(|info| known.is_state(info)) {
         Some(symbol) => Some(symbol),
-        None => first.find_map(|info| Some(info.symbols[0].as_str()).filter(|symbol| !symbol.is_empty())),
+        None => first.find_map(|info| Some(info.symbol(0)).filter(|symbol| !symbol.is_empty())),
     }
 }
 
-/// The batch axis of a tensor; `None` if it has none that can be told.
+/// The batch axis of an input; `None` if it has none that can be told.
 fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option<usize> {
-    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
-    let named: Vec<usize> = open.iter().copied().filter(|&axis| symbol == Some(info.symbols[axis].as_str())).collect();
-    match (named.as_slice(), open.as_slice()) {
-        (&[axis], _) => Some(axis),
+    let is_named = |axis: usize| info.dims[axis] < 0 && symbol == Some(info.symbol(axis));
+    if (0..info.dims.len()).any(is_named) {
+        return named_axis(info, symbol);
+    }
+    match *open_axes(info).as_slice() {
         // A state may have its batch anywhere, but not in a dimension with another name.
-        (&[], &[axis]) if is_state && (symbol.is_none() || info.symbols[axis].is_empty()) => Some(axis),
-        (&[], &[0, ..]) if !is_state && info.symbols[0].is_empty() => Some(0),
+        [axis] if is_state && (symbol.is_none() || info.symbol(axis).is_empty()) => Some(axis),
+        [0, ..] if !is_state && info.symbol(0).is_empty() => Some(0),
         _ => None,
     }
+}
+
+/// Whether several dimensions of a state can be the batch, and nothing says which.
+fn is_unclear(info: &TensorInfo) -> bool {
+    let open = open_axes(info);
+    open.len() > 1 && open.iter().all(|&axis| info.symbol(axis).is_empty())
+}
+
+/// The only open dimension with the name of the batch.
+fn named_axis(info: &TensorInfo, symbol: Option<&str>) -> Option<usize> {
+    let mut named = open_axes(info).into_iter().filter(|&axis| symbol == Some(info.symbol(axis)));
+    named.next().filter(|_| named.next().is_none())
+}
+
+fn open_axes(info: &TensorInfo) -> Vec<usize> {
+    (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect()
 }
 
 /// The batch axis of an output whose dims have names that the exporter made up: its only open dimension, or the first
 /// one if the batch is first in all inputs of requests.
 fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
-    let open: Vec<usize> = (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect();
-    match *open.as_slice() {
+    match *open_axes(info).as_slice() {
         [axis] => Some(axis),
         [0, ..] if request_axes.iter().all(|&axis| axis == 0) => Some(0),
         _ => None,
     }
 }
 
-/// An entry of `input` or `output`. `axis` is the batch axis in a model that has one.
+/// An entry of `input` or `output`. `axis` is the batch axis in a model that has one. Without a batch, Triton has no
+/// scalars: requests and responses carry one element.
 fn tensor(info: &TensorInfo, mut dims: Vec<i64>, axis: Option<Option<usize>>) -> TensorConfig {
-    if axis == Some(Some(0)) {
+    if axis.is_none() && dims.is_empty() {
+        dims.push(1);
+    } else if axis == Some(Some(0)) {
         if dims.is_empty() {
             dims.push(-1);
         } else {
@@ -316,7 +376,7 @@ mod tests {
 
     fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
         let pairs = self::pairs(pairs);
-        let known = Known { pairs: &pairs, taken, default_max_batch_size: 4, mixes_rows: false };
+        let known = Known { pairs: &pairs, taken, constant_outputs: &[], default_max_batch_size: 4, mixes_rows: false };
         Some(filled(&config, signature, known).unwrap()).filter(|filled| *filled != config)
     }
 
@@ -349,8 +409,12 @@ mod tests {
         let model = signature(&[("x", &["N", "T"]), ("s", &["N", "4"])], &[("y", &["N", "T"]), ("s2", &["N", "4"])]);
         let pairs = pairs(&S);
         let filled = |config: Value| {
-            filled(&config, &model, Known { pairs: &pairs, taken: &[], default_max_batch_size: 4, mixes_rows: true })
-                .unwrap()
+            filled(
+                &config,
+                &model,
+                Known { pairs: &pairs, taken: &[], constant_outputs: &[], default_max_batch_size: 4, mixes_rows: true },
+            )
+            .unwrap()
         };
         let config = filled(json!({}));
         assert_eq!((&config["max_batch_size"], dims(&config, "input")[0].1.clone()), (&json!(1), json!([-1])));
@@ -423,7 +487,13 @@ mod tests {
             let context = axis.map_or("x=64".to_owned(), |axis| format!("x=64@{axis}"));
             let config = json!({ "parameters": { "input_context": { "string_value": context } } });
             let model = signature(&[("x", model), ("s", &["N", "4"])], &[("y", &["N", "3"]), ("s2", &["N", "4"])]);
-            let known = Known { pairs: &pairs(&S), taken: &[], default_max_batch_size: 4, mixes_rows: false };
+            let known = Known {
+                pairs: &pairs(&S),
+                taken: &[],
+                constant_outputs: &[],
+                default_max_batch_size: 4,
+                mixes_rows: false,
+            };
             Ok::<_, CompletionError>(super::tests::dims(&filled(&config, &model, known)?, "input").remove(0).1)
         };
         assert_eq!(dims(&["N", "576"], None).unwrap(), json!([512]));
@@ -453,7 +523,13 @@ mod tests {
     #[test]
     fn batches_that_the_model_does_not_have_are_refused_before_an_output_is_listed() {
         let model = signature(&[("x", &["1", "80"]), ("s", &["1", "4"])], &[("y", &["1", "3"]), ("s2", &["1", "4"])]);
-        let known = Known { pairs: &pairs(&S), taken: &[], default_max_batch_size: 4, mixes_rows: false };
+        let known = Known {
+            pairs: &pairs(&S),
+            taken: &[],
+            constant_outputs: &[],
+            default_max_batch_size: 4,
+            mixes_rows: false,
+        };
         let error = filled(&json!({ "max_batch_size": 8 }), &model, known).unwrap_err().to_string();
         for words in ["max_batch_size is 8", "'y'", "[1, 3]", "'max_batch_size: 0'"] {
             assert!(error.contains(words), "{error}");
@@ -503,21 +579,65 @@ mod tests {
     }
 
     #[test]
-    fn a_scalar_without_a_batch_is_a_constant_or_left_out() {
-        let model = |y: &'static [&'static str]| {
-            let inputs: Specs = &[("x", &["1", "80"]), ("sr", &[]), ("s", &["1", "4"])];
-            signature(inputs, &[("y", y), ("loss", &[]), ("s2", &["1", "4"])])
+    fn a_scalar_without_a_batch_has_one_element() {
+        let inputs: Specs = &[("x", &["1", "80"]), ("sr", &[]), ("s", &["1", "4"])];
+        let model = signature(inputs, &[("y", &["1", "3"]), ("loss", &[]), ("s2", &["1", "4"])]);
+        let config = completed(json!({}), &model, &S, &[]).unwrap();
+        let named = |name: &str, dims: Value| (name.to_owned(), dims);
+        assert_eq!(dims(&config, "input"), [named("x", json!([1, 80])), named("sr", json!([1]))]);
+        assert_eq!(dims(&config, "output"), [named("y", json!([1, 3])), named("loss", json!([1]))]);
+        assert_eq!(config["input"][1].get("reshape"), None, "Triton allows none without a batch");
+    }
+
+    #[test]
+    fn names_that_an_exporter_makes_of_the_tensors_do_not_hide_the_batch() {
+        let model = signature(
+            &[
+                ("targets", &["targets_dynamic_axes_1", "targets_dynamic_axes_2"]),
+                ("length", &["length_dynamic_axes_1"]),
+                ("h", &["1", "h_dynamic_axes_1", "640"]),
+            ],
+            &[("y", &["y_dynamic_axes_1", "y_dynamic_axes_2", "9"]), ("h2", &["1", "h2_dynamic_axes_1", "640"])],
+        );
+        let h = [("h", "h2")];
+        let config = completed(json!({}), &model, &h, &[]).unwrap();
+        assert_eq!((&config["max_batch_size"], dims(&config, "input")[0].1.clone()), (&json!(64), json!([-1])));
+        assert_eq!(dims(&config, "output")[0].1, json!([-1, 9]));
+        let pairs = pairs(&h);
+        let warning = |config: Value| {
+            let config = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
+            let known = Known {
+                pairs: &pairs,
+                taken: &[],
+                constant_outputs: &[],
+                default_max_batch_size: 4,
+                mixes_rows: false,
+            };
+            position_warning(&config, &model, &known, 64)
         };
-        let pairs = pairs(&S);
-        let filled = |model: &Signature, taken: &[&str]| {
-            let known = Known { pairs: &pairs, taken, default_max_batch_size: 4, mixes_rows: false };
-            filled(&json!({}), model, known)
+        let text = warning(json!({})).unwrap();
+        assert!(text.contains("dimension 1 of 'h'") && text.contains("'h=[1, -1, 640]'"), "{text}");
+        let dims = |text: &str| json!({ "parameters": { "state_dims": { "string_value": text } } });
+        assert_eq!(warning(dims("h=[1, batch, 640]")), None);
+        let varies = completed(dims("h=[1, -1, 640]"), &model, &h, &[]).unwrap();
+        assert_eq!(varies["max_batch_size"], 1, "a run has the state of one sequence");
+    }
+
+    #[test]
+    fn an_output_that_is_the_same_in_every_run_does_not_hide_the_batch() {
+        let model = signature(
+            &[("x", &["batch", "4"]), ("s", &["batch", "4"])],
+            &[("version", &["1"]), ("y", &["batch", "3"]), ("s2", &["batch", "4"])],
+        );
+        let (pairs, constants) = (pairs(&S), ["version".to_owned()]);
+        let with = |constant_outputs| {
+            let known =
+                Known { pairs: &pairs, taken: &[], constant_outputs, default_max_batch_size: 4, mixes_rows: false };
+            filled(&json!({}), &model, known).unwrap()
         };
-        let error = filled(&model(&["1", "3"]), &[]).unwrap_err().to_string();
-        assert!(error.contains("'sr'") && error.contains("constant_inputs"), "{error}");
-        let config = completed(json!({}), &model(&["1", "3"]), &S, &["sr"]).unwrap();
-        assert_eq!(dims(&config, "output"), [("y".to_owned(), json!([1, 3]))]);
-        let error = filled(&model(&[]), &["sr"]).unwrap_err().to_string();
-        assert!(error.contains("'y'") && error.contains("scalar"), "{error}");
+        let config = with(&constants);
+        assert_eq!(config["max_batch_size"], 64);
+        assert_eq!(dims(&config, "output"), [("version".to_owned(), json!([1])), ("y".to_owned(), json!([3]))]);
+        assert_eq!(with(&[]).get("max_batch_size"), None, "its dims may be those of one row");
     }
 }

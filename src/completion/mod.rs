@@ -54,8 +54,6 @@ pub enum CompletionError {
         pairs.join(", ")
     )]
     Unsure { pairs: Vec<String>, line: String },
-    #[error("'{name}' is a scalar in the model, and with max_batch_size 0 Triton has no scalars: {remedy}")]
-    Scalar { name: String, remedy: &'static str },
     /// The context may be kept along several axes, or along none.
     #[error("parameter 'input_context' has '{context}', but {why}")]
     ContextAxis { context: String, why: String },

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use super::fill::{Known, additions};
+use super::fill::{Known, additions, position_warning};
 use super::pairing::Taken;
 use super::{CompletionError, state_pairs, unpaired};
 use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair};
-use crate::session::{BatchScale, Signature};
+use crate::session::{BatchScale, Nodes, Signature};
 
 /// What a configuration lacks, and the states of its model.
 #[derive(Clone, Debug)]
@@ -57,15 +57,16 @@ impl Plan {
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let mut warnings = Vec::new();
         // A model is served even if ONNX Runtime alone can read its file.
-        let batch_scale = BatchScale::find(file).unwrap_or_else(|error| {
+        let Nodes { batch_scale, constant_outputs } = Nodes::read(file).unwrap_or_else(|error| {
             warnings.push(format!(
                 "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
                  its sequences change each other's answers unless max_batch_size is 1",
                 file.display()
             ));
-            None
+            Nodes::default()
         });
         let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, batch_scale };
+        plan.additions.constant_outputs.clone_from(&constant_outputs);
         if !settings.completes {
             return Ok(plan);
         }
@@ -73,10 +74,14 @@ impl Plan {
         let known = Known {
             pairs: &plan.pairs,
             taken: &taken,
+            constant_outputs: &constant_outputs,
             default_max_batch_size: settings.default_max_batch_size,
             mixes_rows: plan.batch_scale.is_some(),
         };
-        plan.additions = additions(config, signature, &known)?;
+        plan.additions =
+            Additions { constant_outputs: constant_outputs.clone(), ..additions(config, signature, &known)? };
+        let filled = plan.additions.max_batch_size;
+        plan.warnings.extend(filled.and_then(|size| position_warning(config, signature, &known, size)));
         // An input that is listed is one that requests are to carry.
         if inputs_completed {
             let held = config.held_inputs.iter().map(String::as_str);

@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 57] = [
+const KNOWN: [&str; 58] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -61,6 +61,7 @@ const KNOWN: [&str; 57] = [
     "sequence_idle_margin_microseconds",
     "sequence_idle_timeout_ms",
     "state_api",
+    "state_dims",
     "state_pair_patterns",
     "state_pairs",
     "stateful",
@@ -322,7 +323,7 @@ pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, Config
 pub enum Assigned {
     /// `name=value`
     One(String),
-    /// `name=[value, value]`
+    /// `name=[value, value]`; may be empty.
     List(Vec<String>),
 }
 
@@ -337,7 +338,9 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
         let (value, behind) = match behind.strip_prefix('[') {
             Some(list) => {
                 let (list, behind) = list.split_once(']').ok_or_else(|| bad(name, text, form))?;
-                (Assigned::List(list.split(',').map(|value| value.trim().to_owned()).collect()), behind)
+                let list = list.trim();
+                let values = list.split(',').filter(|_| !list.is_empty()).map(|value| value.trim().to_owned());
+                (Assigned::List(values.collect()), behind)
             }
             None => {
                 let (value, behind) = behind.split_at(behind.find([',', ' ', '\t', '\n']).unwrap_or(behind.len()));
@@ -369,7 +372,9 @@ pub fn constant_inputs(text: &str) -> Result<Vec<(String, Vec<String>)>, ConfigE
         Assigned::List(values) => values,
     };
     let assigned = assignments("constant_inputs", text, FORM)?;
-    Ok(assigned.into_iter().map(|(name, value)| (name, values(value))).collect())
+    let constants: Vec<_> = assigned.into_iter().map(|(name, value)| (name, values(value))).collect();
+    let is_empty = constants.iter().any(|(_, values)| values.is_empty());
+    if is_empty { Err(bad("constant_inputs", text, FORM)) } else { Ok(constants) }
 }
 
 #[cfg(test)]

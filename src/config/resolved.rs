@@ -30,6 +30,8 @@ pub struct Config {
     pub inputs: Vec<TensorConfig>,
     /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
+    /// Outputs of the model that are the same in every run.
+    pub constant_outputs: Vec<String>,
     /// The tensors for ids and controls, which the model doesn't have.
     pub takes_ids: TakesIds,
     /// The tensors of the State API; `None` if the configuration doesn't allow it.
@@ -122,7 +124,7 @@ impl Config {
             ));
         }
         own::check_stateful(&parameters)?;
-        let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size)?;
+        let max_rows_per_run = max_rows_per_run(&parameters, max_batch_size, &partial.states)?;
         let (batching, scheduling) = match partial.sequence_batching {
             Some(batching) => {
                 if let Some(name) = OwnScheduling::first_parameter(&parameters) {
@@ -179,6 +181,7 @@ impl Config {
             max_rows_per_run,
             inputs: partial.inputs,
             outputs: partial.outputs,
+            constant_outputs: partial.constant_outputs,
             takes_ids: partial.takes_ids,
             state_api: partial.state_api,
             held_inputs: partial.held_inputs,
@@ -220,7 +223,11 @@ impl Config {
     }
 }
 
-fn max_rows_per_run(parameters: &Parameters, max_batch_size: usize) -> Result<usize, ConfigError> {
+fn max_rows_per_run(parameters: &Parameters, max_batch_size: usize, states: &States) -> Result<usize, ConfigError> {
+    if let Some(state) = states.without_batch() {
+        let allowed = format!("1, because 'state_dims' gives '{}' no batch dimension,", state.name);
+        return Ok(parameters.number("max_rows_per_run", 1..=1, &allowed)?.unwrap_or(1));
+    }
     let most = max_batch_size.max(1);
     let allowed = format!("a number of rows from 1 to max_batch_size, {most},");
     Ok(parameters.number("max_rows_per_run", 1..=most, &allowed)?.unwrap_or(most))

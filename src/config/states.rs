@@ -19,8 +19,20 @@ pub struct States {
     pub initial: Vec<(String, InitialValue)>,
     /// `initial_state_model`: a file in the version folder.
     pub initial_model: Option<String>,
+    /// `state_dims`.
+    pub dims: Vec<StateDims>,
     /// How much memory states that vary in size may have.
     pub limits: StateLimits,
+}
+
+/// An entry of `state_dims`: the dims of a state as the model has them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateDims {
+    /// The state's input.
+    pub name: String,
+    /// -1 for the batch and for what varies.
+    pub dims: Vec<i64>,
+    pub batch_axis: Option<usize>,
 }
 
 /// `state_pairs`.
@@ -95,7 +107,14 @@ impl States {
         let declared = declared.iter().map(DeclaredState::new).collect::<Result<Vec<_>, _>>()?;
         let initial = parameters.text("initial_states").map(initial_states).transpose()?.unwrap_or_default();
         let initial_model = parameters.text("initial_state_model").map(str::to_owned);
-        Ok(Self { pairs, patterns, declared, initial, initial_model, limits: StateLimits::new(parameters)? })
+        let dims = parameters.text("state_dims").map(state_dims).transpose()?.unwrap_or_default();
+        for StateDims { name, .. } in &dims {
+            if declared.iter().any(|state: &DeclaredState| state.pair.input == *name) {
+                let rule = format!("'{name}' has its dims in 'sequence_batching.state': write them in one place");
+                return Err(bad("state_dims", name, rule));
+            }
+        }
+        Ok(Self { pairs, patterns, declared, initial, initial_model, dims, limits: StateLimits::new(parameters)? })
     }
 
     /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
@@ -141,6 +160,21 @@ impl States {
             _ => None,
         });
         declared.chain(named)
+    }
+
+    /// The entry of `state_dims` for the state of this input, if it has one.
+    pub fn written_dims(&self, input: &str) -> Option<&StateDims> {
+        self.dims.iter().find(|state| state.name == input)
+    }
+
+    /// Whether `sequence_batching.state` has an entry for the state of this input.
+    pub fn is_declared(&self, input: &str) -> bool {
+        self.declared.iter().any(|state| state.pair.input == input)
+    }
+
+    /// A state of which `state_dims` says that it has no batch dimension, so that sequences can't share a run.
+    pub fn without_batch(&self) -> Option<&StateDims> {
+        self.dims.iter().find(|state| state.batch_axis.is_none())
     }
 
     /// The entry of `sequence_batching.state` for a state, if it has one.
@@ -215,6 +249,9 @@ impl DeclaredInitial {
 fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError> {
     let form = "'name=value', 'name=[value, value]' or 'name=file:FILE', separated by spaces or commas, is expected";
     let written = parameters::assignments("initial_states", text, form)?;
+    if written.iter().any(|(_, value)| *value == Assigned::List(Vec::new())) {
+        return Err(bad("initial_states", text, form));
+    }
     let value = |written| match written {
         Assigned::List(values) => InitialValue::List(values),
         Assigned::One(value) => match value.strip_prefix("file:") {
@@ -223,6 +260,41 @@ fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError
         },
     };
     Ok(written.into_iter().map(|(name, written)| (name, value(written))).collect())
+}
+
+/// The word for the batch dimension in `state_dims`.
+const BATCH: &str = "batch";
+
+/// Reads `name=[batch, 4, -1, 128]`.
+fn state_dims(text: &str) -> Result<Vec<StateDims>, ConfigError> {
+    const NAME: &str = "state_dims";
+    const FORM: &str = "'name=[dims]' is expected, separated by spaces or commas: 'batch' at most once for the batch \
+                        dimension, -1 for a dimension that varies, else its length";
+    let dim = |word: &String| match word.as_str() {
+        BATCH => Ok(-1),
+        word => word.parse().ok().filter(|&dim| dim >= -1).ok_or_else(|| bad(NAME, text, FORM)),
+    };
+    let state = |(name, written): (String, Assigned)| {
+        let Assigned::List(words) = written else { return Err(bad(NAME, text, FORM)) };
+        let mut batch_axes = (0..words.len()).filter(|&axis| words[axis] == BATCH);
+        let (batch_axis, second) = (batch_axes.next(), batch_axes.next());
+        if second.is_some() {
+            return Err(bad(NAME, text, FORM));
+        }
+        Ok(StateDims { name, dims: words.iter().map(dim).collect::<Result<_, _>>()?, batch_axis })
+    };
+    parameters::assignments(NAME, text, FORM)?.into_iter().map(state).collect()
+}
+
+/// The line of config.pbtxt that gives the dims of states: each with its batch axis.
+pub fn state_dims_line(states: impl IntoIterator<Item = StateDims>) -> String {
+    let entry = |state: StateDims| {
+        let dim = |(axis, dim): (usize, &i64)| {
+            if Some(axis) == state.batch_axis { BATCH.to_owned() } else { dim.to_string() }
+        };
+        format!("{}=[{}]", state.name, state.dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
+    };
+    parameters::parameter_line("state_dims", &states.into_iter().map(entry).collect::<Vec<_>>().join(" "))
 }
 
 impl StateLimits {
@@ -282,6 +354,39 @@ mod tests {
                 assert!(error.contains(part), "{error}");
             }
         }
+    }
+
+    #[test]
+    fn the_dims_of_states_are_read_and_written() {
+        let text = "k=[batch, 17, -1, 512] att=[2, 4, -1, 8], n=[]";
+        let written = config(json!([]), &[("state_dims", text)]).unwrap().states.dims;
+        let of =
+            |name: &str, dims: &[i64], batch_axis| StateDims { name: name.to_owned(), dims: dims.to_vec(), batch_axis };
+        let expected = [of("k", &[-1, 17, -1, 512], Some(0)), of("att", &[2, 4, -1, 8], None), of("n", &[], None)];
+        assert_eq!(written, expected);
+        assert_eq!(
+            state_dims_line(expected),
+            "parameters { key: 'state_dims' value { string_value: 'k=[batch, 17, -1, 512] att=[2, 4, -1, 8] n=[]' } }"
+        );
+        for text in ["k=3", "k=[x]", "k=[batch, batch]", "k=[-2]", "k=[1", "k", "k=[1] k=[1]"] {
+            let error = config(json!([]), &[("state_dims", text)]).unwrap_err().to_string();
+            assert!(error.contains("'state_dims'") && error.contains(text), "{error}");
+        }
+        let error = config(json!([state("a", "a2")]), &[("state_dims", "a=[2, batch]")]).unwrap_err().to_string();
+        assert!(error.contains("'a'") && error.contains("sequence_batching.state"), "{error}");
+    }
+
+    #[test]
+    fn a_state_without_a_batch_has_runs_of_its_own() {
+        let with = |parameters: &[(&str, &str)]| {
+            let parameters = [&[("state_dims", "att=[2, 4, -1, 8]")], parameters].concat();
+            config(json!([]), &parameters)
+        };
+        let config = with(&[]).unwrap();
+        assert_eq!((config.max_batch_size, config.max_rows_per_run, config.most_rows()), (4, 1, 1));
+        assert_eq!(with(&[("max_rows_per_run", "1")]).unwrap().max_rows_per_run, 1);
+        let error = with(&[("max_rows_per_run", "2")]).unwrap_err().to_string();
+        assert!(error.contains("'max_rows_per_run'") && error.contains("'att'"), "{error}");
     }
 
     #[test]

@@ -408,9 +408,17 @@ impl Instance {
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
     fn fail(&self, batch: &mut [Row], error: RequestError, times: Times) {
         let reason = error.reason();
+        let is_run = matches!(error, RequestError::Session(_) | RequestError::OutputRows { .. });
         let error = triton::Error::from(error);
+        let of_start = self.model.binding.empty_starts().filter(|_| is_run).map_or(error.clone(), |states| {
+            let message = &error.message;
+            let remedy = "if such a state always has the same length, write it in parameter 'state_dims'";
+            let text = format!("{message}; the sequence starts with states that have no elements: {states}; {remedy}");
+            triton::Error::new(error.code, text)
+        });
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
             self.sequences.count_failed(reason);
+            let error = if row.state.is_fresh() { &of_start } else { &error };
             row.answer = row.request.make_answer(Err(error.clone()));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }

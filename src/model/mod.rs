@@ -232,7 +232,8 @@ impl Model {
                  more, write 'sequence_batching {{ max_sequence_idle_microseconds: 60000000 ... }}'"
             );
         }
-        for warning in &plan.warnings {
+        let doubts = self.binding.doubts(&self.config, session.signature());
+        for warning in plan.warnings.iter().chain(&doubts) {
             log::warn!("model {name}: {warning}");
         }
         if self.config.states.limits.are_written && !self.binding.has_varying_states() {

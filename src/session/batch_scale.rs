@@ -1,4 +1,5 @@
-//! Nodes that quantize with one scale for the whole batch, so that one row's result depends on the others.
+//! Nodes that quantize with one scale for the whole batch, so that one row's result depends on the others; and outputs
+//! that are the same in every run.
 //!
 //! They are read from the model's file, because ONNX Runtime does not list a model's nodes. Only the fields that are
 //! declared here are read; weights are skipped.
@@ -16,6 +17,14 @@ use prost::bytes::Buf;
 
 /// Operators that compute their scale at run time, over all elements of their first input.
 const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
+
+/// What the nodes of a model say of its runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Nodes {
+    pub batch_scale: Option<BatchScale>,
+    /// The model's outputs that depend on none of its inputs.
+    pub constant_outputs: Vec<String>,
+}
 
 /// The nodes of a model that quantize with one scale for the whole batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +44,14 @@ impl fmt::Display for BatchScale {
     }
 }
 
-impl BatchScale {
-    /// Looks for such nodes in an ONNX file; `None` if there are none.
-    pub fn find(file: &Path) -> io::Result<Option<Self>> {
+impl Nodes {
+    /// Reads the nodes of an ONNX file.
+    pub fn read(file: &Path) -> io::Result<Self> {
         let mut bytes = FileBytes::open(file)?;
         let decoded = ModelProto::decode(&mut bytes);
         bytes.error.map_or(Ok(()), Err)?;
-        Ok(decoded.map_err(io::Error::other)?.batch_scale())
+        let model = decoded.map_err(io::Error::other)?;
+        Ok(Self { batch_scale: model.batch_scale(), constant_outputs: model.constant_outputs() })
     }
 }
 
@@ -59,6 +69,16 @@ struct GraphProto {
     node: Vec<NodeProto>,
     #[prost(message, repeated, tag = "5")]
     initializer: Vec<TensorProto>,
+    #[prost(message, repeated, tag = "11")]
+    input: Vec<ValueInfoProto>,
+    #[prost(message, repeated, tag = "12")]
+    output: Vec<ValueInfoProto>,
+}
+
+#[derive(Message)]
+struct ValueInfoProto {
+    #[prost(string, tag = "1")]
+    name: String,
 }
 
 #[derive(Message)]
@@ -109,6 +129,37 @@ impl ModelProto {
         let (node, operator) = (name.cloned().unwrap_or_default(), first.op_type.clone());
         Some(BatchScale { node, operator, nodes: found.len() })
     }
+
+    fn constant_outputs(&self) -> Vec<String> {
+        let Some(graph) = &self.graph else { return Vec::new() };
+        // A run may replace an initializer that is an input, too.
+        let is_input = |name: &str| graph.input.iter().any(|input| input.name == name);
+        let initializers = graph.initializer.iter().map(|tensor| tensor.name.as_str());
+        let mut constants: HashSet<&str> = initializers.filter(|name| !is_input(name)).collect();
+        for node in graph.node.iter() {
+            if node.is_constant(&constants) {
+                constants.extend(node.output.iter().map(String::as_str));
+            }
+        }
+        let outputs = graph.output.iter().map(|output| &output.name);
+        outputs.filter(|name| constants.contains(name.as_str())).cloned().collect()
+    }
+}
+
+impl NodeProto {
+    fn graphs(&self) -> impl Iterator<Item = &GraphProto> {
+        self.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
+    }
+
+    /// Whether it gives the same in every run. A subgraph may take what is not listed among the node's inputs.
+    fn is_constant(&self, constants: &HashSet<&str>) -> bool {
+        self.input.iter().all(|name| is_constant(name, constants)) && self.graphs().next().is_none()
+    }
+}
+
+/// Whether an input of a node is the same in every run. One that is left out has no name.
+fn is_constant(name: &str, constants: &HashSet<&str>) -> bool {
+    name.is_empty() || constants.contains(name)
 }
 
 impl GraphProto {
@@ -122,16 +173,14 @@ impl GraphProto {
 /// Adds the nodes whose input is not constant. A graph lists its nodes in the order in which they run.
 fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
     for node in nodes {
-        let is_constant = |name: &String| name.is_empty() || constants.contains(name.as_str());
-        let graphs = || node.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs));
-        if OPERATORS.contains(&node.op_type.as_str()) && !node.input.first().is_some_and(is_constant) {
+        let quantizes_constant = node.input.first().is_some_and(|name| is_constant(name, &constants));
+        if OPERATORS.contains(&node.op_type.as_str()) && !quantizes_constant {
             found.push(node);
         }
-        // A subgraph may take what is not listed among the node's inputs.
-        if node.input.iter().all(is_constant) && graphs().next().is_none() {
+        if node.is_constant(&constants) {
             constants.extend(node.output.iter().map(String::as_str));
         }
-        graphs().for_each(|graph| graph.search(&constants, found));
+        node.graphs().for_each(|graph| graph.search(&constants, found));
     }
 }
 
@@ -209,7 +258,8 @@ mod tests {
 
     fn graph(initializers: &str, node: Vec<NodeProto>) -> GraphProto {
         let tensor = |name: &str| TensorProto { name: name.to_owned() };
-        GraphProto { node, initializer: initializers.split_whitespace().map(tensor).collect() }
+        let initializer = initializers.split_whitespace().map(tensor).collect();
+        GraphProto { node, initializer, input: Vec::new(), output: Vec::new() }
     }
 
     fn of(graph: GraphProto) -> ModelProto {
@@ -237,6 +287,23 @@ mod tests {
         );
         assert_eq!(found(&of(graph("w", vec![node("QuantizeLinear", "x w", "y")]))), None);
         assert_eq!(found(&ModelProto { graph: None, functions: Vec::new() }), None);
+    }
+
+    #[test]
+    fn an_output_is_constant_if_it_depends_on_no_input() {
+        let named = |names: &str| {
+            names.split_whitespace().map(|name| ValueInfoProto { name: name.to_owned() }).collect::<Vec<_>>()
+        };
+        let nodes = vec![
+            node("Identity", "version", "version_number"),
+            node("Constant", "", "memory_size"),
+            node("Add", "memory_size default", "of_default"),
+            node("Mul", "x version", "y"),
+            around("If", "version", "chosen", graph("", vec![node("Identity", "x", "inner")])),
+        ];
+        let outputs = named("version_number memory_size of_default y chosen version");
+        let model = of(GraphProto { input: named("x default"), output: outputs, ..graph("version default", nodes) });
+        assert_eq!(model.constant_outputs(), ["version_number", "memory_size", "version"]);
     }
 
     #[test]
@@ -313,7 +380,7 @@ mod tests {
             file.seek(SeekFrom::Current(*size as i64)).unwrap();
             file.write_all(nodes).unwrap();
         }
-        let scale = BatchScale::find(&path.0).unwrap().unwrap();
+        let scale = Nodes::read(&path.0).unwrap().batch_scale.unwrap();
         assert_eq!((scale.node.as_str(), scale.nodes), ("y0 node", sizes.len()));
     }
 
@@ -321,12 +388,12 @@ mod tests {
     fn what_is_no_model_is_an_error() {
         let (path, mut file) = Temporary::new("garbage");
         file.write_all(b"ORTM is another format").unwrap();
-        assert!(BatchScale::find(&path.0).is_err());
+        assert!(Nodes::read(&path.0).is_err());
         // A model whose end is missing.
         let whole = of(graph("", vec![node("Relu", "x", &"y".repeat(40_000))])).encode_to_vec();
         std::fs::write(&path.0, &whole[..whole.len() - 1]).unwrap();
-        assert!(BatchScale::find(&path.0).is_err());
+        assert!(Nodes::read(&path.0).is_err());
         std::fs::write(&path.0, whole).unwrap();
-        assert_eq!(BatchScale::find(&path.0).unwrap(), None);
+        assert_eq!(Nodes::read(&path.0).unwrap(), Nodes::default());
     }
 }

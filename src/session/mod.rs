@@ -2,7 +2,7 @@
 //!
 //! The `ort` crate loads the library, makes the environment and builds sessions; the step itself ([`Step`]) calls
 //! `OrtApi::Run` with tensors made once over buffers of ours, because the safe layer would allocate on each call.
-//! This is the only module that names `ort`. [`BatchScale`] reads the model's file itself. Not for: states: what is in a
+//! This is the only module that names `ort`. [`Nodes`] reads the model's file itself. Not for: states: what is in a
 //! tensor, and where it is between runs, is its caller's business.
 
 mod allocator;
@@ -22,7 +22,7 @@ mod spec;
 mod step;
 mod value;
 
-pub use batch_scale::BatchScale;
+pub use batch_scale::{BatchScale, Nodes};
 pub use batch_tensor::BatchTensor;
 pub use copier::Copier;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};

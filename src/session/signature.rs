@@ -64,6 +64,19 @@ impl Signature {
 }
 
 impl TensorInfo {
+    /// The name of a dimension, if it tells which dimensions of other tensors are the same; else empty. PyTorch's
+    /// exporter gives a dimension without a name one that is made of the tensor's name and a number, such as
+    /// `audio_signal_dynamic_axes_1`. Each tensor then has another name for the same batch.
+    pub fn symbol(&self, axis: usize) -> &str {
+        let symbol = self.symbols.get(axis).map_or("", String::as_str);
+        let stem = symbol.trim_end_matches(|letter: char| letter.is_ascii_digit());
+        let is_numbered = |ending: &str| {
+            stem.len() < symbol.len()
+                && stem.strip_suffix(ending).is_some_and(|front| front.ends_with(self.name.as_str()))
+        };
+        if ["_dynamic_axes_", "_dim_"].into_iter().any(is_numbered) { "" } else { symbol }
+    }
+
     fn new(name: &str, value: &ValueType) -> Result<Self, OpenError> {
         let name = name.to_owned();
         let unsupported = |what: String| OpenError::Unsupported { name: name.clone(), what };
@@ -94,4 +107,36 @@ fn data_type(element: TensorElementType) -> Option<DataType> {
         TensorElementType::String => DataType::Bytes,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_is_made_of_the_tensors_name_and_a_number_says_nothing() {
+        let symbol = |name: &str, symbol: &str| {
+            let symbols = vec![symbol.to_owned()];
+            TensorInfo { name: name.to_owned(), data_type: DataType::Fp32, dims: vec![-1], symbols }
+                .symbol(0)
+                .to_owned()
+        };
+        for (name, numbered) in [
+            ("cache_last_time", "cache_last_time_dynamic_axes_2"),
+            ("states.1", "states.1_dim_1"),
+            ("74", "LSTM74_dim_1"),
+        ] {
+            assert_eq!(symbol(name, numbered), "");
+        }
+        for (name, said) in [
+            ("cache", "other_dynamic_axes_1"),
+            ("past", "past_length"),
+            ("past", "past_dim_"),
+            ("x", "batch"),
+            ("x", "s77"),
+            ("x", ""),
+        ] {
+            assert_eq!(symbol(name, said), said);
+        }
+    }
 }

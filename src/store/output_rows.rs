@@ -4,7 +4,7 @@ use crate::binding::{Binding, BoundOutput, BoundState};
 use crate::error::RequestError;
 use crate::memory::strings;
 use crate::session::OutputView;
-use crate::tensor::RowLayout;
+use crate::tensor::{RowAt, RowLayout};
 
 /// An output of a run, taken apart into rows.
 pub struct OutputRows<'a> {
@@ -49,7 +49,16 @@ impl<'a> OutputRows<'a> {
 
     /// The elements of a row of strings.
     pub fn strings(&self, position: usize) -> impl Iterator<Item = &[u8]> + Clone {
-        strings::positions(self.layout, position, self.rows).map(|index| self.view.strings.get(index))
+        let RowAt { position, rows } = self.at(position);
+        strings::positions(self.layout, position, rows).map(|index| self.view.strings.get(index))
+    }
+
+    /// Where a row is. An output without a batch axis is every row's.
+    pub fn at(&self, position: usize) -> RowAt {
+        if self.bound.batch_axis.is_none() {
+            return RowAt { position: 0, rows: 1 };
+        }
+        RowAt { position, rows: self.rows }
     }
 
     /// The rows are not what they should be.

@@ -78,6 +78,7 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
         name: format!("O{}", state.output),
         data_type: state.data_type,
         batch_axis: Some(0),
+        form: ShapeForm::Plain,
         dims: None,
         is_response: false,
         empty_dims: Vec::new(),

@@ -96,8 +96,7 @@ def test_a_signal_named_like_a_state_is_served_once_it_is_listed(deployment):
     talk(deployment, denoiser("vad").served("edge", "edge_listed", written=f'backend: "stateful"\n{listed}'))
 
 
-def test_a_scalar_without_a_batch_has_to_be_a_constant(deployment):
-    refused(deployment, scalar("y").served("edge", "edge_scalar.stateful"), "'sr'", "scalar", "constant_inputs")
+def test_a_scalar_without_a_batch_may_be_a_constant(deployment):
     export = scalar("y").served("edge", "edge_constant", written=RATE)
     talk(deployment, without(export, "sr", constants={"sr": 16000}))
 

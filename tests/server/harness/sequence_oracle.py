@@ -46,7 +46,8 @@ class SequenceOracle:
         self.sequence.state = {name: self._stored(value) for name, value in self.sequence.state.items()}
         self.context.keep(fed)
         self.context.count(fed)
-        return {output.name: results[output.name] for output in self.model.outputs}
+        names = [output.name for output in self.model.outputs]
+        return {name: self.model.as_answered(name, results[name]) for name in names}
 
     def _initial(self, name: str, fed) -> np.ndarray:
         value = self.model.initial.get(name)

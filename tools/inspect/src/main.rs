@@ -23,7 +23,7 @@ struct Arguments {
     /// The model
     model: PathBuf,
     /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs,
-    /// input_context, initial_states, padded_inputs, padded_outputs and so on
+    /// input_context, initial_states, state_dims, padded_inputs, padded_outputs and so on
     #[arg(short, long = "parameter", value_name = "NAME=VALUE", value_parser = parameter)]
     parameters: Vec<(String, String)>,
     /// Most rows of a batch, for a model with a batch dimension [default: 64]
@@ -103,7 +103,9 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
         table += &format!("\n{}", explain_batch_scale(&scale, &config));
     }
-    Ok(Inspected { table, warnings: plan.warnings, pbtxt: pbtxt::write(&completed) })
+    let doubts = binding.doubts(&config, signature);
+    let warnings = plan.warnings.into_iter().chain(doubts).collect();
+    Ok(Inspected { table, warnings, pbtxt: pbtxt::write(&completed) })
 }
 
 impl Arguments {

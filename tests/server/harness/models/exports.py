@@ -126,7 +126,7 @@ class Export:
             """The values, one a row, in every place of a tensor of these dims; 1 for what is open."""
             row = [-1 if at == axis(dims) else 1 for at in range(len(dims))]
             ones = np.ones([1 if isinstance(dim, str) else dim for dim in dims], np.float32)
-            nodes.append(node("Reshape", f"{values} {constant(np.array(row))}", f"{name}/rows"))
+            nodes.append(node("Reshape", f"{values} {constant(np.array(row, np.int64))}", f"{name}/rows"))
             nodes.append(node("Mul", f"{name}/rows {constant(ones)}", f"{name}/spread"))
             return f"{name}/spread"
 

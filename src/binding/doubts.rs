@@ -1,0 +1,88 @@
+//! States about which the model's dims don't say enough, so that the backend may have understood them wrongly.
+
+use super::shapes::is_batch;
+use super::{Binding, BoundState};
+use crate::config::{Config, StateDims, state_dims_line};
+use crate::session::{Signature, TensorInfo};
+use crate::tensor::Dims;
+
+/// A state whose dims the configuration doesn't give.
+struct Undeclared<'a> {
+    info: &'a TensorInfo,
+    state: &'a BoundState,
+}
+
+impl Binding {
+    /// Warnings of what may be wrong, each with the line of config.pbtxt that decides it.
+    pub fn doubts(&self, config: &Config, signature: &Signature) -> Vec<String> {
+        let is_given = |name: &str| config.states.written_dims(name).is_some() || config.states.is_declared(name);
+        let infos = || signature.inputs.iter();
+        let undeclared = infos().filter(|info| !is_given(&info.name)).filter_map(|info| {
+            let state = self.states.iter().find(|state| self.inputs[state.input].name == info.name)?;
+            Some(Undeclared { info, state })
+        });
+        let states: Vec<Undeclared> = undeclared.collect();
+        let of_requests = |info: &&TensorInfo| self.request_inputs().any(|(input, _)| input.name == info.name);
+        let batch_symbol = infos().filter(of_requests).find_map(|info| {
+            let axis = self.inputs.iter().find(|input| input.name == info.name)?.batch_axis?;
+            Some(info.symbol(axis)).filter(|symbol| !symbol.is_empty())
+        });
+        empty_starts(&states).into_iter().chain(other_names(&states, batch_symbol)).collect()
+    }
+}
+
+impl Binding {
+    /// The states with which a sequence starts without elements, and their dims; `None` if there are none.
+    pub fn empty_starts(&self) -> Option<String> {
+        let empty = self.states.iter().filter(|state| state.starts_empty());
+        let described =
+            |state: &BoundState| format!("'{}' {}", self.inputs[state.input].name, Dims(&state.initial.dims));
+        let described: Vec<_> = empty.map(described).collect();
+        (!described.is_empty()).then(|| described.join(", "))
+    }
+}
+
+/// Warns of states that start without elements along a dimension that has no name of its own. A state that grows starts
+/// so, but one that always has the same length then fails in the first run.
+fn empty_starts(states: &[Undeclared]) -> Option<String> {
+    let is_doubtful = |of: &&Undeclared| {
+        let dims = &of.state.initial.dims;
+        of.state.starts_empty() && (0..dims.len()).any(|axis| dims[axis] == 0 && of.info.symbol(axis).is_empty())
+    };
+    let states: Vec<_> = states.iter().filter(is_doubtful).collect();
+    let described = |of: &&Undeclared| format!("'{}' {}", of.info.name, Dims(&of.state.initial.dims));
+    let dims = |of: &&Undeclared| StateDims {
+        name: of.info.name.clone(),
+        dims: of.state.dims.clone(),
+        batch_axis: of.state.batch_axis,
+    };
+    (!states.is_empty()).then(|| {
+        format!(
+            "sequences start with states that have no elements: {}; if such a state always has the same length, write it, \
+             in the place of -1 in {}",
+            states.iter().map(described).collect::<Vec<_>>().join(", "),
+            state_dims_line(states.iter().map(dims))
+        )
+    })
+}
+
+/// Warns of states whose batch has another name than that of requests: it may be a dimension that varies.
+fn other_names(states: &[Undeclared], batch_symbol: Option<&str>) -> Option<String> {
+    let batch_symbol = batch_symbol?;
+    let is_doubtful = |of: &&Undeclared| {
+        let symbol = of.state.batch_axis.map_or("", |axis| of.info.symbol(axis));
+        !symbol.is_empty() && !is_batch(symbol, Some(batch_symbol)) && !is_batch(symbol, None)
+    };
+    let states: Vec<_> = states.iter().filter(is_doubtful).collect();
+    let first = states.first()?;
+    let axis = first.state.batch_axis?;
+    let dims =
+        |of: &&Undeclared| StateDims { name: of.info.name.clone(), dims: of.info.dims.clone(), batch_axis: None };
+    Some(format!(
+        "dimension {axis} of '{}' is taken for the batch, though its name is '{}' and that of the batch of requests \
+         '{batch_symbol}'; if such dimensions vary, write {}",
+        first.info.name,
+        first.info.symbol(axis),
+        state_dims_line(states.iter().map(dims))
+    ))
+}
