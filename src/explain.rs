@@ -179,6 +179,7 @@ impl Explained<'_> {
             PairsFrom::Parameter => "'state_pairs'",
             PairsFrom::Description => "the graph's description",
             PairsFrom::Names => "their names",
+            PairsFrom::Shapes => "'state_pairs': by their names or dims",
         };
         why.to_owned()
     }

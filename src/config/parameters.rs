@@ -200,7 +200,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 /// matter.
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
     const NAME: &str = "state_pairs";
-    const FORM: &str = "pairs '<<<input, output>>>' separated by spaces are expected";
+    const FORM: &str = "pairs '<<<input, output>>>' separated by spaces, 'auto' or 'auto-by-shape' are expected";
     let mut pairs: Vec<StatePair> = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {

@@ -201,9 +201,9 @@ impl PartialConfig {
         self.sequence_batching.is_some() && !asks_for_states
     }
 
-    /// Whether the configuration asks for states that are found by their names, also where nothing is completed.
+    /// Whether the configuration asks for states that are found in the signature, also where nothing is completed.
     pub fn wants_pairs_by_name(&self) -> bool {
-        self.states.pairs == StatePairs::Auto
+        matches!(self.states.pairs, StatePairs::Auto | StatePairs::AutoByShape)
     }
 
     /// Whether the configuration says how requests are scheduled.

@@ -41,8 +41,13 @@ pub enum StatePairs {
     Absent,
     /// `auto`: the states are found by their names.
     Auto,
+    /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types, dims and order.
+    AutoByShape,
     Listed(Vec<StatePair>),
 }
+
+/// The value of `state_pairs` that confirms pairs that are found by types, dims and order.
+pub const BY_SHAPE: &str = "auto-by-shape";
 
 /// Where the states come from that are not declared in `sequence_batching.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub enum PairsFrom {
     Description,
     /// The names of the model's inputs and outputs.
     Names,
+    /// Their names, and where those say nothing, their types, dims and order.
+    Shapes,
 }
 
 /// An entry of `sequence_batching.state`.
@@ -100,6 +107,7 @@ impl States {
         let pairs = match parameters.text("state_pairs") {
             None => StatePairs::Absent,
             Some("auto") => StatePairs::Auto,
+            Some(BY_SHAPE) => StatePairs::AutoByShape,
             Some(text) => StatePairs::Listed(parameters::state_pairs(text)?),
         };
         let patterns = parameters.text("state_pair_patterns").map(parameters::pair_patterns).transpose()?;
@@ -118,19 +126,21 @@ impl States {
     }
 
     /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
-    /// description, as in NVIDIA's stateful_backend; if it names none, those that `by_name` finds.
+    /// description, as in NVIDIA's stateful_backend; if it names none, those that `find`
+    /// finds in the signature.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,
-        by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
+        find: impl FnOnce() -> Result<Vec<StatePair>, E>,
     ) -> Result<(Vec<StatePair>, PairsFrom), E> {
         let (found, from) = match &self.pairs {
             StatePairs::Listed(pairs) => (pairs.clone(), PairsFrom::Parameter),
-            StatePairs::Auto => (by_name()?, PairsFrom::Names),
+            StatePairs::Auto => (find()?, PairsFrom::Names),
+            StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
             StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
             StatePairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
-                if described.is_empty() { (by_name()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
+                if described.is_empty() { (find()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
             }
         };
         Ok((self.union(&found)?, from))
