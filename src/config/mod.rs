@@ -33,7 +33,7 @@ pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
 pub use initial_files::{InitialFiles, read as read_initial_files};
-pub use inputs::{Context, PaddedInput, PaddedOutput, context_line};
+pub use inputs::{Context, First, PaddedInput, PaddedOutput, context_line};
 pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
 pub use own::OwnScheduling;
