@@ -101,12 +101,13 @@ impl Row {
             if exactly.map_or(came >= least, |exactly| came == exactly) {
                 continue;
             }
+            let which = if self.state.is_first { "the first inference" } else { "an inference after the first" };
+            let wanted = exactly.map_or_else(|| format!("at least {least}"), |exactly| exactly.to_string());
             return Err(RequestError::InputLength {
                 name: input.name.clone(),
                 axis: context.axis,
                 came,
-                which: if self.state.is_first { "the first inference" } else { "an inference after the first" },
-                wanted: exactly.map_or_else(|| format!("at least {least}"), |exactly| exactly.to_string()),
+                rule: format!("{which} of a sequence must have {wanted}"),
                 length: context.length,
             });
         }

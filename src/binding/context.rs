@@ -156,6 +156,11 @@ impl Search<'_> {
         let with_dims = |&axis: &usize| {
             let mut sent = dims.clone();
             sent[axis] = without(sent[axis], self.written);
+            // A context needs the lengths of the other dimensions.
+            sent.iter_mut()
+                .enumerate()
+                .filter(|(other, dim)| *other != axis && **dim < 0)
+                .for_each(|(_, dim)| *dim = 1);
             format!("{} with dims {} of the input", line(axis), Dims(&sent))
         };
         let with_dims: Vec<String> = others.iter().map(with_dims).collect();
