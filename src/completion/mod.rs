@@ -8,6 +8,7 @@
 
 mod by_shape;
 mod fill;
+mod known;
 mod pairing;
 mod plan;
 mod unpaired;

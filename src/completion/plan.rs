@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::fill::{Known, additions, position_warning};
+use super::known::Advice;
 use super::pairing::Taken;
 use super::{CompletionError, by_shape, state_pairs, unpaired};
 use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair, StatePairs};
@@ -19,6 +20,8 @@ pub struct Plan {
     pub origins: Origins,
     /// For the operator.
     pub warnings: Vec<String>,
+    /// Parameters that would help the clients of a known model.
+    pub notes: Vec<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
     pub batch_scale: Option<BatchScale>,
 }
@@ -65,7 +68,10 @@ impl Plan {
             ));
             Nodes::default()
         });
-        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, batch_scale };
+        let advice = Advice::new(config, signature);
+        warnings.extend(advice.warnings);
+        let notes = advice.notes;
+        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, notes, batch_scale };
         plan.additions.constant_outputs.clone_from(&constant_outputs);
         if !settings.completes {
             return Ok(plan);

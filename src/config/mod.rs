@@ -32,7 +32,7 @@ mod states;
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
 pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
-pub use initial_files::{InitialFiles, read as read_initial_files};
+pub use initial_files::InitialFiles;
 pub use inputs::{Context, First, PaddedInput, PaddedOutput, context_line};
 pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
@@ -47,6 +47,4 @@ pub use providers::{Options, Providers};
 pub use resolved::{Config, StatePair, TensorConfig};
 pub use scheduling::Strategy;
 pub use session_options::{GraphOptimization, SessionOptions};
-pub use states::{
-    BY_SHAPE, DeclaredState, InitialValue, PairsFrom, StateDims, StatePairs, States, state_dims_line,
-};
+pub use states::{BY_SHAPE, DeclaredState, InitialValue, PairsFrom, StateDims, StatePairs, States, state_dims_line};

@@ -133,6 +133,13 @@ impl Parameters {
         self.0.get(name).map(|parameter| parameter.string_value.trim())
     }
 
+    /// Whether a parameter has an assignment to `name`.
+    pub fn assigns(&self, parameter: &str, name: &str) -> bool {
+        let text = self.0.get(parameter).map_or("", |parameter| parameter.string_value.as_str());
+        let mut words = text.split([',', ' ', '\t', '\n']);
+        words.any(|word| word.split_once('=').is_some_and(|(assigned, _)| assigned == name))
+    }
+
     /// A number within `range`; `None` if the parameter is absent.
     pub fn number<T>(
         &self,

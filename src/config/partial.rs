@@ -195,6 +195,11 @@ impl PartialConfig {
         controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
+    /// Whether a parameter of assignments, such as `input_context`, has one for this tensor.
+    pub fn gives(&self, parameter: &str, tensor: &str) -> bool {
+        self.parameters.assigns(parameter, tensor)
+    }
+
     /// Whether the configuration asks for sequences and not for states, so that a model without states is served.
     pub fn allows_no_states(&self) -> bool {
         let asks_for_states = self.states.pairs != StatePairs::Absent || !self.states.patterns.is_empty();

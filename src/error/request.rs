@@ -324,6 +324,7 @@ impl RequestError {
             Self::InputMissing(_)
             | Self::InputType { .. }
             | Self::InputShape { .. }
+            | Self::InputLength { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::GeneratedTooLarge { .. } => Reason::Input,
