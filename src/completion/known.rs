@@ -120,11 +120,14 @@ mod tests {
     }
 
     #[test]
-    fn the_table_can_be_read_and_its_lines_name_their_inputs() {
+    fn the_table_can_be_read_and_its_parameters_too() {
         let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap();
         for KnownModel { model, inputs, outputs, needs } in known {
             assert!(!inputs.is_empty() && !outputs.is_empty() && !needs.is_empty(), "{model}");
-            for Need { input, write, why, .. } in needs {
+            for Need { parameter, input, write, why, .. } in needs {
+                let config = json!({ "parameters": { parameter: { "string_value": &write } } });
+                let read = PartialConfig::from_json(config.to_string().as_bytes());
+                assert!(read.is_ok(), "{model}: {}", read.unwrap_err());
                 assert!(write.starts_with(&format!("{input}=")) && !why.ends_with('.'), "{model}: {write}");
             }
         }
