@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 
 use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
 use crate::completion::Origins;
-use crate::config::{Config, GENERATED_INPUTS, PairsFrom, parameter_line};
+use crate::config::{Config, First, GENERATED_INPUTS, PairsFrom, parameter_line};
 use crate::session::{BatchScale, Signature, TensorInfo};
 use crate::tensor::StorageType;
 
@@ -179,6 +179,7 @@ impl Explained<'_> {
             PairsFrom::Parameter => "'state_pairs'",
             PairsFrom::Description => "the graph's description",
             PairsFrom::Names => "their names",
+            PairsFrom::Shapes => "'state_pairs': by their names or dims",
         };
         why.to_owned()
     }
@@ -219,6 +220,11 @@ fn requests(request: &RequestInput, info: &TensorInfo, config: &Config) -> Strin
     }
     if let Some(context) = request.context {
         text += &format!(", {} of the last in front along axis {}", context.length, context.axis);
+        text += match context.first {
+            First::Zeros => "",
+            First::Repeat => ", at first the first element repeated",
+            First::Whole => ", at first the whole window from the client",
+        };
     }
     if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {
         text += &format!(", filled up along axis {axis}");

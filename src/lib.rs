@@ -58,10 +58,10 @@ mod workers;
 /// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The other tools and the tests use
 /// [`exports`], [`memory`] and [`tensor`].
 pub mod inspect {
-    pub use crate::binding::Binding;
-    pub use crate::completion::{Plan, Settings};
-    pub use crate::config::{PartialConfig, read_initial_files};
+    pub use crate::completion::Settings;
+    pub use crate::config::PartialConfig;
     pub use crate::error::LoadError;
     pub use crate::explain::{explain, explain_batch_scale};
+    pub use crate::model::Prepared;
     pub use crate::session::{EnvironmentOptions, Library, LogLevel, Provider, SearchPath, Session};
 }

@@ -3,6 +3,7 @@
 use super::Row;
 use super::generated::{self, RowValues};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
+use crate::config::First;
 use crate::error::RequestError;
 use crate::memory::ClientBytes;
 use crate::memory::client::copy_all;
@@ -130,7 +131,6 @@ fn windows(
     axis: usize,
     batch: Padded,
 ) -> Result<(), RequestError> {
-    let length = |sent: &Input| request.row_length(sent.dims(), axis);
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
     let (rows, longest, whole_row) = (batch.run_rows, layout.steps(), self::layout(input, &dims)?);
     let buffer = step.input(index, &dims, rows)?;
@@ -139,15 +139,13 @@ fn windows(
             rows::shift(whole_row, buffer, RowAt { position: 0, rows }, RowAt { position, rows });
             continue;
         }
-        let (whole, mut from) = (length(&sent), 0);
-        if let Some(context) = request.context {
-            let kept = store.context(position, row, context);
-            let chunks = layout.chunks(position, rows, 0, context.length);
-            match kept {
-                Some(kept) => rows::put_window(chunks, kept.into(), buffer),
-                None => rows::zero_window(chunks, buffer),
-            }
-            from = context.length;
+        let whole = request.row_length(sent.dims(), axis, row.state.is_first);
+        let from = request.context.map_or(0, |context| context.in_front(row.state.is_first));
+        let kept = request.context.and_then(|context| store.context(position, row, context));
+        let in_front = layout.chunks(position, rows, 0, from);
+        match kept {
+            Some(kept) => rows::put_window(in_front, kept.into(), buffer),
+            None => rows::zero_window(in_front, buffer),
         }
         let copied;
         let sent = match only_piece(sent) {
@@ -158,6 +156,12 @@ fn windows(
             }
         };
         rows::put_window(layout.chunks(position, rows, from, whole - from), sent, buffer);
+        if kept.is_none() && request.context.is_some_and(|context| context.first == First::Repeat) {
+            let first = layout.chunks(position, rows, from, 1);
+            (0..from).for_each(|step| {
+                rows::copy_window(first.clone(), layout.chunks(position, rows, step, 1), buffer);
+            });
+        }
         rows::zero_window(layout.chunks(position, rows, whole, longest - whole), buffer);
     }
     Ok(())
@@ -170,9 +174,10 @@ fn windows_layout(
     axis: usize,
     batch: Padded,
 ) -> Result<(Vec<i64>, WindowLayout), RequestError> {
-    let mut rows = batch.inputs(request).map(|(_, sent)| sent.dims()).peekable();
-    let mut dims = rows.peek().map(|dims| request.form.model_dims(dims).to_vec()).unwrap_or_default();
-    dims[axis] = rows.map(|dims| request.row_length(dims, axis)).max().unwrap_or(0) as i64;
+    let length = |(row, sent): (&Row, Input)| request.row_length(sent.dims(), axis, row.state.is_first);
+    let first = batch.inputs(request).next();
+    let mut dims = first.map(|(_, sent)| request.form.model_dims(sent.dims()).to_vec()).unwrap_or_default();
+    dims[axis] = batch.inputs(request).map(length).max().unwrap_or(0) as i64;
     let layout = WindowLayout::new(input.data_type, &dims, input.batch_axis, axis);
     let layout = layout.ok_or_else(|| wrong_shape(input, &dims))?;
     Ok((dims, layout))
@@ -189,7 +194,7 @@ fn string_windows(
 ) -> Result<(), RequestError> {
     let (dims, layout) = windows_layout(input, request, axis, batch)?;
     let (rows, sent) = (batch.run_rows, batch.strings(request));
-    let lengths = batch.inputs(request).map(|(_, sent)| request.row_length(sent.dims(), axis));
+    let lengths = batch.inputs(request).map(|(_, sent)| request.own_length(sent.dims(), axis));
     let elements = sent.iter().zip(lengths).enumerate().flat_map(|(position, (sent, length))| {
         strings::window_positions(layout.chunks(position, rows, 0, length)).zip(sent.iter())
     });

@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::Row;
 use super::generated::shared_values;
 use crate::binding::{Binding, ShapeForm};
+use crate::config::First;
 use crate::tensor::{STRING_BYTES, element_count};
 
 /// Bytes to which an input may be filled up whatever the lengths of its rows are: 64 rows of a second of speech, in
@@ -34,6 +35,8 @@ struct Shape {
     position: usize,
     /// The dimension of a request in which rows may differ, as they are padded.
     padded: Option<usize>,
+    /// The dimension of a request in which the first one of a sequence is longer than others, and by how much.
+    first_is_longer: Option<(usize, usize)>,
     element_bytes: usize,
 }
 
@@ -107,6 +110,10 @@ impl Grouping {
                 grouping.shapes.push(Shape {
                     position: request.position,
                     padded: request.ragged_axis.filter(|_| request.is_padded).map(|axis| axis + in_front),
+                    first_is_longer: request
+                        .context
+                        .filter(|context| context.first == First::Whole)
+                        .map(|context| (context.axis + in_front, context.length)),
                     element_bytes: input.data_type.byte_size().unwrap_or(STRING_BYTES),
                 });
             }
@@ -149,11 +156,22 @@ impl Grouping {
 
 impl Shape {
     fn is_same(&self, a: &Row, b: &Row) -> bool {
-        let (Some(a), Some(b)) = (a.request.input(self.position), b.request.input(self.position)) else { return true };
-        let (a, b) = (a.dims(), b.dims());
+        let (Some(of_a), Some(of_b)) = (a.request.input(self.position), b.request.input(self.position)) else {
+            return true;
+        };
+        let (a, b) = (self.in_model(a, of_a.dims()), self.in_model(b, of_b.dims()));
         // A row without elements has nothing to be filled up from: what a model makes of it is its own affair.
         let differ = |axis: usize| a[axis] != b[axis] && (self.padded != Some(axis) || a[axis] == 0 || b[axis] == 0);
         a.len() == b.len() && !(0..a.len()).any(differ)
+    }
+
+    /// The dims of a row's request as if it were the first of its sequence.
+    fn in_model(&self, row: &Row, dims: &[i64]) -> SmallVec<[i64; 8]> {
+        let mut dims = SmallVec::from_slice(dims);
+        if let Some((axis, by)) = self.first_is_longer.filter(|_| !row.state.is_first) {
+            dims[axis] += by as i64;
+        }
+        dims
     }
 
     /// Bytes of a row; they differ in the length alone where rows can run together.

@@ -91,6 +91,29 @@ impl Row {
         !self.request.is_answered() && self.state.lease.as_ref().is_none_or(Lease::is_untouched)
     }
 
+    /// Checks the lengths of the inputs that have a context, where the first inference of a sequence differs from later
+    /// ones.
+    pub fn check_lengths(&self, binding: &Binding) -> Result<(), RequestError> {
+        for (index, request, context) in binding.contexts() {
+            let Some(sent) = self.request.input(request.position) else { continue };
+            let (input, came) = (&binding.inputs[index], request.own_length(sent.dims(), context.axis));
+            let (least, exactly) = context.lengths(input.dims[context.axis], self.state.is_first);
+            if exactly.map_or(came >= least, |exactly| came == exactly) {
+                continue;
+            }
+            let which = if self.state.is_first { "the first inference" } else { "an inference after the first" };
+            let wanted = exactly.map_or_else(|| format!("at least {least}"), |exactly| exactly.to_string());
+            return Err(RequestError::InputLength {
+                name: input.name.clone(),
+                axis: context.axis,
+                came,
+                rule: format!("{which} of a sequence must have {wanted}"),
+                length: context.length,
+            });
+        }
+        Ok(())
+    }
+
     /// Whether its request asks for an output.
     pub fn wants(&self, output: &str) -> bool {
         let count = self.request.output_count().unwrap_or(0);
@@ -136,6 +159,6 @@ impl HasState for Row {
 
     fn steps(&self, binding: &Binding, input: usize, axis: usize) -> Option<usize> {
         let Source::Request(request) = &binding.inputs[input].source else { return None };
-        Some(request.row_length(self.request.input(request.position)?.dims(), axis))
+        Some(request.row_length(self.request.input(request.position)?.dims(), axis, self.state.is_first))
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::CString;
 
 use super::{Generated, Initial, InitialContent, Trim};
+use crate::config::First;
 use crate::tensor::{DataType, RowLayout, StorageType};
 
 /// An input of the model.
@@ -59,7 +60,9 @@ impl RequestInput {
         let mut dims = input.dims.clone();
         if let Some(context) = self.context {
             let of_model = dims[context.axis];
-            dims[context.axis] = if of_model < 0 { of_model } else { of_model - context.length as i64 };
+            // The first request has more. Its length is checked when it is known which request is the first.
+            let is_any = of_model < 0 || context.first == First::Whole;
+            dims[context.axis] = if is_any { -1 } else { of_model - context.length as i64 };
         }
         if let Some(axis) = input.batch_axis {
             dims[axis] = 1;
@@ -71,12 +74,13 @@ impl RequestInput {
     }
 
     /// Steps that the model sees along `axis` of a request with these dims: the context's and the request's own.
-    pub fn row_length(&self, request: &[i64], axis: usize) -> usize {
-        let context = self.context.filter(|context| context.axis == axis).map_or(0, |context| context.length);
-        context + self.own_length(request, axis)
+    /// `is_first`: no request of the sequence has left a context.
+    pub fn row_length(&self, request: &[i64], axis: usize, is_first: bool) -> usize {
+        let context = self.context.filter(|context| context.axis == axis);
+        context.map_or(0, |context| context.in_front(is_first)) + self.own_length(request, axis)
     }
 
-    /// Elements of a request along `axis`, without the context's.
+    /// Steps along `axis` that a request with these dims carries.
     pub fn own_length(&self, request: &[i64], axis: usize) -> usize {
         self.form.model_dims(request).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
     }
@@ -94,10 +98,58 @@ pub struct BoundContext {
     pub axis: usize,
     /// Steps along it.
     pub length: usize,
-    /// Bytes of a row.
+    pub first: First,
+    /// Bytes that are kept: those of the steps, and where an absent context differs from zeros, one that says whether it
+    /// is there.
     pub bytes: usize,
     /// Its number in the slot ([`Binding::slot`](super::Binding::slot)).
     pub slot_entry: usize,
+}
+
+impl BoundContext {
+    pub(super) const fn new(axis: usize, length: usize, first: First, window_bytes: usize) -> Self {
+        let bytes = if matches!(first, First::Zeros) { window_bytes } else { window_bytes + 1 };
+        Self { axis, length, first, bytes, slot_entry: 0 }
+    }
+
+    /// Whether a sequence without a context differs from one whose context is zeros.
+    pub fn can_be_absent(&self) -> bool {
+        self.first != First::Zeros
+    }
+
+    /// The least steps that a request must carry, and how many exactly, if that is known. `of_model`: the model's
+    /// dimension. Decoding has checked what is the same for all requests.
+    pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
+        match (self.first, is_first) {
+            (First::Zeros, _) | (First::Repeat, false) => (0, None),
+            (First::Repeat, true) => (1, None),
+            (First::Whole, is_first) => {
+                let in_front = self.in_front(is_first);
+                (self.length - in_front, usize::try_from(of_model).ok().map(|dim| dim - in_front))
+            }
+        }
+    }
+
+    /// Steps in front of a request.
+    pub fn in_front(&self, is_first: bool) -> usize {
+        if is_first && self.first == First::Whole { 0 } else { self.length }
+    }
+
+    /// The steps in what is kept; `None` if they are absent, as at the start of a sequence.
+    pub fn steps<'a>(&self, kept: &'a [u8]) -> Option<&'a [u8]> {
+        match (self.can_be_absent(), kept.split_last()) {
+            (true, Some((is_there, steps))) => Some(steps).filter(|_| *is_there != 0),
+            (true, None) => None,
+            (false, _) => Some(kept),
+        }
+    }
+
+    /// Notes in what is kept that the steps are there.
+    pub fn mark(&self, kept: &mut [u8]) {
+        if let Some(is_there) = kept.last_mut().filter(|_| self.can_be_absent()) {
+            *is_there = 1;
+        }
+    }
 }
 
 /// A control, in the type that the model takes.

@@ -3,7 +3,7 @@
 use super::error::BindingError;
 use super::shapes::{INPUT, is_batch, match_dims};
 use super::{BoundContext, describe};
-use crate::config::{Config, Context, TensorConfig, context_line};
+use crate::config::{Config, Context, First, TensorConfig, context_line};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, WindowLayout};
 
@@ -11,6 +11,8 @@ use crate::tensor::{DataType, Dims, WindowLayout};
 pub(super) struct WrittenContext<'a> {
     written: &'a Context,
     axis: usize,
+    /// The model's dimension there.
+    of_model: i64,
 }
 
 impl<'a> WrittenContext<'a> {
@@ -22,19 +24,21 @@ impl<'a> WrittenContext<'a> {
         batch_symbol: Option<&str>,
     ) -> Result<Option<Self>, BindingError> {
         let written = config.contexts.iter().find(|context| context.input == tensor.name);
-        let axis =
-            |written| Search { config, tensor, info, batch_symbol, written }.axis().map(|axis| Self { written, axis });
-        written.map(axis).transpose()
+        let Some(written) = written else { return Ok(None) };
+        let axis = Search { config, tensor, info, batch_symbol, written }.axis()?;
+        Ok(Some(Self { written, axis, of_model: info.dims[axis] }))
     }
 
     /// Takes the context off the model's dims.
     pub fn take_off(&self, dims: &mut [i64]) {
-        dims[self.axis] = without(dims[self.axis], self.written.length);
+        dims[self.axis] = without(dims[self.axis], self.written);
     }
 
     /// Undoes [`WrittenContext::take_off`].
     pub fn put_back(&self, dims: &mut [i64]) {
-        if dims[self.axis] >= 0 {
+        if self.written.first == First::Whole {
+            dims[self.axis] = self.of_model;
+        } else if dims[self.axis] >= 0 {
             dims[self.axis] += self.written.length as i64;
         }
     }
@@ -68,11 +72,11 @@ impl<'a> WrittenContext<'a> {
             WindowLayout::new(tensor.data_type, &row, batch_axis, axis).map(|layout| layout.window_bytes(length));
         match bytes {
             Some(bytes) if !tensor.optional && tensor.data_type != DataType::Bytes => {
-                Ok(BoundContext { axis, length, bytes, slot_entry: 0 })
+                Ok(BoundContext::new(axis, length, self.written.first, bytes))
             }
             _ => Err(BindingError::Parameter {
                 parameter: "input_context",
-                value: format!("{}={length}", self.written.input),
+                value: self.written.to_string(),
                 why: self.cannot_be_kept(tensor, model, batch_axis),
             }),
         }
@@ -99,9 +103,13 @@ impl<'a> WrittenContext<'a> {
     }
 }
 
-/// The part of a model's dimension that clients send; 0 if the context leaves nothing.
-fn without(dim: i64, length: usize) -> i64 {
-    if dim < 0 { dim } else { (dim - length as i64).max(0) }
+/// The part of a model's dimension that clients send: -1 for any length, 0 if the context leaves nothing.
+fn without(dim: i64, context: &Context) -> i64 {
+    match (dim - context.length as i64).max(0) {
+        _ if dim < 0 => dim,
+        left if left > 0 && context.first == First::Whole => -1,
+        left => left,
+    }
 }
 
 /// The search for a context's axis: the one that is written, else the one along which the configuration's dims differ
@@ -123,6 +131,7 @@ impl Search<'_> {
             (0..self.info.dims.len()).filter(|&axis| self.fits(axis)).partition(|&axis| self.info.dims[axis] >= 0);
         let model = Dims(&self.info.dims);
         match (fixed.as_slice(), open.as_slice()) {
+            (&[], &[axis]) if !self.config.is_batched() => self.check_only_open(axis),
             (&[axis], _) | (&[], &[axis]) => Ok(axis),
             (&[], &[]) => Err(self.error(self.does_not_make(&(0..self.info.dims.len()).collect::<Vec<_>>()))),
             (fixed, open) => {
@@ -132,6 +141,36 @@ impl Search<'_> {
                     .error(format!("it fits more than one axis of the model's {model}: write {}", lines.join(" or "))))
             }
         }
+    }
+
+    /// Checks the only open axis of a model without a batch. It may be a batch that is not called so, and the context
+    /// may belong to an axis of fixed length.
+    fn check_only_open(&self, axis: usize) -> Result<usize, BindingError> {
+        let dims = &self.info.dims;
+        let can_be = |&other: &usize| dims[other] > self.written.length as i64;
+        let others: Vec<usize> = (0..dims.len()).filter(|&other| other != axis).filter(can_be).collect();
+        if others.is_empty() {
+            return Ok(axis);
+        }
+        let line = |axis| context_line(&self.config.contexts, &self.written.input, axis);
+        let with_dims = |&axis: &usize| {
+            let mut sent = dims.clone();
+            sent[axis] = without(sent[axis], self.written);
+            // A context needs the lengths of the other dimensions.
+            sent.iter_mut()
+                .enumerate()
+                .filter(|(other, dim)| *other != axis && **dim < 0)
+                .for_each(|(_, dim)| *dim = 1);
+            format!("{} with dims {} of the input", line(axis), Dims(&sent))
+        };
+        let with_dims: Vec<String> = others.iter().map(with_dims).collect();
+        Err(self.error(format!(
+            "{} elements can stand along more than one axis of the model's {}: write {}, or {}",
+            self.written.length,
+            Dims(dims),
+            line(axis),
+            with_dims.join(", or ")
+        )))
     }
 
     /// Checks an axis that is written.
@@ -153,10 +192,20 @@ impl Search<'_> {
     /// The batch axis of the input if the context is kept along `axis`; `None` if the dims do not fit then.
     fn batch_axis(&self, axis: usize) -> Option<Option<usize>> {
         let mut sent = self.info.dims.clone();
-        sent[axis] = without(sent[axis], self.written.length);
+        sent[axis] = without(sent[axis], self.written);
+        // The first request and later ones have different lengths.
+        if self.written.first == First::Whole && self.configured(axis) != Some(-1) {
+            return None;
+        }
         let (batch, _) =
             match_dims(self.config, INPUT, self.tensor, &sent, &self.info.symbols, self.batch_symbol).ok()?;
         (sent[axis] != 0).then_some(batch)
+    }
+
+    /// The configuration's dimension for an axis of the model; dims that leave the batch out leave out the first one.
+    fn configured(&self, axis: usize) -> Option<i64> {
+        let left_out = self.info.dims.len().checked_sub(self.tensor.dims.len())?;
+        self.tensor.dims.get(axis.checked_sub(left_out)?).copied()
     }
 
     fn fits(&self, axis: usize) -> bool {
@@ -167,9 +216,15 @@ impl Search<'_> {
     fn does_not_make(&self, axes: &[usize]) -> String {
         let TensorConfig { name, data_type, dims, .. } = self.tensor;
         let (written, model, length) = (Dims(dims), Dims(&self.info.dims), self.written.length);
-        let wrong = format!(
-            "with {length} elements in front, dims {written} of the configuration do not make the model's {model}"
-        );
+        let wrong = match self.written.first {
+            First::Whole => format!(
+                "with ':whole', the first request carries {length} elements more than later ones, and dims {written} of \
+                 the configuration do not allow both for the model's {model}"
+            ),
+            _ => format!(
+                "with {length} elements in front, dims {written} of the configuration do not make the model's {model}"
+            ),
+        };
         let entries: Vec<String> = axes
             .iter()
             .filter_map(|&axis| self.dims_to_write(axis))
@@ -184,7 +239,7 @@ impl Search<'_> {
     /// The dims to write for a context along `axis`; `None` if there are none.
     fn dims_to_write(&self, axis: usize) -> Option<Vec<i64>> {
         let mut whole = self.info.dims.clone();
-        whole[axis] = without(whole[axis], self.written.length);
+        whole[axis] = without(whole[axis], self.written);
         let mut behind = whole.clone();
         behind.remove(0);
         let written = |dims: Vec<i64>| {
@@ -196,7 +251,7 @@ impl Search<'_> {
     }
 
     fn error(&self, why: String) -> BindingError {
-        let value = format!("{}={}", self.written.input, self.written.length);
+        let value = self.written.to_string();
         BindingError::Parameter { parameter: "input_context", value, why }
     }
 }

@@ -93,7 +93,8 @@ fn a_file_has_as_many_bytes_as_the_dims_need() {
     let config = Config::for_tests(&declared(&[4], given), &[]).unwrap();
     let pair = config.states.declared[0].pair.clone();
     let bind = |bytes: usize| {
-        let files = InitialFiles::from([("f".to_owned(), vec![7; bytes])]);
+        let files = [("f".to_owned(), vec![7; bytes])].into();
+        let files = InitialFiles { files, ..InitialFiles::default() };
         Binding::new(&config, std::slice::from_ref(&pair), &model(&[]), &files)
     };
     assert_eq!(bind(16).unwrap().states[0].initial.content, InitialContent::Bytes(vec![7; 16]));
@@ -165,6 +166,10 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
         (&[-1, -1, 9], &[-1, 9], "x=2", 1, 72),
         (&[4, -1, 9], &[4, -1, 5], "x=4", 2, 64),
         (&[-1, -1, -1], &[7, 4], "x=2@2", 2, 56),
+        // One byte more says whether they are there.
+        (&[-1, 45, 8], &[-1, 8], "x=13:whole", 1, 417),
+        (&[-1, -1, 8], &[-1, 8], "x=13@1:whole", 1, 417),
+        (&[-1, 45, 8], &[32, 8], "x=13:repeat", 1, 417),
     ] {
         let found = context(model, configured, written).unwrap();
         assert_eq!((found.axis, found.bytes), (axis, bytes), "{model:?} {configured:?} {written}");
@@ -186,6 +191,10 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
             "axis 2 of [-1, -1, -1] is open: write its length in the dims of input 'x'",
         ),
         (&[-1, -1, 576], &[-1, 512], "x=64", "axis 1 of [-1, -1, 576] is open"),
+        (&[-1, 45, 8], &[32, 8], "x=13:whole", "input { name: 'x' data_type: TYPE_FP32 dims: [-1, 8] }"),
+        (&[-1, 45, 8], &[45, 8], "x=13@1:whole", "':whole'"),
+        (&[-1, -1, 8], &[32, 8], "x=13:whole", "input { name: 'x' data_type: TYPE_FP32 dims: [-1, 8] }"),
+        (&[-1, 13, 8], &[-1, 8], "x=13@1:whole", "must be longer than 13"),
     ] {
         let error = context(model, configured, written).unwrap_err().to_string();
         assert!(error.contains("'input_context'") && error.contains(word), "{error}");
@@ -200,7 +209,45 @@ fn requests_bring_what_the_context_leaves() {
     let binding = bind(&config, &signature(&[("x", DataType::Fp32, &[-1, 6, 5]), S_IN], &[Y, S_OUT])).unwrap();
     let Source::Request(request) = &input(&binding, "x").source else { panic!("x is of requests") };
     assert_eq!(input(&binding, "x").dims, [-1, 6, 5], "what the model takes");
-    assert_eq!(request.row_length(&[1, 4, 5], 1), 6);
+    assert_eq!(request.row_length(&[1, 4, 5], 1, false), 6);
+}
+
+#[test]
+fn the_first_request_brings_the_whole_window() {
+    let mut config = with_parameters(&[("input_context", "x=13@1:whole")]);
+    config["input"][0]["dims"] = json!([-1, 5]);
+    for dim in [45, -1] {
+        let binding = bind(&config, &signature(&[("x", DataType::Fp32, &[-1, dim, 5]), S_IN], &[Y, S_OUT])).unwrap();
+        let Source::Request(request) = &input(&binding, "x").source else { panic!("x is of requests") };
+        assert_eq!(input(&binding, "x").dims, [-1, dim, 5], "what the model takes");
+        assert_eq!(request.request_dims(input(&binding, "x")), [1, -1, 5]);
+        let lengths = |own: i64, is_first| request.row_length(&[1, own, 5], 1, is_first);
+        assert_eq!((lengths(45, true), lengths(32, false)), (45, 45));
+        let context = request.context.unwrap();
+        let allowed = |is_first| context.lengths(dim, is_first);
+        let exactly = |length| (dim > 0).then_some(length);
+        assert_eq!((allowed(true), allowed(false)), ((13, exactly(45)), (0, exactly(32))));
+    }
+}
+
+#[test]
+fn a_context_of_a_model_without_batch_is_asked_for_where_two_axes_can_have_it() {
+    let config = |dims: &[i64], context: &str| {
+        let mut config = with_parameters(&[("input_context", context)]);
+        config["max_batch_size"] = json!(0);
+        config["input"][0]["dims"] = json!(dims);
+        let y = config["output"][0]["dims"].as_array().unwrap().clone();
+        config["output"][0]["dims"] = [vec![json!(-1)], y].concat().into();
+        config
+    };
+    let model = signature(&[("x", DataType::Fp32, &[-1, 576]), S_IN], &[Y, S_OUT]);
+    let words = ["[-1, 576]", "'x=64@0'", "'x=64@1'", "dims [1, 512]"];
+    assert_refused(&config(&[-1, 576], "x=64"), &model, &words);
+    assert_refused(&config(&[-1, 512], "x=64"), &model, &["axis 0 of", "is open: write its length"]);
+    for (dims, written, axis) in [(&[-1, 576], "x=64@0", 0), (&[1, 512], "x=64", 1), (&[1, 512], "x=64@1", 1)] {
+        let binding = bind(&config(dims, written), &model).unwrap();
+        assert_eq!(binding.contexts().next().unwrap().2.axis, axis);
+    }
 }
 
 fn ragged(names: [&str; 2], parameters: &[(&str, &str)]) -> (Value, Signature) {

@@ -1,10 +1,11 @@
 //! What a state is when its sequence starts.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
-use super::all_agree;
 use super::error::BindingError;
 use super::fixed::element_bytes;
+use super::{all_agree, npz};
 use crate::config::{Config, DeclaredState, InitialFiles, InitialValue};
 use crate::memory::{Strings, strings};
 use crate::tensor::{DataType, Dims, element_count};
@@ -39,7 +40,7 @@ impl Initial {
         config: &Config,
         files: &InitialFiles,
     ) -> Result<Self, BindingError> {
-        let file = |file: &str| files.get(file).map(Vec::as_slice).unwrap_or_default();
+        let file = |file: &str| files.files.get(file).map(Vec::as_slice).unwrap_or_default();
         if let Some(declaration) = declared
             && let Some(initial) = &declaration.initial
         {
@@ -66,6 +67,16 @@ impl Initial {
         match config.states.initial.iter().find(|(of, _)| of == name) {
             Some((_, InitialValue::File(from))) => {
                 Value { name, from: format!("file '{from}'"), data_type }.read_bytes(dims, file(from))
+            }
+            Some((_, InitialValue::Array { file: from, name: array })) => {
+                let of = array.as_ref().map_or(String::new(), |array| format!(", array '{array}'"));
+                let source = Value { name, from: format!("file '{from}'{of}"), data_type };
+                let limit = if dims.contains(&-1) { config.states.limits.per_sequence } else { usize::MAX };
+                source.read_array(dims, file(from), array.as_deref(), limit)
+            }
+            Some((_, InitialValue::Metadata { keys, then_zeros })) => {
+                let from = format!("the model's metadata '{}'", keys.join("+"));
+                Value { name, from, data_type }.read_metadata(dims, keys, *then_zeros, &files.metadata)
             }
             Some((_, InitialValue::List(values))) => {
                 Value { name, from: INITIAL_STATES.to_owned(), data_type }.read_list(dims, values)
@@ -138,6 +149,49 @@ impl Value<'_> {
         }
         let elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?;
         Ok(Initial { dims, content: InitialContent::Bytes(elements.concat()) })
+    }
+
+    fn read_array(
+        &self,
+        dims: &[i64],
+        bytes: &[u8],
+        array: Option<&str>,
+        limit: usize,
+    ) -> Result<Initial, BindingError> {
+        let fits = |shape: &[i64]| {
+            let closed = declared_dims(dims, shape);
+            if all_agree(dims, &closed) {
+                return Ok(closed);
+            }
+            Err(format!("its shape {} is not that of one sequence, {}", Dims(shape), Dims(dims)))
+        };
+        let content = npz::read(bytes, array, self.name, self.data_type, fits, limit);
+        content.map(|(dims, content)| Initial { dims, content }).map_err(|why| self.error(why))
+    }
+
+    /// Numbers that are separated by commas, spaces or line breaks, with or without the brackets of a list around them.
+    fn read_metadata(
+        &self,
+        dims: &[i64],
+        keys: &[String],
+        then_zeros: bool,
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<Initial, BindingError> {
+        let mut values = Vec::new();
+        for key in keys {
+            let Some(text) = metadata.get(key) else {
+                let known: Vec<String> = metadata.keys().map(|key| format!("'{key}'")).collect();
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                return Err(self.error(format!("the model has no metadata '{key}' (it has {known})")));
+            };
+            let is_between = |letter: char| letter.is_whitespace() || [',', '[', ']'].contains(&letter);
+            values.extend(text.split(is_between).filter(|value| !value.is_empty()).map(str::to_owned));
+        }
+        let wanted = element_count(dims).filter(|_| then_zeros).unwrap_or(0);
+        if self.data_type != DataType::Bytes && values.len() < wanted {
+            values.resize(wanted, "0".to_owned());
+        }
+        self.read_list(dims, &values)
     }
 
     fn fill(&self, dims: &[i64], value: &str) -> Result<Initial, BindingError> {

@@ -18,6 +18,7 @@ mod for_step;
 mod generated;
 mod initial;
 mod initial_model;
+mod npz;
 mod ragged;
 mod shapes;
 mod state_api;

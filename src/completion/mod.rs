@@ -6,15 +6,19 @@
 
 #![forbid(unsafe_code)]
 
+mod by_shape;
 mod fill;
+mod known;
 mod pairing;
 mod plan;
 mod unpaired;
 
-use pairing::state_pairs;
+use by_shape::by_shape;
+use pairing::{Taken, described, state_pairs};
 pub use plan::{Origins, Plan, Settings};
 
-use crate::config::ConfigError;
+use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
+use crate::session::Signature;
 
 /// Why a configuration cannot be completed.
 #[derive(Debug, thiserror::Error)]
@@ -25,14 +29,11 @@ pub enum CompletionError {
         readings.join(", ")
     )]
     Ambiguous { readings: Vec<String> },
-    #[error(
-        "no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); write them \
-         in parameter 'state_pairs', as '<<<input, output>>>', or a pattern of their names in 'state_pair_patterns'; a \
-         model without states is served if its configuration has 'sequence_batching'",
-        inputs.join(", "),
-        outputs.join(", ")
-    )]
-    NoPairs { inputs: Vec<String>, outputs: Vec<String> },
+    /// `proposed` are pairs by their types, dims and order, where exactly one assignment fits.
+    #[error("{}", no_pairs_text(inputs, outputs, proposed))]
+    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair> },
+    #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
+    Shapes { why: String },
     #[error(
         "parameter 'state_pair_patterns' has '{pattern}', but no input and output of the model are named so (inputs \
          {}; outputs {})",
@@ -64,4 +65,37 @@ pub enum CompletionError {
     NoBatch { max_batch_size: usize, output: String, described: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
+}
+
+impl CompletionError {
+    fn no_pairs(signature: &Signature, taken: Taken) -> Self {
+        Self::NoPairs {
+            inputs: described(&signature.inputs),
+            outputs: described(&signature.outputs),
+            proposed: by_shape(signature, taken).unwrap_or_default(),
+        }
+    }
+}
+
+/// Says what to write for a model whose names tell no state.
+fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair]) -> String {
+    let mut text = format!(
+        "no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); ",
+        inputs.join(", "),
+        outputs.join(", ")
+    );
+    if !proposed.is_empty() {
+        let listed: Vec<String> = proposed.iter().map(StatePair::to_string).collect();
+        text += &format!(
+            "by their types, dims and order, {} may be states: if they are, write {}; ",
+            listed.join(" "),
+            parameter_line("state_pairs", BY_SHAPE)
+        );
+    }
+    text + &format!(
+        "write the model's states as {}, or a pattern of their names in 'state_pair_patterns'; if it has none, serve it \
+         with Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
+         oldest {{ max_candidate_sequences: 1024 }} }}'",
+        parameter_line("state_pairs", "<<<input, output>>>")
+    )
 }

@@ -19,7 +19,7 @@ const FIRST_OUTPUT_WORDS: [&str; 1] = ["r"];
 const ENDS: [(&str, &str); 6] = [("i", "o"), ("0", "n"), ("_0", "_n"), ("_0", "_1"), ("", "n"), ("", "_n")];
 
 /// What clients send and get. Such tensors can be named like the two ends of a state and are none.
-const NEVER_STATES: [&str; 36] = [
+const NEVER_STATES: [&str; 37] = [
     "",
     "audio",
     "data",
@@ -54,6 +54,7 @@ const NEVER_STATES: [&str; 36] = [
     "text",
     "token",
     "tokens",
+    "wav",
     "wave",
     "waveform",
 ];
@@ -124,10 +125,7 @@ pub fn state_pairs(
         _ => {}
     }
     match pairs.len() {
-        0 => Err(CompletionError::NoPairs {
-            inputs: described(&signature.inputs),
-            outputs: described(&signature.outputs),
-        }),
+        0 => Err(CompletionError::no_pairs(signature, taken)),
         // Requests would carry nothing, so one of these is no state.
         count if count == free.len() && taken.by_requests.is_empty() && taken.otherwise.is_empty() => {
             Err(CompletionError::NothingLeft { pairs: pairs.iter().map(StatePair::to_string).collect() })
@@ -200,7 +198,7 @@ pub fn state_pairs_line(pairs: &[StatePair]) -> String {
     parameter_line("state_pairs", &pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" "))
 }
 
-fn described(infos: &[TensorInfo]) -> Vec<String> {
+pub fn described(infos: &[TensorInfo]) -> Vec<String> {
     infos.iter().map(|info| format!("{} {} {}", info.name, info.data_type, Dims(&info.dims))).collect()
 }
 
@@ -263,8 +261,9 @@ fn stems(name: &str, words: &[&str], first_words: &[&str]) -> Vec<String> {
 fn normal(name: &str) -> String {
     let unify = |c: char| if ['.', '/', ':', '-', ' '].contains(&c) { '_' } else { c.to_ascii_lowercase() };
     let name: String = name.chars().map(unify).collect();
-    // Hugging Face gives the input more words than the output.
-    name.replace("past_key_values", "past").replace("present_key_values", "present")
+    // Hugging Face gives the input more words than the output, and sherpa's WeNet abbreviates one name in two ways.
+    let name = name.replace("past_key_values", "past").replace("present_key_values", "present");
+    name.split('_').map(|word| if word == "attn" { "att" } else { word }).collect::<Vec<_>>().join("_")
 }
 
 #[cfg(test)]
@@ -297,7 +296,7 @@ mod tests {
     #[test]
     fn the_names_that_exporters_use_are_paired() {
         type Case = (&'static [&'static str], &'static [&'static str], &'static [(&'static str, &'static str)]);
-        let cases: [Case; 23] = [
+        let cases: [Case; 24] = [
             (&["input!", "h", "c"], &["output!", "hn", "cn"], &[("h", "hn"), ("c", "cn")]),
             (&["input!", "state"], &["output!", "stateN"], &[("state", "stateN")]),
             (&["x!", "h0", "c0"], &["y!", "hn", "cn"], &[("h0", "hn"), ("c0", "cn")]),
@@ -332,6 +331,11 @@ mod tests {
                 &["chunk!", "att_cache", "cnn_cache"],
                 &["output!", "r_att_cache", "r_cnn_cache"],
                 &[("att_cache", "r_att_cache"), ("cnn_cache", "r_cnn_cache")],
+            ),
+            (
+                &["x!", "attn_cache", "conv_cache"],
+                &["log_probs!", "next_att_cache", "next_conv_cache"],
+                &[("attn_cache", "next_att_cache"), ("conv_cache", "next_conv_cache")],
             ),
             (&["src!", "r1i", "r2i"], &["fgr!", "pha!", "r1o", "r2o"], &[("r1i", "r1o"), ("r2i", "r2o")]),
             (

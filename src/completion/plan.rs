@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use super::fill::{Known, additions, position_warning};
+use super::known::Advice;
 use super::pairing::Taken;
-use super::{CompletionError, state_pairs, unpaired};
-use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair};
+use super::{CompletionError, by_shape, state_pairs, unpaired};
+use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair, StatePairs};
 use crate::session::{BatchScale, Nodes, Signature};
 
 /// What a configuration lacks, and the states of its model.
@@ -19,6 +20,8 @@ pub struct Plan {
     pub origins: Origins,
     /// For the operator.
     pub warnings: Vec<String>,
+    /// Parameters that would help the clients of a known model.
+    pub notes: Vec<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
     pub batch_scale: Option<BatchScale>,
 }
@@ -52,7 +55,7 @@ impl Plan {
         graph_description: Option<&str>,
         settings: Settings,
     ) -> Result<Self, CompletionError> {
-        let (pairs, from) = config.states.all_pairs(graph_description, || by_name(config, signature, settings))?;
+        let (pairs, from) = config.states.all_pairs(graph_description, || found_pairs(config, signature, settings))?;
         let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let mut warnings = Vec::new();
@@ -65,7 +68,10 @@ impl Plan {
             ));
             Nodes::default()
         });
-        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, batch_scale };
+        let advice = Advice::new(config, signature);
+        warnings.extend(advice.warnings);
+        let notes = advice.notes;
+        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, notes, batch_scale };
         plan.additions.constant_outputs.clone_from(&constant_outputs);
         if !settings.completes {
             return Ok(plan);
@@ -93,7 +99,7 @@ impl Plan {
     }
 }
 
-fn by_name(
+fn found_pairs(
     config: &PartialConfig,
     signature: &Signature,
     settings: Settings,
@@ -102,7 +108,11 @@ fn by_name(
     let otherwise: Vec<&str> = config.taken().into_iter().chain(declared).collect();
     let by_requests: Vec<&str> = config.inputs.iter().map(|input| input.name.as_str()).collect();
     let taken = Taken { by_requests: &by_requests, otherwise: &otherwise };
-    let found = match state_pairs(signature, &config.states.patterns, taken) {
+    let found = state_pairs(signature, &config.states.patterns, taken);
+    if config.states.pairs == StatePairs::AutoByShape {
+        return by_shape::confirmed(signature, found, taken);
+    }
+    let found = match found {
         Err(CompletionError::NoPairs { .. }) if config.allows_no_states() => return Ok(Vec::new()),
         found => found,
     };

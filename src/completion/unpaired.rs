@@ -36,7 +36,7 @@ pub fn warning(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Opti
 }
 
 /// The inputs and outputs that are in none of the pairs.
-fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
+pub fn without(signature: &Signature, pairs: &[StatePair]) -> Signature {
     let mut rest = signature.clone();
     rest.inputs.retain(|info| pairs.iter().all(|pair| pair.input != info.name));
     rest.outputs.retain(|info| pairs.iter().all(|pair| pair.output != info.name));

@@ -7,20 +7,33 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
 
 use super::error::ConfigError;
-use super::states::machine_memory;
+use super::states::{States, machine_memory};
 use crate::memory::reserve;
 
 /// Triton's name for the folder beside a model's versions that holds initial states.
 const FOLDER: &str = "initial_state";
 
-/// Contents of files, by the name that the configuration gives them.
-pub type InitialFiles = BTreeMap<String, Vec<u8>>;
+/// What initial states are read from.
+#[derive(Clone, Debug, Default)]
+pub struct InitialFiles {
+    /// Contents of files, by the name that the configuration gives them.
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// The model's metadata, as far as it is text.
+    pub metadata: BTreeMap<String, String>,
+}
 
-/// Reads files of a model's folder `initial_state`: pairs of a state's name, for errors, and the name of its file.
-pub fn read<'a>(
+impl InitialFiles {
+    /// Reads the files in a model's folder `initial_state`, and takes the model's metadata.
+    pub fn read(repository: &Path, states: &States, metadata: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
+        Ok(Self { files: read(repository, states.initial_files())?, metadata: metadata.clone() })
+    }
+}
+
+/// Reads files: pairs of a state's name, for errors, and the name of its file.
+fn read<'a>(
     repository: &Path,
     files: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<InitialFiles, ConfigError> {
+) -> Result<BTreeMap<String, Vec<u8>>, ConfigError> {
     let folder = repository.join(FOLDER);
     let read = |(state, name): (&str, &str)| {
         let content = read_file(&folder, name).map_err(|why| ConfigError::InitialFile {

@@ -1,5 +1,7 @@
 //! What this backend adds to the inputs of requests: contexts, and padding for rows of different lengths.
 
+use std::fmt;
+
 use super::error::ConfigError;
 use super::parameters::{self, Assigned, Parameters, bad, parameter_line};
 
@@ -11,7 +13,21 @@ pub struct Context {
     pub length: usize,
     /// The axis in the model, if it is written.
     pub axis: Option<usize>,
+    pub first: First,
 }
+
+/// What the first inference of a sequence has in front, where no request has left a context.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum First {
+    #[default]
+    Zeros,
+    /// The first element of the request, as often as the context is long.
+    Repeat,
+    /// Nothing: the request carries the whole window, and later ones what is new in it.
+    Whole,
+}
+
+const FIRST: [(&str, First); 3] = [("zeros", First::Zeros), ("repeat", First::Repeat), ("whole", First::Whole)];
 
 /// An input whose rows are filled up to one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,15 +59,17 @@ const ALL: &str = "all";
 const CONTEXT: &str = "input_context";
 
 pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
-    const FORM: &str = "'input=elements' or 'input=elements@axis', separated by spaces or commas, is expected";
+    const FORM: &str = "'input=elements', then '@axis' and ':zeros', ':repeat' or ':whole' if needed, separated by \
+                        spaces or commas, is expected";
     let Some(text) = parameters.text(CONTEXT) else { return Ok(Vec::new()) };
     let context = |(input, value)| {
+        let (value, first) = with_first(text, FORM, value)?;
         let (value, axis) = with_axis(CONTEXT, text, FORM, value)?;
         match value.parse() {
             Ok(0) | Err(_) => {
                 Err(bad(CONTEXT, text, format!("'{input}' has '{value}' elements: 1 or more are expected")))
             }
-            Ok(length) => Ok(Context { input, length, axis }),
+            Ok(length) => Ok(Context { input, length, axis, first }),
         }
     };
     parameters::assignments(CONTEXT, text, FORM)?.into_iter().map(context).collect()
@@ -61,10 +79,22 @@ pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigEr
 pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
     let written = |context: &Context| {
         let axis = if context.input == input { Some(axis) } else { context.axis };
-        let axis = axis.map_or(String::new(), |axis| format!("@{axis}"));
-        format!("{}={}{axis}", context.input, context.length)
+        Context { axis, ..context.clone() }.to_string()
     };
     parameter_line(CONTEXT, &contexts.iter().map(written).collect::<Vec<_>>().join(" "))
+}
+
+impl fmt::Display for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.input, self.length)?;
+        if let Some(axis) = self.axis {
+            write!(f, "@{axis}")?;
+        }
+        match FIRST.iter().find(|(_, first)| *first == self.first && *first != First::Zeros) {
+            Some((word, _)) => write!(f, ":{word}"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Ragged {
@@ -114,6 +144,16 @@ pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result
     text.split([',', ' ']).filter(|word| !word.is_empty()).map(size).collect()
 }
 
+/// Splits `value:first`.
+fn with_first(text: &str, form: &str, value: Assigned) -> Result<(Assigned, First), ConfigError> {
+    let Assigned::One(value) = value else { return Err(bad(CONTEXT, text, form)) };
+    let Some((value, word)) = value.rsplit_once(':') else { return Ok((Assigned::One(value), First::default())) };
+    match FIRST.iter().find(|(known, _)| *known == word) {
+        Some((_, first)) => Ok((Assigned::One(value.to_owned()), *first)),
+        None => Err(bad(CONTEXT, text, format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {form}"))),
+    }
+}
+
 /// Splits `value@axis`.
 fn with_axis(
     name: &'static str,
@@ -146,14 +186,23 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let config = config(&[
-            ("input_context", "audio=64 features=7@1"),
+            ("input_context", "audio=64 features=7@1 x=13@1:whole, z=2:repeat w=2@0:zeros"),
             ("padded_inputs", "audio=len, features=flen@1"),
             ("padded_outputs", "y=ylen z=all"),
             ("warmup_batch_sizes", "1, 4"),
         ]);
         let config = config.unwrap();
-        let context = |input: &str, length, axis| Context { input: input.to_owned(), length, axis };
-        assert_eq!(config.contexts, [context("audio", 64, None), context("features", 7, Some(1))]);
+        let context = |input: &str, length, axis, first| Context { input: input.to_owned(), length, axis, first };
+        let expected = [
+            context("audio", 64, None, First::Zeros),
+            context("features", 7, Some(1), First::Zeros),
+            context("x", 13, Some(1), First::Whole),
+            context("z", 2, None, First::Repeat),
+            context("w", 2, Some(0), First::Zeros),
+        ];
+        assert_eq!(config.contexts, expected);
+        let written: Vec<String> = expected.iter().map(Context::to_string).collect();
+        assert_eq!(written.join(" "), "audio=64 features=7@1 x=13@1:whole z=2:repeat w=2@0");
         assert_eq!(config.ragged.inputs[1].lengths, "flen");
         assert_eq!((config.ragged.inputs[0].axis, config.ragged.inputs[1].axis), (None, Some(1)));
         assert_eq!(config.ragged.outputs[0].lengths.as_deref(), Some("ylen"));
@@ -169,6 +218,8 @@ mod tests {
             ("input_context", "audio=-3", "1 or more"),
             ("input_context", "audio=[1]", "input=elements"),
             ("input_context", "audio=3@x", "'x' is no axis"),
+            ("input_context", "audio=3:all", "'all' is none of 'zeros', 'repeat', 'whole'"),
+            ("input_context", "audio=3:whole@1", "'whole@1' is none of"),
             ("input_context", "audio=3 audio=4", "once only"),
             ("padded_inputs", "audio", "lengths_input"),
             ("padded_inputs", "audio=len@-1", "'-1' is no axis"),

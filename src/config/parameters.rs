@@ -133,6 +133,13 @@ impl Parameters {
         self.0.get(name).map(|parameter| parameter.string_value.trim())
     }
 
+    /// Whether a parameter has an assignment to `name`.
+    pub fn assigns(&self, parameter: &str, name: &str) -> bool {
+        let text = self.0.get(parameter).map_or("", |parameter| parameter.string_value.as_str());
+        let mut words = text.split([',', ' ', '\t', '\n']);
+        words.any(|word| word.split_once('=').is_some_and(|(assigned, _)| assigned == name))
+    }
+
     /// A number within `range`; `None` if the parameter is absent.
     pub fn number<T>(
         &self,
@@ -200,7 +207,7 @@ fn nearest(name: &str) -> Option<&'static str> {
 /// matter.
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
     const NAME: &str = "state_pairs";
-    const FORM: &str = "pairs '<<<input, output>>>' separated by spaces are expected";
+    const FORM: &str = "pairs '<<<input, output>>>' separated by spaces, 'auto' or 'auto-by-shape' are expected";
     let mut pairs: Vec<StatePair> = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {

@@ -195,15 +195,20 @@ impl PartialConfig {
         controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
+    /// Whether a parameter of assignments, such as `input_context`, has one for this tensor.
+    pub fn gives(&self, parameter: &str, tensor: &str) -> bool {
+        self.parameters.assigns(parameter, tensor)
+    }
+
     /// Whether the configuration asks for sequences and not for states, so that a model without states is served.
     pub fn allows_no_states(&self) -> bool {
         let asks_for_states = self.states.pairs != StatePairs::Absent || !self.states.patterns.is_empty();
         self.sequence_batching.is_some() && !asks_for_states
     }
 
-    /// Whether the configuration asks for states that are found by their names, also where nothing is completed.
+    /// Whether the configuration asks for states that are found in the signature, also where nothing is completed.
     pub fn wants_pairs_by_name(&self) -> bool {
-        self.states.pairs == StatePairs::Auto
+        matches!(self.states.pairs, StatePairs::Auto | StatePairs::AutoByShape)
     }
 
     /// Whether the configuration says how requests are scheduled.

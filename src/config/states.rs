@@ -41,8 +41,13 @@ pub enum StatePairs {
     Absent,
     /// `auto`: the states are found by their names.
     Auto,
+    /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types, dims and order.
+    AutoByShape,
     Listed(Vec<StatePair>),
 }
+
+/// The value of `state_pairs` that confirms pairs that are found by types, dims and order.
+pub const BY_SHAPE: &str = "auto-by-shape";
 
 /// Where the states come from that are not declared in `sequence_batching.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub enum PairsFrom {
     Description,
     /// The names of the model's inputs and outputs.
     Names,
+    /// Their names, and where those say nothing, their types, dims and order.
+    Shapes,
 }
 
 /// An entry of `sequence_batching.state`.
@@ -82,6 +89,10 @@ pub enum InitialValue {
     List(Vec<String>),
     /// The elements of a row as raw bytes, in this file.
     File(String),
+    /// An array of this .npz file: the one with this name, else the one with the state's name or the only one.
+    Array { file: String, name: Option<String> },
+    /// Numbers in the model's metadata, under these keys one behind the other.
+    Metadata { keys: Vec<String>, then_zeros: bool },
 }
 
 /// Most bytes of the states that vary in size.
@@ -100,6 +111,7 @@ impl States {
         let pairs = match parameters.text("state_pairs") {
             None => StatePairs::Absent,
             Some("auto") => StatePairs::Auto,
+            Some(BY_SHAPE) => StatePairs::AutoByShape,
             Some(text) => StatePairs::Listed(parameters::state_pairs(text)?),
         };
         let patterns = parameters.text("state_pair_patterns").map(parameters::pair_patterns).transpose()?;
@@ -118,19 +130,21 @@ impl States {
     }
 
     /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
-    /// description, as in NVIDIA's stateful_backend; if it names none, those that `by_name` finds.
+    /// description, as in NVIDIA's stateful_backend; if it names none, those that `find`
+    /// finds in the signature.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,
-        by_name: impl FnOnce() -> Result<Vec<StatePair>, E>,
+        find: impl FnOnce() -> Result<Vec<StatePair>, E>,
     ) -> Result<(Vec<StatePair>, PairsFrom), E> {
         let (found, from) = match &self.pairs {
             StatePairs::Listed(pairs) => (pairs.clone(), PairsFrom::Parameter),
-            StatePairs::Auto => (by_name()?, PairsFrom::Names),
+            StatePairs::Auto => (find()?, PairsFrom::Names),
+            StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
             StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
             StatePairs::Absent => {
                 let described = parameters::described_state_pairs(graph_description.unwrap_or_default())?;
-                if described.is_empty() { (by_name()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
+                if described.is_empty() { (find()?, PairsFrom::Names) } else { (described, PairsFrom::Description) }
             }
         };
         Ok((self.union(&found)?, from))
@@ -156,10 +170,18 @@ impl States {
             .iter()
             .filter_map(|state| Some((state.pair.input.as_str(), state.initial.as_ref()?.file.as_deref()?)));
         let named = self.initial.iter().filter_map(|(state, value)| match value {
-            InitialValue::File(file) => Some((state.as_str(), file.as_str())),
+            InitialValue::File(file) | InitialValue::Array { file, .. } => Some((state.as_str(), file.as_str())),
             _ => None,
         });
         declared.chain(named)
+    }
+
+    /// The keys of the model's metadata that have initial states.
+    pub fn initial_keys(&self) -> impl Iterator<Item = &str> {
+        self.initial.iter().flat_map(|(_, value)| match value {
+            InitialValue::Metadata { keys, .. } => keys.iter().map(String::as_str).collect(),
+            _ => Vec::new(),
+        })
     }
 
     /// The entry of `state_dims` for the state of this input, if it has one.
@@ -245,22 +267,43 @@ impl DeclaredInitial {
     }
 }
 
-/// Reads `name=value`, `name=[value, value]` and `name=file:FILE`.
+/// Reads `name=value`, `name=[value, value]`, `name=file:FILE`, `name=npz:FILE:ARRAY` and `name=metadata:KEY+KEY`.
 fn initial_states(text: &str) -> Result<Vec<(String, InitialValue)>, ConfigError> {
-    let form = "'name=value', 'name=[value, value]' or 'name=file:FILE', separated by spaces or commas, is expected";
+    let form = "'name=value', 'name=[value, value]', 'name=file:FILE', 'name=npz:FILE:ARRAY' or 'name=metadata:KEY', \
+                separated by spaces or commas, is expected";
     let written = parameters::assignments("initial_states", text, form)?;
     if written.iter().any(|(_, value)| *value == Assigned::List(Vec::new())) {
         return Err(bad("initial_states", text, form));
     }
     let value = |written| match written {
         Assigned::List(values) => InitialValue::List(values),
-        Assigned::One(value) => match value.strip_prefix("file:") {
-            Some(file) => InitialValue::File(file.to_owned()),
-            None => InitialValue::Fill(value),
+        Assigned::One(value) => match value.split_once(':') {
+            Some(("file", file)) => InitialValue::File(file.to_owned()),
+            Some(("npz", rest)) => array(rest),
+            Some(("metadata", keys)) => metadata(keys),
+            _ => InitialValue::Fill(value),
         },
     };
     Ok(written.into_iter().map(|(name, written)| (name, value(written))).collect())
 }
+
+/// Reads `FILE:ARRAY` or `FILE`.
+fn array(text: &str) -> InitialValue {
+    let (file, name) = text.split_once(':').map_or((text, None), |(file, name)| (file, Some(name.to_owned())));
+    InitialValue::Array { file: file.to_owned(), name }
+}
+
+/// Reads `KEY`, `KEY+KEY` or `KEY+zeros`: with that, zeros fill the rest of the row.
+fn metadata(text: &str) -> InitialValue {
+    let mut keys: Vec<String> = text.split('+').map(str::to_owned).collect();
+    let then_zeros = keys.len() > 1 && keys.last().is_some_and(|last| last == ZEROS);
+    if then_zeros {
+        keys.pop();
+    }
+    InitialValue::Metadata { keys, then_zeros }
+}
+
+const ZEROS: &str = "zeros";
 
 /// The word for the batch dimension in `state_dims`.
 const BATCH: &str = "batch";
@@ -394,10 +437,18 @@ mod tests {
         let mut declared = state("a", "a2");
         declared["initial_state"] =
             json!([{ "name": "i", "data_type": "TYPE_FP32", "dims": ["2", "3"], "data_file": "f" }]);
-        let states = config(json!([declared]), &[("initial_states", "x=file:g, y=1 z=[1,2]")]).unwrap().states;
+        let written = "x=file:g, y=1 z=[1,2] v=npz:h.npz w=npz:h.npz:a:0 m=metadata:k+l n=metadata:k+zeros";
+        let states = config(json!([declared]), &[("initial_states", written)]).unwrap().states;
         let expected = DeclaredInitial { dims: vec![2, 3], file: Some("f".to_owned()) };
         assert_eq!(states.declared[0].initial, Some(expected));
-        assert_eq!(states.initial_files().collect::<Vec<_>>(), [("a", "f"), ("x", "g")]);
+        let files = [("a", "f"), ("x", "g"), ("v", "h.npz"), ("w", "h.npz")];
+        assert_eq!(states.initial_files().collect::<Vec<_>>(), files);
+        assert_eq!(states.initial_keys().collect::<Vec<_>>(), ["k", "l", "k"]);
+        let array =
+            |name: Option<&str>| InitialValue::Array { file: "h.npz".to_owned(), name: name.map(str::to_owned) };
+        assert_eq!((&states.initial[3].1, &states.initial[4].1), (&array(None), &array(Some("a:0"))));
+        let of_k = InitialValue::Metadata { keys: vec!["k".to_owned()], then_zeros: true };
+        assert_eq!(states.initial[6].1, of_k);
         assert_eq!(states.initial[1], ("y".to_owned(), InitialValue::Fill("1".to_owned())));
         assert_eq!(states.initial[2].1, InitialValue::List(vec!["1".to_owned(), "2".to_owned()]));
     }

@@ -186,6 +186,12 @@ pub enum RequestError {
     /// An input has a shape that the model does not take; -1 in `wanted` is any length.
     #[error("input '{name}' has shape {}, but {} is expected", Dims(came), Dims(wanted))]
     InputShape { name: String, came: Vec<i64>, wanted: Vec<i64> },
+    /// A context makes the first inference of a sequence different from later ones. `rule` says which one this is.
+    #[error(
+        "input '{name}' has {came} elements along axis {axis} of the model, but {rule}, because \
+         'input_context' puts {length} elements in front"
+    )]
+    InputLength { name: String, axis: usize, came: usize, rule: String, length: usize },
     /// An input has another number of bytes than its shape needs.
     #[error("input '{name}' has {came} bytes, but its shape needs {wanted}")]
     InputBytes { name: String, came: usize, wanted: usize },
@@ -318,6 +324,7 @@ impl RequestError {
             Self::InputMissing(_)
             | Self::InputType { .. }
             | Self::InputShape { .. }
+            | Self::InputLength { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::GeneratedTooLarge { .. } => Reason::Input,
@@ -382,6 +389,7 @@ impl RequestError {
             | Self::InputMissing(_)
             | Self::InputType { .. }
             | Self::InputShape { .. }
+            | Self::InputLength { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::StateParameter { .. }

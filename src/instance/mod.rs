@@ -180,6 +180,7 @@ impl Instance {
         fault::point("admit", rows.iter().map(|row| &row.request));
         let rows = self.set_aside(rows, times, answered);
         let rows = self.operate(rows, times, answered);
+        let rows = self.check_lengths(rows, times, answered);
         let mut rows = self.initialise(rows, times, answered);
         if self.grouping.has_open_states() {
             self.store.note_dims(&mut rows);
@@ -254,6 +255,26 @@ impl Instance {
             self.depart(row, answered);
         }
         running
+    }
+
+    /// Refuses rows whose length is not that of the first inference of a sequence, or not that of a later one. It is
+    /// known only now which one a row is.
+    fn check_lengths(&mut self, mut rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        if !self.model.binding.contexts().any(|(_, _, context)| context.can_be_absent()) {
+            return rows;
+        }
+        self.store.note_first(&mut rows);
+        let mut fitting = Vec::with_capacity(rows.len());
+        for mut row in rows {
+            match row.check_lengths(&self.model.binding) {
+                Ok(()) => fitting.push(row),
+                Err(error) => {
+                    self.refuse(&mut row, error, times);
+                    self.depart(row, answered);
+                }
+            }
+        }
+        fitting
     }
 
     /// Asks the model for initial states, where there is one, what those begin with that start a sequence.

@@ -113,6 +113,13 @@ pub fn take_window(chunks: impl Iterator<Item = Chunk>, batch: &[u8], alone: &mu
     }
 }
 
+/// Copies a window of the batch to another one of the same length in it. Panics if a chunk is out of bounds.
+pub fn copy_window(from: impl Iterator<Item = Chunk>, to: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
+    for (from, to) in from.zip(to) {
+        batch.copy_within(from.in_batch..from.in_batch + from.bytes, to.in_batch);
+    }
+}
+
 /// Fills the chunks of a window in the batch with zeros.
 pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
     for Chunk { in_batch, bytes, .. } in chunks {

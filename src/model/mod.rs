@@ -5,11 +5,12 @@
 mod initial;
 mod live;
 mod metrics;
+mod prepared;
 mod reaper;
 mod sessions;
 mod site;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -17,18 +18,19 @@ use std::time::Duration;
 pub use initial::InitialStep;
 pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
 pub use metrics::Ran;
+pub use prepared::Prepared;
 pub use sessions::Opened;
 pub use site::Site;
 
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Additions, Config, InstanceKind, PartialConfig, Placement};
+use crate::config::{self, Config, InstanceKind, PartialConfig, Placement};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::memory::device::devices_for_cpu_instances;
 use crate::sequence::{Refusal, SequenceId};
-use crate::session::{Library, Provider, Session};
+use crate::session::{Library, Session};
 use crate::triton;
 use sessions::Sessions;
 use site::Devices;
@@ -84,31 +86,15 @@ impl Model {
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let (signature, description) = (session.signature(), session.graph_description());
-        let listed =
-            partial.take_id_tensors(&signature.input_names(), &signature.output_names(), settings.completes)?;
-        partial.take_state_tensors(&signature.input_names(), &signature.output_names());
-        let plan = Plan::new(&partial, sessions.file(), signature, description, settings)?;
-        partial.add(&plan.additions);
-        // Triton's copy is not read again: it has the same, except an added parameter, because Triton takes no
-        // parameters from a backend.
-        let mut config = partial.clone().resolve()?;
-        let files = config::read_initial_files(&location.repository, config.states.initial_files())?;
-        let mut binding = Binding::new(&config, &plan.pairs, session.signature(), &files)?;
-        let mut state_api = StateApi::new(&config, &binding)?;
-        if settings.completes {
-            let tensors = state_api.as_mut().map(|api| {
-                api.list_missing();
-                (std::mem::take(&mut api.missing_inputs), std::mem::take(&mut api.missing_outputs))
-            });
-            let (inputs, outputs) = tensors.unwrap_or_default();
-            let changed = partial.complete_state_api(&inputs, &outputs);
-            if listed || changed || plan.additions != Additions::default() {
-                triton.set_config_json(partial.document().to_string().as_bytes())?;
-            }
+        let mut prepared = Prepared::new(&mut partial, &session, sessions.file(), &location.repository, settings)?;
+        if prepared.has_additions {
+            // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
+            triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
-        sessions.complete(&config, &binding);
-        config.session = sessions.options().clone();
+        sessions.complete(&prepared.config, &prepared.binding);
+        prepared.config.session = sessions.options().clone();
+        let initial_model = prepared.load_initial_model(&version_dir, library)?;
+        let Prepared { mut config, binding, state_api, plan, .. } = prepared;
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
             // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
@@ -116,7 +102,6 @@ impl Model {
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
             return Err(LoadError::CudaGraph(why));
         }
-        let initial_model = load_initial_model(&config, &version_dir, library, &mut binding)?;
         let site = |placement: &Placement| {
             Site::new(&config, &binding, placement, devices.of(placement.kind), location.version)
         };
@@ -232,6 +217,9 @@ impl Model {
                  more, write 'sequence_batching {{ max_sequence_idle_microseconds: 60000000 ... }}'"
             );
         }
+        for note in &plan.notes {
+            log::info!("model {name}: {note}");
+        }
         let doubts = self.binding.doubts(&self.config, session.signature());
         for warning in plan.warnings.iter().chain(&doubts) {
             log::warn!("model {name}: {warning}");
@@ -243,25 +231,4 @@ impl Model {
             );
         }
     }
-}
-
-/// Loads the model for initial states. One without inputs gives the same each time, so it runs only once, here.
-fn load_initial_model(
-    config: &Config,
-    version_dir: &Path,
-    library: &Library,
-    binding: &mut Binding,
-) -> Result<Option<LoadedInitialModel>, LoadError> {
-    let Some(name) = &config.states.initial_model else { return Ok(None) };
-    let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
-    let session = Arc::new(Session::open(library, &file, &config.session, Provider::Cpu)?);
-    let bound = InitialModel::new(binding, session.signature())?;
-    if !bound.inputs.is_empty() {
-        binding.set_initial_from_model(&bound);
-        return Ok(Some(LoadedInitialModel { session, binding: bound }));
-    }
-    let ran = InitialStep::new(session, &bound)?.run(binding, &bound, None);
-    let initial = ran.map_err(|error| LoadError::InitialModel { file: name.clone(), source: error })?;
-    binding.set_initial(initial);
-    Ok(None)
 }

@@ -1,5 +1,6 @@
 //! Sessions.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
 use std::path::Path;
@@ -76,6 +77,7 @@ pub struct Session {
     inner: ManuallyDrop<Arc<SharedSessionInner>>,
     signature: Signature,
     graph_description: Option<String>,
+    metadata: BTreeMap<String, String>,
     run_options: RunOptions,
     options: SessionOptions,
     /// The last field, because the session uses its stream and must be dropped first.
@@ -127,11 +129,11 @@ impl Session {
         provider.append_to(&mut builder)?;
         let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(&session)?;
-        let graph_description = session.metadata().ok().and_then(|metadata| metadata.graph_description());
+        let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, None).map_err(load)?;
         let (inner, options) = (ManuallyDrop::new(session.inner()), options.clone());
         drop(session);
-        Ok(Self { inner, signature, graph_description, run_options, options, provider })
+        Ok(Self { inner, signature, graph_description, metadata, run_options, options, provider })
     }
 
     /// The model's inputs and outputs.
@@ -142,6 +144,11 @@ impl Session {
     /// The description in the model's graph.
     pub fn graph_description(&self) -> Option<&str> {
         self.graph_description.as_deref()
+    }
+
+    /// The model's metadata.
+    pub const fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
     }
 
     /// Options of each run; null for the defaults.
@@ -167,6 +174,14 @@ impl Session {
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
         self.inner.ptr().cast_mut()
     }
+}
+
+/// The description of a model's graph, and its metadata.
+fn described(session: &ort::session::Session) -> (Option<String>, BTreeMap<String, String>) {
+    let Ok(metadata) = session.metadata() else { return (None, BTreeMap::new()) };
+    let keys = metadata.custom_keys().unwrap_or_default();
+    let values = keys.into_iter().filter_map(|key| Some((metadata.custom(&key)?, key)));
+    (metadata.graph_description(), values.map(|(value, key)| (key, value)).collect())
 }
 
 impl Drop for Session {

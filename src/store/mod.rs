@@ -59,6 +59,9 @@ pub struct RowState {
     pub given: Vec<Option<Initial>>,
     /// What the run reads as contexts.
     pub contexts: Contexts,
+    /// No run of the sequence has left contexts, as [`StateStore::note_first`] has noted. It matters only for contexts
+    /// that can be absent.
+    pub is_first: bool,
     /// The run leaves the state as it is (`commit: false`).
     pub discards: bool,
     /// Dimensions of the states of varying size before the run, where [`StateStore::note_dims`] has noted them.
@@ -186,6 +189,24 @@ impl StateStore {
         }
     }
 
+    /// Notes which rows are the first of their sequences that read contexts, for rows that are about to be grouped.
+    pub fn note_first<R: HasState>(&self, rows: &mut [R]) {
+        let contexts: Vec<_> = self.binding.contexts().map(|(_, _, of)| of).enumerate().collect();
+        if !contexts.iter().any(|(_, of)| of.can_be_absent()) {
+            return;
+        }
+        let memories = self.sequences.state_memories(rows.iter().map(|row| row.state().slot_with_state()));
+        for (row, memory) in rows.iter_mut().zip(memories) {
+            let is_there = |&(number, of): &(usize, BoundContext)| match (&row.state().contexts, &memory) {
+                (Contexts::Given(all), _) => all.get(number).and_then(|kept| of.steps(kept)).is_some(),
+                (Contexts::Kept, Some(memory)) => of.steps(self.kept(memory, of)).is_some(),
+                (Contexts::Reset, _) | (_, None) => false,
+            };
+            let is_first = !contexts.iter().all(is_there);
+            row.state_mut().is_first = is_first;
+        }
+    }
+
     /// Brings the states of a batch to where a run over `run_rows` rows reads them. Puts the rows in the order in which
     /// their states are there; rows beyond the batch repeat its first.
     pub fn load<R: HasState>(&mut self, batch: &mut [R], run_rows: usize) -> Result<(), RequestError> {
@@ -235,17 +256,21 @@ impl StateStore {
         Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
     }
 
-    /// What the row at `position` keeps of an input to put in front of the next request; `None` at the start of its
-    /// sequence.
+    /// What the row at `position` keeps of an input to put in front of the next request; `None` if no request has left
+    /// it.
     pub fn context<'a, R: HasState>(&'a self, position: usize, row: &'a R, context: BoundContext) -> Option<&'a [u8]> {
         match &row.state().contexts {
             Contexts::Kept => {}
             Contexts::Reset => return None,
-            Contexts::Given(all) => return all.get(context.slot_entry - self.binding.states.len()).map(Vec::as_slice),
+            Contexts::Given(all) => return context.steps(all.get(context.slot_entry - self.binding.states.len())?),
         }
         let memory = self.held.get(position)?.as_ref().filter(|_| !row.state().is_fresh())?;
+        context.steps(self.kept(memory, context))
+    }
+
+    fn kept<'a>(&self, memory: &'a StateMemory, context: BoundContext) -> &'a [u8] {
         let from = self.binding.slot.offset(context.slot_entry);
-        Some(memory.slot.part(from..from + context.bytes).host())
+        memory.slot.part(from..from + context.bytes).host()
     }
 
     /// Whether what the last run, over `run_rows` rows, gave can be states.

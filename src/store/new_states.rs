@@ -84,6 +84,9 @@ impl EndOfRow {
         let Some(layout) = WindowLayout::new(bound.data_type, dims, bound.batch_axis, context.axis) else { return };
         let from = new.binding.slot.offset(context.slot_entry);
         let chunks = layout.chunks(position, new.run_rows, length - context.length, context.length);
-        rows::take_window(chunks, bytes, memory.slot.part_mut(from..from + context.bytes).host());
+        let part = memory.slot.part_mut(from..from + context.bytes);
+        let kept = part.host();
+        rows::take_window(chunks, bytes, kept);
+        context.mark(kept);
     }
 }

@@ -29,7 +29,7 @@ class Conversation:
 
     def step(self, inputs=None, *, start=False, end=False):
         """Asks with these inputs, or random ones. A refused step leaves the oracle alone."""
-        inputs = self.model.draw(self.rng) if inputs is None else inputs
+        inputs = self.model.draw(self.rng, first=start) if inputs is None else inputs
         answer = self.client.step(self.model.name, self.sequence_id, inputs, start=start, end=end, version=self.version)
         self.count += 1
         context = f"sequence {self.sequence_id!r}, step {self.count}, start {start}, end {end}"
@@ -114,7 +114,7 @@ def script(model: Model, rng: np.random.Generator, sequence_id, lives: int, ends
         closed = ends or bool(rng.integers(2))
         for i in range(length):
             end = closed and i == length - 1
-            said.append(Said(sequence_id, model.draw(rng), start=i == 0, end=end))
+            said.append(Said(sequence_id, model.draw(rng, first=i == 0), start=i == 0, end=end))
     last = said[-1]
     said[-1] = dataclasses.replace(last, end=True)
     return said

@@ -67,6 +67,11 @@ class Tensor:
     # how many elements of what the graph was fed last stand in front of the next chunk, and along
     # which of the graph's axes (the parameter that says so is the model's)
     context: tuple[int, int] | None = None
+    # what stands there in a sequence's first inference: "zeros", "repeat" (the first element) or
+    # "whole" (nothing: the request has it)
+    first: str = "zeros"
+    # how long the graph fixes what it is fed along that axis, if "whole" makes the dims open
+    window: int | None = None
     # the graph's input that takes the length of what is fed, and along which of the graph's axes
     lengths: tuple[str, int] | None = None
 
@@ -233,11 +238,13 @@ class Model:
         (folder / "config.pbtxt").write_text(self.config())
         return folder
 
-    def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Random values for one request: batch 1, a variable dimension of 1 to 6."""
+    def draw(self, rng: np.random.Generator, first: bool = False) -> dict[str, np.ndarray]:
+        """Random values for one request: batch 1, a variable dimension of 1 to 6. `first`: for a sequence's first one."""
         batch = (1,) if self.max_batch_size else ()
         return {
-            tensor.name: _draw(tensor, batch, rng) for tensor in self.inputs if not tensor.optional or rng.integers(2)
+            tensor.name: _draw(tensor, batch, rng, first)
+            for tensor in self.inputs
+            if not tensor.optional or rng.integers(2)
         }
 
     def as_fed(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -254,9 +261,13 @@ class Model:
         return value
 
 
-def _draw(tensor: Tensor, batch: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def _draw(tensor: Tensor, batch: tuple[int, ...], rng: np.random.Generator, first: bool) -> np.ndarray:
     open_dim = (lambda: 1) if tensor.batch_inside else (lambda: int(rng.integers(1, 7)))
-    shape = (*batch, *(open_dim() if dim < 0 else dim for dim in tensor.dims))
+    shape = [*batch, *(open_dim() if dim < 0 else dim for dim in tensor.dims)]
+    if tensor.first == "whole" and tensor.context is not None:
+        elements, axis = tensor.context
+        length = shape[axis] if tensor.window is None else tensor.window - elements
+        shape[axis] = length + elements if first else length
     dtype = TYPES[tensor.type][0]
     if tensor.between is not None:
         return rng.integers(*tensor.between, size=shape, endpoint=True).astype(dtype)

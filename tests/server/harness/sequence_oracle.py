@@ -91,10 +91,11 @@ class SequenceOracle:
 
 class Context:
     """What one sequence's inputs have of the last chunks, as the model's tensors say, and how many steps it has made and
-    elements it has had of each input, by axis. Zeros at first."""
+    elements it has had of each input, by axis."""
 
     def __init__(self, model: Model):
         self.wanted = {tensor.name: tensor.context for tensor in model.inputs if tensor.context}
+        self.first = {tensor.name: tensor.first for tensor in model.inputs}
         self.kept: dict[str, np.ndarray] = {}
         self.steps = 0
         self.elements: dict[str, np.ndarray] = {}
@@ -128,9 +129,16 @@ class Context:
         if name not in self.wanted:
             return chunk
         elements, axis = self.wanted[name]
-        nothing = "" if chunk.dtype == np.object_ else 0
-        shape = [elements if at == axis else dim for at, dim in enumerate(chunk.shape)]
-        return np.concatenate([self.kept.get(name, np.full(shape, nothing, chunk.dtype)), chunk], axis)
+        kept = self.kept.get(name)
+        if kept is None and self.first[name] == "whole":
+            return chunk
+        if kept is None and self.first[name] == "repeat":
+            kept = np.repeat(chunk.take([0], axis), elements, axis)
+        if kept is None:
+            nothing = "" if chunk.dtype == np.object_ else 0
+            shape = [elements if at == axis else dim for at, dim in enumerate(chunk.shape)]
+            kept = np.full(shape, nothing, chunk.dtype)
+        return np.concatenate([kept, chunk], axis)
 
 
 def assert_same(model: Model, answer, expected, context: object = "") -> None:

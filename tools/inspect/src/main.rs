@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
-    Binding, EnvironmentOptions, Library, LoadError, LogLevel, PartialConfig, Plan, Provider, SearchPath, Session,
-    Settings, explain, explain_batch_scale, read_initial_files,
+    EnvironmentOptions, Library, LoadError, LogLevel, PartialConfig, Prepared, Provider, SearchPath, Session, Settings,
+    explain, explain_batch_scale,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -22,6 +22,13 @@ use triton_stateful::inspect::{
 struct Arguments {
     /// The model
     model: PathBuf,
+    /// A config.pbtxt to begin with. The files that it names are looked for beside it, as a server does
+    #[arg(short, long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The dims of an input of requests, as in config.pbtxt: input=1,512. As there, all that requests carry have to be
+    /// given if one is
+    #[arg(short, long = "dims", value_name = "INPUT=DIM,...", value_parser = dims)]
+    dims: Vec<(String, Vec<i64>)>,
     /// A parameter of the backend, as in config.pbtxt: state_pairs, state_pair_patterns, constant_inputs,
     /// input_context, initial_states, state_dims, padded_inputs, padded_outputs and so on
     #[arg(short, long = "parameter", value_name = "NAME=VALUE", value_parser = parameter)]
@@ -42,6 +49,12 @@ struct Arguments {
 enum Problem {
     #[error("{0} is no file")]
     NoFile(PathBuf),
+    #[error("{} cannot be read: {why}", file.display())]
+    Config { file: PathBuf, why: String },
+    #[error("the model has no input '{name}' (it has {has})")]
+    NoInput { name: String, has: String },
+    #[error("the configuration cannot be written: {0}")]
+    Write(String),
     #[error(transparent)]
     Backend(#[from] LoadError),
 }
@@ -49,9 +62,12 @@ enum Problem {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match inspect(&arguments) {
-        Ok(Inspected { table, warnings, pbtxt }) => {
+        Ok(Inspected { table, notes, warnings, pbtxt }) => {
             if !arguments.quiet {
                 eprintln!("{table}\n");
+            }
+            for note in notes {
+                eprintln!("note: {note}\n");
             }
             for warning in warnings {
                 eprintln!("warning: {warning}\n");
@@ -68,6 +84,7 @@ fn main() -> ExitCode {
 
 struct Inspected {
     table: String,
+    notes: Vec<String>,
     warnings: Vec<String>,
     pbtxt: String,
 }
@@ -76,51 +93,83 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     if !arguments.model.is_file() {
         return Err(Problem::NoFile(arguments.model.clone()));
     }
-    let mut partial = PartialConfig::new(arguments.config()).map_err(LoadError::from)?;
+    let mut written = arguments.config()?;
+    let mut partial = PartialConfig::new(written.clone()).map_err(LoadError::from)?;
     let library = library(arguments)?;
     let session =
         Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
+    if !arguments.dims.is_empty() {
+        list_inputs(&mut written, &arguments.dims, &session)?;
+        partial = PartialConfig::new(written).map_err(LoadError::from)?;
+    }
     let settings = Settings { completes: true, default_max_batch_size: 0 };
-    let (signature, description) = (session.signature(), session.graph_description());
-    let names = (signature.input_names(), signature.output_names());
-    partial.take_id_tensors(&names.0, &names.1, settings.completes).map_err(LoadError::from)?;
-    let plan = Plan::new(&partial, &arguments.model, signature, description, settings).map_err(LoadError::from)?;
-    partial.add(&plan.additions);
-    let mut completed = partial.document().as_object().cloned().unwrap_or_default();
-    let config = partial.resolve().map_err(LoadError::from)?;
     // The file is in the folder of its version. The files of initial states are beside that folder.
-    let repository = arguments.model.parent().and_then(Path::parent).unwrap_or(Path::new(".."));
-    let files = read_initial_files(repository, config.states.initial_files()).map_err(LoadError::from)?;
-    let binding = Binding::new(&config, &plan.pairs, signature, &files).map_err(LoadError::from)?;
+    let version_dir = arguments.model.parent().unwrap_or(Path::new(""));
+    let beside = arguments.config.as_deref().and_then(Path::parent);
+    let repository = beside.or(version_dir.parent()).unwrap_or(Path::new(".."));
+    let mut prepared = Prepared::new(&mut partial, &session, &arguments.model, repository, settings)?;
+    prepared.load_initial_model(version_dir, &library)?;
+    let Prepared { config, binding, plan, .. } = prepared;
+    let mut completed = partial.document().as_object().cloned().unwrap_or_default();
     let pairs: Vec<String> = plan.pairs.iter().map(ToString::to_string).collect();
     // Without an instance group Triton uses a GPU if there is one.
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
     // People write the parameters last.
     let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
-    parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
+    if !pairs.is_empty() {
+        parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
+    }
     completed.insert("parameters".to_owned(), parameters);
-    let mut table = explain(&config, &binding, signature, plan.origins);
+    let mut table = explain(&config, &binding, session.signature(), plan.origins);
     if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
         table += &format!("\n{}", explain_batch_scale(&scale, &config));
     }
-    let doubts = binding.doubts(&config, signature);
-    let warnings = plan.warnings.into_iter().chain(doubts).collect();
-    Ok(Inspected { table, warnings, pbtxt: pbtxt::write(&completed) })
+    let doubts = binding.doubts(&config, session.signature());
+    Ok(Inspected {
+        table,
+        notes: plan.notes,
+        warnings: plan.warnings.into_iter().chain(doubts).collect(),
+        pbtxt: pbtxt::write(&completed).map_err(Problem::Write)?,
+    })
 }
 
 impl Arguments {
     /// The configuration as far as the arguments give it.
-    fn config(&self) -> Map<String, Value> {
-        let text = |(name, value): &(String, String)| (name.clone(), json!({ "string_value": value }));
-        let parameters: Map<String, Value> = self.parameters.iter().map(text).collect();
-        let mut config = Map::new();
-        config.insert("backend".to_owned(), json!("stateful"));
+    fn config(&self) -> Result<Map<String, Value>, Problem> {
+        let mut config = match &self.config {
+            Some(file) => {
+                let wrong = |why: String| Problem::Config { file: file.clone(), why };
+                let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
+                pbtxt::read(&text).map_err(wrong)?
+            }
+            None => Map::from_iter([("backend".to_owned(), json!("stateful"))]),
+        };
         if let Some(size) = self.max_batch_size {
             config.insert("max_batch_size".to_owned(), json!(size));
         }
-        config.insert("parameters".to_owned(), Value::Object(parameters));
-        config
+        let parameters = config.entry("parameters").or_insert_with(|| json!({}));
+        for (name, value) in &self.parameters {
+            parameters[name] = json!({ "string_value": value });
+        }
+        Ok(config)
     }
+}
+
+/// Gives inputs these dims under `input`.
+fn list_inputs(config: &mut Map<String, Value>, dims: &[(String, Vec<i64>)], session: &Session) -> Result<(), Problem> {
+    let Value::Array(listed) = config.entry("input").or_insert_with(|| json!([])) else { return Ok(()) };
+    for (name, dims) in dims {
+        let signature = session.signature();
+        let Some(info) = signature.inputs.iter().chain(&signature.defaults).find(|info| info.name == *name) else {
+            return Err(Problem::NoInput { name: name.clone(), has: signature.input_names().join(", ") });
+        };
+        let entry = json!({ "name": name, "data_type": info.data_type.to_string(), "dims": dims });
+        match listed.iter_mut().find(|tensor| tensor["name"] == **name) {
+            Some(tensor) => *tensor = entry,
+            None => listed.push(entry),
+        }
+    }
+    Ok(())
 }
 
 fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, LoadError> {
@@ -135,6 +184,13 @@ fn library(arguments: &Arguments) -> Result<std::sync::Arc<Library>, LoadError> 
     };
     let options = EnvironmentOptions { log_level: LogLevel::Error, global_threads: None };
     Ok(Library::load(&search, options)?)
+}
+
+fn dims(text: &str) -> Result<(String, Vec<i64>), String> {
+    let expected = || "INPUT=DIM,DIM is expected, such as input=1,512; -1 is any length".to_owned();
+    let (name, dims) = text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(expected)?;
+    let dim = |dim: &str| dim.trim().parse().ok().filter(|&dim| dim >= -1).ok_or_else(expected);
+    Ok((name.to_owned(), dims.split(',').map(dim).collect::<Result<_, _>>()?))
 }
 
 fn parameter(text: &str) -> Result<(String, String), String> {

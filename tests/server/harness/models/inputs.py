@@ -92,6 +92,8 @@ def framed(
     type: str = "fp32",
     batch_inside: bool = False,
     out: tuple[int, ...] | None = None,
+    first: str = "zeros",
+    window: int | None = None,
     **changes,
 ) -> Model:
     """Answers FRAMES `shape` as the model was fed it, context and all, and counts its runs.
@@ -119,7 +121,7 @@ def framed(
     model = Model(
         name,
         build,
-        inputs=(Tensor("FRAMES", type, dims, batch_inside=batch_inside, context=context),),
+        inputs=(Tensor("FRAMES", type, dims, batch_inside=batch_inside, context=context, first=first, window=window),),
         outputs=(Tensor("WINDOW", type, out, batch_inside=batch_inside), Tensor("COUNT", "int64", (1,))),
         states=(("COUNT_IN", "COUNT_OUT"),),
         parameters={"input_context": says or f"FRAMES={context[0]}"},

@@ -1,0 +1,152 @@
+//! Pairs inputs and outputs by their types, dims and order, where names say nothing, as in models from Keras.
+//!
+//! Such pairs are only proposed. They become states if the configuration confirms them with `state_pairs`
+//! `auto-by-shape`.
+
+use super::CompletionError;
+use super::pairing::{Taken, is_never_state, is_number, leaves_input};
+use super::unpaired::without;
+use crate::config::StatePair;
+use crate::session::{Signature, TensorInfo};
+use crate::tensor::Dims;
+
+/// The states that `state_pairs` `auto-by-shape` asks for: those that are found `by_name`, and the rest by shape.
+pub fn confirmed(
+    signature: &Signature,
+    by_name: Result<Vec<StatePair>, CompletionError>,
+    taken: Taken,
+) -> Result<Vec<StatePair>, CompletionError> {
+    let mut pairs = match by_name {
+        Err(CompletionError::NoPairs { .. }) => Vec::new(),
+        found => found?,
+    };
+    let rest = without(signature, &pairs);
+    pairs.extend(by_shape(&rest, taken).map_err(|why| CompletionError::Shapes { why })?);
+    if pairs.is_empty() {
+        return Err(CompletionError::no_pairs(signature, taken));
+    }
+    pairs.sort_by_key(|pair| signature.inputs.iter().position(|info| info.name == pair.input));
+    Ok(pairs)
+}
+
+/// Pairs each input with the output of the same type and dims. Of several that are alike, the first input goes with the
+/// first output. None if no two are alike; an error if more than one assignment fits.
+pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, String> {
+    let can_be_sent = |info: &&TensorInfo| !taken.otherwise.contains(&info.name.as_str()) && !is_number(info);
+    let sent = signature.inputs.iter().find(can_be_sent);
+    // What requests carry and responses give comes first, and may have the same dims.
+    let answer = signature.outputs.first().filter(|output| sent.is_some_and(|sent| is_alike(sent, output)));
+    let data = |info: &TensorInfo| [sent.filter(|_| answer.is_some()), answer].contains(&Some(info));
+    let may_be = |info: &&TensorInfo| !data(info) && !is_never_state(&info.name);
+    let inputs: Vec<_> = signature.inputs.iter().filter(may_be).filter(|info| !taken.contains(&info.name)).collect();
+    let outputs: Vec<_> = signature.outputs.iter().filter(may_be).collect();
+    let mut pairs = Vec::new();
+    for input in &inputs {
+        let [sources, targets] = [&inputs, &outputs].map(|infos| alike(infos, input));
+        if targets.is_empty() {
+            continue;
+        }
+        if sources.len() != targets.len() {
+            return Err(format!(
+                "more than one assignment fits: of {} {}, the model has the inputs {} and the outputs {}",
+                input.data_type,
+                Dims(&input.dims),
+                names(&sources),
+                names(&targets)
+            ));
+        }
+        let number = sources.iter().position(|info| info.name == input.name);
+        let target = number.and_then(|number| targets.get(number));
+        pairs.extend(target.map(|of| StatePair { input: input.name.clone(), output: of.name.clone() }));
+    }
+    if pairs.is_empty() || leaves_input(signature, &pairs, taken) {
+        return Ok(pairs);
+    }
+    let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
+    Err(format!("all inputs would be states ({}), and nothing would be left for requests", listed.join(", ")))
+}
+
+fn is_alike(a: &TensorInfo, b: &TensorInfo) -> bool {
+    a.data_type == b.data_type && a.dims == b.dims
+}
+
+fn alike<'a>(infos: &[&'a TensorInfo], to: &TensorInfo) -> Vec<&'a TensorInfo> {
+    infos.iter().copied().filter(|info| is_alike(info, to)).collect()
+}
+
+fn names(infos: &[&TensorInfo]) -> String {
+    infos.iter().map(|info| format!("'{}'", info.name)).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DataType;
+
+    type Spec<'a> = (&'a str, &'a [i64]);
+
+    fn signature(inputs: &[Spec], outputs: &[Spec]) -> Signature {
+        let info = |&(name, dims): &Spec| TensorInfo {
+            name: name.to_owned(),
+            data_type: DataType::Fp32,
+            dims: dims.to_vec(),
+            symbols: vec![String::new(); dims.len()],
+        };
+        let [inputs, outputs] = [inputs, outputs].map(|specs| specs.iter().map(info).collect());
+        Signature { inputs, defaults: Vec::new(), outputs }
+    }
+
+    fn found(inputs: &[Spec], outputs: &[Spec]) -> Result<String, String> {
+        let pairs = by_shape(&signature(inputs, outputs), Taken::default())?;
+        Ok(pairs.iter().map(StatePair::to_string).collect::<Vec<_>>().join(" "))
+    }
+
+    const STATE: &[i64] = &[1, 2, 128, 2];
+
+    #[test]
+    fn keras_names_are_paired_by_dims_and_order() {
+        let cases: [(&[Spec], &[Spec], &str); 4] = [
+            // The two graphs of DTLN.
+            (
+                &[("input_2", &[1, 1, 257]), ("input_3", STATE)],
+                &[("activation_2", &[1, 1, 257]), ("tf_op_layer_stack_2", STATE)],
+                "<<<input_3, tf_op_layer_stack_2>>>",
+            ),
+            (
+                &[("input_4", &[1, 1, 512]), ("input_5", STATE)],
+                &[("conv1d_3", &[1, 1, 512]), ("tf_op_layer_stack_5", STATE)],
+                "<<<input_5, tf_op_layer_stack_5>>>",
+            ),
+            (
+                &[("input_1", &[1, 80]), ("input_2", &[1, 8]), ("input_3", &[1, 8])],
+                &[("dense", &[1, 3]), ("lstm", &[1, 8]), ("lstm_1", &[1, 8])],
+                "<<<input_2, lstm>>> <<<input_3, lstm_1>>>",
+            ),
+            (&[("x", &[-1, 4]), ("z", &[-1, 5])], &[("y", &[-1, 7])], ""),
+        ];
+        for (inputs, outputs, expected) in cases {
+            assert_eq!(found(inputs, outputs).as_deref(), Ok(expected));
+        }
+    }
+
+    #[test]
+    fn what_fits_in_more_than_one_way_is_refused_with_the_names() {
+        let two: [(&str, &[i64]); 3] = [("x", &[1, 80]), ("a", &[1, 8]), ("b", &[1, 8])];
+        let error = found(&two, &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
+        assert!(["'a'", "'b'", "'c'", "[1, 8]"].iter().all(|word| error.contains(word)), "{error}");
+        let error = found(&[("a", &[1, 8])], &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
+        assert!(error.contains("<<<a, c>>>") && error.contains("nothing would be left"), "{error}");
+    }
+
+    #[test]
+    fn pairs_that_names_tell_come_first() {
+        let model = signature(
+            &[("x", &[1, 4]), ("gist", &[1, 8]), ("memory", &[1, 8])],
+            &[("y", &[1, 4]), ("remembered", &[1, 8]), ("gist_new", &[1, 8])],
+        );
+        let gist = StatePair { input: "gist".to_owned(), output: "gist_new".to_owned() };
+        let pairs = confirmed(&model, Ok(vec![gist]), Taken::default()).unwrap();
+        let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
+        assert_eq!(listed, ["<<<gist, gist_new>>>", "<<<memory, remembered>>>"]);
+    }
+}

@@ -1,0 +1,163 @@
+//! Models whose signatures are known, and the parameters that their users need.
+//!
+//! The table is `assets/known-models.json`. Nothing of it is filled in: a signature is no proof, and a wrong parameter
+//! changes answers silently.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::config::{PartialConfig, parameter_line};
+use crate::session::Signature;
+
+const TABLE: &str = include_str!("../../assets/known-models.json");
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KnownModel {
+    model: String,
+    /// The ranks of inputs that it has, among others.
+    inputs: BTreeMap<String, usize>,
+    /// Outputs that it has, among others.
+    outputs: Vec<String>,
+    needs: Vec<Need>,
+}
+
+/// A parameter that the model's users need.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Need {
+    parameter: String,
+    /// The input that it is for. The parameter isn't needed if the model hasn't this input.
+    input: String,
+    write: String,
+    /// With one of these among the dims that the configuration lists for the input, clients know what to send.
+    #[serde(default)]
+    unless_dims: Vec<i64>,
+    /// Without the parameter, the model is served, and its answers are wrong.
+    #[serde(default)]
+    is_wrong_without: bool,
+    why: String,
+}
+
+/// What to tell the user of a model: a line for each parameter that the configuration lacks.
+#[derive(Debug, Default)]
+pub struct Advice {
+    /// Without these parameters, answers are wrong.
+    pub warnings: Vec<String>,
+    /// Without these, clients have to do more.
+    pub notes: Vec<String>,
+}
+
+impl Advice {
+    pub fn new(config: &PartialConfig, signature: &Signature) -> Self {
+        // A unit test reads the table.
+        let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap_or_default();
+        let mut advice = Self::default();
+        for known in known.iter().filter(|known| known.is(signature)) {
+            for need in known.needs.iter().filter(|need| need.is_lacking(config, signature)) {
+                let lines = if need.is_wrong_without { &mut advice.warnings } else { &mut advice.notes };
+                lines.push(need.line(&known.model));
+            }
+        }
+        advice
+    }
+}
+
+impl KnownModel {
+    fn is(&self, signature: &Signature) -> bool {
+        let has_input = |(name, rank): (&String, &usize)| {
+            signature.inputs.iter().any(|info| info.name == *name && info.dims.len() == *rank)
+        };
+        let outputs = signature.output_names();
+        self.inputs.iter().all(has_input) && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
+    }
+}
+
+impl Need {
+    fn is_lacking(&self, config: &PartialConfig, signature: &Signature) -> bool {
+        let input = &self.input;
+        let has_input = signature.input_names().contains(&input.as_str());
+        let listed = config.inputs.iter().find(|tensor| tensor.name == *input);
+        let says_dims = listed.is_some_and(|tensor| tensor.dims.iter().any(|dim| self.unless_dims.contains(dim)));
+        // A listed input is one that requests are to carry. The context and the padding of an input do not change that.
+        let is_carried = listed.is_some() && ["constant_inputs", "generated_inputs"].contains(&self.parameter.as_str());
+        has_input && !says_dims && !is_carried && !config.gives(&self.parameter, input)
+    }
+
+    fn line(&self, model: &str) -> String {
+        let line = parameter_line(&self.parameter, &self.write);
+        let verb = if self.is_wrong_without { "needs" } else { "may have" };
+        format!("the signature is that of {model}: '{}' {verb} {line}, because {}", self.input, self.why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::session::TensorInfo;
+    use crate::tensor::DataType;
+
+    fn signature(inputs: &[(&str, usize)], outputs: &[&str]) -> Signature {
+        let info = |name: &str, rank: usize| TensorInfo {
+            name: name.to_owned(),
+            data_type: DataType::Fp32,
+            dims: vec![-1; rank],
+            symbols: vec![String::new(); rank],
+        };
+        Signature {
+            inputs: inputs.iter().map(|(name, rank)| info(name, *rank)).collect(),
+            defaults: Vec::new(),
+            outputs: outputs.iter().map(|name| info(name, 2)).collect(),
+        }
+    }
+
+    fn advised(config: &Value, signature: &Signature) -> Vec<String> {
+        let advice = Advice::new(&PartialConfig::from_json(config.to_string().as_bytes()).unwrap(), signature);
+        [advice.warnings, advice.notes].concat()
+    }
+
+    #[test]
+    fn the_table_can_be_read_and_its_parameters_too() {
+        let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap();
+        for KnownModel { model, inputs, outputs, needs } in known {
+            assert!(!inputs.is_empty() && !outputs.is_empty() && !needs.is_empty(), "{model}");
+            for Need { parameter, input, write, why, .. } in needs {
+                let config = json!({ "parameters": { parameter: { "string_value": &write } } });
+                let read = PartialConfig::from_json(config.to_string().as_bytes());
+                assert!(read.is_ok(), "{model}: {}", read.unwrap_err());
+                assert!(write.starts_with(&format!("{input}=")) && !why.ends_with('.'), "{model}: {write}");
+            }
+        }
+    }
+
+    #[test]
+    fn silero_needs_its_context_and_its_rate() {
+        let silero = signature(&[("input", 2), ("state", 3), ("sr", 0)], &["output", "stateN"]);
+        let parameter = |name: &str, value: &str| json!({ "parameters": { name: { "string_value": value } } });
+        let of = |config: &Value| {
+            let lines = advised(config, &silero);
+            ["'input=64@1'", "'sr=16000'"].map(|word| lines.iter().any(|line| line.contains(word)))
+        };
+        assert_eq!(of(&json!({})), [true, true]);
+        assert_eq!(of(&parameter("input_context", "input=32")), [false, true]);
+        assert_eq!(of(&parameter("constant_inputs", "sr=8000")), [true, false]);
+        let input = |name: &str, dims: &[i64]| json!({ "name": name, "data_type": "TYPE_FP32", "dims": dims });
+        assert_eq!(of(&json!({ "input": [input("input", &[576]), input("sr", &[1])] })), [false, false]);
+        assert_eq!(of(&json!({ "input": [input("input", &[512])] })), [true, true]);
+        let without_rate = signature(&[("input", 2), ("state", 3)], &["output", "stateN"]);
+        assert_eq!(advised(&json!({}), &without_rate).len(), 1);
+    }
+
+    #[test]
+    fn other_signatures_are_not_known() {
+        for model in [
+            signature(&[("input", 3), ("state", 3), ("sr", 0)], &["output", "stateN"]),
+            signature(&[("input", 2), ("state", 3)], &["output", "new_state"]),
+        ] {
+            assert!(advised(&json!({}), &model).is_empty());
+        }
+    }
+}

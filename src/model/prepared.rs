@@ -1,0 +1,78 @@
+//! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::{InitialStep, LoadedInitialModel};
+use crate::binding::{Binding, InitialModel, StateApi};
+use crate::completion::{Plan, Settings};
+use crate::config::{self, Additions, Config, InitialFiles, PartialConfig};
+use crate::error::LoadError;
+use crate::session::{Library, Provider, Session};
+
+/// A configuration that is complete and fits its model.
+#[expect(missing_docs, reason = "the types say what they are")]
+pub struct Prepared {
+    pub config: Config,
+    pub binding: Binding,
+    pub state_api: Option<StateApi>,
+    pub plan: Plan,
+    /// Whether something was added to the configuration's document.
+    pub has_additions: bool,
+}
+
+impl Prepared {
+    /// Completes the configuration from the signature of the model in `file`, and binds the two. `repository` is the
+    /// model's folder.
+    pub fn new(
+        partial: &mut PartialConfig,
+        session: &Session,
+        file: &Path,
+        repository: &Path,
+        settings: Settings,
+    ) -> Result<Self, LoadError> {
+        let (signature, description) = (session.signature(), session.graph_description());
+        let (inputs, outputs) = (signature.input_names(), signature.output_names());
+        let listed = partial.take_id_tensors(&inputs, &outputs, settings.completes)?;
+        partial.take_state_tensors(&inputs, &outputs);
+        let plan = Plan::new(partial, file, signature, description, settings)?;
+        partial.add(&plan.additions);
+        // The document is not read again: it has the same.
+        let config = partial.clone().resolve()?;
+        let files = InitialFiles::read(repository, &config.states, session.metadata())?;
+        let binding = Binding::new(&config, &plan.pairs, signature, &files)?;
+        let mut state_api = StateApi::new(&config, &binding)?;
+        let mut has_additions = false;
+        if settings.completes {
+            let tensors = state_api.as_mut().map(|api| {
+                api.list_missing();
+                (std::mem::take(&mut api.missing_inputs), std::mem::take(&mut api.missing_outputs))
+            });
+            let (inputs, outputs) = tensors.unwrap_or_default();
+            let changed = partial.complete_state_api(&inputs, &outputs);
+            has_additions = listed || changed || plan.additions != Additions::default();
+        }
+        Ok(Self { config, binding, state_api, plan, has_additions })
+    }
+
+    /// Loads the model for initial states from the folder of the model's version. One without inputs gives the same each
+    /// time, so it runs only once, here.
+    pub fn load_initial_model(
+        &mut self,
+        version_dir: &Path,
+        library: &Library,
+    ) -> Result<Option<LoadedInitialModel>, LoadError> {
+        let Some(name) = &self.config.states.initial_model else { return Ok(None) };
+        let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
+        let session = Arc::new(Session::open(library, &file, &self.config.session, Provider::Cpu)?);
+        let bound = InitialModel::new(&self.binding, session.signature())?;
+        if !bound.inputs.is_empty() {
+            self.binding.set_initial_from_model(&bound);
+            return Ok(Some(LoadedInitialModel { session, binding: bound }));
+        }
+        let ran = InitialStep::new(session, &bound)?.run(&self.binding, &bound, None);
+        let initial = ran.map_err(|error| LoadError::InitialModel { file: name.clone(), source: error })?;
+        self.binding.set_initial(initial);
+        Ok(None)
+    }
+}
