@@ -48,7 +48,9 @@ impl StateApi {
         for state in &binding.states {
             let name = format!("{STATE_PREFIX}{}", binding.inputs[state.input].name);
             let configured = configured_dims(config, state);
-            let wanted = tensor(name.clone(), state.data_type, configured.clone());
+            // Triton takes no dimension of 0 in a configuration; a tensor is checked with the state's own dims.
+            let listable = configured.iter().map(|&dim| if dim == 0 { -1 } else { dim }).collect();
+            let wanted = tensor(name.clone(), state.data_type, listable);
             let mut dims = configured;
             if config.is_batched() {
                 dims.insert(0, 1);

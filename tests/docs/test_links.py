@@ -12,7 +12,7 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]+))?\)")
 
 PAGES = [
     str(file.relative_to(ROOT))
-    for pattern in ("*.md", "*/*.md", "clients/*/*.md")
+    for pattern in ("*.md", "*/*.md", "clients/*/*.md", "docs/*/*.md")
     for file in sorted(ROOT.glob(pattern))
 ]
 
@@ -41,4 +41,4 @@ def test_links_lead_somewhere(path):
 def test_broken_links_are_found():
     text = "[](#codes) [](#code) [](metrics.md#prometheus) [](metrics.md#none) [](none.md) [](../README.md)"
     assert broken_links("docs/errors.md", text) == ["#code", "metrics.md#none", "none.md"]
-    assert {"README.md", "docs/errors.md", "clients/python/README.md"} <= set(PAGES)
+    assert {"README.md", "docs/errors.md", "clients/python/README.md", "docs/cookbook/README.md"} <= set(PAGES)

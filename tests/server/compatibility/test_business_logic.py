@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
-import subprocess
-import sysconfig
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -16,8 +10,8 @@ from harness import models
 from harness.clients import PROTOCOLS, new_id
 from harness.conversations import together
 from harness.deployment import Deployment
+from harness.python_backend import with_python_backend
 from harness.sequence_oracle import SequenceOracle, assert_same
-from support import paths
 
 # Each request has two steps of the sequence: the first with the request's START, the second with its END.
 SCRIPT = """
@@ -54,31 +48,10 @@ class TritonPythonModel:
 SEQUENCE_BATCHING = "sequence_batching { max_sequence_idle_microseconds: 60000000 direct { } }"
 
 
-@functools.cache
-def python_backend() -> Path:
-    """What scripts/python-backend makes: a folder with backends/python and venv."""
-    made = subprocess.run([paths.ROOT / "scripts" / "python-backend"], capture_output=True, text=True)
-    if made.returncode:
-        pytest.skip(f"Triton's Python backend could not be prepared: {made.stderr.splitlines()[-1:]}")
-    return Path(made.stdout.strip())
-
-
 @pytest.fixture
 def own(deploy, tmp_path) -> Deployment:
     """A server with both backends."""
-    tool = python_backend()
-    backends = tmp_path / "backends"
-    backends.mkdir()
-    (backends / "stateful").symlink_to(paths.BACKENDS / "stateful")
-    (backends / "python").symlink_to(tool / "backends" / "python")
-    libraries = [str(paths.TRITON_LIBRARIES), sysconfig.get_config_var("LIBDIR")]
-    return deploy(
-        backends=backends,
-        env={
-            "PATH": f"{tool / 'venv' / 'bin'}:{os.environ['PATH']}",
-            "LD_LIBRARY_PATH": ":".join([*libraries, os.environ.get("LD_LIBRARY_PATH", "")]).rstrip(":"),
-        },
-    )
+    return with_python_backend(deploy, tmp_path)
 
 
 def serve_script(own: Deployment, name: str, inner, more: str) -> None:

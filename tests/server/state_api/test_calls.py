@@ -8,10 +8,12 @@ from harness import models
 from harness.conversations import together
 from harness.graphs import BATCH
 from harness.models import booked, ledger
+from harness.models.exports import Export
 from harness.own import FAILS, special
 from harness.raw import Refused
 from harness.state_api import DIRECT, OLDEST, OWN, StateSequence, both_schedulers, every_scheduler, refused
 from support import paths
+from triton_stateful import Sequence, StatefulError
 
 F32 = np.float32
 
@@ -36,6 +38,24 @@ def talk(serve, connect, request):
         return begun
 
     return made
+
+
+def test_a_state_without_elements_is_read_and_set(deployment):
+    export = Export(
+        {"x": (1, 4), "memory_in": (1, 4), "empty_in": (0,)},
+        {"y": (1, 4), "memory_out": (1, 4), "empty_out": (0,)},
+        {"memory_in": "memory_out", "empty_in": "empty_out"},
+        batch=None,
+    )
+    written = 'backend: "stateful"\nparameters { key: "state_api" value { string_value: "true" } }'
+    model = deployment.serve(export.served("model", "without_elements", file_name="model.onnx", written=written))
+    with Sequence(deployment.server.grpc_url, model.name, states={"empty_in": np.zeros(0, F32)}) as one:
+        one.step(np.zeros((1, 4), F32))
+        assert one.state("empty_in")["empty_in"].shape == (0,)
+        with pytest.raises(StatefulError, match=r"'state.empty_in'.*\[3\].*\[0\]"):
+            one.set_state(empty_in=np.zeros(3, F32))
+        one.set_state(empty_in=np.zeros(0, F32))
+        assert one.info().steps == 1
 
 
 # ---- commit

@@ -1,0 +1,348 @@
+"""The cookbook's pages: their configurations are loaded, and their clients run, against models with real signatures."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cookbook.by_hand import ByHand, Steps
+from cookbook.pages import FOLDER, Page, export
+from harness.conversations import talk, together
+from harness.models import quantized
+from harness.models.families import FAMILIES
+from harness.python_backend import with_python_backend
+from support.oracle import Oracle
+from triton_stateful import Sequence
+
+PAGES = {file.name: Page(file.name) for file in sorted(FOLDER.glob("*.md"))}
+#: Models of the pages, without a script of the Python backend.
+MODELS = [(name, model) for name, page in PAGES.items() for model in page.models if page.fixture(model) != "script"]
+
+#: The size of a batch that each model gets.
+BATCHES = {
+    "silero_vad": 64,
+    "silero_vad_legacy": 64,
+    "zipformer": 64,
+    "fastconformer": 64,
+    "decoder_joint": 64,
+    "agent.stateful": 64,
+    "lstm.stateful": 64,
+    "decoder": 64,
+    "decoder.stateful": 64,
+    "merged_decoder": 64,
+    "int8": 64,
+}
+
+#: What is not there yet.
+MISSING: dict[str, str] = {
+    model: reason
+    for reason, models in {
+        "auto-by-shape, names of sherpa-onnx, and input_context with :whole": [
+            *("dtln_1", "dtln_2", "zipformer", "wenet_sherpa"),
+        ],
+        "growing_padding": ["decoder", "merged_decoder"],
+    }.items()
+    for model in models
+}
+
+
+def whole(seed: int, *shape: int) -> np.ndarray:
+    """Whole numbers, whose sums are exact."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float32)
+
+
+def page_of(model: str) -> Page:
+    [page] = [page for page in PAGES.values() if model in page.models]
+    return page
+
+
+def graph(page: Page, model: str) -> bytes:
+    fixture = page.fixture(model)
+    if fixture == "ensemble":
+        return b""
+    made = quantized(fixture) if fixture == "quantized" else export(fixture)
+    return made.build().SerializeToString()
+
+
+@pytest.fixture
+def load(kitchen):
+    """Loads models of a page, once."""
+
+    def loaded(page: Page, *models: str) -> None:
+        for model in models:
+            if model in MISSING:
+                pytest.skip(MISSING[model])
+            if model not in kitchen.loaded:
+                for step in page.steps(model):
+                    loaded(page_of(step), step)
+                page.write(model, graph(page, model), kitchen.repository)
+                kitchen.admin.load_model(model)
+                kitchen.loaded[model] = ""
+
+    return loaded
+
+
+@pytest.fixture
+def agrees(kitchen, load):
+    """Runs a page's client twice at once, with other data, and compares with ONNX Runtime stepped by hand."""
+
+    def check(page: str, function: str, models: dict[str, Steps], *each_data: tuple) -> list:
+        load(PAGES[page], *models)
+        served = PAGES[page].client(function, kitchen.server.grpc_url)
+        by_hand = PAGES[page].client(function, "nowhere", ByHand(models))
+        answers = together(lambda data=data: served(*data) for data in each_data)
+        for answer, data in zip(answers, each_data, strict=True):
+            expected = by_hand(*data)
+            for came, want in zip(answer, expected, strict=True):
+                np.testing.assert_allclose(came, want, rtol=1e-6)
+        first, second, *_ = answers
+        assert len(first) and len(second) and not np.array_equal(first, second), "the data says nothing"
+        return answers
+
+    return check
+
+
+@pytest.mark.parametrize(("page", "model"), MODELS, ids=[model for _, model in MODELS])
+def test_a_configuration_is_served(kitchen, load, page, model):
+    load(PAGES[page], model)
+    config = kitchen.admin.get_model_config(model).config
+    assert config.max_batch_size == BATCHES.get(model, 0)
+
+
+def steps(model: str, **how) -> dict[str, Steps]:
+    return {model: Steps(export(page_of(model).fixture(model)), **how)}
+
+
+def test_voice_activity(agrees):
+    models = steps("silero_vad", constants={"sr": 16000}, context={"input": (64, 1, False)})
+    agrees("vad.md", "speech", models, (whole(1, 20, 1, 512),), (whole(2, 30, 1, 512),))
+
+
+def test_a_denoiser_that_takes_spectra(agrees):
+    agrees("denoiser.md", "denoise_frames", steps("gtcrn.stateful"), (whole(1, 4000),), (whole(2, 5000),))
+
+
+def test_a_denoiser_of_two_graphs(agrees):
+    models = steps("dtln_1") | steps("dtln_2")
+    agrees("denoiser.md", "denoise_blocks", models, (whole(1, 2000),), (whole(2, 3000),))
+
+
+def test_a_denoiser_that_takes_samples(agrees):
+    models = steps("deep_filter_net", constants={"atten_lim_db": 0})
+    agrees("denoiser.md", "denoise_hops", models, (whole(1, 4800),), (whole(2, 4300),))
+
+
+def test_zipformer(agrees):
+    models = steps("zipformer", context={"x": (13, 1, True)})
+    agrees("asr-encoder.md", "encode", models, (whole(1, 200, 80),), (whole(2, 300, 80),))
+
+
+#: Each chunk becomes 16 frames.
+WENET = {"generated": {"offset": lambda step, fed: 16 * step}}
+
+
+def test_wenet(agrees):
+    models = steps("wenet", **WENET)
+    agrees("asr-encoder.md", "encode_chunks", models, (whole(1, 300, 80),), (whole(2, 450, 80),))
+
+
+def test_fastconformer(agrees):
+    agrees("asr-encoder.md", "encode_windows", steps("fastconformer"), (whole(1, 80, 400),), (whole(2, 80, 600),))
+
+
+def greedy(frames: np.ndarray) -> list[int]:
+    """The greedy search with ONNX Runtime alone: a state is kept only where a token was found."""
+    signature = FAMILIES["nemo_decoder_joint"]()
+    oracle = Oracle(signature.build().SerializeToString(), signature.pairs)
+    state, tokens = {name: np.zeros((1, 1, 640), np.float32) for name in signature.pairs}, [1024]
+    for frame in frames:
+        for _ in range(10):
+            inputs = {"encoder_outputs": frame, "targets": np.array([[tokens[-1]]], np.int32)}
+            names = [output.name for output in oracle.session.get_outputs()]
+            feeds = {**inputs, "target_length": np.array([1], np.int32), **state}
+            results = dict(zip(names, oracle.session.run(names, feeds), strict=True))
+            token = int(results["outputs"].argmax())
+            if token == 1024:
+                break
+            tokens.append(token)
+            state = {source: results[target] for source, target in signature.pairs.items()}
+    return tokens[1:]
+
+
+def test_rnnt(agrees):
+    frames = [whole(seed, 40, 1, 512, 1) for seed in (1, 2)]
+    answers = agrees("rnnt.md", "transcribe", steps("decoder_joint"), *((part,) for part in frames))
+    assert answers == [greedy(part) for part in frames]
+
+
+def test_speech_synthesis(agrees):
+    def voice(seed: int, length: int) -> dict[str, np.ndarray]:
+        caches = {f"state_{at}": whole(seed + at, 2, 1, length, 16, 64) for at in range(0, 18, 3)}
+        return caches | {f"state_{at + 2}": np.array([length]) for at in range(0, 18, 3)}
+
+    def flow(conditioning):
+        return np.sign(conditioning[:, None, :32])
+
+    models = steps("flow_lm") | steps("mimi")
+    # the model goes on while its sums are negative
+    texts = [-abs(whole(1, 1, 5, 1024)), abs(whole(2, 1, 7, 1024))]
+    data = [(voice(seed, 5 + seed), text, 12, flow) for seed, text in enumerate(texts)]
+    answers = agrees("tts.md", "speak", models, *data)
+    assert [answer.shape[2] for answer in answers] == [12 * 1920, 1920]
+
+
+def test_a_voice_is_kept_from_a_sequence(kitchen, load):
+    """As the page says: what `state()` returns is a voice."""
+    load(PAGES["tts.md"], "flow_lm")
+    text = {"sequence": np.zeros((1, 0, 32), np.float32), "text_embeddings": whole(1, 1, 4, 1024)}
+    latent = {"sequence": whole(2, 1, 1, 32), "text_embeddings": np.zeros((1, 0, 1024), np.float32)}
+    recording = {f"state_{at}": whole(at, 2, 1, 6, 16, 64) for at in range(0, 18, 3)}
+    with Sequence(kitchen.server.grpc_url, "flow_lm", states=recording) as first:
+        first.step(text)
+        voice = first.state()
+        with Sequence(kitchen.server.grpc_url, "flow_lm", states=voice) as second:
+            expected = first.step(latent)["conditioning"]
+            np.testing.assert_array_equal(second.step(latent)["conditioning"], expected)
+
+
+def test_a_policy(agrees):
+    agrees("robot-policy.md", "act", steps("policy.stateful"), (whole(1, 9, 1, 48),), (whole(2, 12, 1, 48),))
+
+
+def test_an_agent(agrees):
+    agrees("robot-policy.md", "play", steps("agent.stateful"), (whole(1, 9, 1, 8),), (whole(2, 12, 1, 8),))
+
+
+def test_a_time_series(agrees):
+    parts = [[whole(seed, 1, length, 1, 5) for length in (1, 7, 3)] for seed in (1, 2)]
+    agrees("time-series.md", "forecast", steps("lstm.stateful"), *((part,) for part in parts))
+
+
+def test_a_language_model(agrees):
+    def positions(step, fed):
+        past = fed["past_key_values.0.key"].shape[2]
+        return np.arange(past, past + fed["input_ids"].shape[1])[None]
+
+    def mask(step, fed):
+        return np.ones((1, fed["past_key_values.0.key"].shape[2] + fed["input_ids"].shape[1]))
+
+    models = steps("decoder", generated={"position_ids": positions, "attention_mask": mask})
+    agrees("llm-decoder.md", "generate", models, ([5, 6, 7], 12), ([8, 9], 15))
+
+
+def test_a_language_model_whose_client_sends_masks(kitchen, load):
+    page = PAGES["llm-decoder.md"]
+    load(page, "decoder.stateful")
+    by_hand = ByHand(steps("decoder.stateful"))("", "decoder.stateful")
+    past = 0
+    with Sequence(kitchen.server.grpc_url, "decoder.stateful") as served:
+        for ids in ([[5, 6, 7]], [[8]], [[9]], [[3, 4]]):
+            length = len(ids[0])
+            positions = np.arange(past, past + length)[None]
+            past += length
+            mask = np.ones((1, past), np.int64)
+            inputs = {"input_ids": np.array(ids), "position_ids": positions, "attention_mask": mask}
+            answers = served.step(inputs, end=past == 7)
+            np.testing.assert_array_equal(answers["logits"], by_hand.step(inputs)["logits"])
+
+
+def test_a_limited_past(agrees):
+    def offset(step, fed):
+        return 16 * step + 64
+
+    models = steps("wenet_limited", constants={"required_cache_size": 64}, generated={"offset": offset})
+    agrees("asr-encoder.md", "encode_with_masks", models, (whole(1, 500, 80),), (whole(2, 450, 80),))
+
+
+def test_an_ensemble(kitchen, load, agrees):
+    encoder, ctc = (ByHand(steps(model, **how)) for model, how in (("wenet", WENET), ("ctc", {})))
+    page = PAGES["several-graphs.md"]
+    load(page, "recogniser")
+    features = [whole(seed, 330, 80) for seed in (1, 2)]
+    served = page.client("tokens", kitchen.server.grpc_url)
+    answers = together(lambda part=part: served(part) for part in features)
+
+    class Both:
+        """The steps of the ensemble by hand."""
+
+        def __init__(self, address, model):
+            self.sequences = [encoder(address, "wenet"), ctc(address, "ctc")]
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def step(self, chunk, *, end):
+            hidden = self.sequences[0].step(chunk)["output"]
+            return self.sequences[1].step(hidden)
+
+    assert answers == [page.client("tokens", "nowhere", Both)(part) for part in features]
+    assert answers[0] != answers[1] and len(answers[0]) == 5 * 67
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_clients_are_short(page):
+    for client in PAGES[page].clients:
+        assert len(client.splitlines()) <= 20, client
+
+
+def test_a_script(deploy, tmp_path):
+    """The greedy search of the RNN-T page, on the server: with the same tokens."""
+    own = with_python_backend(deploy, tmp_path)
+    rnnt, page = PAGES["rnnt.md"], PAGES["several-graphs.md"]
+    if "decoder_joint" in MISSING:
+        pytest.skip(MISSING["decoder_joint"])
+    rnnt.write("decoder_joint", graph(rnnt, "decoder_joint"), own.repository)
+    for path in ("rnnt/config.pbtxt", "rnnt/1/model.py"):
+        file = own.repository / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(page.file(path))
+    for model in ("decoder_joint", "rnnt"):
+        own.admin.load_model(model)
+    by_hand = rnnt.client("transcribe", "nowhere", ByHand(steps("decoder_joint")))
+
+    def talk(seed: int) -> list[int]:
+        parts, tokens = whole(seed, 5, 1, 512, 6), [1024]
+        with Sequence(own.server.grpc_url, "rnnt") as sequence:
+            for number, part in enumerate(parts):
+                inputs = {"FRAMES": part, "LAST": np.array([[tokens[-1]]], np.int32)}
+                tokens += sequence.step(inputs, end=number == len(parts) - 1)["TOKENS"].ravel().tolist()
+        return tokens[1:]
+
+    for seed, tokens in enumerate(together(lambda seed=seed: talk(seed) for seed in range(3))):
+        frames = np.concatenate(whole(seed, 5, 1, 512, 6), axis=2)
+        assert tokens == by_hand([frames[:, :, at : at + 1] for at in range(30)])
+        assert tokens
+
+
+# ---- a batch that is fixed
+
+
+def test_a_fixed_batch_is_opened(deployment):
+    opened = PAGES["batch-1.md"].client("open_batch", "")
+    [line] = [line for line in PAGES["batch-1.md"].text.splitlines() if line.startswith("model = open_batch")]
+    [path] = [line for line in PAGES["batch-1.md"].text.splitlines() if line.startswith("onnx.save")]
+    assert path == 'onnx.save(model, "policy.stateful/1/policy.onnx")'
+    fixed = FAMILIES["rsl_rl"]()
+    axes = ast.literal_eval(line[line.index("{") : line.rindex(")")])
+    export = dataclasses.replace(fixed, fixed_batch=False)
+    model = export.served("policy", "opened_policy.stateful")
+    talk(deployment, dataclasses.replace(model, build=lambda: opened(fixed.build(), axes)))
+    assert deployment.admin.get_model_config(model.name).config.max_batch_size == 64
+
+
+def test_a_batch_that_a_graph_mixes_is_not_opened():
+    opened = PAGES["batch-1.md"].client("open_batch", "")
+    model = FAMILIES["gtcrn"]().build()
+    tensors = [*model.graph.input, *model.graph.output]
+    axes = {
+        tensor.name: next(at for at, dim in enumerate(tensor.type.tensor_type.shape.dim) if dim.dim_value == 1)
+        for tensor in tensors
+    }
+    with pytest.raises(AssertionError):
+        opened(model, axes)
