@@ -31,7 +31,7 @@ mod states;
 
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
-pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
+pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial_files::{InitialFiles, read as read_initial_files};
 pub use inputs::{Context, PaddedInput, PaddedOutput, context_line};
 pub use logging::Logging;
