@@ -94,9 +94,9 @@ def test_a_decoder_is_completed_without_its_generated_inputs(deployment, mask_ty
     ],
 )
 def test_wenets_encoder_needs_nothing_but_its_chunks(deployment, request, how):
-    """Sequences of 8 chunks: with a past of 4, they have no mask in the last ones."""
-    name = "generated_wenet_" + request.node.callspec.id.replace("-", "m")
-    model = deployment.serve(generated.wenet(name, **how))
+    """Nothing is listed in its configuration. Of 8 chunks, the last ones have all of a past of 4."""
+    model = generated.wenet("generated_wenet_" + request.node.callspec.id.replace("-", "m"), **how)
+    deployment.serve(model.variant(model.name, inputs=(), outputs=(), scheduling="", states=()))
     client = deployment.connect()
     talks = [Conversation(client, model, np.random.default_rng(seed)) for seed in range(2)]
     for number in range(8):

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from harness.graphs import BATCH, graph, node
-from harness.model import TYPES, Model, State, Tensor
+from harness.model import TYPES, Model, Tensor
 
 Make = Callable[..., np.ndarray]
 
@@ -337,9 +337,12 @@ def wenet(
             node("Transpose", f"{part}/split", f"{part}/heads", perm=[0, 2, 1, 3]),
         ]
 
-    entries, made = f"offset=steps*{size}", {"offset": steps(size, past)}
+    entries, dims, made = f"offset=steps*{size}", {}, {"offset": steps(size, past)}
     if limited:
-        length = f", {past + size}" if has_open_dims else ""
+        length = ""
+        if has_open_dims:
+            length = f", {past + size}"
+            dims = {"state_dims": f"att_cache=[{layers}, {heads}, {past}, {2 * width}]"}
         entries += f"+{past} att_mask=last(steps*{size}+{size}{length})"
         made["att_mask"] = lambda *of: last(steps(size, size), past + size)(*of)[None, None]
     elif has_mask:
@@ -351,16 +354,10 @@ def wenet(
         inputs=(Tensor("chunk", "fp32", (1, frames, 80)),),
         outputs=(Tensor("output", "fp32", (1, size, out)),),
         states=(("att_cache", "r_att_cache"), ("cnn_cache", "r_cnn_cache")),
-        # the graph leaves the length of the cache open, and its user knows it
-        implicit=(
-            (State("att_cache", "r_att_cache", "fp32", (layers, heads, past, 2 * width)),)
-            if limited and has_open_dims
-            else ()
-        ),
         constants={"required_cache_size": past} if limited else {},
         lengths_at_start={"T_CACHE": past},
         max_batch_size=0,
-        parameters={"generated_inputs": entries},
+        parameters={"generated_inputs": entries, **dims},
         generated=made,
         tolerance=1e-4,
     )
