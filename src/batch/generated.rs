@@ -2,7 +2,7 @@
 
 use super::Row;
 use crate::binding::{
-    Binding, BoundInput, Counter, Generated, GeneratedValue, GrowingAxis, InputAxis, RequestInput, Source,
+    Binding, BoundInput, Counter, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength, RequestInput, Source,
 };
 use crate::error::RequestError;
 use crate::memory::rows;
@@ -16,6 +16,8 @@ pub enum RowValues {
     Numbers { first: u64, count: usize },
     /// 1 for the elements of a state, then for `new` elements.
     Mask { past: Past, new: usize },
+    /// `ones` at the end of `length` elements, and 0 in front of them.
+    Last { ones: usize, length: usize },
 }
 
 /// The elements of a growing state of a row, in the tensor that a run reads.
@@ -82,10 +84,21 @@ impl RowValues {
             GeneratedValue::Count { counter } => Self::Numbers { first: counted(counter), count: 1 },
             GeneratedValue::Positions { counter, of } => Self::Numbers { first: counted(counter), count: new(of) },
             GeneratedValue::Length(state) => Self::Numbers { first: past(state) as u64, count: 1 },
-            GeneratedValue::Mask { state, input } => {
-                Self::Mask { past: Past::without_padding(past(state)), new: input.map_or(0, new) }
+            GeneratedValue::Mask { state, new: elements } => {
+                let new = match elements {
+                    NewLength::Fixed(number) => number,
+                    NewLength::Of(input) => new(input),
+                };
+                Self::Mask { past: Past::without_padding(past(state)), new }
             }
+            GeneratedValue::Last { counter, length } => Self::last(generated, counted(counter), length),
         }
+    }
+
+    /// Ones up to all of `length` elements.
+    fn last(generated: &Generated, count: u64, length: usize) -> Self {
+        let ones = value(generated, count).and_then(|ones| usize::try_from(ones).ok());
+        Self::Last { ones: ones.map_or(length, |ones| ones.min(length)), length }
     }
 
     /// How many values these are.
@@ -93,23 +106,28 @@ impl RowValues {
         match self {
             Self::Numbers { count, .. } => count,
             Self::Mask { past, new } => past.before + past.valid + past.after + new,
+            Self::Last { length, .. } => length,
         }
     }
 
     /// Appends the values, which the type can hold.
     fn append(self, generated: &Generated, data_type: DataType, to: &mut Vec<u8>) {
+        let zeros = |to: &mut Vec<u8>, count: usize| to.resize(to.len() + count * generated.one.len(), 0);
+        let ones = |to: &mut Vec<u8>, count: usize| to.extend(generated.one.repeat(count));
         match self {
             Self::Numbers { first, count } => {
                 let values = (first..).take(count).map(|number| value(generated, number).unwrap_or(i64::MAX));
                 values.for_each(|value| append_whole(data_type, value, to));
             }
             Self::Mask { past, new } => {
-                let zeros = |to: &mut Vec<u8>, count: usize| to.resize(to.len() + count * generated.one.len(), 0);
-                let ones = |to: &mut Vec<u8>, count: usize| to.extend(generated.one.repeat(count));
                 zeros(to, past.before);
                 ones(to, past.valid);
                 zeros(to, past.after);
                 ones(to, new);
+            }
+            Self::Last { ones: last, length } => {
+                zeros(to, length - last);
+                ones(to, last);
             }
         }
     }
@@ -264,13 +282,26 @@ mod tests {
     #[test]
     fn a_mask_has_zeros_for_padding_on_either_side_of_the_past() {
         let state = GrowingAxis { state: 0, beside: 0, axis: 2 };
-        let of = generated(GeneratedValue::Mask { state, input: None }, 1, 0);
+        let of = generated(GeneratedValue::Mask { state, new: NewLength::Fixed(0) }, 1, 0);
         let mask =
             |before, valid, after, new| appended(RowValues::Mask { past: Past { before, valid, after }, new }, &of);
         assert_eq!(mask(0, 3, 0, 2), [1, 1, 1, 1, 1]);
         assert_eq!(mask(2, 1, 0, 1), [0, 0, 1, 1]);
         assert_eq!(mask(0, 1, 2, 1), [1, 0, 0, 1]);
         assert_eq!(mask(0, 0, 0, 0), [0; 0]);
+    }
+
+    #[test]
+    fn the_last_elements_are_ones_until_all_are() {
+        let of = generated(GeneratedValue::Last { counter: 0, length: 5 }, 2, 1);
+        let last = |count| appended(RowValues::last(&of, count, 5), &of);
+        assert_eq!(last(0), [0, 0, 0, 0, 1]);
+        assert_eq!(last(1), [0, 0, 1, 1, 1]);
+        assert_eq!(last(2), [1; 5]);
+        assert_eq!(last(3), [1; 5]);
+        assert_eq!(last(u64::MAX), [1; 5]);
+        let nothing = generated(GeneratedValue::Last { counter: 0, length: 2 }, 1, 0);
+        assert_eq!(appended(RowValues::last(&nothing, 0, 2), &nothing), [0, 0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::feeds::Feeds;
 use super::fixed::element_bytes;
 use super::shapes::{bound, is_batch};
 use super::{Binding, BoundInput, BoundState, RequestInput, Source, StatePlace, describe};
-use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
+use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, is_batch_name};
 
@@ -34,8 +34,19 @@ pub enum GeneratedValue {
     Positions { counter: usize, of: InputAxis },
     /// The length of a growing state before the run.
     Length(GrowingAxis),
-    /// 1 for each element of a growing state, then 1 for each element of an input.
-    Mask { state: GrowingAxis, input: Option<InputAxis> },
+    /// 1 for each element of a growing state, then 1 for each new element.
+    Mask { state: GrowingAxis, new: NewLength },
+    /// As many ones as this counter has before the request, with the factor and the addend, at the end of `length`
+    /// elements, and 0 in front of them.
+    Last { counter: usize, length: usize },
+}
+
+/// How many elements a run adds to a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NewLength {
+    Fixed(usize),
+    /// One for each element of an input.
+    Of(InputAxis),
 }
 
 /// What is counted for each sequence.
@@ -121,10 +132,8 @@ enum Count {
 impl Binder<'_> {
     fn bind(&self, counters: &mut Vec<Counter>) -> Result<BoundInput, BindingError> {
         let (value, count) = match &self.generated.kind {
-            GeneratedKind::Steps => (GeneratedValue::Count { counter: numbered(counters, Counter::Steps) }, Count::One),
-            GeneratedKind::Elements(of) => {
-                let counter = numbered(counters, Counter::Elements(self.input_axis(of)?.0));
-                (GeneratedValue::Count { counter }, Count::One)
+            GeneratedKind::Count(count) => {
+                (GeneratedValue::Count { counter: numbered(counters, self.counter(count)?) }, Count::One)
             }
             GeneratedKind::Positions(of) => {
                 let (of, length) = self.whole_input_axis(of)?;
@@ -132,18 +141,31 @@ impl Binder<'_> {
                 (GeneratedValue::Positions { counter, of }, Count::Of(length))
             }
             GeneratedKind::Length(state) => (GeneratedValue::Length(self.growing_axis(state)?), Count::One),
-            GeneratedKind::Mask { state, input } => {
+            GeneratedKind::Mask { state, new } => {
                 let state = self.growing_axis(state)?;
-                let input = input.as_ref().map(|input| self.whole_input_axis(input)).transpose()?;
-                (GeneratedValue::Mask { state, input: input.map(|(input, _)| input) }, Count::Of(None))
+                let new = match new {
+                    NewElements::Number(number) => NewLength::Fixed(*number as usize),
+                    NewElements::Of(input) => NewLength::Of(self.whole_input_axis(input)?.0),
+                };
+                (GeneratedValue::Mask { state, new }, Count::Of(None))
+            }
+            GeneratedKind::Last { count, length } => {
+                let fixed = self.info.dims.iter().copied().rfind(|&dim| dim > 1);
+                let length = length.map(i64::from).or(fixed).ok_or_else(|| self.length_is_open())?;
+                let counter = numbered(counters, self.counter(count)?);
+                (GeneratedValue::Last { counter, length: length as usize }, Count::Of(Some(length)))
             }
         };
-        let is_mask = matches!(value, GeneratedValue::Mask { .. });
+        let is_mask = matches!(value, GeneratedValue::Mask { .. } | GeneratedValue::Last { .. });
         if self.info.data_type == DataType::Bytes || (self.info.data_type == DataType::Bool && !is_mask) {
             let kinds = if is_mask { "a mask has numbers or TYPE_BOOL" } else { "its values are numbers" };
             return Err(self.error(format!("the input is {}, and {kinds}", self.described())));
         }
         let (batch_axis, axis) = self.axes(&count)?;
+        let is_open = axis.is_some_and(|axis| self.info.dims[axis] < 0);
+        if is_open && matches!(self.generated.kind, GeneratedKind::Last { length: None, .. }) {
+            return Err(self.length_is_open());
+        }
         let GeneratedInput { factor, addend, written, .. } = self.generated.clone();
         let one = element_bytes(self.info.data_type, "1").map_err(|why| self.error(why))?;
         let mut input =
@@ -161,12 +183,14 @@ impl Binder<'_> {
         let (dims, symbols) = (&self.info.dims, &self.info.symbols);
         let open: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] < 0).collect();
         let has_one_value = matches!(count, Count::One | Count::Of(Some(1)));
+        let length_is_behind =
+            |axis: usize| matches!(*count, Count::Of(Some(length)) if dims[axis + 1..].contains(&length));
         let named = open.iter().copied().find(|&axis| is_batch(&symbols[axis], self.batch_symbol));
         // Names such as `n` are usual for the batch, but a number of elements can have them, too.
         let named = named.filter(|_| has_one_value || open.len() > 1 || self.batch_symbol.is_some());
         let batch = match *open.as_slice() {
             _ if named.is_some() => named,
-            [only] if has_one_value => Some(only),
+            [only] if has_one_value || length_is_behind(only) => Some(only),
             [first, _, ..] => Some(first),
             _ => None,
         };
@@ -195,6 +219,13 @@ impl Binder<'_> {
             return Err(self.error(format!("{why}; the input is {}", self.described())));
         }
         Ok((batch, Some(axis)))
+    }
+
+    fn counter(&self, count: &NamedCounter) -> Result<Counter, BindingError> {
+        Ok(match count {
+            NamedCounter::Steps => Counter::Steps,
+            NamedCounter::Elements(of) => Counter::Elements(self.input_axis(of)?.0),
+        })
     }
 
     /// An axis of an input that requests carry, with its length unless that varies.
@@ -299,6 +330,12 @@ impl Binder<'_> {
         }
     }
 
+    fn length_is_open(&self) -> BindingError {
+        let written = self.generated.written.trim_end();
+        let known = format!("'{}, LENGTH)'", written.strip_suffix(')').unwrap_or(written));
+        self.error(format!("the length of the input, {}, is not known: write {known}", self.described()))
+    }
+
     fn described(&self) -> String {
         describe(self.info.data_type, &self.info.dims)
     }
@@ -321,8 +358,13 @@ impl Generated {
     /// The indices of the inputs have changed.
     pub(super) fn move_inputs(&mut self, moved: &[usize]) {
         match &mut self.value {
-            GeneratedValue::Positions { of, .. } | GeneratedValue::Mask { input: Some(of), .. } => of.move_input(moved),
-            GeneratedValue::Count { .. } | GeneratedValue::Length(_) | GeneratedValue::Mask { input: None, .. } => {}
+            GeneratedValue::Positions { of, .. } | GeneratedValue::Mask { new: NewLength::Of(of), .. } => {
+                of.move_input(moved)
+            }
+            GeneratedValue::Count { .. }
+            | GeneratedValue::Length(_)
+            | GeneratedValue::Mask { new: NewLength::Fixed(_), .. }
+            | GeneratedValue::Last { .. } => {}
         }
     }
 }

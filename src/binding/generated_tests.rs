@@ -78,6 +78,9 @@ fn the_batch_and_the_values_of_a_row_have_their_axes() {
         ("mask(keys, ids)", &["batch", "1", "past + n"], Some(0), Some(2)),
         ("mask(keys@2)", &["batch", "1", "past", "1"], Some(0), Some(2)),
         ("mask(keys)", &["1", "1", "past"], None, Some(2)),
+        ("mask(keys, 16)", &["batch", "past + 16"], Some(0), Some(1)),
+        ("last(steps, 80)", &["1", "1", "past"], None, Some(2)),
+        ("last(steps, 80)", &["other", "2", "past"], Some(0), Some(2)),
     ] {
         let (_, input, generated) = bound(entry, DataType::Int64, dims, 8);
         assert_eq!((input.batch_axis, generated.axis), (batch_axis, axis), "{entry} {dims:?}");
@@ -96,6 +99,27 @@ fn positions_of_an_input_of_fixed_length_have_its_length() {
     {
         let (_, input, generated) = bound("positions(image@1)", DataType::Int64, dims, 8);
         assert_eq!((generated.axis, &*input.dims), (axis, fed));
+    }
+}
+
+#[test]
+fn the_elements_of_last_are_those_of_the_model_or_of_the_entry() {
+    for (entry, dims, max_batch_size, batch_axis, axis) in [
+        ("last(steps)", &["1", "1", "80"][..], 8, None, Some(2)),
+        ("last(steps)", &["1", "1", "80"], 0, None, Some(2)),
+        ("last(steps)", &["batch", "1", "80"], 8, Some(0), Some(2)),
+        ("last(steps)", &["other", "1", "80"], 8, Some(0), Some(2)),
+        ("last(steps)", &["other", "1", "80"], 0, None, Some(2)),
+        ("last(steps)", &["2", "batch", "80", "1"], 8, Some(1), Some(2)),
+        ("last(elements(ids)*2+1)", &["16", "80"], 8, None, Some(1)),
+        ("last(steps, 80)", &["batch", "80"], 8, Some(0), Some(1)),
+        ("last(steps, 80)", &["1", "1", "past"], 0, None, Some(2)),
+        ("last(steps, 80)", &["batch", "past"], 8, Some(0), Some(1)),
+    ] {
+        let (binding, input, generated) = bound(entry, DataType::Bool, dims, max_batch_size);
+        assert_eq!((input.batch_axis, generated.axis), (batch_axis, axis), "{entry} {dims:?}");
+        assert_eq!(generated.value, GeneratedValue::Last { counter: 0, length: 80 }, "{entry} {dims:?}");
+        assert_eq!(binding.counters.len(), 1);
     }
 }
 
@@ -160,6 +184,15 @@ fn what_does_not_fit_the_model_is_refused_with_the_entry_and_the_reason() {
         ("positions(image@1)", int, &["batch", "4"], "3 values a row"),
         ("positions(ids)", int, &["batch", "n", "2"], "dimensions behind that must be 1"),
         ("mask(keys, ids)", int, &["1", "16"], "no dimension beside the batch is open"),
+        ("mask(keys, 16)", int, &["1", "16"], "no dimension beside the batch is open"),
+        ("mask(keys, 16@1)", int, &["batch", "n"], "'16' is no input that requests carry"),
+        ("last(steps)", DataType::Bytes, &["1", "80"], "TYPE_STRING"),
+        ("last(steps)", int, &["1", "1", "past"], "write 'last(steps, LENGTH)'"),
+        ("last(elements(ids))", int, &["2", "1", "past"], "write 'last(elements(ids), LENGTH)'"),
+        ("last(steps)", int, &["batch"], "write 'last(steps, LENGTH)'"),
+        ("last(steps, 81)", int, &["1", "1", "80"], "81 values a row"),
+        ("last(steps, 80)", int, &["batch", "n", "m"], "more than one dimension beside the batch"),
+        ("last(elements(keys), 80)", int, &["1", "80"], "'keys' is no input that requests carry"),
     ] {
         let config = config(&format!("g={entry}"), 8);
         assert_refused(&config, &model(&[("g", data_type, dims)]), &["generated_inputs", entry, word]);

@@ -30,7 +30,7 @@ pub use bound::{
 pub use error::BindingError;
 use feeds::{Feeds, feed_without_requests, find};
 use generated::feed_generated;
-pub use generated::{Counter, Generated, GeneratedValue, GrowingAxis, InputAxis};
+pub use generated::{Counter, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength};
 pub use initial::{Initial, InitialContent};
 pub use initial_model::{InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};

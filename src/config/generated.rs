@@ -1,6 +1,7 @@
 //! `generated_inputs`: inputs of the model that this backend fills with counters, lengths and masks.
 
 use std::fmt;
+use std::str::FromStr;
 
 use super::error::ConfigError;
 use super::parameters::{Parameters, bad};
@@ -10,7 +11,8 @@ use super::parameters::{Parameters, bad};
 pub struct GeneratedInput {
     pub input: String,
     pub kind: GeneratedKind,
-    /// Each value is multiplied with this number, and `addend` is added. A mask has neither.
+    /// Each number is multiplied with this, and `addend` is added; of [`GeneratedKind::Last`], the number of ones. A mask
+    /// has neither.
     pub factor: i64,
     pub addend: i64,
     /// The entry's right side, for messages.
@@ -20,16 +22,39 @@ pub struct GeneratedInput {
 /// What a generated input holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GeneratedKind {
-    /// The number of inferences that the sequence has made.
-    Steps,
-    /// How many elements of this input the sequence has had before the request.
-    Elements(NamedAxis),
+    Count(NamedCounter),
     /// A value for each element of this input: how many elements the sequence has had before it.
     Positions(NamedAxis),
     /// The length of this state before the run.
     Length(NamedAxis),
-    /// 1 for each element of the state, then 1 for each element of the input.
-    Mask { state: NamedAxis, input: Option<NamedAxis> },
+    /// 1 for each element of the state, then 1 for each new element.
+    Mask {
+        state: NamedAxis,
+        new: NewElements,
+    },
+    /// As many ones as are counted, at the end of `length` elements, and 0 in front of them. Without `length`, there are
+    /// as many elements as the model's input has.
+    Last {
+        count: NamedCounter,
+        length: Option<u32>,
+    },
+}
+
+/// What is counted of a sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedCounter {
+    /// The inferences that it has made.
+    Steps,
+    /// How many elements of this input it has had before the request.
+    Elements(NamedAxis),
+}
+
+/// The elements that an inference adds to a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewElements {
+    Number(u32),
+    /// One for each element of this input.
+    Of(NamedAxis),
 }
 
 /// A tensor of the model, and perhaps an axis of it.
@@ -40,8 +65,8 @@ pub struct NamedAxis {
 }
 
 pub const GENERATED_INPUTS: &str = "generated_inputs";
-const FORM: &str = "'INPUT=steps', 'INPUT=elements(OTHER)', 'INPUT=positions(OTHER)', 'INPUT=length(STATE)' or \
-                    'INPUT=mask(STATE, OTHER)', separated by spaces or commas, is expected";
+const FORM: &str = "'INPUT=steps', 'INPUT=elements(OTHER)', 'INPUT=positions(OTHER)', 'INPUT=length(STATE)', \
+                    'INPUT=mask(STATE, OTHER)' or 'INPUT=last(steps, LENGTH)', separated by spaces or commas, is expected";
 
 pub(super) fn generated_inputs(parameters: &Parameters) -> Result<Vec<GeneratedInput>, ConfigError> {
     let Some(text) = parameters.text(GENERATED_INPUTS) else { return Ok(Vec::new()) };
@@ -76,16 +101,43 @@ impl GeneratedInput {
         if input.is_empty() || written.is_empty() {
             return Err(FORM.to_owned());
         }
-        let call = written.find(')').map_or_else(|| written.find(['*', '+']), |close| Some(close + 1));
-        let (call, behind) = written.split_at(call.unwrap_or(written.len()));
-        let kind = GeneratedKind::parse(call)?;
-        let (factor, addend) = factor_and_addend(behind)
-            .ok_or_else(|| format!("'{behind}' stands behind '{call}': '*FACTOR', '+ADDEND' or both, is expected"))?;
-        if matches!(kind, GeneratedKind::Mask { .. }) && !behind.is_empty() {
-            return Err(format!("'{behind}' stands behind '{call}', and a mask has no factor and no addend"));
-        }
+        let last = written.strip_prefix("last(");
+        let (kind, factor, addend) = last.map_or_else(|| numbers(written), last_ones)?;
         Ok(Self { input: input.to_owned(), kind, factor, addend, written: written.to_owned() })
     }
+}
+
+/// Reads a kind, with its factor and its addend.
+fn numbers(written: &str) -> Result<(GeneratedKind, i64, i64), String> {
+    let call = written.find(')').map_or_else(|| written.find(['*', '+']), |close| Some(close + 1));
+    let (call, behind) = written.split_at(call.unwrap_or(written.len()));
+    let kind = GeneratedKind::parse(call)?;
+    let (factor, addend) = factor_and_addend(behind)
+        .ok_or_else(|| format!("'{behind}' stands behind '{call}': '*FACTOR', '+ADDEND' or both, is expected"))?;
+    if matches!(kind, GeneratedKind::Mask { .. }) && !behind.is_empty() {
+        return Err(format!("'{behind}' stands behind '{call}', and a mask has no factor and no addend"));
+    }
+    Ok((kind, factor, addend))
+}
+
+/// Reads what follows `last(`.
+fn last_ones(behind: &str) -> Result<(GeneratedKind, i64, i64), String> {
+    let arguments = behind.strip_suffix(')').ok_or_else(|| {
+        format!("'last({behind}' does not end with ')': '*FACTOR' and '+ADDEND' stand within the parentheses of 'last'")
+    })?;
+    let (ones, length) = match arguments.split_once(',') {
+        None => (arguments, None),
+        Some((ones, length)) => (ones, Some(last_length(length.trim())?)),
+    };
+    match numbers(ones.trim())? {
+        (GeneratedKind::Count(count), factor, addend) => Ok((GeneratedKind::Last { count, length }, factor, addend)),
+        _ => Err(format!("'{ones}' is no number of 'last': 'steps' or 'elements(OTHER)' is expected")),
+    }
+}
+
+fn last_length(written: &str) -> Result<u32, String> {
+    let most = u32::MAX;
+    whole_number(written).ok_or_else(|| format!("'{written}' is no length: a whole number up to {most} is expected"))
 }
 
 impl GeneratedKind {
@@ -97,21 +149,29 @@ impl GeneratedKind {
                 (kind, inner.split(',').map(NamedAxis::parse).collect::<Result<_, _>>()?)
             }
         };
+        let wrong_arguments = || format!("'{call}' has not the names that '{kind}' takes: {FORM}");
         match (kind, <[NamedAxis; 1]>::try_from(arguments)) {
-            ("steps", Err(arguments)) if arguments.is_empty() && call == kind => Ok(Self::Steps),
-            ("elements", Ok([of])) => Ok(Self::Elements(of)),
+            ("steps", Err(arguments)) if arguments.is_empty() && call == kind => Ok(Self::Count(NamedCounter::Steps)),
+            ("elements", Ok([of])) => Ok(Self::Count(NamedCounter::Elements(of))),
             ("positions", Ok([of])) => Ok(Self::Positions(of)),
             ("length", Ok([of])) => Ok(Self::Length(of)),
-            ("mask", Ok([state])) => Ok(Self::Mask { state, input: None }),
-            ("mask", Err(arguments)) if arguments.len() == 2 => {
-                let mut arguments = arguments.into_iter();
-                let (state, input) = (arguments.next(), arguments.next());
-                state.map(|state| Self::Mask { state, input }).ok_or_else(|| FORM.to_owned())
-            }
-            ("steps" | "elements" | "positions" | "length" | "mask", _) => {
-                Err(format!("'{call}' has not the names that '{kind}' takes: {FORM}"))
-            }
+            ("mask", Ok([state])) => Ok(Self::Mask { state, new: NewElements::Number(0) }),
+            ("mask", Err(arguments)) => match <[NamedAxis; 2]>::try_from(arguments) {
+                Ok([state, new]) => Ok(Self::Mask { state, new: NewElements::from(new) }),
+                Err(_) => Err(wrong_arguments()),
+            },
+            ("steps" | "elements" | "positions" | "length" | "last", _) => Err(wrong_arguments()),
             _ => Err(format!("'{kind}' is no kind of value: {FORM}")),
+        }
+    }
+}
+
+impl From<NamedAxis> for NewElements {
+    /// Digits alone are a number. With its axis, an input may have digits as its name.
+    fn from(written: NamedAxis) -> Self {
+        match (written.axis, whole_number(&written.name)) {
+            (None, Some(number)) => Self::Number(number),
+            _ => Self::Of(written),
         }
     }
 }
@@ -142,13 +202,16 @@ impl fmt::Display for NamedAxis {
 
 /// Reads `*FACTOR+ADDEND`, of which either part may be missing.
 fn factor_and_addend(text: &str) -> Option<(i64, i64)> {
-    let number = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?;
     let (factor, addend) = match text.split_once('+') {
         None => (text, 0),
-        Some((factor, addend)) => (factor, number(addend)?),
+        Some((factor, addend)) => (factor, whole_number(addend)?),
     };
-    let factor = if factor.is_empty() { 1 } else { number(factor.strip_prefix('*')?)? };
+    let factor = if factor.is_empty() { 1 } else { whole_number(factor.strip_prefix('*')?)? };
     Some((factor, addend))
+}
+
+fn whole_number<T: FromStr>(digits: &str) -> Option<T> {
+    digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
 }
 
 #[cfg(test)]
@@ -170,23 +233,28 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let text = "offset=steps*16+64 position_ids=positions(input_ids@1),lens=length(att_cache)+1, \
-                    seen=elements( x )*3 n=steps mask=mask(past_key_values.0.key@2, input_ids)\n m2=mask(k)";
+                    seen=elements( x )*3 n=steps mask=mask(past_key_values.0.key@2, input_ids)\n m2=mask(k) \
+                    m3=mask(k,16) m4=mask(k, 16@1) l1=last(steps*16+16) l2=last( elements(x@1)+3, 80 )";
         let read = read(text).unwrap();
         let kinds: Vec<_> = read.iter().map(|of| (of.input.as_str(), of.kind.clone(), of.factor, of.addend)).collect();
-        let mask = GeneratedKind::Mask {
-            state: named("past_key_values.0.key", Some(2)),
-            input: Some(named("input_ids", None)),
-        };
+        let mask = |state, new| GeneratedKind::Mask { state, new };
+        let input_ids = NewElements::Of(named("input_ids", None));
+        let count = GeneratedKind::Count;
+        let last = |count, length| GeneratedKind::Last { count, length };
         assert_eq!(
             kinds,
             [
-                ("offset", GeneratedKind::Steps, 16, 64),
+                ("offset", count(NamedCounter::Steps), 16, 64),
                 ("position_ids", GeneratedKind::Positions(named("input_ids", Some(1))), 1, 0),
                 ("lens", GeneratedKind::Length(named("att_cache", None)), 1, 1),
-                ("seen", GeneratedKind::Elements(named("x", None)), 3, 0),
-                ("n", GeneratedKind::Steps, 1, 0),
-                ("mask", mask, 1, 0),
-                ("m2", GeneratedKind::Mask { state: named("k", None), input: None }, 1, 0),
+                ("seen", count(NamedCounter::Elements(named("x", None))), 3, 0),
+                ("n", count(NamedCounter::Steps), 1, 0),
+                ("mask", mask(named("past_key_values.0.key", Some(2)), input_ids), 1, 0),
+                ("m2", mask(named("k", None), NewElements::Number(0)), 1, 0),
+                ("m3", mask(named("k", None), NewElements::Number(16)), 1, 0),
+                ("m4", mask(named("k", None), NewElements::Of(named("16", Some(1)))), 1, 0),
+                ("l1", last(NamedCounter::Steps, None), 16, 16),
+                ("l2", last(NamedCounter::Elements(named("x", Some(1))), Some(80)), 1, 3),
             ]
         );
         assert_eq!(read[0].written, "steps*16+64");
@@ -218,6 +286,18 @@ mod tests {
             ("offset=steps*99999999999999999999", "stands behind"),
             ("offset=elements(x)y", "'y' stands behind"),
             ("m=mask(k, x)*2", "a mask has no factor"),
+            ("m=last", "'last' has not the names"),
+            ("m=last(steps", "'last(steps' does not end with ')'"),
+            ("m=last(steps)*16", "'last(steps)*16' does not end with ')': '*FACTOR'"),
+            ("m=last(steps*x)", "'*x' stands behind"),
+            ("m=last(counter)", "'counter' is no kind"),
+            ("m=last(length(k))", "'length(k)' is no number of 'last'"),
+            ("m=last(mask(k, x))", "'x)' is no length"),
+            ("m=last()", "'' is no kind"),
+            ("m=last(steps, x)", "'x' is no length"),
+            ("m=last(steps, )", "'' is no length"),
+            ("m=last(steps, 80, 80)", "'80, 80' is no length"),
+            ("m=last(steps, 4294967296)", "'4294967296' is no length"),
             ("offset=steps offset=steps", "'offset' may be given once only"),
         ] {
             let error = read(text).unwrap_err().to_string();

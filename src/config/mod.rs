@@ -31,7 +31,7 @@ mod states;
 
 pub use controls::{Control, ControlKind, FalseTrue};
 pub use error::ConfigError;
-pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis};
+pub use generated::{GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 pub use initial_files::InitialFiles;
 pub use inputs::{Context, First, PaddedInput, PaddedOutput, context_line};
 pub use logging::Logging;

@@ -84,9 +84,24 @@ def test_a_decoder_is_completed_without_its_generated_inputs(deployment, mask_ty
     interleave(deployment.connect(), model, np.random.default_rng(6), sequences=3, longest=4)
 
 
-def test_wenets_signature_needs_nothing_but_its_chunks(deployment):
-    model = deployment.serve(generated.wenet("generated_wenet"))
-    interleave(deployment.connect(), model, np.random.default_rng(6), sequences=5)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({}, id="16_-1"),
+        pytest.param({"has_mask": True}, id="16_-1_with_mask"),
+        pytest.param({"left_chunks": 4}, id="16_4"),
+        pytest.param({"left_chunks": 4, "has_open_dims": False}, id="16_4_fixed"),
+    ],
+)
+def test_wenets_encoder_needs_nothing_but_its_chunks(deployment, request, how):
+    """Nothing is listed in its configuration. Of 8 chunks, the last ones have all of a past of 4."""
+    model = generated.wenet("generated_wenet_" + request.node.callspec.id.replace("-", "m"), **how)
+    deployment.serve(model.variant(model.name, inputs=(), outputs=(), scheduling="", states=()))
+    client = deployment.connect()
+    talks = [Conversation(client, model, np.random.default_rng(seed)) for seed in range(2)]
+    for number in range(8):
+        for talk in talks:
+            talk.step(start=number == 0, end=number == 7)
 
 
 @pytest.mark.simulated_device
@@ -321,6 +336,7 @@ def test_a_value_that_the_type_cannot_hold_is_refused_and_changes_nothing(deploy
         ("steps=elements(CACHE)", ["'CACHE' is no input that requests carry", "INPUT"]),
         ("steps=length(INPUT)", ["'INPUT' is no state's input", "CACHE"]),
         ("steps=positions(INPUT)", ["TYPE_INT32 [-1]", "no dimension beside the batch is open"]),
+        ("steps=last(steps)", ["TYPE_INT32 [-1]", "write 'last(steps, LENGTH)'"]),
         ("steps=steps INPUT=steps", ["'INPUT'", "'input'", "'generated_inputs'"]),
     ],
 )

@@ -8,9 +8,10 @@ import pytest
 
 from harness.conversations import together
 from harness.deployment import eventually
-from harness.models import booked, ledger
+from harness.models import booked, generated, ledger
+from harness.models.generated import counted
 from harness.own import FAILS
-from harness.raw import Refused
+from harness.raw import Inputs, Refused
 from harness.refusals import refused as load_refused
 from harness.state_api import OLDEST, OWN, StateSequence, refused, with_state_api
 
@@ -20,15 +21,18 @@ pytestmark = pytest.mark.simulated_device
 PARKS = {"sequence_idle_timeout_ms": 60, "park_ms": 600_000}
 SCANS = {"sequence_cleaner_poll_wait_minutes": 0.001, "park_ms": 600_000}
 
+#: The run fails.
+FAILING = booked(FAILS)
+
 both_rules = pytest.mark.parametrize("rule", [PARKS, SCANS], ids=["precise", "scans"])
 
 
-def idles_out(one: StateSequence) -> None:
+def idles_out(one: StateSequence, fails: Inputs = FAILING) -> None:
     """Waits until no sequence of that id is live. The requests that look for it fail, so they do not keep it alive."""
 
     def code() -> str:
         try:
-            one.client.ask(one.model.name, booked(FAILS), {"sequence_id": one.sequence_id})
+            one.client.ask(one.model.name, fails, {"sequence_id": one.sequence_id})
         except Refused as error:
             return error.text.partition(":")[0]
         return "it ran"
@@ -218,6 +222,15 @@ def test_held_inputs_are_parked_too(talk):
     one = talk(held_inputs="SCALE")
     idles_out(one)
     one.step(booked(1, None), start=True, resume=True, get_state=True)
+
+
+def test_the_counts_of_generated_inputs_are_parked_too(serve, connect):
+    model = serve(lambda name: counted(name, *generated.OF_EACH_KIND), parameters=PARKS)
+    one = StateSequence(connect(), model)
+    one.start()
+    for _ in range(3):
+        idles_out(one, {"INPUT": np.array([[9]], np.int64)})
+        one.step(start=True, resume=True, query_state=True)
 
 
 def test_a_copy_of_a_parked_sequence_needs_it_to_be_resumed(talk):

@@ -40,9 +40,18 @@ def length(name: str, axis: int = 1, factor: int = 1, addend: int = 0) -> Make:
     return lambda context, fed, state: np.array(state[name].shape[axis] * factor + addend)
 
 
-def mask(state_name: str, state_axis: int = 1, name: str | None = None, axis: int = 1) -> Make:
+def mask(state_name: str, state_axis: int = 1, name: str | None = None, axis: int = 1, more: int = 0) -> Make:
     def make(context, fed, state):
-        return np.ones(state[state_name].shape[state_axis] + (fed[name].shape[axis] if name else 0))
+        return np.ones(state[state_name].shape[state_axis] + (fed[name].shape[axis] if name else more))
+
+    return make
+
+
+def last(count: Make, elements: int) -> Make:
+    def make(*of):
+        made = np.zeros(elements)
+        made[max(elements - int(count(*of)), 0) :] = 1
+        return made
 
     return make
 
@@ -230,75 +239,127 @@ def decoder(name: str, layers: int = 2, heads: int = 2, width: int = 4, mask_typ
     return dataclasses.replace(model, **changes)
 
 
-def wenet(name: str, width: int = 4, **changes) -> Model:
-    """A streaming encoder with the signature of WeNet's: offset and required_cache_size are scalars, att_cache
-    [layers, heads, T, width * 2] grows, cnn_cache has one size, and nothing has a batch. It does not subsample, so att_mask
-    is as long as the cache and the chunk."""
+def wenet(
+    name: str, left_chunks: int | None = None, has_mask: bool = False, has_open_dims: bool = True, **changes
+) -> Model:
+    """A streaming encoder with the signature of WeNet's u2++ (wenet-e2e/wenet, wenet/bin/export_onnx_cpu.py): 67 frames of
+    `chunk` become 16, the keys and values of which att_cache [layers, heads, T, 2 * width] keeps. Nothing has a batch.
+
+    With `left_chunks`, it keeps those of so many chunks, which are there from START on, and att_mask is 0 for those that do
+    not exist yet. Then the exporter leaves the dims open, too, unless its user takes them out of the script.
+
+    Without, the exporter drops att_mask and required_cache_size; `has_mask` is for those that keep the mask."""
+    size, frames, layers, heads, width = 16, 67, 12, 4, 64
+    out = heads * width
+    limited = left_chunks is not None
+    past = size * (left_chunks or 0)
+    open_dims = has_open_dims or not limited
+    cached = [layers, heads, "T_CACHE" if open_dims else past, 2 * width]
+    masked = [1, 1, "T_ADD_T_CACHE" if open_dims else past + size]
+    convolved = [layers, 1, out, 7]
 
     def build():
         rng = np.random.default_rng(7)
-        weights = rng.standard_normal((8, width * 2)).astype(np.float32)
+
+        def weights(*shape: int) -> np.ndarray:
+            return (rng.standard_normal(shape) / np.sqrt(np.prod(shape[:-1]))).astype(np.float32)
+
+        mask = [
+            node("Unsqueeze", "att_mask AXIS_1", "mask"),  # [1, 1, 1, T_CACHE + 16]
+            node("Where", "mask scores FAR", "masked"),
+        ]
         return graph(
             [
-                node("MatMul", "chunk WEIGHTS", "frames"),  # [1, T, 2 * width]
+                node("Transpose", "chunk", "chunk/channels", perm=[0, 2, 1]),
+                node("Conv", "chunk/channels FRONT", "fewer", strides=[4]),
+                node("Transpose", "fewer", "frames", perm=[0, 2, 1]),  # [1, 16, out]
                 node("Cast", "offset", "offset/float", to=TensorProto.FLOAT),
-                node("Cast", "required_cache_size", "required/float", to=TensorProto.FLOAT),
-                node("Mul", "offset/float SMALL", "shift"),
-                node("Add", "frames shift", "placed"),
-                node("Unsqueeze", "placed AXIS_0", "frames/4d"),
-                node("Expand", "frames/4d LAYERS", "new"),
-                node("Concat", "att_cache new", "r_att_cache", axis=2),
-                node("Cast", "att_mask", "mask", to=TensorProto.FLOAT),  # [1, 1, T_cache + T]
-                node("Unsqueeze", "mask AXIS_3", "mask/4d"),
-                node("Mul", "r_att_cache mask/4d", "seen"),
-                node("ReduceMean", "seen", "mean", axes=[0, 1, 2], keepdims=0),
-                node("Add", "placed mean", "attended"),
-                node("ReduceMean", "attended", "of_chunk", axes=[1], keepdims=1),
-                node("Transpose", "of_chunk", "of_chunk/column", perm=[0, 2, 1]),
-                node("Mul", "cnn_cache HALF", "faded"),
-                node("Add", "faded of_chunk/column", "r_cnn_cache"),
-                node("ReduceMean", "r_cnn_cache", "of_cnn", axes=[0, 1, 2], keepdims=0),
-                node("Add", "attended of_cnn", "with_cnn"),
-                node("Add", "with_cnn required/float", "output"),
+                node("Mul", "offset/float SMALL", "angle"),
+                node("Sin", "angle", "place"),
+                node("Add", "frames place", "placed"),
+                *(made for part in "QKV" for made in split_into_heads(part)),
+                node("Concat", "K/heads V/heads", "both", axis=3),
+                node("Mul", "both OF_LAYER", "new"),  # [layers, heads, 16, 2 * width]
+                node("Concat", "att_cache new", "all", axis=2),
+                node("Split", "all", "keys values", axis=3),
+                node("Transpose", "keys", "keys/turned", perm=[0, 1, 3, 2]),
+                node("MatMul", "Q/heads keys/turned", "scores"),  # [layers, heads, 16, T_CACHE + 16]
+                *(mask if limited or has_mask else [node("Identity", "scores", "masked")]),
+                node("Softmax", "masked", "shares", axis=-1),
+                node("MatMul", "shares values", "mixed"),
+                node("ReduceMean", "mixed", "of_layers", axes=[0], keepdims=1),
+                node("Transpose", "of_layers", "by_time", perm=[0, 2, 1, 3]),
+                node("Reshape", "by_time JOIN", "attended"),
+                node("Expand", "fewer LAYERS", "fewer/layers"),
+                node("Concat", "cnn_cache fewer/layers", "convolved", axis=3),
+                node("Slice", "convolved MINUS_7 END AXIS_3", "r_cnn_cache"),
+                node("ReduceMean", "cnn_cache", "of_cnn", axes=[0, 1, 2, 3], keepdims=0),
+                node("Add", "placed attended", "with_past"),
+                node("Add", "with_past of_cnn", "output"),
+                *(
+                    [
+                        node("Neg", "required_cache_size", "from"),
+                        node("Unsqueeze", "from AXIS_0", "from/1d"),
+                        node("Slice", "all from/1d END AXIS_2", "r_att_cache"),
+                    ]
+                    if limited
+                    else [node("Identity", "all", "r_att_cache")]
+                ),
             ],
             [
-                ("chunk", "fp32", [1, "T", 8]),
+                ("chunk", "fp32", [1, "T", 80]),
                 ("offset", "int64", []),
-                ("required_cache_size", "int64", []),
-                ("att_cache", "fp32", [2, 2, "T_CACHE", width * 2]),
-                ("cnn_cache", "fp32", [1, width * 2, 3]),
-                ("att_mask", "bool", [1, 1, "T_ADD_T_CACHE"]),
+                *([("required_cache_size", "int64", [])] if limited else []),
+                ("att_cache", "fp32", cached),
+                ("cnn_cache", "fp32", convolved),
+                *([("att_mask", "bool", masked)] if limited or has_mask else []),
             ],
-            [
-                ("output", "fp32", [1, "T", width * 2]),
-                ("r_att_cache", "fp32", [2, 2, "T_NEW", width * 2]),
-                ("r_cnn_cache", "fp32", [1, width * 2, 3]),
-            ],
+            [("output", "fp32", [1, "T", out]), ("r_att_cache", "fp32", cached), ("r_cnn_cache", "fp32", convolved)],
             {
-                "WEIGHTS": weights,
-                "SMALL": np.array(0.125, np.float32),
-                "HALF": np.array(0.5, np.float32),
-                "AXIS_0": np.array([0], np.int64),
-                "AXIS_3": np.array([3], np.int64),
-                "LAYERS": np.array([2, 2, 1, 1], np.int64),
+                "FRONT": weights(out, 80, 7),
+                "SMALL": np.array(0.01, np.float32),
+                **{part: weights(out, out) for part in "QKV"},
+                "SPLIT": np.array([0, 0, heads, width], np.int64),
+                "JOIN": np.array([0, 0, out], np.int64),
+                "OF_LAYER": np.linspace(0.5, 1.5, layers, dtype=np.float32).reshape(layers, 1, 1, 1),
+                "LAYERS": np.array([layers, 1, 1, 1], np.int64),
+                "FAR": np.array(-np.inf, np.float32),
+                "MINUS_7": np.array([-7], np.int64),
+                "END": np.array([np.iinfo(np.int64).max], np.int64),
+                **{f"AXIS_{axis}": np.array([axis], np.int64) for axis in range(4)},
             },
         )
 
+    def split_into_heads(part: str) -> list:
+        return [
+            node("MatMul", f"placed {part}", f"{part}/flat"),
+            node("Reshape", f"{part}/flat SPLIT", f"{part}/split"),
+            node("Transpose", f"{part}/split", f"{part}/heads", perm=[0, 2, 1, 3]),
+        ]
+
+    entries, dims, made = f"offset=steps*{size}", {}, {"offset": steps(size, past)}
+    if limited:
+        length = ""
+        if has_open_dims:
+            length = f", {past + size}"
+            dims = {"state_dims": f"att_cache=[{layers}, {heads}, {past}, {2 * width}]"}
+        entries += f"+{past} att_mask=last(steps*{size}+{size}{length})"
+        made["att_mask"] = lambda *of: last(steps(size, size), past + size)(*of)[None, None]
+    elif has_mask:
+        entries += f" att_mask=mask(att_cache, {size})"
+        made["att_mask"] = lambda *of: mask("att_cache", 2, more=size)(*of)[None, None]
     model = Model(
         name,
         build,
-        inputs=(Tensor("chunk", "fp32", (1, -1, 8)),),
-        outputs=(Tensor("output", "fp32", (1, -1, width * 2)),),
+        inputs=(Tensor("chunk", "fp32", (1, frames, 80)),),
+        outputs=(Tensor("output", "fp32", (1, size, out)),),
         states=(("att_cache", "r_att_cache"), ("cnn_cache", "r_cnn_cache")),
-        constants={"required_cache_size": -16},
-        lengths_at_start={"T_CACHE": 0},
+        constants={"required_cache_size": past} if limited else {},
+        lengths_at_start={"T_CACHE": past},
         max_batch_size=0,
-        parameters={"generated_inputs": "offset=elements(chunk) att_mask=mask(att_cache, chunk)"},
-        generated={
-            "offset": elements("chunk"),
-            "att_mask": lambda *of: mask("att_cache", 2, "chunk")(*of)[None, None],
-        },
-        tolerance=1e-5,
+        parameters={"generated_inputs": entries, **dims},
+        generated=made,
+        tolerance=1e-4,
     )
     return dataclasses.replace(model, **changes)
 
@@ -315,6 +376,9 @@ OF_EACH_KIND = (
     Made("mask_bool", "bool", (BATCH, 1, "T + n"), "mask(CACHE@1,INPUT@1)", mask("CACHE", 1, "INPUT")),
     Made("mask_fp16", "fp16", (BATCH, 1, 2, "T + n"), "mask(CACHE, INPUT)", mask("CACHE", 1, "INPUT")),
     Made("mask_uint8", "uint8", (BATCH, "T"), "mask(CACHE)", mask("CACHE")),
+    Made("mask_more", "int64", (BATCH, "T + 2"), "mask(CACHE, 2)", mask("CACHE", more=2)),
+    Made("last_bool", "bool", (BATCH, 1, 6), "last(steps*2+1)", last(steps(2, 1), 6)),
+    Made("last_fp32", "fp32", (BATCH, "m"), "last(elements(INPUT), 9)", last(elements("INPUT"), 9)),
 )
 
 #: The same for inputs that a whole batch shares.
@@ -323,6 +387,7 @@ SHARED = (
     Made("steps", "int32", (1,), "steps", steps()),
     Made("places", "int64", ("n",), "positions(INPUT)", positions("INPUT")),
     Made("mask", "fp32", (1, "T + n"), "mask(CACHE, INPUT)", mask("CACHE", 1, "INPUT")),
+    Made("last", "bool", (1, 1, 6), "last(steps*2+1)", last(steps(2, 1), 6)),
 )
 
 assert all(of.type in TYPES for of in (*OF_EACH_KIND, *SHARED))
