@@ -204,11 +204,13 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         },
     };
     let mut warnings = Vec::new();
-    for state in made.iter().filter(|state| state.starts_at_constant) {
+    let mut constant: Vec<&str> = made.iter().filter(|state| state.starts_at_constant).map(|state| state.node.as_str()).collect();
+    constant.dedup();
+    if !constant.is_empty() {
         warnings.push(format!(
-            "{} '{}' starts at constants that aren't zero: learned values, or what a Keras layer with stateful=True held \
-             when it was exported; --zero-initial-states starts it at zero",
-            state.operator, state.node
+            "{} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held when it \
+             was exported; --zero-initial-states starts them at zero",
+            constant.join(", ")
         ));
     }
     if !analysis.found.quantized.is_empty() {

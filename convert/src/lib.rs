@@ -26,6 +26,8 @@ pub mod infer;
 pub mod onnx;
 pub mod report;
 pub mod time;
+#[cfg(feature = "verify")]
+pub mod verify;
 
 pub use analysis::InputAxis;
 pub use convert::{ConvertError, Converted, Options, convert, list, pairs};

@@ -88,6 +88,7 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
             vec![reduced(first, Some(&axes), node.int("keepdims").unwrap_or(1) != 0, DataType::Int64 as i32)?]
         }
         _ if op.starts_with("Reduce") => vec![reduce(node, inputs, opset)?],
+        "TopK" => top_k(node, inputs),
         "SequenceEmpty" => vec![Tensor { length: Some(0), ..Tensor::default() }],
         "SequenceInsert" => {
             let element = &inputs[1];
@@ -289,6 +290,21 @@ fn reduced(input: &Tensor, axes: Option<&[i64]>, keeps: bool, elem: i32) -> Resu
         true => keeps.then_some(1),
     };
     Ok(Tensor::shaped(elem, own.iter().enumerate().filter_map(kept).collect()))
+}
+
+fn top_k(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
+    let count = inputs.get(1).and_then(Tensor::scalar).map(|count| count as i64).or_else(|| node.int("k"));
+    let made = || {
+        let mut dims = inputs[0].dims.clone()?;
+        let axis = axis_of(node.int("axis").unwrap_or(-1), dims.len()).ok()?;
+        dims[axis] = count?;
+        Some(dims)
+    };
+    let indices = DataType::Int64 as i32;
+    match made() {
+        Some(dims) => vec![Tensor::shaped(inputs[0].elem, dims.clone()), Tensor::shaped(indices, dims)],
+        None => vec![Tensor::open(inputs[0].elem), Tensor::open(indices)],
+    }
 }
 
 fn concat_from_sequence(node: &NodeProto, sequence: &Tensor) -> Tensor {

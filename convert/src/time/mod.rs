@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, producers};
 use crate::infer::{Shapes, Tensor};
-use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 pub use place::{Layout, Place, Refusal};
 
@@ -58,6 +58,8 @@ pub struct Tracker<'a> {
     producers: HashMap<&'a str, usize>,
     /// Tensors without steps that depend on how many there are.
     sized: HashSet<String>,
+    /// Why tensors of certain steps can't be used.
+    certain: HashMap<String, Refusal>,
     pub found: Found,
 }
 
@@ -70,7 +72,7 @@ impl<'a> Tracker<'a> {
         places: HashMap<String, Place>,
     ) -> Self {
         let found = Found { places, multiple: 1, ..Found::default() };
-        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), found }
+        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), certain: HashMap::new(), found }
     }
 
     /// Follows the steps to the outputs.
@@ -82,13 +84,28 @@ impl<'a> Tracker<'a> {
                 if place == Place::Free && self.depends_on_length(node, name) {
                     self.sized.insert(name.clone());
                 }
+                if place == Place::Certain {
+                    let refusal = node.input.iter().find_map(|input| self.certain.get(input)).cloned();
+                    self.certain.insert(name.clone(), refusal.unwrap_or_else(|| rules::certain(node)));
+                }
                 self.found.places.insert(name.clone(), place);
             }
         }
-        Ok(())
+        let of_output = |value: &ValueInfoProto| self.certain.get(value.name()).cloned();
+        self.graph.output.iter().find_map(of_output).map_or(Ok(()), Err)
     }
 
     fn node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let certain = |name: &String| self.certain.get(name).cloned();
+        if let Some(refusal) = node.graphs().flat_map(captured).find_map(|name| certain(&name)) {
+            return Err(refusal);
+        }
+        let is_loop = matches!(node.op_type(), "Loop" | "Scan" | "If");
+        if let Some(refusal) = node.input.iter().find_map(certain) && !matches!(node.op_type(), "Shape" | "Size") {
+            let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
+            let stays = !is_loop && node.input.iter().all(others);
+            return if stays { Ok(vec![Place::Certain; node.output.len()]) } else { Err(refusal) };
+        }
         match node.op_type() {
             "Loop" => return self.loop_node(index, node),
             "Scan" => return self.scan_node(index, node),

@@ -11,6 +11,8 @@ pub enum Place {
     At(Layout),
     /// It has one entry, of the last step or, inside a loop's body, of the step that runs.
     Last,
+    /// It has the entry of a certain step, such as the first. Only its shape may be used.
+    Certain,
     /// Inside a loop's body: the number of the step that runs if `exact`, else something computed with it.
     Counter { exact: bool },
     /// A sequence with a tensor for each step.

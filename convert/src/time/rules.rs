@@ -240,7 +240,12 @@ fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]
     if part.step < 0 {
         return Err(refuse(node, "turns time around", WHOLE_INPUT));
     }
-    Err(refuse(node, "takes certain steps out of the whole input", ONE_STEP))
+    Ok(Place::Certain)
+}
+
+/// Why what a node takes can't be used.
+pub fn certain(node: &NodeProto) -> Refusal {
+    refuse(node, "takes certain steps out of the whole input", ONE_STEP)
 }
 
 fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
@@ -263,7 +268,7 @@ fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place
             if layout.is_clean() && !layout.is_padded() && last(tracker.short) == Some(true) && last(tracker.long) == Some(true) {
                 return Ok(Place::Last);
             }
-            Err(refuse(node, "takes certain steps out of the whole input", ONE_STEP))
+            Ok(Place::Certain)
         }
         _ => Err(refuse(node, "looks steps up in steps", ATTENTION)),
     }

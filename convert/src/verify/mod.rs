@@ -1,0 +1,294 @@
+//! Compares a converted model with its original in ONNX Runtime: in chunks of several lengths with one run at once, and
+//! rows together with rows alone.
+
+mod host;
+mod run;
+
+use std::path::Path;
+
+use ort::environment::Environment;
+use serde::Serialize;
+
+use crate::onnx::Dim;
+use crate::report::{Report, Role, StartsAt};
+use host::{Difference, Host, Random};
+use run::Graph;
+
+/// Steps of a comparison, before strides: 1, 2 and 7 divide them.
+const STEPS: i64 = 14;
+/// Lengths of the chunks, before strides.
+const CHUNKS: [i64; 3] = [1, 2, 7];
+/// Rows where the batch is open.
+const ROWS: i64 = 2;
+
+/// How far answers may be from the original's, as a part of its largest answer.
+const TOLERANCE: f64 = 1e-4;
+/// The same where a scale of quantization depends on the length of a request.
+const QUANTIZED_TOLERANCE: f64 = 0.1;
+
+/// Why two models can't be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// There is no such library, or it can't be used.
+    #[error("the ONNX Runtime library {library} cannot be used: {why}")]
+    Library {
+        /// The file.
+        library: String,
+        /// What it said.
+        why: String,
+    },
+    /// A model can't be loaded.
+    #[error("ONNX Runtime refuses the {model} model: {why}")]
+    Load {
+        /// Which one.
+        model: &'static str,
+        /// What it said.
+        why: String,
+    },
+    /// A model fails.
+    #[error("the {model} model fails: {why}")]
+    Run {
+        /// Which one.
+        model: &'static str,
+        /// What it said.
+        why: String,
+    },
+    /// Some answers aren't the original's.
+    #[error("the converted model isn't the original: {0}")]
+    Differs(String),
+}
+
+/// How one comparison went.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compared {
+    /// What was compared, as in `chunks of 2`.
+    pub what: String,
+    /// The output with the largest difference.
+    pub output: String,
+    /// The largest difference between two elements; 0 if they are equal bit by bit.
+    pub largest: f64,
+    /// The step of the largest difference.
+    pub step: Option<i64>,
+}
+
+/// The three models of a comparison, and the environment that runs them.
+pub struct Models<'a> {
+    /// The original.
+    pub original: &'a Path,
+    /// The converted one.
+    pub converted: &'a Path,
+    /// The one that computes where states start.
+    pub initial_states: Option<&'a Path>,
+}
+
+/// Loads ONNX Runtime.
+pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
+    let failed = |why: String| VerifyError::Library { library: library.display().to_string(), why };
+    let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
+    let quiet = builder.with_name("stateful-convert").with_telemetry(false);
+    let environment = quiet.build().map_err(|error| failed(error.to_string()))?;
+    environment.set_log_level(ort::logging::LogLevel::Error);
+    Ok(environment)
+}
+
+/// Compares the models, in chunks of 1, 2, 7 and `chunk` steps and of all. An error says where they differ.
+pub fn verify(environment: &Environment, models: &Models, report: &Report, chunk: Option<i64>) -> Result<Vec<Compared>, VerifyError> {
+    let mut original = Graph::open(environment, models.original, "original")?;
+    let mut converted = Graph::open(environment, models.converted, "converted")?;
+    let mut starts = models.initial_states.map(|path| Graph::open(environment, path, "initial")).transpose()?;
+    let mut comparison = Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut() };
+    let total = comparison.total(chunk);
+    let inputs = comparison.random_inputs(total, ROWS);
+    let whole = comparison.original.run(&inputs, &comparison.output_names())?;
+    let mut compared = Vec::new();
+    let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(chunk).collect();
+    chunks.retain(|&chunk| chunk < total);
+    chunks.sort_unstable();
+    chunks.dedup();
+    chunks.push(total);
+    if report.time.is_empty() {
+        // A model of single steps: nothing to compare but whether it runs.
+        chunks = vec![1];
+    }
+    for chunk in chunks {
+        let what = if chunk == total { "all at once".to_owned() } else { format!("chunks of {chunk}") };
+        let stepped = comparison.stepped(&inputs, total, chunk)?;
+        compared.push(comparison.compare(what, &whole, &stepped)?);
+    }
+    if let Some(rows) = comparison.rows(&inputs, total)? {
+        compared.push(rows);
+    }
+    Ok(compared)
+}
+
+struct Comparison<'a> {
+    report: &'a Report,
+    original: &'a mut Graph,
+    converted: &'a mut Graph,
+    starts: Option<&'a mut Graph>,
+}
+
+impl Comparison<'_> {
+    /// Steps to compare: those that the original is fixed to, or enough for several chunks of each length.
+    fn total(&self, chunk: Option<i64>) -> i64 {
+        let fixed = self.report.time.iter().find_map(|seed| {
+            let input = self.report.inputs.iter().find(|input| input.name == seed.input)?;
+            match input.dims.get(seed.axis)? {
+                Dim::Known(length) => Some(*length),
+                _ => None,
+            }
+        });
+        fixed.unwrap_or_else(|| STEPS.max(chunk.unwrap_or(0) * 2) * self.report.steps_multiple)
+    }
+
+    fn output_names(&self) -> Vec<String> {
+        self.report.outputs.iter().map(|output| output.name.clone()).collect()
+    }
+
+    fn random_inputs(&self, steps: i64, rows: i64) -> Vec<(String, Host)> {
+        let mut random = Random::new(7);
+        let time = |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
+        let mut inputs = Vec::new();
+        for input in &self.report.inputs {
+            let size = |(axis, dim): (usize, &Dim)| match dim {
+                _ if time(&input.name, axis) => steps,
+                Dim::Known(length) => *length,
+                _ => rows,
+            };
+            let dims: Vec<i64> = input.dims.iter().enumerate().map(size).collect();
+            inputs.push((input.name.clone(), Host::random(input.elem, dims, &mut random)));
+        }
+        inputs
+    }
+
+    /// The inputs of some steps.
+    fn part(&self, inputs: &[(String, Host)], start: i64, count: i64) -> Vec<(String, Host)> {
+        let part = |(name, value): &(String, Host)| {
+            let role = self.report.inputs.iter().find(|input| input.name == *name).map(|input| input.role);
+            let value = match role {
+                Some(Role::Steps { axis }) => value.part(axis, start, count),
+                Some(Role::Lengths) => value.filled(count as f64),
+                _ => value.clone(),
+            };
+            (name.clone(), value)
+        };
+        inputs.iter().map(part).collect()
+    }
+
+    /// The outputs of the converted model for each chunk.
+    fn stepped(&mut self, inputs: &[(String, Host)], total: i64, chunk: i64) -> Result<Vec<Vec<Host>>, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut outputs = Vec::new();
+        let mut states: Option<Vec<Host>> = None;
+        let mut start = 0;
+        while start < total {
+            let count = chunk.min(total - start);
+            let mut feeds = self.part(inputs, start, count);
+            let current = match states.take() {
+                Some(states) => states,
+                None => self.first_states(&feeds)?,
+            };
+            feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(current));
+            let mut made = self.converted.run(&feeds, &names)?;
+            states = Some(made.split_off(self.report.outputs.len()));
+            outputs.push(made);
+            start += count;
+        }
+        Ok(outputs)
+    }
+
+    /// Where the states start, for these inputs.
+    fn first_states(&mut self, inputs: &[(String, Host)]) -> Result<Vec<Host>, VerifyError> {
+        let rows = self.rows_of(inputs);
+        let names: Vec<String> = self.report.states.iter().filter(|state| state.starts_at == StartsAt::Model).map(|state| state.pair.input.clone()).collect();
+        let mut made = match &mut self.starts {
+            Some(graph) => graph.run(inputs, &names)?.into_iter(),
+            None => Vec::new().into_iter(),
+        };
+        let mut states = Vec::new();
+        for state in &self.report.states {
+            let size = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { rows };
+            let dims: Vec<i64> = state.dims.iter().map(size).collect();
+            states.push(match state.starts_at {
+                StartsAt::Zero => Host::filled_with(state.elem, dims, 0.0),
+                StartsAt::Value(value) => Host::filled_with(state.elem, dims, value),
+                StartsAt::Model => made.next().unwrap_or_else(|| Host::filled_with(state.elem, dims, 0.0)),
+            });
+        }
+        Ok(states)
+    }
+
+    /// The length of the open dimension that isn't time.
+    fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
+        for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
+            let time = if let Role::Steps { axis } = input.role { Some(axis) } else { None };
+            let open = input.dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_)));
+            if let Some(length) = open.and_then(|(axis, _)| value.dims.get(axis)) {
+                return *length;
+            }
+        }
+        1
+    }
+
+    fn compare(&self, what: String, whole: &[Host], stepped: &[Vec<Host>]) -> Result<Compared, VerifyError> {
+        let mut worst = Compared { what, output: String::new(), largest: 0.0, step: None };
+        for (index, output) in self.report.outputs.iter().enumerate() {
+            let parts: Vec<&Host> = stepped.iter().map(|outputs| &outputs[index]).collect();
+            let joined = match output.axis {
+                Some(axis) => Host::joined(&parts, axis),
+                None => (*parts[parts.len() - 1]).clone(),
+            };
+            let expected = &whole[index];
+            if joined.dims != expected.dims {
+                return Err(VerifyError::Differs(format!(
+                    "in {}, output '{}' is {:?} and not {:?}", worst.what, output.name, joined.dims, expected.dims
+                )));
+            }
+            let Difference { largest, at, scale } = expected.difference(&joined);
+            let tolerance = if self.report.quantizes { QUANTIZED_TOLERANCE } else { TOLERANCE };
+            let step = output.axis.zip(at).map(|(axis, at)| expected.position(at, axis));
+            if !(largest <= tolerance * scale.max(1.0)) {
+                return Err(VerifyError::Differs(format!(
+                    "in {}, output '{}' differs by {largest:e}{}, and the original's largest value is {scale:e}",
+                    worst.what, output.name, step.map(|step| format!(" at step {step}")).unwrap_or_default()
+                )));
+            }
+            if worst.output.is_empty() || largest > worst.largest {
+                worst = Compared { what: worst.what, output: output.name.clone(), largest, step };
+            }
+        }
+        Ok(worst)
+    }
+
+    /// Rows alone against rows together, where the batch is open.
+    fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
+        let axis_of = |dims: &[Dim], time: Option<usize>| {
+            dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_))).map(|(axis, _)| axis)
+        };
+        let of_input = |index: usize| {
+            let input = &self.report.inputs[index];
+            axis_of(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
+        };
+        let axes: Vec<Option<usize>> = (0..inputs.len()).map(of_input).collect();
+        let outputs: Vec<Option<usize>> = self.report.outputs.iter().map(|output| axis_of(&output.dims, output.axis)).collect();
+        if axes.iter().all(Option::is_none) || outputs.iter().any(Option::is_none) {
+            return Ok(None);
+        }
+        let together = self.stepped(inputs, total, total)?.remove(0);
+        let mut alone: Vec<Vec<Host>> = vec![Vec::new(); together.len()];
+        for row in 0..ROWS {
+            let one = |((name, value), axis): (&(String, Host), &Option<usize>)| {
+                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
+            };
+            let inputs: Vec<(String, Host)> = inputs.iter().zip(&axes).map(one).collect();
+            for (output, value) in self.stepped(&inputs, total, total)?.remove(0).into_iter().enumerate() {
+                alone[output].push(value);
+            }
+        }
+        let joined = alone.iter().zip(&outputs).map(|(rows, axis)| Host::joined(&rows.iter().collect::<Vec<_>>(), axis.unwrap_or(0)));
+        let joined: Vec<Host> = joined.collect();
+        // The steps are along one axis here, too: one chunk of all of them.
+        self.compare("rows together and alone".to_owned(), &joined, &[together]).map(Some)
+    }
+}
