@@ -80,7 +80,7 @@ pub fn analyse(
         for axes in axes {
             let name = format!("{}@{}", axes[0].input, axes[0].axis);
             match attempt(graph, opset, axes, states) {
-                (analysis, Ok(())) if !analysis.found.cuts.is_empty() => {
+                (analysis, Ok(())) if analysis.found.reached > 0 => {
                     if best.as_ref().is_none_or(|best| best.found.reached < analysis.found.reached) {
                         best = Some(analysis);
                     }
@@ -154,6 +154,7 @@ fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[Strin
         (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))
     }));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long), places);
+    tracker.has_states = !states.is_empty();
     let result = tracker.run();
     let found = std::mem::take(&mut tracker.found);
     let dims = |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);

@@ -17,6 +17,8 @@ pub struct Options {
     pub time: Vec<InputAxis>,
     /// Inputs and outputs of the model that are the two ends of a state already.
     pub states: Vec<Pair>,
+    /// Open the batch dimension, which the model fixes to 1.
+    pub open_batch: bool,
     /// All states start at zero, whatever the model starts at.
     pub zero_initial_states: bool,
 }
@@ -243,7 +245,8 @@ fn is_lengths(graph: &GraphProto, input: &str) -> bool {
             return true;
         }
         let node = producers.get(name.as_str()).map(|&index| &graph.node[index]);
-        names.extend(node.filter(|node| matches!(node.op_type(), "Cast" | "Identity")).and_then(|node| node.input.first().cloned()));
+        let moves = ["Cast", "Identity", "TopK", "Gather", "Reshape", "Squeeze", "Unsqueeze"];
+        names.extend(node.filter(|node| moves.contains(&node.op_type())).and_then(|node| node.input.first().cloned()));
     }
     false
 }

@@ -23,10 +23,10 @@ pub const BROADCAST: [&str; 24] = [
 ];
 
 /// Operators that give their first input's shape.
-const SAME_SHAPE: [&str; 14] = [
+const SAME_SHAPE: [&str; 16] = [
     "BatchNormalization", "CumSum", "DequantizeLinear", "DynamicQuantizeLinear", "Hardmax", "InstanceNormalization",
     "GroupNormalization", "LRN", "LayerNormalization", "LogSoftmax", "LpNormalization", "QuantizeLinear",
-    "SimplifiedLayerNormalization", "Softmax",
+    "ScatterElements", "ScatterND", "SimplifiedLayerNormalization", "Softmax",
 ];
 
 /// The outputs of a node, or why its inputs don't fit together.

@@ -259,3 +259,22 @@ pub fn type_bytes(elem: i32) -> usize {
         _ => 0,
     }
 }
+
+/// The files that hold weights of a model, relative to its folder.
+pub fn external_files(model: &ModelProto) -> Vec<String> {
+    fn collect(graph: &GraphProto, files: &mut Vec<String>) {
+        let constants = graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.t.as_ref());
+        for tensor in graph.initializer.iter().chain(constants).filter(|tensor| is_external(tensor)) {
+            let location = tensor.external_data.iter().find(|entry| entry.key() == "location");
+            files.extend(location.map(|entry| entry.value().to_owned()).filter(|file| !files.contains(file)));
+        }
+        for inner in graph.node.iter().flat_map(NodeProto::graphs) {
+            collect(inner, files);
+        }
+    }
+    let mut files = Vec::new();
+    if let Some(graph) = &model.graph {
+        collect(graph, &mut files);
+    }
+    files
+}

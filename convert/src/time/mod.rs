@@ -60,6 +60,8 @@ pub struct Tracker<'a> {
     sized: HashSet<String>,
     /// Why tensors of certain steps can't be used.
     certain: HashMap<String, Refusal>,
+    /// The model has states already.
+    pub has_states: bool,
     pub found: Found,
 }
 
@@ -72,7 +74,7 @@ impl<'a> Tracker<'a> {
         places: HashMap<String, Place>,
     ) -> Self {
         let found = Found { places, multiple: 1, ..Found::default() };
-        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), certain: HashMap::new(), found }
+        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), certain: HashMap::new(), has_states: false, found }
     }
 
     /// Follows the steps to the outputs.

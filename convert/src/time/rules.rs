@@ -431,16 +431,21 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
             return Err(refuse(node, format!("runs in direction {direction}"), "train the model with a forward layer"));
         }
     }
+    if node.op_type() == "DynamicQuantizeLSTM" {
+        tracker.found.quantized.push(node.label().to_owned());
+    }
+    let outputs = vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last];
+    if tracker.has_states && [5, 6].iter().any(|&input| places.get(input) == Some(&Place::Last)) {
+        // It starts at a state that the model has already.
+        return Ok(outputs);
+    }
     for (input, name) in [(4, "sequence_lens"), (5, "initial_h"), (6, "initial_c")] {
         if places.get(input).is_some_and(|&place| place != Place::Free) {
             return Err(refuse(node, format!("takes {name} from the steps"), WHOLE_INPUT));
         }
     }
-    if node.op_type() == "DynamicQuantizeLSTM" {
-        tracker.found.quantized.push(node.label().to_owned());
-    }
     tracker.found.cuts.push(Cut::Recurrent { node: index });
-    Ok(vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last])
+    Ok(outputs)
 }
 
 fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {

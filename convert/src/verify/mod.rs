@@ -87,7 +87,7 @@ pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
     let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
     let quiet = builder.with_name("stateful-convert").with_telemetry(false);
     let environment = quiet.build().map_err(|error| failed(error.to_string()))?;
-    environment.set_log_level(ort::logging::LogLevel::Error);
+    environment.set_log_level(ort::logging::LogLevel::Fatal);
     Ok(environment)
 }
 
@@ -99,7 +99,7 @@ pub fn verify(environment: &Environment, models: &Models, report: &Report, chunk
     let mut comparison = Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut() };
     let total = comparison.total(chunk);
     let inputs = comparison.random_inputs(total, ROWS);
-    let whole = comparison.original.run(&inputs, &comparison.output_names())?;
+    let whole = comparison.whole(&inputs, total)?;
     let mut compared = Vec::new();
     let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(chunk).collect();
     chunks.retain(|&chunk| chunk < total);
@@ -159,6 +159,14 @@ impl Comparison<'_> {
             inputs.push((input.name.clone(), Host::random(input.elem, dims, &mut random)));
         }
         inputs
+    }
+
+    /// What the original gives for all steps at once, from the start of the states that it has.
+    fn whole(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Vec<Host>, VerifyError> {
+        let mut feeds = self.part(inputs, 0, total);
+        let states = self.first_states(&feeds)?;
+        feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(states));
+        self.original.run(&feeds, &self.output_names())
     }
 
     /// The inputs of some steps.

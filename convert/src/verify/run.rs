@@ -21,7 +21,7 @@ pub struct Graph {
 
 impl Graph {
     pub fn open(environment: &Environment, path: &Path, model: &'static str) -> Result<Self, VerifyError> {
-        let failed = |why: String| VerifyError::Load { model, why };
+        let failed = |why: String| VerifyError::Load { model, why: why.trim_end().to_owned() };
         let builder = Session::builder(environment).map_err(|error| failed(error.to_string()))?;
         let mut builder = builder.with_intra_threads(1).map_err(|error| failed(error.to_string()))?;
         let session = builder.commit_from_file(path).map_err(|error| failed(error.to_string()))?;
@@ -32,7 +32,7 @@ impl Graph {
     /// The outputs of these names. Inputs that the model hasn't are left out.
     pub fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
         let model = self.model;
-        let failed = |why: String| VerifyError::Run { model, why };
+        let failed = |why: String| VerifyError::Run { model, why: why.trim_end().to_owned() };
         let mut feeds: Vec<(Cow<str>, SessionInputValue)> = Vec::new();
         for (name, host) in inputs.iter().filter(|(name, _)| self.inputs.contains(name)) {
             feeds.push((name.as_str().into(), value(host).map_err(failed)?.into()));
