@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 
+use crate::batch;
 use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{prune, required_inputs, sort};
@@ -62,16 +63,20 @@ fn nothing(stopped: &[String]) -> String {
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     let mut model = onnx::read(bytes)?;
-    let graph = model.graph.take().unwrap_or_default();
+    let mut graph = model.graph.take().unwrap_or_default();
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string());
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs)?;
+    let mut opened = Vec::new();
+    if options.open_batch {
+        (graph, opened) = batch::open(&graph, opset, &pairs, &options.time).map_err(ConvertError::Refused)?;
+    }
     let states: Vec<String> = pairs.iter().map(|pair| pair.input.clone()).collect();
     let analysis = match analyse(&graph, opset, &options.time, &states) {
         Ok(analysis) => analysis,
         // A model of single steps, whose states are declared.
-        Err(Obstacle::Nothing(_)) if !pairs.is_empty() => Analysis::without_time(&graph, opset),
+        Err(Obstacle::Nothing(_)) if !pairs.is_empty() || options.open_batch => Analysis::without_time(&graph, opset),
         Err(Obstacle::Refused(refusal)) => return Err(ConvertError::Refused(refusal)),
         Err(Obstacle::Nothing(stopped)) => return Err(ConvertError::Nothing(stopped)),
         Err(Obstacle::Unknown(why)) => return Err(ConvertError::Option(why)),
@@ -81,7 +86,8 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;
     let kept = kept_states(&cut_graph, &pairs);
-    let report = report(&graph, &analysis, kept, &states);
+    let mut report = report(&graph, &analysis, kept, &states);
+    report.opened = opened;
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
@@ -167,7 +173,7 @@ fn kept_states(graph: &GraphProto, pairs: &[Pair]) -> Vec<State> {
     let state = |pair: &Pair| {
         let input = graph.input.iter().find(|input| input.name() == pair.input)?;
         let (elem, dims) = (input.elem(), input.dims().unwrap_or_default());
-        Some(State::new(pair.clone(), elem, &dims, StartsAt::Zero, "the model's own", ""))
+        Some(State::new(pair.clone(), elem, &dims, StartsAt::Unchanged, "", ""))
     };
     pairs.iter().filter_map(state).collect()
 }
@@ -192,7 +198,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         role: match analysis.time.iter().find(|seed| seed.input == input.name()) {
             Some(seed) => Role::Steps { axis: seed.axis },
             None if is_lengths(graph, input.name()) => Role::Lengths,
-            None => Role::Constant,
+            None => Role::Other,
         },
     };
     let ends: Vec<&str> = states.iter().map(|state| state.pair.output.as_str()).collect();
@@ -229,6 +235,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         inputs: inputs.map(input).collect(),
         outputs: graph.output.iter().filter(|output| !ends.contains(&output.name())).map(output).collect(),
         states,
+        opened: Vec::new(),
         steps_multiple: analysis.found.multiple,
         quantizes: !analysis.found.quantized.is_empty(),
         warnings,

@@ -12,6 +12,7 @@
 //! | [`infer`] | shapes and small values, for inputs of given sizes |
 //! | [`time`] | which tensors carry the steps, and what stands in the way |
 //! | `analysis` | which axis of the inputs has the steps |
+//! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
@@ -19,6 +20,7 @@
 //! Only `verify` knows ONNX Runtime. Nothing here reads or writes files.
 
 mod analysis;
+mod batch;
 mod convert;
 mod cut;
 pub mod graph;

@@ -32,6 +32,8 @@ pub enum StartsAt {
     Value(f64),
     /// What the model of initial states gives.
     Model,
+    /// The model had the state before: where it started then.
+    Unchanged,
 }
 
 /// A state of the converted model.
@@ -76,8 +78,8 @@ pub enum Role {
     },
     /// The number of steps in each row.
     Lengths,
-    /// Something that each request repeats.
-    Constant,
+    /// No steps.
+    Other,
 }
 
 /// An input of requests.
@@ -121,6 +123,8 @@ pub struct Report {
     pub outputs: Vec<StepOutput>,
     /// The states, those that the model had first.
     pub states: Vec<State>,
+    /// The axes that had one row and have a batch now.
+    pub opened: Vec<InputAxis>,
     /// The number of steps in a request must be a multiple of this.
     pub steps_multiple: i64,
     /// Some node takes one quantization scale over a whole request.

@@ -35,12 +35,13 @@ fn signature(report: &Report) -> String {
         let has = match input.role {
             Role::Steps { axis } => format!("the steps, on axis {axis}"),
             Role::Lengths => "the number of steps of each row".to_owned(),
-            Role::Constant => "the same in each request".to_owned(),
+            Role::Other => String::new(),
         };
         vec!["input".to_owned(), input.name.clone(), type_name(input.elem).to_owned(), list(&input.dims), has]
     };
     let output = |output: &stateful_convert::report::StepOutput| {
-        let has = output.axis.map_or("of the last step".to_owned(), |axis| format!("the steps, on axis {axis}"));
+        let last = if report.time.is_empty() { "" } else { "the last step" };
+        let has = output.axis.map_or(last.to_owned(), |axis| format!("the steps, on axis {axis}"));
         vec!["output".to_owned(), output.name.clone(), type_name(output.elem).to_owned(), list(&output.dims), has]
     };
     let rows = report.inputs.iter().map(input).chain(report.outputs.iter().map(output)).collect();
@@ -52,7 +53,8 @@ fn states(report: &Report) -> String {
         let starts = match state.starts_at {
             StartsAt::Zero => "zero".to_owned(),
             StartsAt::Value(value) => value.to_string(),
-            StartsAt::Model => "the model's own values".to_owned(),
+            StartsAt::Model => "values of its own".to_owned(),
+            StartsAt::Unchanged => "as before".to_owned(),
         };
         vec![
             state.pair.input.clone(),

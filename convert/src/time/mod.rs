@@ -62,6 +62,8 @@ pub struct Tracker<'a> {
     certain: HashMap<String, Refusal>,
     /// The model has states already.
     pub has_states: bool,
+    /// What is followed are the rows of a batch. None may need another.
+    pub follows_rows: bool,
     pub found: Found,
 }
 
@@ -74,7 +76,7 @@ impl<'a> Tracker<'a> {
         places: HashMap<String, Place>,
     ) -> Self {
         let found = Found { places, multiple: 1, ..Found::default() };
-        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), certain: HashMap::new(), has_states: false, found }
+        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), certain: HashMap::new(), has_states: false, follows_rows: false, found }
     }
 
     /// Follows the steps to the outputs.
@@ -107,6 +109,10 @@ impl<'a> Tracker<'a> {
             let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
             let stays = !is_loop && node.input.iter().all(others);
             return if stays { Ok(vec![Place::Certain; node.output.len()]) } else { Err(refusal) };
+        }
+        let reads = |name: &String| self.place(name) != Place::Free;
+        if self.follows_rows && is_loop && (node.input.iter().any(reads) || node.graphs().flat_map(captured).any(|name| reads(&name))) {
+            return Err(refuse(node, "has the rows in its body, where they aren't followed", "export the model with an open batch"));
         }
         match node.op_type() {
             "Loop" => return self.loop_node(index, node),

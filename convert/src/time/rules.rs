@@ -408,7 +408,8 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     if layout.axis == batch {
         // The steps are rows of a batch here: a recurrence along another axis.
         for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {
-            if tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time)) {
+            let of_rows = tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
+            if !of_rows && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time))) {
                 return Err(refuse(node, format!("starts each step from its own '{name}'"), WHOLE_INPUT));
             }
         }

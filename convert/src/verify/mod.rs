@@ -166,7 +166,27 @@ impl Comparison<'_> {
         let mut feeds = self.part(inputs, 0, total);
         let states = self.first_states(&feeds)?;
         feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(states));
-        self.original.run(&feeds, &self.output_names())
+        let names = self.output_names();
+        if self.report.opened.is_empty() {
+            return self.original.run(&feeds, &names);
+        }
+        // The original has one row.
+        let mut rows: Vec<Vec<Host>> = vec![Vec::new(); names.len()];
+        for row in 0..ROWS {
+            let one = |(name, value): &(String, Host)| {
+                let axis = self.report.opened.iter().find(|opened| opened.input == *name).map(|opened| opened.axis);
+                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
+            };
+            let feeds: Vec<(String, Host)> = feeds.iter().map(one).collect();
+            for (output, value) in self.original.run(&feeds, &names)?.into_iter().enumerate() {
+                rows[output].push(value);
+            }
+        }
+        let joined = |(rows, output): (&Vec<Host>, &crate::report::StepOutput)| {
+            let axis = open_axis(&output.dims, output.axis);
+            axis.map_or_else(|| rows[0].clone(), |axis| Host::joined(&rows.iter().collect::<Vec<_>>(), axis))
+        };
+        Ok(rows.iter().zip(&self.report.outputs).map(joined).collect())
     }
 
     /// The inputs of some steps.
@@ -219,7 +239,7 @@ impl Comparison<'_> {
             let size = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { rows };
             let dims: Vec<i64> = state.dims.iter().map(size).collect();
             states.push(match state.starts_at {
-                StartsAt::Zero => Host::filled_with(state.elem, dims, 0.0),
+                StartsAt::Zero | StartsAt::Unchanged => Host::filled_with(state.elem, dims, 0.0),
                 StartsAt::Value(value) => Host::filled_with(state.elem, dims, value),
                 StartsAt::Model => made.next().unwrap_or_else(|| Host::filled_with(state.elem, dims, 0.0)),
             });
@@ -271,15 +291,12 @@ impl Comparison<'_> {
 
     /// Rows alone against rows together, where the batch is open.
     fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
-        let axis_of = |dims: &[Dim], time: Option<usize>| {
-            dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_))).map(|(axis, _)| axis)
-        };
         let of_input = |index: usize| {
             let input = &self.report.inputs[index];
-            axis_of(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
+            open_axis(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
         };
         let axes: Vec<Option<usize>> = (0..inputs.len()).map(of_input).collect();
-        let outputs: Vec<Option<usize>> = self.report.outputs.iter().map(|output| axis_of(&output.dims, output.axis)).collect();
+        let outputs: Vec<Option<usize>> = self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
         if axes.iter().all(Option::is_none) || outputs.iter().any(Option::is_none) {
             return Ok(None);
         }
@@ -299,4 +316,10 @@ impl Comparison<'_> {
         // The steps are along one axis here, too: one chunk of all of them.
         self.compare("rows together and alone".to_owned(), &joined, &[together]).map(Some)
     }
+}
+
+/// The open axis that isn't time.
+fn open_axis(dims: &[Dim], time: Option<usize>) -> Option<usize> {
+    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
+    dims.iter().enumerate().find(is_open).map(|(axis, _)| axis)
 }
