@@ -166,15 +166,24 @@ fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[Strin
         },
         None => "time".to_owned(),
     };
-    let batch = of_time.and_then(|(seed, dims)| {
+    let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| of_time.and_then(|(seed, dims)| {
         let mut open = dims.iter().enumerate().filter(|(axis, dim)| *axis != seed.axis && !matches!(dim, Dim::Known(_)));
         match (open.next(), open.next()) {
             (Some((_, Dim::Symbol(name))), None) => Some(name.clone()),
             (Some(_), None) => Some("batch".to_owned()),
             _ => None,
         }
-    });
+    }));
     (Analysis { time, symbol, batch, found, probes }, result)
+}
+
+/// The symbol of the inputs, if they have one only.
+fn only_symbol(graph: &GraphProto) -> Option<String> {
+    let dims = required_inputs(graph).flat_map(|input| input.dims().unwrap_or_default());
+    let mut symbols: Vec<String> = dims.filter_map(|dim| if let Dim::Symbol(name) = dim { Some(name) } else { None }).collect();
+    symbols.sort();
+    symbols.dedup();
+    if symbols.len() == 1 { symbols.pop() } else { None }
 }
 
 impl Analysis {

@@ -33,3 +33,4 @@ pub mod verify;
 
 pub use analysis::InputAxis;
 pub use convert::{ConvertError, Converted, Options, convert, list, pairs};
+pub use report::Pair;

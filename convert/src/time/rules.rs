@@ -407,6 +407,10 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     let y_axis = |axis: usize| if axis == 0 && time == 0 { 0 } else if axis == time { 1 } else if time == 0 { 2 } else { 0 };
     if layout.axis == batch {
         // The steps are rows of a batch here: a recurrence along another axis.
+        if tracker.follows_rows && !layout.is_clean() && node.input_at(5).is_some() {
+            let why = format!("has the batch and {} others in one axis, and its state too", layout.outer * layout.inner);
+            return Err(refuse(node, why, WHOLE_INPUT));
+        }
         for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {
             let of_rows = tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
             if !of_rows && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time))) {

@@ -18,6 +18,8 @@ use run::Graph;
 const STEPS: i64 = 14;
 /// Lengths of the chunks, before strides.
 const CHUNKS: [i64; 3] = [1, 2, 7];
+/// Steps of a comparison of models that take one at a time.
+const SINGLE_STEPS: i64 = 5;
 /// Rows where the batch is open.
 const ROWS: i64 = 2;
 
@@ -99,6 +101,11 @@ pub fn verify(environment: &Environment, models: &Models, report: &Report, chunk
     let mut comparison = Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut() };
     let total = comparison.total(chunk);
     let inputs = comparison.random_inputs(total, ROWS);
+    if report.time.is_empty() {
+        let mut compared = vec![comparison.single_steps(SINGLE_STEPS)?];
+        compared.extend(comparison.rows(&inputs, 1)?);
+        return Ok(compared);
+    }
     let whole = comparison.whole(&inputs, total)?;
     let mut compared = Vec::new();
     let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(chunk).collect();
@@ -106,10 +113,6 @@ pub fn verify(environment: &Environment, models: &Models, report: &Report, chunk
     chunks.sort_unstable();
     chunks.dedup();
     chunks.push(total);
-    if report.time.is_empty() {
-        // A model of single steps: nothing to compare but whether it runs.
-        chunks = vec![1];
-    }
     for chunk in chunks {
         let what = if chunk == total { "all at once".to_owned() } else { format!("chunks of {chunk}") };
         let stepped = comparison.stepped(&inputs, total, chunk)?;
@@ -146,7 +149,10 @@ impl Comparison<'_> {
     }
 
     fn random_inputs(&self, steps: i64, rows: i64) -> Vec<(String, Host)> {
-        let mut random = Random::new(7);
+        self.inputs(steps, rows, &mut Random::new(7))
+    }
+
+    fn inputs(&self, steps: i64, rows: i64, random: &mut Random) -> Vec<(String, Host)> {
         let time = |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
         let mut inputs = Vec::new();
         for input in &self.report.inputs {
@@ -156,7 +162,7 @@ impl Comparison<'_> {
                 _ => rows,
             };
             let dims: Vec<i64> = input.dims.iter().enumerate().map(size).collect();
-            inputs.push((input.name.clone(), Host::random(input.elem, dims, &mut random)));
+            inputs.push((input.name.clone(), Host::random(input.elem, dims, random)));
         }
         inputs
     }
@@ -166,11 +172,21 @@ impl Comparison<'_> {
         let mut feeds = self.part(inputs, 0, total);
         let states = self.first_states(&feeds)?;
         feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(states));
-        let names = self.output_names();
-        if self.report.opened.is_empty() {
-            return self.original.run(&feeds, &names);
+        self.run_original(&feeds, false)
+    }
+
+    /// What the original gives: its outputs, and behind them its states if asked. It runs row by row if it has one row.
+    fn run_original(&mut self, feeds: &[(String, Host)], with_states: bool) -> Result<Vec<Host>, VerifyError> {
+        let mut names = self.output_names();
+        let mut axes: Vec<Option<usize>> =
+            self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
+        if with_states {
+            names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+            axes.extend(self.report.states.iter().map(|state| open_axis(&state.dims, None)));
         }
-        // The original has one row.
+        if self.report.opened.is_empty() {
+            return self.original.run(feeds, &names);
+        }
         let mut rows: Vec<Vec<Host>> = vec![Vec::new(); names.len()];
         for row in 0..ROWS {
             let one = |(name, value): &(String, Host)| {
@@ -182,11 +198,41 @@ impl Comparison<'_> {
                 rows[output].push(value);
             }
         }
-        let joined = |(rows, output): (&Vec<Host>, &crate::report::StepOutput)| {
-            let axis = open_axis(&output.dims, output.axis);
+        let joined = |(rows, axis): (&Vec<Host>, &Option<usize>)| {
             axis.map_or_else(|| rows[0].clone(), |axis| Host::joined(&rows.iter().collect::<Vec<_>>(), axis))
         };
-        Ok(rows.iter().zip(&self.report.outputs).map(joined).collect())
+        Ok(rows.iter().zip(&axes).map(joined).collect())
+    }
+
+    /// Compares models of single steps, which have their states outside, step by step.
+    fn single_steps(&mut self, steps: i64) -> Result<Compared, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut worst: Option<Compared> = None;
+        let mut states: Option<(Vec<Host>, Vec<Host>)> = None;
+        let mut random = Random::new(11);
+        for _ in 0..steps {
+            let inputs = self.inputs(1, ROWS, &mut random);
+            let (before, after) = match states.take() {
+                Some(states) => states,
+                None => {
+                    let first = self.first_states(&inputs)?;
+                    (first.clone(), first)
+                }
+            };
+            let ends = || self.report.states.iter().map(|state| state.pair.input.clone());
+            let of_original: Vec<_> = inputs.iter().cloned().chain(ends().zip(before)).collect();
+            let of_converted: Vec<_> = inputs.iter().cloned().chain(ends().zip(after)).collect();
+            let mut expected = self.run_original(&of_original, true)?;
+            let mut made = self.converted.run(&of_converted, &names)?;
+            let count = self.report.outputs.len();
+            states = Some((expected.split_off(count), made.split_off(count)));
+            let compared = self.compare(format!("{steps} steps"), &expected, &[made])?;
+            if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
+                worst = Some(compared);
+            }
+        }
+        Ok(worst.unwrap_or_else(|| Compared { what: "no steps".to_owned(), output: String::new(), largest: 0.0, step: None }))
     }
 
     /// The inputs of some steps.

@@ -295,6 +295,32 @@ def torch_strided():
     save_torch("torch_strided", Strided(), torch.randn(2, 8, FEATURES), ["x"], ["y"], {"x": {0: "batch", 1: "time"}})
 
 
+class Denoiser(nn.Module):
+    """A streaming denoiser as they are published: states outside, each dimension fixed, one row."""
+
+    def __init__(self, merges):
+        super().__init__()
+        self.conv, self.merges = nn.Conv2d(1, 4, (5, 3), padding=(0, 1)), merges
+        width = 4 if merges else 64
+        self.r, self.out = nn.GRU(width, HIDDEN, batch_first=True), nn.Linear(HIDDEN, 1 if merges else 16)
+
+    def forward(self, x, conv_cache, rnn_cache):
+        y = torch.cat([conv_cache, x.unsqueeze(1)], 2)
+        z = torch.relu(self.conv(y))
+        rows = z.permute(0, 3, 2, 1).reshape(16, 1, 4) if self.merges else z.permute(0, 2, 1, 3).reshape(1, 1, 64)
+        g, rnn_cache = self.r(rows, rnn_cache)
+        mask = torch.sigmoid(self.out(g))
+        return x * mask.reshape(1, 1, 16), y[:, :, 1:], rnn_cache
+
+
+@maker
+def torch_denoiser():
+    names, outputs = ["x", "conv_cache", "rnn_cache"], ["y", "conv_cache_out", "rnn_cache_out"]
+    for name, merges, rows in (("torch_denoiser", False, 1), ("torch_denoiser_merged", True, 16)):
+        inputs = torch.randn(1, 1, 16), torch.zeros(1, 1, 4, 16), torch.zeros(1, rows, HIDDEN)
+        save_torch(name, Denoiser(merges), inputs, names, outputs, None)
+
+
 class Same(nn.Module):
     def __init__(self):
         super().__init__()
