@@ -104,7 +104,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     if let Some(targets) = &targets {
         targets.check(&converted, arguments.force)?;
     }
-    let folder = WorkFolder::new(&arguments.model, &converted)?;
+    let folder = WorkFolder::new(&arguments.model, &converted, targets.as_ref().map(Targets::folder))?;
     let compared = compare(arguments, &folder, &converted)?;
     if let Some(targets) = &targets {
         targets.write(&folder, &converted, arguments.chunk)?;
@@ -160,6 +160,10 @@ impl Targets {
         }
     }
 
+    fn folder(&self) -> &Path {
+        self.model.parent().unwrap_or(Path::new(""))
+    }
+
     /// The files that this model needs.
     fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
@@ -174,7 +178,7 @@ impl Targets {
     }
 
     fn write(&self, folder: &WorkFolder, converted: &Converted, chunk: Option<i64>) -> Result<(), Problem> {
-        folder.copy_weights(self.model.parent().unwrap_or(Path::new("")))?;
+        folder.copy_weights(self.folder())?;
         fs::write(&self.model, &converted.model).map_err(at(&self.model))?;
         if let Some(bytes) = &converted.initial_states {
             fs::write(&self.initial_states, bytes).map_err(at(&self.initial_states))?;

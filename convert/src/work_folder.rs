@@ -1,7 +1,6 @@
 //! A folder where the converted model is before it is known to be right.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use stateful_convert::Converted;
@@ -9,7 +8,7 @@ use stateful_convert::onnx::{self, external_files};
 
 use crate::{Problem, at};
 
-/// A folder of its own, with links to the files of weights beside the original. It is removed in the end.
+/// A folder of its own, with the files of weights that are beside the original. It is removed in the end.
 pub struct WorkFolder {
     path: PathBuf,
     /// The folder of the original.
@@ -19,23 +18,30 @@ pub struct WorkFolder {
 }
 
 impl WorkFolder {
-    pub fn new(original: &Path, converted: &Converted) -> Result<Self, Problem> {
-        let path = std::env::temp_dir().join(format!("stateful-convert-{}", std::process::id()));
-        fs::create_dir_all(&path).map_err(at(&path))?;
-        let source = original.parent().unwrap_or(Path::new("")).to_owned();
+    pub fn new(original: &Path, converted: &Converted, beside: Option<&Path>) -> Result<Self, Problem> {
+        let source = here(original.parent()).to_owned();
         let model = onnx::read(converted.model.clone().into()).map_err(stateful_convert::ConvertError::from)?;
-        let folder = Self { path, source, weights: external_files(&model) };
+        let weights = external_files(&model);
+        // Links to weights need the same file system.
+        let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
+        let folder = near.map(Path::to_owned).chain([std::env::temp_dir()]);
+        let folder = folder.map(|folder| folder.join(format!(".stateful-convert-{}", std::process::id())));
+        let mut result = Err(std::io::ErrorKind::NotFound.into());
+        let mut path = PathBuf::new();
+        for candidate in folder {
+            result = fs::create_dir(&candidate);
+            path = candidate;
+            if result.is_ok() {
+                break;
+            }
+        }
+        result.map_err(at(&path))?;
+        let folder = Self { path, source, weights };
         for file in &folder.weights {
-            let target = folder.source.join(file);
-            if !target.is_file() {
+            if !folder.source.join(file).is_file() {
                 return Err(Problem::NoWeights { model: original.to_owned(), file: file.clone() });
             }
-            let link = folder.path.join(file);
-            if let Some(parent) = link.parent() {
-                fs::create_dir_all(parent).map_err(at(parent))?;
-            }
-            let target = target.canonicalize().map_err(at(&target))?;
-            symlink(&target, &link).map_err(at(&link))?;
+            place(&folder.source.join(file), &folder.path.join(file))?;
         }
         fs::write(folder.model(), &converted.model).map_err(at(&folder.model()))?;
         if let Some(bytes) = &converted.initial_states {
@@ -52,20 +58,32 @@ impl WorkFolder {
         self.path.join("initial_states.onnx")
     }
 
-    /// Copies files of weights to another folder, unless it is the original's.
+    /// Puts the files of weights into another folder, unless it is the original's.
     pub fn copy_weights(&self, to: &Path) -> Result<(), Problem> {
-        let here = |path: &Path| if path.as_os_str().is_empty() { PathBuf::from(".") } else { path.to_owned() };
-        if here(to).canonicalize().ok() == here(&self.source).canonicalize().ok() {
+        let to = here(Some(to));
+        if to.canonicalize().ok() == self.source.canonicalize().ok() {
             return Ok(());
         }
-        for file in &self.weights {
-            let target = to.join(file);
-            if let Some(parent) = target.parent() {
-                fs::create_dir_all(parent).map_err(at(parent))?;
-            }
-            fs::copy(self.source.join(file), &target).map_err(at(&target))?;
-        }
-        Ok(())
+        self.weights.iter().try_for_each(|file| place(&self.source.join(file), &to.join(file)))
+    }
+}
+
+/// The folder, where an empty path is that of the process.
+fn here(folder: Option<&Path>) -> &Path {
+    folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// The same file at another place: a link, or a copy on another file system. ONNX Runtime refuses symbolic links.
+fn place(from: &Path, to: &Path) -> Result<(), Problem> {
+    if let Some(parent) = to.parent() {
+        fs::create_dir_all(parent).map_err(at(parent))?;
+    }
+    if to.exists() {
+        fs::remove_file(to).map_err(at(to))?;
+    }
+    match fs::hard_link(from, to) {
+        Ok(()) => Ok(()),
+        Err(_) => fs::copy(from, to).map(|_| ()).map_err(at(to)),
     }
 }
 

@@ -135,6 +135,10 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
             Place::Free if !name.is_empty() => {
                 let axis = (layout.axis + own).checked_sub(rank);
                 if !tracker.is_steady(name, axis) {
+                    let meets_steps = axis.is_some_and(|axis| tracker.dims(name).is_none_or(|dims| dims.get(axis) != Some(&1)));
+                    if !meets_steps {
+                        return Err(refuse(node, format!("takes '{name}', which depends on the length of the whole input"), WHOLE_INPUT));
+                    }
                     let help = "positions and masks over the whole input can't run in steps; if it is an input that \
                                 has the steps too, name its axis with --time";
                     return Err(refuse(node, format!("takes '{name}', which has its own value for each step"), help));
