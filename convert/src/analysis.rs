@@ -52,20 +52,22 @@ pub enum Obstacle {
 }
 
 /// Follows the steps from the axes that are given, or from those that lead to a recurrence.
-pub fn analyse(
-    graph: &GraphProto,
-    opset: i64,
-    given: &[InputAxis],
-    states: &[String],
-) -> Result<Analysis, Obstacle> {
-    let inputs: Vec<&ValueInfoProto> = required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
+pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[String]) -> Result<Analysis, Obstacle> {
+    let inputs: Vec<&ValueInfoProto> =
+        required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
     if !given.is_empty() {
         for axis in given {
-            let dims = inputs.iter().find(|input| input.name() == axis.input).map(|input| input.dims().unwrap_or_default());
+            let dims =
+                inputs.iter().find(|input| input.name() == axis.input).map(|input| input.dims().unwrap_or_default());
             match dims {
                 None => return Err(Obstacle::Unknown(format!("the model has no input '{}' for requests", axis.input))),
                 Some(dims) if axis.axis >= dims.len() => {
-                    return Err(Obstacle::Unknown(format!("input '{}' has no axis {}: its rank is {}", axis.input, axis.axis, dims.len())));
+                    return Err(Obstacle::Unknown(format!(
+                        "input '{}' has no axis {}: its rank is {}",
+                        axis.input,
+                        axis.axis,
+                        dims.len()
+                    )));
                 }
                 Some(_) => {}
             }
@@ -150,14 +152,14 @@ fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[Strin
     };
     let probes = Probes { short: infer(SHORT, NARROW), long: infer(LONG, NARROW), wide: infer(SHORT, WIDE) };
     let mut places: HashMap<String, Place> = states.iter().map(|state| (state.clone(), Place::Last)).collect();
-    places.extend(time.iter().map(|seed| {
-        (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))
-    }));
+    places
+        .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long), places);
     tracker.has_states = !states.is_empty();
     let result = tracker.run();
     let found = std::mem::take(&mut tracker.found);
-    let dims = |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
+    let dims =
+        |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
     let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));
     let symbol = match &of_time {
         Some((seed, dims)) => match &dims[seed.axis] {
@@ -166,21 +168,25 @@ fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[Strin
         },
         None => "time".to_owned(),
     };
-    let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| of_time.and_then(|(seed, dims)| {
-        let mut open = dims.iter().enumerate().filter(|(axis, dim)| *axis != seed.axis && !matches!(dim, Dim::Known(_)));
-        match (open.next(), open.next()) {
-            (Some((_, Dim::Symbol(name))), None) => Some(name.clone()),
-            (Some(_), None) => Some("batch".to_owned()),
-            _ => None,
-        }
-    }));
+    let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| {
+        of_time.and_then(|(seed, dims)| {
+            let mut open =
+                dims.iter().enumerate().filter(|(axis, dim)| *axis != seed.axis && !matches!(dim, Dim::Known(_)));
+            match (open.next(), open.next()) {
+                (Some((_, Dim::Symbol(name))), None) => Some(name.clone()),
+                (Some(_), None) => Some("batch".to_owned()),
+                _ => None,
+            }
+        })
+    });
     (Analysis { time, symbol, batch, found, probes }, result)
 }
 
 /// The symbol of the inputs, if they have one only.
 fn only_symbol(graph: &GraphProto) -> Option<String> {
     let dims = required_inputs(graph).flat_map(|input| input.dims().unwrap_or_default());
-    let mut symbols: Vec<String> = dims.filter_map(|dim| if let Dim::Symbol(name) = dim { Some(name) } else { None }).collect();
+    let mut symbols: Vec<String> =
+        dims.filter_map(|dim| if let Dim::Symbol(name) = dim { Some(name) } else { None }).collect();
     symbols.sort();
     symbols.dedup();
     if symbols.len() == 1 { symbols.pop() } else { None }
@@ -194,7 +200,8 @@ impl Analysis {
 
     /// A tensor's dimensions, with symbols where they follow the number of steps or the batch.
     pub fn dims(&self, name: &str) -> Option<Vec<Dim>> {
-        let (short, long, wide) = (self.probes.short.dims(name)?, self.probes.long.dims(name)?, self.probes.wide.dims(name)?);
+        let (short, long, wide) =
+            (self.probes.short.dims(name)?, self.probes.long.dims(name)?, self.probes.wide.dims(name)?);
         if short.len() != long.len() || short.len() != wide.len() {
             return None;
         }

@@ -26,7 +26,12 @@ const MOST_CHOICES: usize = 512;
 const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";
 
 /// The graph with an open batch, and the axes of the inputs that were opened.
-pub fn open(graph: &GraphProto, opset: i64, pairs: &[Pair], time: &[InputAxis]) -> Result<(GraphProto, Vec<InputAxis>), Refusal> {
+pub fn open(
+    graph: &GraphProto,
+    opset: i64,
+    pairs: &[Pair],
+    time: &[InputAxis],
+) -> Result<(GraphProto, Vec<InputAxis>), Refusal> {
     let mut first = None;
     for axes in choices(graph, time).into_iter().take(MOST_CHOICES) {
         match open_axes(graph, opset, &axes, pairs) {
@@ -66,7 +71,8 @@ fn choices(graph: &GraphProto, time: &[InputAxis]) -> Vec<Vec<InputAxis>> {
             let more = inputs.iter().map(|input| InputAxis { input: input.clone(), axis });
             choice.iter().cloned().chain(more).collect::<Vec<_>>()
         };
-        choices = choices.iter().flat_map(|choice| axes.iter().map(|&axis| with(choice, axis))).take(MOST_CHOICES).collect();
+        choices =
+            choices.iter().flat_map(|choice| axes.iter().map(|&axis| with(choice, axis))).take(MOST_CHOICES).collect();
     }
     choices
 }
@@ -96,7 +102,12 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
         finish(&mut graph, &followed);
         return Ok(graph);
     }
-    Err(Refusal { node: String::new(), operator: "graph".to_owned(), why: "has shapes that can't be opened".to_owned(), help: HELP.to_owned() })
+    Err(Refusal {
+        node: String::new(),
+        operator: "graph".to_owned(),
+        why: "has shapes that can't be opened".to_owned(),
+        help: HELP.to_owned(),
+    })
 }
 
 /// The rows in a graph.
@@ -136,7 +147,12 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
 
 /// The words for rows in place of those for steps.
 fn of_rows(refusal: Refusal) -> Refusal {
-    let why = refusal.why.replace("over time", "over the batch").replace("time axis", "batch axis").replace("steps", "rows").replace("step", "row");
+    let why = refusal
+        .why
+        .replace("over time", "over the batch")
+        .replace("time axis", "batch axis")
+        .replace("steps", "rows")
+        .replace("step", "row");
     let why = why.replace("is fixed to one length of the input", "has the batch of 1 in its shape");
     Refusal { why, help: HELP.to_owned(), ..refusal }
 }
@@ -189,24 +205,20 @@ fn opened_target(node: &NodeProto, layout: Layout, followed: &Followed) -> Optio
         }
         suffix *= old[axis];
     }
-    // A dimension of 1 is the batch; of several, the one on the same axis, or the first.
+    // A dimension of 1 is the batch; of several, the one on the same axis, or the first. Without one, the batch merges
+    // into the dimension that it lies in.
     let ones = || places.iter().filter(|&&(axis, inner)| inner == 1 && old[axis] == 1);
-    let &(axis, _) = ones().find(|(axis, _)| *axis == layout.axis).or_else(|| ones().last()).or_else(|| places.last())?;
-    let has_open = target.contains(&-1);
-    let is_clean = old[axis] == 1;
-    if target[axis] == -1 && !is_clean {
-        // The batch is merged into an open dimension already.
+    let same_axis = ones().find(|(axis, _)| *axis == layout.axis);
+    let &(axis, _) = same_axis.or_else(|| ones().next_back()).or_else(|| places.last())?;
+    if old[axis] == 1 && axis == layout.axis && layout.is_clean() {
+        // Copied from the input.
+        target[axis] = 0;
+    } else if target.contains(&-1) {
+        // Only one dimension can be open.
         return None;
+    } else {
+        target[axis] = -1;
     }
-    target[axis] = match has_open {
-        _ if is_clean && axis == layout.axis && layout.is_clean() => 0,
-        false => -1,
-        true if target[axis] == -1 => return None,
-        true => {
-            // Only one dimension can be open: the other one gets its length if that is always the same.
-            return None;
-        }
-    };
     Some(target)
 }
 
@@ -256,15 +268,23 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
             }
             let name = |names: &mut Names, part: &str| names.fresh(&format!("{}.{part}", node.label()));
             let (shape, place, rows, one, target, spread) = (
-                name(names, "x_shape"), name(names, "batch_axis"), name(names, "rows"), name(names, "one"),
-                name(names, "start_shape"), name(names, "start"),
+                name(names, "x_shape"),
+                name(names, "batch_axis"),
+                name(names, "rows"),
+                name(names, "one"),
+                name(names, "start_shape"),
+                name(names, "start"),
             );
             graph.initializer.push(int64s(&place, &[1], &[batch as i64]));
             graph.initializer.push(int64s(&one, &[1], &[1]));
             let parts = if batch == 1 { [&one, &rows, &one] } else { [&rows, &one, &one] }.map(String::as_str);
             graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[&node.input[0]], &[&shape]));
-            graph.node.push(NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0));
-            graph.node.push(NodeProto::make("Concat", &format!("{target}/Concat"), &parts, &[&target]).with_int("axis", 0));
+            graph.node.push(
+                NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0),
+            );
+            graph
+                .node
+                .push(NodeProto::make("Concat", &format!("{target}/Concat"), &parts, &[&target]).with_int("axis", 0));
             graph.node.push(NodeProto::make("Expand", &format!("{spread}/Expand"), &[start, &target], &[&spread]));
             graph.node[index].set_input(input, &spread);
         }

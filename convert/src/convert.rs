@@ -2,13 +2,13 @@
 
 use bytes::Bytes;
 
-use crate::batch;
 use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
+use crate::batch;
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{prune, required_inputs, sort};
 use crate::onnx::schema::{GraphProto, ModelProto, ValueInfoProto};
 use crate::onnx::{self, Dim, ReadError, opset};
-use crate::report::{Pair, Report, Role, State, StartsAt, StepInput, StepOutput};
+use crate::report::{Pair, Report, Role, StartsAt, State, StepInput, StepOutput};
 use crate::time::{Place, Refusal};
 
 /// What a conversion may be told.
@@ -138,10 +138,15 @@ fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
             _ => true,
         };
         if input.elem() != output.elem() || !same_dims {
-            let shape = |value: &ValueInfoProto| format!("{} {}", onnx::type_name(value.elem()), list(&value.dims().unwrap_or_default()));
+            let shape = |value: &ValueInfoProto| {
+                format!("{} {}", onnx::type_name(value.elem()), list(&value.dims().unwrap_or_default()))
+            };
             return Err(ConvertError::Option(format!(
                 "'{}' ({}) and '{}' ({}) can't be the two ends of a state: type and dims must agree",
-                pair.input, shape(&input), pair.output, shape(&output)
+                pair.input,
+                shape(&input),
+                pair.output,
+                shape(&output)
             )));
         }
     }
@@ -156,7 +161,9 @@ pub fn list(dims: &[Dim]) -> String {
 /// Refuses outputs that padding still surrounds.
 fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertError> {
     for output in &graph.output {
-        if let Some(Place::At(layout)) = analysis.found.places.get(output.name()) && layout.is_padded() {
+        if let Some(Place::At(layout)) = analysis.found.places.get(output.name())
+            && layout.is_padded()
+        {
             return Err(ConvertError::Refused(Refusal {
                 node: output.name().to_owned(),
                 operator: "output".to_owned(),
@@ -212,7 +219,8 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         },
     };
     let mut warnings = Vec::new();
-    let mut constant: Vec<&str> = made.iter().filter(|state| state.starts_at_constant).map(|state| state.node.as_str()).collect();
+    let mut constant: Vec<&str> =
+        made.iter().filter(|state| state.starts_at_constant).map(|state| state.node.as_str()).collect();
     constant.dedup();
     if !constant.is_empty() {
         warnings.push(format!(
@@ -244,7 +252,8 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 
 /// Whether an input is the lengths of a recurrent node's rows.
 fn is_lengths(graph: &GraphProto, input: &str) -> bool {
-    let lens = graph.node.iter().filter(|node| matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM"));
+    let lens =
+        graph.node.iter().filter(|node| matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM"));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
     while let Some(name) = names.pop() {
@@ -281,7 +290,12 @@ fn relax(graph: &mut GraphProto, analysis: &Analysis) {
 
 /// Writes the pairs into the graph's description, where the backend finds them.
 fn describe(graph: &mut GraphProto, described: &[Pair], report: &Report) {
-    let new: Vec<String> = report.states.iter().filter(|state| !described.contains(&state.pair)).map(|state| state.pair.to_string()).collect();
+    let new: Vec<String> = report
+        .states
+        .iter()
+        .filter(|state| !described.contains(&state.pair))
+        .map(|state| state.pair.to_string())
+        .collect();
     if new.is_empty() {
         return;
     }

@@ -4,9 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
 use crate::graph::{Names, producers};
+use crate::infer::Tensor;
 use crate::infer::loops::scan_counts;
 use crate::infer::ops::hidden_size;
-use crate::infer::Tensor;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
 use crate::time::{Cut, Refusal, refuse};
@@ -68,7 +68,8 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis, zero: bool) -> R
             Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
             Cut::Crop { node } => {
                 let input = cutter.graph.node[*node].input[0].clone();
-                let (name, output) = (cutter.graph.node[*node].name().to_owned(), cutter.graph.node[*node].output[0].clone());
+                let (name, output) =
+                    (cutter.graph.node[*node].name().to_owned(), cutter.graph.node[*node].output[0].clone());
                 cutter.graph.node[*node] = NodeProto::make("Identity", &name, &[&input], &[&output]);
             }
         }
@@ -185,7 +186,8 @@ impl Cutter<'_> {
             .ok_or_else(|| refuse(&node, "has a hidden state of unknown size", "give it the attribute hidden_size"))?;
         let dims = vec![Dim::Known(1), x[usize::from(!batch_first)].clone(), Dim::Known(hidden)];
         // Weights may be quantized; the input has the type of the states.
-        let elem = [0, 3, 1].iter().map(|&input| inputs.get(input).map_or(0, |tensor| tensor.elem)).find(|&elem| elem != 0);
+        let elem =
+            [0, 3, 1].iter().map(|&input| inputs.get(input).map_or(0, |tensor| tensor.elem)).find(|&elem| elem != 0);
         let elem = elem.unwrap_or(DataType::Float as i32);
         if batch_first {
             self.lay_out_by_time(index);
@@ -240,7 +242,8 @@ impl Cutter<'_> {
         for &number in carried {
             let start = node.input_at(front + number).map(str::to_owned).unwrap_or_default();
             let dims = self.dims(&node, &start)?;
-            let of_body = node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
+            let of_body =
+                node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
             let elem = if of_body == 0 { self.tensor(&start).elem } else { of_body };
             let (state_in, state_out) = self.state(&node, &number.to_string(), (elem, dims), Some(&start), 0.0)?;
             self.graph.node[index].set_input(front + number, &state_in);
@@ -263,7 +266,9 @@ impl Cutter<'_> {
             let mut pads = crate::infer::ops::pads(&node, &inputs, dims.len()).unwrap_or_default();
             pads[axis] = (0, 0);
             let output = node.output[0].clone();
-            let join = |from: &str| NodeProto::make("Concat", node.name(), &[&state_in, from], &[&output]).with_int("axis", axis as i64);
+            let join = |from: &str| {
+                NodeProto::make("Concat", node.name(), &[&state_in, from], &[&output]).with_int("axis", axis as i64)
+            };
             if pads.iter().any(|&pad| pad != (0, 0)) {
                 return Err(refuse(&node, "pads time and other axes at once", "pad them one after the other"));
             }
@@ -272,7 +277,8 @@ impl Cutter<'_> {
         } else {
             let joined = self.names.fresh(&format!("{label}.joined"));
             let name = self.names.fresh(&format!("{label}/Concat"));
-            let join = NodeProto::make("Concat", &name, &[&state_in, &source], &[&joined]).with_int("axis", axis as i64);
+            let join =
+                NodeProto::make("Concat", &name, &[&state_in, &source], &[&joined]).with_int("axis", axis as i64);
             self.graph.node.push(join);
             let target = &mut self.graph.node[index];
             target.set_input(0, &joined);
@@ -303,7 +309,8 @@ impl Cutter<'_> {
         let name = self.names.fresh(&format!("{label}/Slice"));
         if self.opset < 10 {
             let node = NodeProto::make("Slice", &name, &[of], &[output]);
-            let node = node.with_ints("starts", &[-frames]).with_ints("ends", &[i64::MAX]).with_ints("axes", &[axis as i64]);
+            let node =
+                node.with_ints("starts", &[-frames]).with_ints("ends", &[i64::MAX]).with_ints("axes", &[axis as i64]);
             self.graph.node.push(node);
             return;
         }

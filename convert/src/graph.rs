@@ -116,7 +116,9 @@ pub fn prune(graph: &mut GraphProto) {
     let needed = ancestors(graph, graph.output.iter().map(|output| output.name().to_owned()));
     graph.node.retain(|node| NodeProto::named_outputs(node).any(|name| needed.contains(name)));
     graph.initializer.retain(|tensor| needed.contains(tensor.name()));
-    graph.sparse_initializer.retain(|tensor| tensor.values.as_ref().is_none_or(|values| needed.contains(values.name())));
+    graph
+        .sparse_initializer
+        .retain(|tensor| tensor.values.as_ref().is_none_or(|values| needed.contains(values.name())));
     graph.value_info.retain(|value| needed.contains(value.name()));
     graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
 }

@@ -8,9 +8,9 @@
 //! | module | |
 //! |---|---|
 //! | [`onnx`] | reading and writing models |
-//! | [`graph`] | what a graph's names connect |
-//! | [`infer`] | shapes and small values, for inputs of given sizes |
-//! | [`time`] | which tensors carry the steps, and what stands in the way |
+//! | `graph` | what a graph's names connect |
+//! | `infer` | shapes and small values, for inputs of given sizes |
+//! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
@@ -23,14 +23,15 @@ mod analysis;
 mod batch;
 mod convert;
 mod cut;
-pub mod graph;
-pub mod infer;
+mod graph;
+mod infer;
 pub mod onnx;
 pub mod report;
-pub mod time;
+mod time;
 #[cfg(feature = "verify")]
 pub mod verify;
 
 pub use analysis::InputAxis;
 pub use convert::{ConvertError, Converted, Options, convert, list, pairs};
 pub use report::Pair;
+pub use time::Refusal;

@@ -63,7 +63,9 @@ enum Problem {
     Exists(PathBuf),
     #[error("--states: '<<<input, output>>>' is expected, not '{0}'")]
     States(String),
-    #[error("no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH")]
+    #[error(
+        "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
+    )]
     NoLibrary,
     #[error("{} has weights in the file '{file}', which isn't there", model.display())]
     NoWeights { model: PathBuf, file: String },
@@ -136,7 +138,8 @@ fn library(arguments: &Arguments) -> Option<PathBuf> {
     let environment = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from);
     let program = std::env::current_exe().ok();
     // scripts/build puts the program and the backend there.
-    let beside = program.and_then(|program| Some(program.parent()?.parent()?.join("backends/stateful/libonnxruntime.so")));
+    let beside =
+        program.and_then(|program| Some(program.parent()?.parent()?.join("backends/stateful/libonnxruntime.so")));
     arguments.ort_library.clone().or(environment).or(beside.filter(|path| path.exists()))
 }
 
@@ -197,6 +200,8 @@ fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
 }
 
 fn input_axis(text: &str) -> Result<InputAxis, String> {
-    let axis = text.rsplit_once('@').and_then(|(input, axis)| Some(InputAxis { input: input.to_owned(), axis: axis.parse().ok()? }));
+    let axis = text
+        .rsplit_once('@')
+        .and_then(|(input, axis)| Some(InputAxis { input: input.to_owned(), axis: axis.parse().ok()? }));
     axis.ok_or_else(|| format!("INPUT@AXIS is expected, not '{text}'"))
 }

@@ -42,8 +42,11 @@ fn signature(report: &Report, chunk: i64) -> String {
         let steps = matches!(input.role, Role::Steps { axis: time } if time == axis);
         !steps && !matches!(input.dims[axis], Dim::Known(_))
     };
-    let open: Vec<Vec<usize>> =
-        report.inputs.iter().map(|input| (0..input.dims.len()).filter(|&axis| is_open(input, axis)).collect()).collect();
+    let open: Vec<Vec<usize>> = report
+        .inputs
+        .iter()
+        .map(|input| (0..input.dims.len()).filter(|&axis| is_open(input, axis)).collect())
+        .collect();
     let has_batch = open.iter().all(|axes| *axes == [0]);
     if !has_batch && open.iter().any(|axes| !axes.is_empty()) {
         return String::new();
@@ -56,7 +59,12 @@ fn signature(report: &Report, chunk: i64) -> String {
             _ => "-1".to_owned(),
         };
         let dims: Vec<String> = (usize::from(has_batch)..input.dims.len()).map(dim).collect();
-        text += &format!("input {{ name: \"{}\" data_type: {} dims: [ {} ] }}\n", input.name, data_type(input.elem), dims.join(", "));
+        text += &format!(
+            "input {{ name: \"{}\" data_type: {} dims: [ {} ] }}\n",
+            input.name,
+            data_type(input.elem),
+            dims.join(", ")
+        );
     }
     text
 }

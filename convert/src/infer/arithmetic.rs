@@ -117,7 +117,15 @@ pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
                 let of = unary(op)?;
                 let truncates = op == "Cast" && is_integer(elem_of(node, inputs)) && !is_integer(inputs[0].elem);
                 let is_bool = elem_of(node, inputs) == DataType::Bool as i32;
-                let cast = |x: f64| if is_bool { f64::from(x != 0.0) } else if truncates { x.trunc() } else { x };
+                let cast = |x: f64| {
+                    if is_bool {
+                        f64::from(x != 0.0)
+                    } else if truncates {
+                        x.trunc()
+                    } else {
+                        x
+                    }
+                };
                 Some(only.iter().map(|&x| cast(of(x))).collect())
             }
             [condition, yes, no] if op == "Where" => {
@@ -131,7 +139,9 @@ pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
         }
     };
     let elem = elem_of(node, inputs);
-    Ok(vec![data().map_or_else(|| Tensor::shaped(elem, dims.clone()), |data| Tensor::with_data(elem, dims.clone(), data))])
+    Ok(vec![
+        data().map_or_else(|| Tensor::shaped(elem, dims.clone()), |data| Tensor::with_data(elem, dims.clone(), data)),
+    ])
 }
 
 fn elem_of(node: &NodeProto, inputs: &[Tensor]) -> i32 {
@@ -139,7 +149,13 @@ fn elem_of(node: &NodeProto, inputs: &[Tensor]) -> i32 {
     match node.op_type() {
         "Cast" => node.int("to").and_then(|to| i32::try_from(to).ok()).unwrap_or_default(),
         "CastLike" | "Where" | "DequantizeLinear" => elem(1),
-        "QuantizeLinear" => if elem(2) == 0 { DataType::Uint8 as i32 } else { elem(2) },
+        "QuantizeLinear" => {
+            if elem(2) == 0 {
+                DataType::Uint8 as i32
+            } else {
+                elem(2)
+            }
+        }
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN"
         | "IsInf" => DataType::Bool as i32,
         _ => elem(0),

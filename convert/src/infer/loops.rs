@@ -16,7 +16,8 @@ pub fn run_loop(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64)
     let carried = inputs.get(2..).unwrap_or_default();
     let shapes = Shapes::infer(body, opset, body_inputs(body, None, carried, false), Some(outer));
     let of_body = |output: usize| body.output.get(output).map(|value| shapes.get(value.name())).unwrap_or_default();
-    let mut outputs: Vec<Tensor> = (0..carried.len()).map(|index| after(&carried[index], &of_body(index + 1), turns)).collect();
+    let mut outputs: Vec<Tensor> =
+        (0..carried.len()).map(|index| after(&carried[index], &of_body(index + 1), turns)).collect();
     for index in carried.len() + 1..body.output.len() {
         outputs.push(stacked(&of_body(index), turns, 0));
     }
@@ -165,7 +166,9 @@ pub fn run_if(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -
     match branch(node, &inputs[0]) {
         Some(graph) => of(graph),
         None => {
-            let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else { return Vec::new() };
+            let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else {
+                return Vec::new();
+            };
             let both = |(yes, no): (Tensor, Tensor)| if yes == no { yes } else { Tensor::open(yes.elem) };
             of(yes).into_iter().zip(of(no)).map(both).collect()
         }

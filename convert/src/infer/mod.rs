@@ -78,10 +78,13 @@ pub struct Shapes {
 impl Shapes {
     /// Follows a graph. `inputs` are its inputs as they are; the names of outer graphs are in `outer`.
     pub fn infer(graph: &GraphProto, opset: i64, inputs: HashMap<String, Tensor>, outer: Option<&Self>) -> Self {
-        let mut shapes = Self { known: outer.map(|outer| outer.known.clone()).unwrap_or_default(), conflicts: Vec::new() };
-        shapes.known.extend(graph.initializer.iter().map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight))));
+        let mut shapes =
+            Self { known: outer.map(|outer| outer.known.clone()).unwrap_or_default(), conflicts: Vec::new() };
+        shapes
+            .known
+            .extend(graph.initializer.iter().map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight))));
         for input in &graph.input {
-            let dims = input.dims().and_then(|dims| dims.iter().map(|dim| known(dim)).collect());
+            let dims = input.dims().and_then(|dims| dims.iter().map(known).collect());
             shapes.known.insert(input.name().to_owned(), Tensor { elem: input.elem(), dims, ..Tensor::default() });
         }
         shapes.known.extend(inputs);

@@ -8,25 +8,104 @@ use crate::onnx::schema::NodeProto;
 
 /// Operators of one input and one output that work element by element.
 pub const UNARY: [&str; 50] = [
-    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BitwiseNot", "Cast", "CastLike", "Ceil", "Celu", "Clip",
-    "Cos", "Cosh", "Dropout", "Elu", "Erf", "Exp", "FastGelu", "Floor", "Gelu", "HardSigmoid", "HardSwish", "Identity",
-    "IsInf", "IsNaN", "LeakyRelu", "Log", "Mish", "Neg", "Not", "QuickGelu", "Reciprocal", "Relu", "Round", "Selu",
-    "Shrink", "Sigmoid", "Sign", "Silu", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Swish", "Tan", "Tanh",
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BitwiseNot",
+    "Cast",
+    "CastLike",
+    "Ceil",
+    "Celu",
+    "Clip",
+    "Cos",
+    "Cosh",
+    "Dropout",
+    "Elu",
+    "Erf",
+    "Exp",
+    "FastGelu",
+    "Floor",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "Identity",
+    "IsInf",
+    "IsNaN",
+    "LeakyRelu",
+    "Log",
+    "Mish",
+    "Neg",
+    "Not",
+    "QuickGelu",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Sign",
+    "Silu",
+    "Sin",
+    "Sinh",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Swish",
+    "Tan",
+    "Tanh",
     "ThresholdedRelu",
 ];
 
 /// Operators of several inputs that broadcast.
 pub const BROADCAST: [&str; 24] = [
-    "Add", "And", "BiasGelu", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater",
-    "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul", "Or", "PRelu", "Pow", "Sub", "Sum",
+    "Add",
+    "And",
+    "BiasGelu",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Mean",
+    "Min",
+    "Mod",
+    "Mul",
+    "Or",
+    "PRelu",
+    "Pow",
+    "Sub",
+    "Sum",
     "Xor",
 ];
 
 /// Operators that give their first input's shape.
 const SAME_SHAPE: [&str; 16] = [
-    "BatchNormalization", "CumSum", "DequantizeLinear", "DynamicQuantizeLinear", "Hardmax", "InstanceNormalization",
-    "GroupNormalization", "LRN", "LayerNormalization", "LogSoftmax", "LpNormalization", "QuantizeLinear",
-    "ScatterElements", "ScatterND", "SimplifiedLayerNormalization", "Softmax",
+    "BatchNormalization",
+    "CumSum",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Hardmax",
+    "InstanceNormalization",
+    "GroupNormalization",
+    "LRN",
+    "LayerNormalization",
+    "LogSoftmax",
+    "LpNormalization",
+    "QuantizeLinear",
+    "ScatterElements",
+    "ScatterND",
+    "SimplifiedLayerNormalization",
+    "Softmax",
 ];
 
 /// The outputs of a node, or why its inputs don't fit together.
@@ -112,7 +191,10 @@ fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
     let (Some(a), Some(b)) = (&a.dims, &b.dims) else { return Ok(Tensor::open(elem)) };
     let (left, right) = match (a.as_slice(), b.as_slice()) {
         ([], _) | (_, []) => return Err("a factor is a scalar".to_owned()),
-        (a, b) => (if a.len() == 1 { vec![1, a[0]] } else { a.to_vec() }, if b.len() == 1 { vec![b[0], 1] } else { b.to_vec() }),
+        (a, b) => (
+            if a.len() == 1 { vec![1, a[0]] } else { a.to_vec() },
+            if b.len() == 1 { vec![b[0], 1] } else { b.to_vec() },
+        ),
     };
     let (rows, inner) = (left[left.len() - 2], left[left.len() - 1]);
     if inner != right[right.len() - 2] {
@@ -227,7 +309,9 @@ fn pad(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let elem = inputs[0].elem;
     let Some(own) = &inputs[0].dims else { return Tensor::open(elem) };
     match pads(node, inputs, own.len()) {
-        Some(pads) => Tensor::shaped(elem, own.iter().zip(pads).map(|(dim, (before, behind))| dim + before + behind).collect()),
+        Some(pads) => {
+            Tensor::shaped(elem, own.iter().zip(pads).map(|(dim, (before, behind))| dim + before + behind).collect())
+        }
         None => Tensor::open(elem),
     }
 }
@@ -265,7 +349,8 @@ fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, Str
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
     let out = reduced(&inputs[0], axes.as_deref(), keeps, inputs[0].elem)?;
     // What shapes are computed with: the number of elements, and the like.
-    let data = inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| dims.iter().product::<i64>() == 1));
+    let data =
+        inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| dims.iter().product::<i64>() == 1));
     let value = data.and_then(|data| match node.op_type() {
         "ReduceProd" => Some(data.iter().product()),
         "ReduceSum" => Some(data.iter().sum()),
@@ -282,7 +367,9 @@ fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, Str
 fn reduced(input: &Tensor, axes: Option<&[i64]>, keeps: bool, elem: i32) -> Result<Tensor, String> {
     let Some(own) = &input.dims else { return Ok(Tensor::open(elem)) };
     let axes: Vec<usize> = match axes {
-        Some(axes) if !axes.is_empty() => axes.iter().map(|&axis| axis_of(axis, own.len())).collect::<Result<_, _>>()?,
+        Some(axes) if !axes.is_empty() => {
+            axes.iter().map(|&axis| axis_of(axis, own.len())).collect::<Result<_, _>>()?
+        }
         _ => (0..own.len()).collect(),
     };
     let kept = |(axis, &dim): (usize, &i64)| match axes.contains(&axis) {

@@ -193,7 +193,8 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     };
     let rank = shapes[0].len();
     let axis = axis_of(node.int("axis").unwrap_or(0), rank)?;
-    let fits = |dims: &&[i64]| dims.len() == rank && (0..rank).all(|other| other == axis || dims[other] == shapes[0][other]);
+    let fits =
+        |dims: &&[i64]| dims.len() == rank && (0..rank).all(|other| other == axis || dims[other] == shapes[0][other]);
     if !shapes.iter().all(fits) {
         return Err(format!("the shapes {shapes:?} don't join along axis {axis}"));
     }
@@ -201,9 +202,12 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     dims[axis] = shapes.iter().map(|dims| dims[axis]).sum();
     // Outer times, the parts one after the other.
     let outer: i64 = dims[..axis].iter().product();
-    let parts = || inputs.iter().map(|tensor| Some((tensor.data.as_deref()?, element_count(&tensor.dims.as_deref()?[axis..]))));
+    let parts =
+        || inputs.iter().map(|tensor| Some((tensor.data.as_deref()?, element_count(&tensor.dims.as_deref()?[axis..]))));
     let data = parts().collect::<Option<Vec<_>>>().map(|parts| {
-        let row = |row: i64| parts.iter().flat_map(move |&(data, size)| &data[(row * size) as usize..((row + 1) * size) as usize]);
+        let row = |row: i64| {
+            parts.iter().flat_map(move |&(data, size)| &data[(row * size) as usize..((row + 1) * size) as usize])
+        };
         (0..outer).flat_map(row).copied().collect::<Vec<f64>>()
     });
     Ok(match data {
@@ -286,7 +290,9 @@ pub fn gather(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
 }
 
 pub fn expand(inputs: &[Tensor]) -> Result<Tensor, String> {
-    let (Some(own), Some(target)) = (&inputs[0].dims, inputs[1].ints()) else { return Ok(Tensor::open(inputs[0].elem)) };
+    let (Some(own), Some(target)) = (&inputs[0].dims, inputs[1].ints()) else {
+        return Ok(Tensor::open(inputs[0].elem));
+    };
     let dims = broadcast(&[own, &target])?;
     Ok(match spread(&inputs[0], &dims) {
         Some(data) if inputs[0].data.is_some() => Tensor::with_data(inputs[0].elem, dims, data),

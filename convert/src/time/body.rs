@@ -17,7 +17,9 @@ enum Carried {
     /// The same in each turn.
     Invariant,
     /// Counts turns, from 0 by 1 if `exact`.
-    Counter { exact: bool },
+    Counter {
+        exact: bool,
+    },
     /// Collects a tensor for each turn.
     Sequence,
     /// Whether to go on.
@@ -35,7 +37,8 @@ impl<'a> Tracker<'a> {
             let place = if places().all(|place| place == Place::Free) { Place::Free } else { Place::Last };
             return Ok(vec![place; node.output.len()]);
         }
-        let lens: Vec<i64> = places().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect();
+        let lens: Vec<i64> =
+            places().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect();
         self.found.reached += 1;
         self.check_turns(node, lens[0])?;
         let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
@@ -67,10 +70,14 @@ impl<'a> Tracker<'a> {
                 }
                 Carried::State => {
                     if of_carried[carried] != Place::Free {
-                        return Err(refuse(node, format!("starts from '{}', which comes from the steps", node.input[carried + 2]), LOOP_HELP));
+                        return Err(refuse(
+                            node,
+                            format!("starts from '{}', which comes from the steps", node.input[carried + 2]),
+                            LOOP_HELP,
+                        ));
                     }
                     check_entry(node, out(carried + 1), &[Place::Last, Place::Free])?;
-                    self.check_state(node, &short, &body.input[carried + 2].name().to_owned(), body.output[carried + 1].name())?;
+                    self.check_state(node, &short, body.input[carried + 2].name(), body.output[carried + 1].name())?;
                     Place::Last
                 }
             });
@@ -123,7 +130,11 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, "reads the whole input in each step", LOOP_HELP));
         }
         if !places.iter().any(|place| matches!(place, Place::At(_))) {
-            let is_free = places.iter().copied().chain(outside.iter().map(|name| self.place(name))).all(|place| place == Place::Free);
+            let is_free = places
+                .iter()
+                .copied()
+                .chain(outside.iter().map(|name| self.place(name)))
+                .all(|place| place == Place::Free);
             return Ok(vec![if is_free { Place::Free } else { Place::Last }; node.output.len()]);
         }
         self.found.reached += 1;
@@ -144,13 +155,18 @@ impl<'a> Tracker<'a> {
             let of_body = match place {
                 _ if input < states => {
                     if place != Place::Free {
-                        return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
+                        return Err(refuse(
+                            node,
+                            format!("starts from '{name}', which comes from the steps"),
+                            LOOP_HELP,
+                        ));
                     }
                     Place::Last
                 }
                 Place::At(layout) => {
                     let rank = self.rank(node, input)?;
-                    let axis = crate::infer::shaping::axis_of(axes.get(input - states).copied().unwrap_or_default(), rank);
+                    let axis =
+                        crate::infer::shaping::axis_of(axes.get(input - states).copied().unwrap_or_default(), rank);
                     if axis != Ok(layout.axis) || !layout.is_clean() || layout.is_padded() {
                         return Err(refuse(node, format!("scans '{name}' along another axis than time"), LOOP_HELP));
                     }
@@ -218,7 +234,11 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, "takes a branch that depends on data", "export the model without the condition"));
         };
         if !std::ptr::eq(graph, other) {
-            return Err(refuse(node, "takes a branch that depends on the length of the input", "export the model without the condition"));
+            return Err(refuse(
+                node,
+                "takes a branch that depends on the length of the input",
+                "export the model without the condition",
+            ));
         }
         let inferred = |shapes: &Shapes| Shapes::infer(graph, self.opset, HashMap::new(), Some(shapes));
         let (short, long) = (inferred(self.short), inferred(self.long));
@@ -235,7 +255,9 @@ impl<'a> Tracker<'a> {
 
 fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<(), Refusal> {
     match place {
-        Place::Counter { .. } => Err(refuse(node, "computes with the number of the step, which starts again in each request", LOOP_HELP)),
+        Place::Counter { .. } => {
+            Err(refuse(node, "computes with the number of the step, which starts again in each request", LOOP_HELP))
+        }
         place if allowed.contains(&place) => Ok(()),
         _ => Err(refuse(node, "gives the whole input in each step", LOOP_HELP)),
     }
@@ -255,7 +277,9 @@ impl Carried {
 
 /// What a carried value is.
 fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
-    let (Some(input), Some(output)) = (body.input.get(carried + 2), body.output.get(carried + 1)) else { return Carried::State };
+    let (Some(input), Some(output)) = (body.input.get(carried + 2), body.output.get(carried + 1)) else {
+        return Carried::State;
+    };
     let is_sequence = |value: &crate::onnx::schema::ValueInfoProto| {
         use crate::onnx::schema::type_proto::Value;
         matches!(value.r#type.as_ref().and_then(|kind| kind.value.as_ref()), Some(Value::SequenceType(_)))

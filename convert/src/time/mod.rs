@@ -76,7 +76,18 @@ impl<'a> Tracker<'a> {
         places: HashMap<String, Place>,
     ) -> Self {
         let found = Found { places, multiple: 1, ..Found::default() };
-        Self { graph, opset, short, long, producers: producers(graph), sized: HashSet::new(), certain: HashMap::new(), has_states: false, follows_rows: false, found }
+        Self {
+            graph,
+            opset,
+            short,
+            long,
+            producers: producers(graph),
+            sized: HashSet::new(),
+            certain: HashMap::new(),
+            has_states: false,
+            follows_rows: false,
+            found,
+        }
     }
 
     /// Follows the steps to the outputs.
@@ -105,14 +116,23 @@ impl<'a> Tracker<'a> {
             return Err(refusal);
         }
         let is_loop = matches!(node.op_type(), "Loop" | "Scan" | "If");
-        if let Some(refusal) = node.input.iter().find_map(certain) && !matches!(node.op_type(), "Shape" | "Size") {
+        if let Some(refusal) = node.input.iter().find_map(certain)
+            && !matches!(node.op_type(), "Shape" | "Size")
+        {
             let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
             let stays = !is_loop && node.input.iter().all(others);
             return if stays { Ok(vec![Place::Certain; node.output.len()]) } else { Err(refusal) };
         }
         let reads = |name: &String| self.place(name) != Place::Free;
-        if self.follows_rows && is_loop && (node.input.iter().any(reads) || node.graphs().flat_map(captured).any(|name| reads(&name))) {
-            return Err(refuse(node, "has the rows in its body, where they aren't followed", "export the model with an open batch"));
+        if self.follows_rows
+            && is_loop
+            && (node.input.iter().any(reads) || node.graphs().flat_map(captured).any(|name| reads(&name)))
+        {
+            return Err(refuse(
+                node,
+                "has the rows in its body, where they aren't followed",
+                "export the model with an open batch",
+            ));
         }
         match node.op_type() {
             "Loop" => return self.loop_node(index, node),
@@ -158,7 +178,9 @@ impl<'a> Tracker<'a> {
 
     fn rank(&self, node: &NodeProto, index: usize) -> Result<usize, Refusal> {
         let name = node.input_at(index).unwrap_or_default();
-        self.dims(name).map(<[i64]>::len).ok_or_else(|| refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE))
+        self.dims(name)
+            .map(<[i64]>::len)
+            .ok_or_else(|| refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE))
     }
 
     fn depends_on_length(&self, node: &NodeProto, name: &str) -> bool {
@@ -170,7 +192,8 @@ impl<'a> Tracker<'a> {
             return short.data != long.data;
         }
         let reads_length = |input: &String| {
-            self.sized.contains(input) || (matches!(node.op_type(), "Shape" | "Size") && self.place(input) != Place::Free)
+            self.sized.contains(input)
+                || (matches!(node.op_type(), "Shape" | "Size") && self.place(input) != Place::Free)
         };
         node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
     }

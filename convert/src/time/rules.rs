@@ -101,7 +101,11 @@ fn first(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
 fn check_steady(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<(), Refusal> {
     for (name, _) in node.input.iter().zip(places).filter(|(name, place)| !name.is_empty() && **place == Place::Free) {
         if !tracker.is_steady(name, None) {
-            return Err(refuse(node, format!("takes '{name}', which depends on the length of the whole input"), WHOLE_INPUT));
+            return Err(refuse(
+                node,
+                format!("takes '{name}', which depends on the length of the whole input"),
+                WHOLE_INPUT,
+            ));
         }
     }
     Ok(())
@@ -109,7 +113,8 @@ fn check_steady(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
 
 /// Inputs that broadcast to one shape.
 fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
-    let ranks = (0..node.input.len()).map(|index| if node.input[index].is_empty() { Ok(0) } else { tracker.rank(node, index) });
+    let ranks =
+        (0..node.input.len()).map(|index| if node.input[index].is_empty() { Ok(0) } else { tracker.rank(node, index) });
     let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
     let rank = ranks.iter().copied().max().unwrap_or_default();
     let mut joined: Option<Layout> = None;
@@ -130,14 +135,23 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
     for ((name, &place), own) in node.input.iter().zip(places).zip(&ranks) {
         match place {
             Place::Last => {
-                return Err(refuse(node, format!("combines each step with '{name}', which only the last one has"), WHOLE_INPUT));
+                return Err(refuse(
+                    node,
+                    format!("combines each step with '{name}', which only the last one has"),
+                    WHOLE_INPUT,
+                ));
             }
             Place::Free if !name.is_empty() => {
                 let axis = (layout.axis + own).checked_sub(rank);
                 if !tracker.is_steady(name, axis) {
-                    let meets_steps = axis.is_some_and(|axis| tracker.dims(name).is_none_or(|dims| dims.get(axis) != Some(&1)));
+                    let meets_steps =
+                        axis.is_some_and(|axis| tracker.dims(name).is_none_or(|dims| dims.get(axis) != Some(&1)));
                     if !meets_steps {
-                        return Err(refuse(node, format!("takes '{name}', which depends on the length of the whole input"), WHOLE_INPUT));
+                        return Err(refuse(
+                            node,
+                            format!("takes '{name}', which depends on the length of the whole input"),
+                            WHOLE_INPUT,
+                        ));
                     }
                     let help = "positions and masks over the whole input can't run in steps; if it is an input that \
                                 has the steps too, name its axis with --time";
@@ -163,13 +177,18 @@ fn reshape(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layo
         return Err(refuse(node, "has a shape that isn't known before it runs", super::UNKNOWN_SHAPE));
     };
     layout.reshaped(from, to).ok_or_else(|| {
-        refuse(node, format!("cuts the time axis into parts ({from:?} to {to:?})"), "blocks of steps can't run step by step")
+        refuse(
+            node,
+            format!("cuts the time axis into parts ({from:?} to {to:?})"),
+            "blocks of steps can't run step by step",
+        )
     })
 }
 
 fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = axis_of(node.int("axis").unwrap_or(0), tracker.rank(node, 0)?).unwrap_or_default();
-    let layouts: Vec<Layout> = places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect();
+    let layouts: Vec<Layout> =
+        places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect();
     let layout = layouts[0];
     if axis == layout.axis {
         return prefix(tracker, index, node, places, axis);
@@ -179,18 +198,34 @@ fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place
     }
     for (name, &place) in node.input.iter().zip(places) {
         if place == Place::Last || place == Place::Free && !tracker.is_steady(name, Some(layout.axis)) {
-            return Err(refuse(node, format!("joins each step with '{name}', which isn't the same for each"), WHOLE_INPUT));
+            return Err(refuse(
+                node,
+                format!("joins each step with '{name}', which isn't the same for each"),
+                WHOLE_INPUT,
+            ));
         }
     }
     Ok(layout)
 }
 
 /// A tensor in front of the steps: padding, which the state takes over.
-fn prefix(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place], axis: usize) -> Result<Layout, Refusal> {
+fn prefix(
+    tracker: &mut Tracker,
+    index: usize,
+    node: &NodeProto,
+    places: &[Place],
+    axis: usize,
+) -> Result<Layout, Refusal> {
     match places {
-        [Place::Free, Place::At(layout)] if layout.is_clean() && !layout.is_padded() && tracker.is_steady(&node.input[0], None) => {
+        [Place::Free, Place::At(layout)]
+            if layout.is_clean() && !layout.is_padded() && tracker.is_steady(&node.input[0], None) =>
+        {
             let Some(&frames) = tracker.dims(&node.input[0]).and_then(|dims| dims.get(axis)) else {
-                return Err(refuse(node, "joins a tensor of unknown shape in front of the steps", super::UNKNOWN_SHAPE));
+                return Err(refuse(
+                    node,
+                    "joins a tensor of unknown shape in front of the steps",
+                    super::UNKNOWN_SHAPE,
+                ));
             };
             tracker.found.cuts.push(Cut::Prefix { node: index, input: 0, axis, frames });
             Ok(Layout { len: layout.len + frames, lead: frames, ..*layout })
@@ -213,7 +248,8 @@ fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, why: 
     }
 }
 
-const ONE_STEP: &str = "an unrolled loop can't run in steps: export the recurrence as a layer (LSTM, GRU), a Scan or a Loop";
+const ONE_STEP: &str =
+    "an unrolled loop can't run in steps: export the recurrence as a layer (LSTM, GRU), a Scan or a Loop";
 
 fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     let layout = first(node, places)?;
@@ -234,7 +270,9 @@ fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]
     if !layout.is_clean() {
         return Err(refuse(node, "takes a part of an axis that steps and others share", WHOLE_INPUT));
     }
-    if layout.trail > 0 && both(&|length, part| part.step == 1 && part.start == 0 && part.count == length - layout.trail) {
+    if layout.trail > 0
+        && both(&|length, part| part.step == 1 && part.start == 0 && part.count == length - layout.trail)
+    {
         tracker.found.cuts.push(Cut::Crop { node: index });
         return Ok(Place::At(Layout { len: layout.len - layout.trail, trail: 0, ..layout }));
     }
@@ -269,7 +307,11 @@ fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place
                 let index = shapes.get(&node.input[1]).scalar()?;
                 Some(index == -1.0 || index == length - 1.0)
             };
-            if layout.is_clean() && !layout.is_padded() && last(tracker.short) == Some(true) && last(tracker.long) == Some(true) {
+            if layout.is_clean()
+                && !layout.is_padded()
+                && last(tracker.short) == Some(true)
+                && last(tracker.long) == Some(true)
+            {
                 return Ok(Place::Last);
             }
             Ok(Place::Certain)
@@ -290,22 +332,32 @@ fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layou
 fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let (left, right) = (tracker.rank(node, 0)?, tracker.rank(node, 1)?);
     let sums = || refuse(node, "sums over time", ATTENTION);
-    if node.int("transA").or(node.int("transB")).unwrap_or(0) != 0 || places[2..].iter().any(|place| matches!(place, Place::At(_))) {
+    if node.int("transA").or(node.int("transB")).unwrap_or(0) != 0
+        || places[2..].iter().any(|place| matches!(place, Place::At(_)))
+    {
         return Err(refuse(node, "multiplies steps in a way that isn't known", ATTENTION));
     }
     let rank = left.max(right);
     match (places[0], places[1]) {
-        (Place::At(a), Place::Free) if a.axis + 1 == left || left == 1 => Err(if a.axis + 1 == left { sums() } else { sums() }),
+        (Place::At(a), Place::Free) if a.axis + 1 == left || left == 1 => Err(sums()),
         (Place::At(a), Place::Free) => {
             let moved = a.on(a.axis + rank - left);
             let axis = if a.axis + 2 == left { None } else { (moved.axis + right).checked_sub(rank) };
-            if tracker.is_steady(&node.input[1], axis) { Ok(moved) } else { Err(refuse(node, "multiplies each step with its own matrix", ATTENTION)) }
+            if tracker.is_steady(&node.input[1], axis) {
+                Ok(moved)
+            } else {
+                Err(refuse(node, "multiplies each step with its own matrix", ATTENTION))
+            }
         }
         (Place::Free, Place::At(b)) if right == 1 || b.axis + 2 == right => Err(sums()),
         (Place::Free, Place::At(b)) => {
             let moved = b.on(b.axis + rank - right);
             let axis = if b.axis + 1 == right { None } else { (moved.axis + left).checked_sub(rank) };
-            if tracker.is_steady(&node.input[0], axis) { Ok(moved) } else { Err(refuse(node, "multiplies each step with its own matrix", ATTENTION)) }
+            if tracker.is_steady(&node.input[0], axis) {
+                Ok(moved)
+            } else {
+                Err(refuse(node, "multiplies each step with its own matrix", ATTENTION))
+            }
         }
         // A product for each step.
         (Place::At(a), Place::At(b)) if a.axis + 2 < left && b.axis + 2 < right => {
@@ -345,13 +397,18 @@ fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Lay
     let layout = first(node, places)?;
     let is_one = tracker.dims(&node.input[1]).is_some_and(|dims| dims.iter().product::<i64>() == 1);
     let axis = axis_of(node.int("axis").unwrap_or(1), tracker.rank(node, 0)?);
-    if is_one || axis.is_ok_and(|axis| axis != layout.axis) { Ok(layout) } else { Err(refuse(node, "has its own scale for each step", WHOLE_INPUT)) }
+    if is_one || axis.is_ok_and(|axis| axis != layout.axis) {
+        Ok(layout)
+    } else {
+        Err(refuse(node, "has its own scale for each step", WHOLE_INPUT))
+    }
 }
 
 fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     let flattens = tracker.opset < 13;
-    let axis = axis_of(node.int("axis").unwrap_or(if flattens { 1 } else { -1 }), tracker.rank(node, 0)?).unwrap_or_default();
+    let axis =
+        axis_of(node.int("axis").unwrap_or(if flattens { 1 } else { -1 }), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis == axis || flattens && layout.axis > axis {
         return Err(refuse(node, "takes a softmax over time", ATTENTION));
     }
@@ -370,7 +427,10 @@ fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]) ->
 fn cumulative(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = tracker.tensor(&node.input[1]).scalar().map(|axis| axis as i64);
     let help = "write the running sum as a Scan with a state";
-    axis.map_or_else(|| Err(refuse(node, "sums up along time", help)), |axis| along(tracker, node, places, axis, "sums up along time"))
+    axis.map_or_else(
+        || Err(refuse(node, "sums up along time", help)),
+        |axis| along(tracker, node, places, axis, "sums up along time"),
+    )
 }
 
 fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Option<&[i64]>) -> Result<Layout, Refusal> {
@@ -408,11 +468,22 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         return Err(refuse(node, "takes its weights or its initial state from the steps", WHOLE_INPUT));
     };
     let (time, batch) = if node.int("layout").unwrap_or(0) == 0 { (0, 1) } else { (1, 0) };
-    let y_axis = |axis: usize| if axis == 0 && time == 0 { 0 } else if axis == time { 1 } else if time == 0 { 2 } else { 0 };
+    let y_axis = |axis: usize| {
+        if axis == 0 && time == 0 {
+            0
+        } else if axis == time {
+            1
+        } else if time == 0 {
+            2
+        } else {
+            0
+        }
+    };
     if layout.axis == batch {
         // The steps are rows of a batch here: a recurrence along another axis.
         if tracker.follows_rows && !layout.is_clean() && node.input_at(5).is_some() {
-            let why = format!("has the batch and {} others in one axis, and its state too", layout.outer * layout.inner);
+            let why =
+                format!("has the batch and {} others in one axis, and its state too", layout.outer * layout.inner);
             return Err(refuse(node, why, WHOLE_INPUT));
         }
         for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {
@@ -421,7 +492,11 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
                 return Err(refuse(node, format!("starts each step from its own '{name}'"), WHOLE_INPUT));
             }
         }
-        return Ok(vec![Place::At(layout.on(y_axis(batch))), Place::At(layout.on(1 - time)), Place::At(layout.on(1 - time))]);
+        return Ok(vec![
+            Place::At(layout.on(y_axis(batch))),
+            Place::At(layout.on(1 - time)),
+            Place::At(layout.on(1 - time)),
+        ]);
     }
     if layout.axis != time || !layout.is_clean() {
         return Err(refuse(node, "sums over time", ATTENTION));
@@ -475,8 +550,12 @@ fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
             (here, _) => found = here,
         }
     }
-    let Some((label, layout)) = found else { return Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)) };
-    let others = terms.split(',').zip(places).any(|(term, &place)| place != Place::Free && !matches!(place, Place::At(_)) || place == Place::Free && term.contains(label));
+    let Some((label, layout)) = found else {
+        return Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT));
+    };
+    let others = terms.split(',').zip(places).any(|(term, &place)| {
+        place != Place::Free && !matches!(place, Place::At(_)) || place == Place::Free && term.contains(label)
+    });
     if others { Err(refuse(node, "multiplies each step with its own matrix", ATTENTION)) } else { Ok(layout) }
 }
 
@@ -484,11 +563,20 @@ fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
 fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     let op = node.op_type();
     match places {
-        [Place::At(layout), Place::Counter { exact: true }] if op == "Gather" && layout.is_clean() && !layout.is_padded() => {
+        [Place::At(layout), Place::Counter { exact: true }]
+            if op == "Gather" && layout.is_clean() && !layout.is_padded() =>
+        {
             let axis = axis_of(node.int("axis").unwrap_or(0), tracker.rank(node, 0)?);
-            if axis == Ok(layout.axis) { Ok(Place::Last) } else { Err(refuse(node, "looks up another axis than time by the step's number", WHOLE_INPUT)) }
+            if axis == Ok(layout.axis) {
+                Ok(Place::Last)
+            } else {
+                Err(refuse(node, "looks up another axis than time by the step's number", WHOLE_INPUT))
+            }
         }
-        [Place::Counter { exact: true }, others @ ..] if others.iter().all(|&place| place == Place::Free) && matches!(op, "Cast" | "Identity" | "Unsqueeze" | "Squeeze" | "Reshape") => {
+        [Place::Counter { exact: true }, others @ ..]
+            if others.iter().all(|&place| place == Place::Free)
+                && matches!(op, "Cast" | "Identity" | "Unsqueeze" | "Squeeze" | "Reshape") =>
+        {
             Ok(Place::Counter { exact: true })
         }
         _ if places.iter().any(|place| matches!(place, Place::At(_))) => {
@@ -501,7 +589,9 @@ fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Plac
 /// Sequences with a tensor for each step.
 fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     match (node.op_type(), places) {
-        ("SequenceInsert", [Place::Sequence | Place::Free, Place::Last, ..]) if node.input_at(2).is_none() => Ok(Place::Sequence),
+        ("SequenceInsert", [Place::Sequence | Place::Free, Place::Last, ..]) if node.input_at(2).is_none() => {
+            Ok(Place::Sequence)
+        }
         ("Identity", [Place::Sequence]) => Ok(Place::Sequence),
         ("ConcatFromSequence", [Place::Sequence]) => {
             let dims = tracker.dims(&node.output[0]);

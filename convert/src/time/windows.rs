@@ -34,7 +34,13 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
         return Err(refuse(node, format!("makes {} steps of {steps}", out.unwrap_or_default()), HELP));
     }
     if window.before > 0 {
-        tracker.found.cuts.push(Cut::Frames { node: index, input: 0, axis: layout.axis, frames: lead, fill: fill(node)? });
+        tracker.found.cuts.push(Cut::Frames {
+            node: index,
+            input: 0,
+            axis: layout.axis,
+            frames: lead,
+            fill: fill(node)?,
+        });
     } else if lead == 0 && (window.behind > 0 || trail > 0) {
         return Err(refuse(node, "pads behind the last step", HELP));
     }
@@ -94,7 +100,11 @@ pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Plac
     }
     let mode = node.text("mode").unwrap_or_else(|| "constant".to_owned());
     if mode != "constant" {
-        return Err(refuse(node, format!("pads in mode {mode}"), "only constant padding in front of the steps is known"));
+        return Err(refuse(
+            node,
+            format!("pads in mode {mode}"),
+            "only constant padding in front of the steps is known",
+        ));
     }
     if before < 0 || behind < 0 || before == 0 || !layout.is_clean() || layout.is_padded() {
         return Err(refuse(node, "pads or crops the time axis at its end", HELP));

@@ -17,7 +17,7 @@ pub struct Difference {
     pub largest: f64,
     /// Where: the number of the element.
     pub at: Option<usize>,
-    /// The largest value of the first.
+    /// The largest finite value of the first.
     pub scale: f64,
 }
 
@@ -40,7 +40,9 @@ impl Random {
 
 impl Host {
     pub fn random(elem: i32, dims: Vec<i64>, random: &mut Random) -> Self {
-        let is_float = [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32);
+        let is_float = [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16]
+            .iter()
+            .any(|&float| elem == float as i32);
         // Integers are 0 and 1, which are within most vocabularies.
         let number = || if is_float { random.next() } else { f64::from(random.next() > 0.0) };
         let count = usize::try_from(element_count(&dims)).unwrap_or_default();
@@ -104,11 +106,14 @@ impl Host {
         let (mine, theirs) = (self.numbers(), other.numbers());
         let mut found = Difference { largest: 0.0, at: None, scale: 0.0 };
         if self.bytes == other.bytes {
-            found.scale = mine.iter().fold(0.0, |scale, value| value.abs().max(scale));
+            found.scale =
+                mine.iter().filter(|value| value.is_finite()).fold(0.0, |scale, value| value.abs().max(scale));
             return found;
         }
         for (at, (a, b)) in mine.iter().zip(&theirs).enumerate() {
-            found.scale = found.scale.max(a.abs());
+            if a.is_finite() {
+                found.scale = found.scale.max(a.abs());
+            }
             let same = a == b || a.is_nan() && b.is_nan();
             let difference = if same { 0.0 } else { (a - b).abs() };
             // A number on one side only counts as far away.

@@ -94,11 +94,17 @@ pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
 }
 
 /// Compares the models, in chunks of 1, 2, 7 and `chunk` steps and of all. An error says where they differ.
-pub fn verify(environment: &Environment, models: &Models, report: &Report, chunk: Option<i64>) -> Result<Vec<Compared>, VerifyError> {
+pub fn verify(
+    environment: &Environment,
+    models: &Models,
+    report: &Report,
+    chunk: Option<i64>,
+) -> Result<Vec<Compared>, VerifyError> {
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
     let mut starts = models.initial_states.map(|path| Graph::open(environment, path, "initial")).transpose()?;
-    let mut comparison = Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut() };
+    let mut comparison =
+        Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut() };
     let total = comparison.total(chunk);
     let inputs = comparison.random_inputs(total, ROWS);
     if report.time.is_empty() {
@@ -153,7 +159,8 @@ impl Comparison<'_> {
     }
 
     fn inputs(&self, steps: i64, rows: i64, random: &mut Random) -> Vec<(String, Host)> {
-        let time = |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
+        let time =
+            |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
         let mut inputs = Vec::new();
         for input in &self.report.inputs {
             let size = |(axis, dim): (usize, &Dim)| match dim {
@@ -232,7 +239,12 @@ impl Comparison<'_> {
                 worst = Some(compared);
             }
         }
-        Ok(worst.unwrap_or_else(|| Compared { what: "no steps".to_owned(), output: String::new(), largest: 0.0, step: None }))
+        Ok(worst.unwrap_or_else(|| Compared {
+            what: "no steps".to_owned(),
+            output: String::new(),
+            largest: 0.0,
+            step: None,
+        }))
     }
 
     /// The inputs of some steps.
@@ -275,7 +287,13 @@ impl Comparison<'_> {
     /// Where the states start, for these inputs.
     fn first_states(&mut self, inputs: &[(String, Host)]) -> Result<Vec<Host>, VerifyError> {
         let rows = self.rows_of(inputs);
-        let names: Vec<String> = self.report.states.iter().filter(|state| state.starts_at == StartsAt::Model).map(|state| state.pair.input.clone()).collect();
+        let names: Vec<String> = self
+            .report
+            .states
+            .iter()
+            .filter(|state| state.starts_at == StartsAt::Model)
+            .map(|state| state.pair.input.clone())
+            .collect();
         let mut made = match &mut self.starts {
             Some(graph) => graph.run(inputs, &names)?.into_iter(),
             None => Vec::new().into_iter(),
@@ -297,7 +315,8 @@ impl Comparison<'_> {
     fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
         for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
             let time = if let Role::Steps { axis } = input.role { Some(axis) } else { None };
-            let open = input.dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_)));
+            let open =
+                input.dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_)));
             if let Some(length) = open.and_then(|(axis, _)| value.dims.get(axis)) {
                 return *length;
             }
@@ -316,16 +335,19 @@ impl Comparison<'_> {
             let expected = &whole[index];
             if joined.dims != expected.dims {
                 return Err(VerifyError::Differs(format!(
-                    "in {}, output '{}' is {:?} and not {:?}", worst.what, output.name, joined.dims, expected.dims
+                    "in {}, output '{}' is {:?} and not {:?}",
+                    worst.what, output.name, joined.dims, expected.dims
                 )));
             }
             let Difference { largest, at, scale } = expected.difference(&joined);
             let tolerance = if self.report.quantizes { QUANTIZED_TOLERANCE } else { TOLERANCE };
             let step = output.axis.zip(at).map(|(axis, at)| expected.position(at, axis));
-            if !(largest <= tolerance * scale.max(1.0)) {
+            if largest > tolerance * scale.max(1.0) {
                 return Err(VerifyError::Differs(format!(
                     "in {}, output '{}' differs by {largest:e}{}, and the original's largest value is {scale:e}",
-                    worst.what, output.name, step.map(|step| format!(" at step {step}")).unwrap_or_default()
+                    worst.what,
+                    output.name,
+                    step.map(|step| format!(" at step {step}")).unwrap_or_default()
                 )));
             }
             if worst.output.is_empty() || largest > worst.largest {
@@ -342,7 +364,8 @@ impl Comparison<'_> {
             open_axis(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
         };
         let axes: Vec<Option<usize>> = (0..inputs.len()).map(of_input).collect();
-        let outputs: Vec<Option<usize>> = self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
+        let outputs: Vec<Option<usize>> =
+            self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
         if axes.iter().all(Option::is_none) || outputs.iter().any(Option::is_none) {
             return Ok(None);
         }
@@ -357,7 +380,10 @@ impl Comparison<'_> {
                 alone[output].push(value);
             }
         }
-        let joined = alone.iter().zip(&outputs).map(|(rows, axis)| Host::joined(&rows.iter().collect::<Vec<_>>(), axis.unwrap_or(0)));
+        let joined = alone
+            .iter()
+            .zip(&outputs)
+            .map(|(rows, axis)| Host::joined(&rows.iter().collect::<Vec<_>>(), axis.unwrap_or(0)));
         let joined: Vec<Host> = joined.collect();
         // The steps are along one axis here, too: one chunk of all of them.
         self.compare("rows together and alone".to_owned(), &joined, &[together]).map(Some)

@@ -9,7 +9,11 @@ use serde_json::Value;
 use crate::common::{export, folder, library};
 
 fn command(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_stateful-convert")).env("ORT_DYLIB_PATH", library()).args(arguments).output().unwrap()
+    Command::new(env!("CARGO_BIN_EXE_stateful-convert"))
+        .env("ORT_DYLIB_PATH", library())
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 fn text(output: &[u8]) -> String {
@@ -60,7 +64,11 @@ fn a_refusal_names_the_node_and_writes_nothing() {
     let output = folder.join("model.onnx");
     let done = command(&[path(&export("torch_lstm_bidirectional")), "-o", path(&output)]);
     assert!(!done.status.success());
-    assert!(text(&done.stderr).starts_with("stateful-convert: LSTM '/r/LSTM' is bidirectional"), "{}", text(&done.stderr));
+    assert!(
+        text(&done.stderr).starts_with("stateful-convert: LSTM '/r/LSTM' is bidirectional"),
+        "{}",
+        text(&done.stderr)
+    );
     assert_eq!(folder.read_dir().unwrap().count(), 0);
 }
 
@@ -71,7 +79,10 @@ fn weights_in_files_of_their_own_stay_there() {
     let mut weights = Vec::new();
     for tensor in &mut model.graph.as_mut().unwrap().initializer {
         let raw = tensor.raw_data.take().unwrap();
-        let entry = |key: &str, value: String| stateful_convert::onnx::schema::StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+        let entry = |key: &str, value: String| stateful_convert::onnx::schema::StringStringEntryProto {
+            key: Some(key.to_owned()),
+            value: Some(value),
+        };
         tensor.external_data = vec![
             entry("location", "weights.bin".to_owned()),
             entry("offset", weights.len().to_string()),
@@ -83,7 +94,11 @@ fn weights_in_files_of_their_own_stay_there() {
     fs::write(source.join("m.onnx"), stateful_convert::onnx::write(&model)).unwrap();
     let run = || command(&[path(&source.join("m.onnx")), "-o", path(&target.join("model.onnx"))]);
     let missing = run();
-    assert!(text(&missing.stderr).contains("has weights in the file 'weights.bin', which isn't there"), "{}", text(&missing.stderr));
+    assert!(
+        text(&missing.stderr).contains("has weights in the file 'weights.bin', which isn't there"),
+        "{}",
+        text(&missing.stderr)
+    );
     fs::write(source.join("weights.bin"), &weights).unwrap();
     let done = run();
     assert!(done.status.success(), "{}", text(&done.stderr));

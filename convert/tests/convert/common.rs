@@ -5,7 +5,9 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ort::environment::Environment;
-use stateful_convert::onnx::schema::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto};
+use stateful_convert::onnx::schema::{
+    GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
+};
 use stateful_convert::onnx::{DataType, Dim, write};
 use stateful_convert::verify::{Compared, Models, VerifyError, environment, verify};
 use stateful_convert::{ConvertError, Converted, Options, Pair, convert};
@@ -21,7 +23,8 @@ pub fn library() -> PathBuf {
         return path.into();
     }
     let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/lib");
-    let python = lib.read_dir().unwrap().map(|entry| entry.unwrap().path()).find(|path| path.join("site-packages").exists());
+    let python =
+        lib.read_dir().unwrap().map(|entry| entry.unwrap().path()).find(|path| path.join("site-packages").exists());
     let folder = python.unwrap().join("site-packages/onnxruntime/capi");
     let is_library = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with("libonnxruntime.so");
     folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).find(is_library).unwrap()
@@ -151,7 +154,8 @@ impl Build {
     }
 
     pub fn bytes_of_opset(self, version: i64) -> Vec<u8> {
-        let set = |domain: &str, version| OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) };
+        let set =
+            |domain: &str, version| OperatorSetIdProto { domain: Some(domain.to_owned()), version: Some(version) };
         let model = ModelProto {
             ir_version: Some(8),
             opset_import: vec![set("", version), set("com.microsoft", 1)],
@@ -164,7 +168,9 @@ impl Build {
 
 /// A node of ONNX.
 pub fn node(op: &str, inputs: &str, outputs: &str) -> NodeProto {
-    let names = |text: &str| text.split_whitespace().map(|name| if name == "-" { "" } else { name }.to_owned()).collect::<Vec<_>>();
+    let names = |text: &str| {
+        text.split_whitespace().map(|name| if name == "-" { "" } else { name }.to_owned()).collect::<Vec<_>>()
+    };
     let (inputs, outputs) = (names(inputs), names(outputs));
     let name = format!("the {}", op.to_lowercase());
     let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();

@@ -72,7 +72,8 @@ fn layers_without_names_get_different_states() {
     };
     let second = NodeProto { name: None, ..node("GRU", "x w r b", "z").with_int("hidden_size", 3) };
     let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").output("z", "time 1 batch 3");
-    let (converted, compared) = checked(build.recurrent_weights(3).node(unnamed("x", "y")).node(second).bytes(), &any()).unwrap();
+    let (converted, compared) =
+        checked(build.recurrent_weights(3).node(unnamed("x", "y")).node(second).bytes(), &any()).unwrap();
     assert_eq!(states(&converted), ["y.h_in", "z.h_in"]);
     assert_equal(&compared);
 }
@@ -130,7 +131,13 @@ fn scan(edit: impl Fn(NodeProto) -> NodeProto) -> NodeProto {
 }
 
 fn scanning(edit: impl Fn(NodeProto) -> NodeProto) -> Build {
-    Build::new().input("x", "2 time 4").input("f", "2 time 4").output("y", "2 time 4").output("last", "2 4").weights("s", &[2, 4]).node(scan(edit))
+    Build::new()
+        .input("x", "2 time 4")
+        .input("f", "2 time 4")
+        .output("y", "2 time 4")
+        .output("last", "2 4")
+        .weights("s", &[2, 4])
+        .node(scan(edit))
 }
 
 #[test]
@@ -157,8 +164,16 @@ fn looping(body: Vec<NodeProto>) -> Build {
     let body = GraphProto {
         name: Some("body".to_owned()),
         node: body,
-        input: vec![scalar("i", DataType::Int64), scalar("on", DataType::Bool), ValueInfoProto::tensor("s_in", FLOAT, &dims("4"))],
-        output: vec![scalar("go", DataType::Bool), ValueInfoProto::tensor("s_out", FLOAT, &dims("4")), ValueInfoProto::tensor("y_out", FLOAT, &dims("4"))],
+        input: vec![
+            scalar("i", DataType::Int64),
+            scalar("on", DataType::Bool),
+            ValueInfoProto::tensor("s_in", FLOAT, &dims("4")),
+        ],
+        output: vec![
+            scalar("go", DataType::Bool),
+            ValueInfoProto::tensor("s_out", FLOAT, &dims("4")),
+            ValueInfoProto::tensor("y_out", FLOAT, &dims("4")),
+        ],
         ..GraphProto::default()
     };
     let shape = NodeProto::make("Shape", "a", &["x"], &["shape"]).with_int("end", 1);
@@ -183,12 +198,24 @@ fn loops_read_a_step_a_turn() {
     assert_equal(&compared);
 
     let last = NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0);
-    let counts = looping(vec![last, add(), node("Cast", "i", "number").with_int("to", 1), node("Add", "s_out number", "y_out"), on()]);
+    let counts = looping(vec![
+        last,
+        add(),
+        node("Cast", "i", "number").with_int("to", 1),
+        node("Add", "s_out number", "y_out"),
+        on(),
+    ]);
     let message = refusal(counts.bytes(), &any());
     assert!(message.contains("computes with the number of the step"), "{message}");
 
     let reduce = NodeProto::make("ReduceSum", "sum", &["s_in"], &["sum"]).with_int("keepdims", 0);
-    let ends = looping(vec![gather(), add(), node("Tanh", "s_out", "y_out"), reduce, node("Cast", "sum", "go").with_int("to", 9)]);
+    let ends = looping(vec![
+        gather(),
+        add(),
+        node("Tanh", "s_out", "y_out"),
+        reduce,
+        node("Cast", "sum", "go").with_int("to", 9),
+    ]);
     let message = refusal(ends.bytes(), &any());
     assert!(message.contains("ends on a condition that depends on data"), "{message}");
 }
@@ -201,7 +228,8 @@ fn layers_in_a_branch_are_refused() {
         output: vec![ValueInfoProto::tensor("z", FLOAT, &dims("time 1 batch 3"))],
         ..GraphProto::default()
     };
-    let choice = with_graph(with_graph(node("If", "c", "y"), "then_branch", branch("LSTM")), "else_branch", branch("LSTM"));
+    let choice =
+        with_graph(with_graph(node("If", "c", "y"), "then_branch", branch("LSTM")), "else_branch", branch("LSTM"));
     let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(4);
     let message = refusal(build.typed_input("c", DataType::Bool, "").node(choice).bytes(), &any());
     assert!(message.contains("takes a branch that depends on data"), "{message}");
@@ -224,9 +252,15 @@ fn mixing_in_front_of_a_layer_is_refused() {
         (NodeProto::make("Softmax", "s", &["x"], &["z"]).with_int("axis", 0), "takes a softmax over time"),
         (NodeProto::make("LayerNormalization", "s", &["x", "one"], &["z"]).with_int("axis", 0), "normalizes over time"),
         (NodeProto::make("CumSum", "s", &["x", "zero"], &["z"]), "sums up along time"),
-        (NodeProto::make("TopK", "s", &["x", "one"], &["z", "places"]).with_int("axis", 0), "picks the largest over time"),
+        (
+            NodeProto::make("TopK", "s", &["x", "one"], &["z", "places"]).with_int("axis", 0),
+            "picks the largest over time",
+        ),
         (NodeProto::make("Resize", "s", &["x", "", "one"], &["z"]), "it isn't known how Resize treats them"),
-        (with_text(NodeProto::make("Einsum", "s", &["x", "x"], &["z"]), "equation", "tbf,sbf->tbs"), "combines each step with every other"),
+        (
+            with_text(NodeProto::make("Einsum", "s", &["x", "x"], &["z"]), "equation", "tbf,sbf->tbs"),
+            "combines each step with every other",
+        ),
         (NodeProto::make("Concat", "s", &["x", "x"], &["z"]).with_int("axis", 0), "joins tensors along time"),
         (NodeProto::make("com.x.Mystery", "s", &["x"], &["z"]), "it isn't known how"),
     ];
@@ -261,7 +295,10 @@ fn the_length_of_the_whole_input_is_no_number_to_compute_with() {
         node("Div", "x length", "z"),
     ];
     let message = refusal(behind(nodes).bytes(), &any());
-    assert!(message.contains("Div 'the div' takes 'length', which depends on the length of the whole input"), "{message}");
+    assert!(
+        message.contains("Div 'the div' takes 'length', which depends on the length of the whole input"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -272,10 +309,16 @@ fn a_recurrence_over_another_axis_stays_whole() {
     let build = build
         .weights("w2", &[1, 12, 3])
         .node(inner)
-        .node(NodeProto { name: Some("flip".to_owned()), ..node("Transpose", "flat", "by_time") }.with_ints("perm", &[1, 0, 2]))
+        .node(
+            NodeProto { name: Some("flip".to_owned()), ..node("Transpose", "flat", "by_time") }
+                .with_ints("perm", &[1, 0, 2]),
+        )
         .ints("axis", &[1], &[1])
         .node(node("Squeeze", "inner axis", "flat"))
-        .node(NodeProto { name: Some("outer".to_owned()), ..node("LSTM", "by_time w2 r b", "y") }.with_int("hidden_size", 3));
+        .node(
+            NodeProto { name: Some("outer".to_owned()), ..node("LSTM", "by_time w2 r b", "y") }
+                .with_int("hidden_size", 3),
+        );
     let mut build = build;
     build.graph.node.swap(1, 2);
     let (converted, compared) = checked(build.bytes(), &any()).unwrap();
@@ -314,7 +357,10 @@ fn a_comparison_finds_a_state_that_is_lost() {
 fn what_the_schema_knows_survives() {
     let mut model = read(layer("LSTM", 4, |node| node).bytes().into()).unwrap();
     model.producer_name = Some("somebody".to_owned());
-    let entry = |key: &str| stateful_convert::onnx::schema::StringStringEntryProto { key: Some(key.to_owned()), value: Some("v".to_owned()) };
+    let entry = |key: &str| stateful_convert::onnx::schema::StringStringEntryProto {
+        key: Some(key.to_owned()),
+        value: Some("v".to_owned()),
+    };
     model.metadata_props.push(entry("of the model"));
     model.graph.as_mut().unwrap().node[0].metadata_props.push(entry("of the node"));
     let bytes = stateful_convert::onnx::write(&model);
