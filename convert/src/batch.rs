@@ -3,7 +3,7 @@
 //! The rows of the batch are followed through the graph as steps are: an operator that would mix them is refused. On
 //! the way, shapes that have the 1 written into them get the batch in its place.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::analysis::InputAxis;
 use crate::graph::{Names, required_inputs, sort};
@@ -87,10 +87,11 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
         input.set_tensor(elem, &dims);
     }
     let mut names = Names::of(&graph);
+    let mut done = HashSet::new();
     // Each turn edits one node, and no node is edited twice.
     for _ in 0..=graph.node.len() {
         let followed = follow(&graph, opset, axes);
-        if let Some(edited) = edit(&graph, &followed, &mut names) {
+        if let Some(edited) = edit(&graph, &followed, &mut names, &mut done) {
             graph = edited;
             sort(&mut graph);
             continue;
@@ -157,18 +158,76 @@ fn of_rows(refusal: Refusal) -> Refusal {
     Refusal { why, help: HELP.to_owned(), ..refusal }
 }
 
-/// Puts the batch into the first constant shape that needs it.
-fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names) -> Option<GraphProto> {
-    for (index, node) in graph.node.iter().enumerate().filter(|(_, node)| node.op_type() == "Reshape") {
-        let Some(Place::At(layout)) = followed.places.get(&node.input[0]) else { continue };
-        let Some(target) = opened_target(node, *layout, followed) else { continue };
-        let mut graph = graph.clone();
-        let name = names.fresh(&format!("{}.shape", node.label()));
-        graph.initializer.push(int64s(&name, &[target.len() as i64], &target));
-        graph.node[index].set_input(1, &name);
-        return Some(graph);
+/// Puts the batch into the first node that needs it. `done` has the nodes that are right as they are.
+fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut HashSet<String>) -> Option<GraphProto> {
+    for (index, node) in graph.node.iter().enumerate() {
+        if done.contains(node.name()) {
+            continue;
+        }
+        let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
+        if node.op_type() == "Reshape" {
+            let Some(target) = opened_target(node, *layout, followed) else { continue };
+            let mut graph = graph.clone();
+            let name = names.fresh(&format!("{}.shape", node.label()));
+            graph.initializer.push(int64s(&name, &[target.len() as i64], &target));
+            graph.node[index].set_input(1, &name);
+            return Some(graph);
+        }
+        if is_recurrent(node)
+            && layout.axis == 1
+            && layout.outer == 1
+            && layout.inner > 1
+            && let Some(edited) = merge_starts(graph, index, layout.inner, followed, names, done)
+        {
+            return Some(edited);
+        }
     }
     None
+}
+
+/// A recurrent node whose rows are the batch and `others` more, with states that have the batch in front of the
+/// others, where the model has a 1. The states are merged in front of the node, and taken apart behind it.
+fn merge_starts(
+    graph: &GraphProto,
+    index: usize,
+    others: i64,
+    followed: &Followed,
+    names: &mut Names,
+    done: &mut HashSet<String>,
+) -> Option<GraphProto> {
+    let node = &graph.node[index];
+    let mut edited = graph.clone();
+    let mut is_edited = false;
+    for (input, output) in [(5, 1), (6, 2)] {
+        let Some(start) = node.input_at(input) else { continue };
+        let Some(&[FEW, rows, hidden]) = followed.few.dims(start) else { continue };
+        let in_front =
+            matches!(followed.places.get(start), Some(Place::At(layout)) if layout.axis == 0 && layout.is_clean());
+        if !in_front || rows != others {
+            continue;
+        }
+        let mut reshape = |edited: &mut GraphProto, what: &str, from: &str, to: &str, target: [i64; 3]| {
+            let name = names.fresh(&format!("{}.{what}", node.label()));
+            let shape = names.fresh(&format!("{name}.shape"));
+            edited.initializer.push(int64s(&shape, &[3], &target));
+            edited.node.push(NodeProto::make("Reshape", &name, &[from, &shape], &[to]));
+            done.insert(name);
+        };
+        let merged = format!("{start}/rows");
+        reshape(&mut edited, "merged", start, &merged, [1, -1, hidden]);
+        edited.node[index].set_input(input, &merged);
+        if let Some(last) = node.output_at(output) {
+            let rows_of_last = format!("{last}/rows");
+            reshape(&mut edited, "apart", &rows_of_last, last, [-1, others, hidden]);
+            edited.node[index].set_output(output, &rows_of_last);
+        }
+        is_edited = true;
+    }
+    is_edited.then_some(edited)
+}
+
+fn is_recurrent(node: &NodeProto) -> bool {
+    matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM")
 }
 
 /// The target of a `Reshape` with the batch in it, if it has a 1 in its place.
@@ -255,7 +314,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        if !matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM") {
+        if !is_recurrent(&node) {
             continue;
         }
         let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };

@@ -481,14 +481,20 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     };
     if layout.axis == batch {
         // The steps are rows of a batch here: a recurrence along another axis.
-        if tracker.follows_rows && !layout.is_clean() && node.input_at(5).is_some() {
-            let why =
-                format!("has the batch and {} others in one axis, and its state too", layout.outer * layout.inner);
+        let starts_with_rows =
+            |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
+        if tracker.follows_rows
+            && !layout.is_clean()
+            && let Some(name) = node.input_at(5).filter(|name| !starts_with_rows(name))
+        {
+            let others = layout.outer * layout.inner;
+            let why = format!("has the batch and {others} others in one axis, and '{name}' hasn't");
             return Err(refuse(node, why, WHOLE_INPUT));
         }
         for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {
-            let of_rows = tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
-            if !of_rows && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time))) {
+            if !starts_with_rows(name)
+                && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time)))
+            {
                 return Err(refuse(node, format!("starts each step from its own '{name}'"), WHOLE_INPUT));
             }
         }

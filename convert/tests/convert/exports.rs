@@ -200,6 +200,16 @@ fn a_published_denoiser_gets_a_batch() {
 }
 
 #[test]
+fn a_batch_that_shares_an_axis_with_frequencies_is_taken_apart() {
+    let pairs = vec![pair("conv_cache", "conv_cache_out"), pair("rnn_cache", "rnn_cache_out")];
+    let open = Options { open_batch: true, states: pairs, ..Options::default() };
+    let (converted, compared) = converted_with("torch_denoiser_merged", &open);
+    let dims: Vec<String> = converted.report.states.iter().map(|state| stateful_convert::list(&state.dims)).collect();
+    assert_eq!(dims, ["[batch, 1, 4, 16]", "[batch, 16, 8]"]);
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
 fn rows_in_a_loop_or_under_one_scale_keep_the_batch_closed() {
     let open = Options { open_batch: true, ..Options::default() };
     let message = refusal(std::fs::read(export("keras_stateful")).unwrap(), &open);
