@@ -210,6 +210,19 @@ fn a_batch_that_shares_an_axis_with_frequencies_is_taken_apart() {
 }
 
 #[test]
+fn stacked_states_of_a_dual_path_model_get_a_batch() {
+    let pairs = vec![pair("inter_cache", "inter_cache_out")];
+    let open = Options { open_batch: true, states: pairs, ..Options::default() };
+    let (converted, compared) = converted_with("torch_dual_path", &open);
+    assert_eq!(stateful_convert::list(&converted.report.states[0].dims), "[2, batch, 16, 8]");
+    assert_eq!(
+        compared.iter().map(|compared| compared.what.as_str()).collect::<Vec<_>>(),
+        ["5 steps", "rows together and alone"]
+    );
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
 fn rows_in_a_loop_or_under_one_scale_keep_the_batch_closed() {
     let open = Options { open_batch: true, ..Options::default() };
     let message = refusal(std::fs::read(export("keras_stateful")).unwrap(), &open);

@@ -321,6 +321,38 @@ def torch_denoiser():
         save_torch(name, Denoiser(merges), inputs, names, outputs, None)
 
 
+class DualPath(nn.Module):
+    """Two blocks of a recurrence over frequencies, both ways, and one over time, as speech enhancers have them. The
+    states of the second are frequencies × rows, stacked."""
+
+    def __init__(self):
+        super().__init__()
+        gru = lambda **more: nn.GRU(HIDDEN, HIDDEN, batch_first=True, **more)  # noqa: E731
+        self.up, self.down = nn.Linear(2, HIDDEN), nn.Linear(HIDDEN, 2)
+        self.intra = nn.ModuleList(gru(bidirectional=True) for _ in range(2))
+        self.join = nn.ModuleList(nn.Linear(2 * HIDDEN, HIDDEN) for _ in range(2))
+        self.inter = nn.ModuleList(gru() for _ in range(2))
+        self.norm = nn.LayerNorm((16, HIDDEN))
+
+    def forward(self, x, inter_cache):
+        z, caches = self.up(x), []
+        for block in range(2):
+            n, t, f, c = z.shape
+            over_f = self.join[block](self.intra[block](z.reshape(n * t, f, c))[0])
+            z = z + self.norm(over_f.reshape(n, t, f, c))
+            over_t, cache = self.inter[block](z.permute(0, 2, 1, 3).reshape(n * f, t, c), inter_cache[block])
+            z = z + over_t.reshape(n, f, t, c).permute(0, 2, 1, 3)
+            caches.append(cache)
+        return self.down(z), torch.stack(caches)
+
+
+@maker
+def torch_dual_path():
+    inputs = torch.randn(1, 1, 16, 2), torch.zeros(2, 1, 16, HIDDEN)
+    names, outputs = ["x", "inter_cache"], ["y", "inter_cache_out"]
+    save_torch("torch_dual_path", DualPath(), inputs, names, outputs, None)
+
+
 class Same(nn.Module):
     def __init__(self):
         super().__init__()

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnxruntime
 import pytest
 
 from harness.clients import new_id
+from harness.conversations import together
 from support.paths import CONVERT, ROOT
 
 EXPORTS = ROOT / "convert" / "tests" / "exports"
@@ -23,7 +25,7 @@ LAST = {"torch_lstm_last"}
 
 def converted(deployment, name: str, *options: str) -> str:
     """The name under which a converted model is served, with the configuration that the command wrote."""
-    served = "_".join(["converted", name, *(option.strip("-").replace("-", "_") for option in options)])
+    served = f"converted_{name}"
     folder = Path(deployment.repository) / served
     if not folder.exists():
         (folder / "1").mkdir(parents=True)
@@ -109,3 +111,23 @@ def test_an_opened_batch_shares_runs(deployment):
     rows = [rng.normal(size=(1, STEPS, 4)).astype(np.float32) for _ in range(3)]
     for row, answers in zip(rows, steps(deployment.connect(), model, "", rows, 1), strict=True):
         np.testing.assert_allclose(np.concatenate(answers, axis=1), whole("torch_lstm_batch_one", row), rtol=0, atol=1e-6)
+
+
+def test_sequences_of_a_denoiser_whose_batch_was_opened_share_runs(deployment):
+    model = converted(deployment, "torch_dual_path", "--open-batch", "--states", "<<<inter_cache, inter_cache_out>>>")
+    original = onnxruntime.InferenceSession(EXPORTS / "torch_dual_path.onnx")
+    rng = np.random.default_rng(8)
+    client = deployment.connect()
+    talks = [(new_id(), np.zeros((2, 1, 16, 8), np.float32)) for _ in range(4)]
+    for step in range(6):
+        fed = [rng.normal(size=(1, 1, 16, 2)).astype(np.float32) for _ in talks]
+        tasks = [
+            partial(client.step, model, sequence_id, {"x": x}, outputs=["y"], start=step == 0, end=step == 5)
+            for (sequence_id, _), x in zip(talks, fed, strict=True)
+        ]
+        answers = together(tasks)
+        for row, (answer, x) in enumerate(zip(answers, fed, strict=True)):
+            sequence_id, cache = talks[row]
+            expected, cache = original.run(["y", "inter_cache_out"], {"x": x, "inter_cache": cache})
+            talks[row] = sequence_id, cache
+            np.testing.assert_allclose(answer["y"], expected, rtol=0, atol=1e-6)
