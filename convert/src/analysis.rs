@@ -155,7 +155,7 @@ fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[Strin
     places
         .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long), places);
-    tracker.has_states = !states.is_empty();
+    tracker.of_states = states.iter().cloned().collect();
     let result = tracker.run();
     let found = std::mem::take(&mut tracker.found);
     let dims =

@@ -73,10 +73,16 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         (graph, opened) = batch::open(&graph, opset, &pairs, &options.time).map_err(ConvertError::Refused)?;
     }
     let states: Vec<String> = pairs.iter().map(|pair| pair.input.clone()).collect();
+    // What the user asked for may be done although nothing is to be cut.
+    let is_done_without = options.time.is_empty() && (!pairs.is_empty() || options.open_batch);
+    let mut uncut = None;
     let analysis = match analyse(&graph, opset, &options.time, &states) {
         Ok(analysis) => analysis,
-        // A model of single steps, whose states are declared.
-        Err(Obstacle::Nothing(_)) if !pairs.is_empty() || options.open_batch => Analysis::without_time(&graph, opset),
+        Err(Obstacle::Nothing(_)) if is_done_without => Analysis::without_time(&graph, opset),
+        Err(Obstacle::Refused(refusal)) if is_done_without => {
+            uncut = Some(format!("no recurrence inside the model got a state: {refusal}"));
+            Analysis::without_time(&graph, opset)
+        }
         Err(Obstacle::Refused(refusal)) => return Err(ConvertError::Refused(refusal)),
         Err(Obstacle::Nothing(stopped)) => return Err(ConvertError::Nothing(stopped)),
         Err(Obstacle::Unknown(why)) => return Err(ConvertError::Option(why)),
@@ -88,6 +94,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let kept = kept_states(&cut_graph, &pairs);
     let mut report = report(&graph, &analysis, kept, &states);
     report.opened = opened;
+    report.warnings.extend(uncut);
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
@@ -158,19 +165,20 @@ pub fn list(dims: &[Dim]) -> String {
     format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))
 }
 
-/// Refuses outputs that padding still surrounds.
+/// Refuses outputs that aren't the steps alone.
 fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertError> {
     for output in &graph.output {
-        if let Some(Place::At(layout)) = analysis.found.places.get(output.name())
-            && layout.is_padded()
-        {
-            return Err(ConvertError::Refused(Refusal {
-                node: output.name().to_owned(),
-                operator: "output".to_owned(),
-                why: "has padding beside its steps".to_owned(),
-                help: "remove the padding from the output".to_owned(),
-            }));
-        }
+        let why = match analysis.found.places.get(output.name()) {
+            Some(Place::At(layout)) if layout.is_padded() => "has padding beside its steps",
+            Some(Place::Sequence) => "is a sequence of steps",
+            _ => continue,
+        };
+        return Err(ConvertError::Refused(Refusal {
+            node: output.name().to_owned(),
+            operator: "output".to_owned(),
+            why: why.to_owned(),
+            help: "give out a tensor that has an entry for each step".to_owned(),
+        }));
     }
     Ok(())
 }

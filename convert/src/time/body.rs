@@ -37,6 +37,10 @@ impl<'a> Tracker<'a> {
             let place = if places().all(|place| place == Place::Free) { Place::Free } else { Place::Last };
             return Ok(vec![place; node.output.len()]);
         }
+        let mut names = captured.iter().chain(node.input.iter().skip(2));
+        if let Some(name) = names.find(|name| self.place(name) == Place::Last) {
+            return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
+        }
         let lens: Vec<i64> =
             places().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect();
         self.found.reached += 1;
@@ -138,6 +142,9 @@ impl<'a> Tracker<'a> {
             return Ok(vec![if is_free { Place::Free } else { Place::Last }; node.output.len()]);
         }
         self.found.reached += 1;
+        if let Some(name) = outside.iter().find(|name| self.place(name) == Place::Last) {
+            return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
+        }
         if self.opset < 9 {
             return Err(refuse(node, "is of an opset before 9", "convert the model to a newer opset"));
         }

@@ -11,7 +11,7 @@ mod windows;
 
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{captured, producers};
+use crate::graph::{captured, inputs_of, producers};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
@@ -60,8 +60,8 @@ pub struct Tracker<'a> {
     sized: HashSet<String>,
     /// Why tensors of certain steps can't be used.
     certain: HashMap<String, Refusal>,
-    /// The model has states already.
-    pub has_states: bool,
+    /// Tensors that are made of the states which the model has already, and of nothing else that depends on steps.
+    pub of_states: HashSet<String>,
     /// What is followed are the rows of a batch. None may need another.
     pub follows_rows: bool,
     pub found: Found,
@@ -84,7 +84,7 @@ impl<'a> Tracker<'a> {
             producers: producers(graph),
             sized: HashSet::new(),
             certain: HashMap::new(),
-            has_states: false,
+            of_states: HashSet::new(),
             follows_rows: false,
             found,
         }
@@ -98,6 +98,9 @@ impl<'a> Tracker<'a> {
                 let place = places.get(output).copied().unwrap_or(Place::Free);
                 if place == Place::Free && self.depends_on_length(node, name) {
                     self.sized.insert(name.clone());
+                }
+                if place == Place::Last && self.is_of_states(node) {
+                    self.of_states.insert(name.clone());
                 }
                 if place == Place::Certain {
                     let refusal = node.input.iter().find_map(|input| self.certain.get(input)).cloned();
@@ -148,6 +151,10 @@ impl<'a> Tracker<'a> {
             self.check_shapes(node)?;
         }
         rules::apply(self, index, node, &places)
+    }
+
+    fn is_of_states(&self, node: &NodeProto) -> bool {
+        inputs_of(node).iter().all(|name| self.place(name) == Place::Free || self.of_states.contains(name))
     }
 
     /// Refuses a node whose shapes fit together for one length only.

@@ -525,7 +525,8 @@ fn recurrent(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         tracker.found.quantized.push(node.label().to_owned());
     }
     let outputs = vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last];
-    if tracker.has_states && [5, 6].iter().any(|&input| places.get(input) == Some(&Place::Last)) {
+    let is_own = |input: usize| node.input_at(input).is_some_and(|name| tracker.of_states.contains(name));
+    if is_own(5) || is_own(6) {
         // It starts at a state that the model has already.
         return Ok(outputs);
     }

@@ -221,6 +221,41 @@ fn loops_read_a_step_a_turn() {
 }
 
 #[test]
+fn loops_that_read_the_last_state_of_a_layer_are_refused() {
+    let body = vec![
+        NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0),
+        node("Mul", "now last_of_layer", "s_out"),
+        node("Tanh", "s_out", "y_out"),
+        node("Identity", "on", "go"),
+    ];
+    let mut build = looping(body).weights("w", &[1, 12, 4]).weights("r", &[1, 12, 4]).ints("axes", &[2], &[0, 1]);
+    let layer = [
+        node("Unsqueeze", "x batch", "rows"),
+        node("GRU", "rows w r", "- last_h").with_int("hidden_size", 4),
+        node("Squeeze", "last_h axes", "last_of_layer"),
+    ];
+    build.graph.node.splice(0..0, layer);
+    let message = refusal(build.ints("batch", &[1], &[1]).bytes(), &any());
+    assert!(message.contains("Loop 'the loop' takes 'last_of_layer' of the last step in each step"), "{message}");
+}
+
+#[test]
+fn a_layer_that_starts_at_the_end_of_another_is_refused_although_the_model_has_states() {
+    let build = Build::new().input("x", "time 1 4").input("h", "1 1 3").output("y", "time 1 1 3").output("hn", "1 1 3");
+    let build = build.recurrent_weights(3).node(node("GRU", "x w r b - h", "- hn").with_int("hidden_size", 3));
+    let second =
+        NodeProto { name: Some("second".to_owned()), ..node("GRU", "x w r b - hn", "y").with_int("hidden_size", 3) };
+    let options = Options { states: vec![crate::common::pair("h", "hn")], ..any() };
+    let (converted, _) = checked(build.node(second).bytes(), &options).unwrap();
+    assert_eq!(states(&converted), ["h"]);
+    assert!(
+        converted.report.warnings[0].contains("GRU 'second' takes initial_h from the steps"),
+        "{:?}",
+        converted.report.warnings
+    );
+}
+
+#[test]
 fn layers_in_a_branch_are_refused() {
     let branch = |op: &str| GraphProto {
         name: Some("branch".to_owned()),
