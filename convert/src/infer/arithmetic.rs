@@ -103,6 +103,9 @@ fn is_integer(elem: i32) -> bool {
 /// An operator that works element by element on inputs that broadcast.
 pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
     let op = node.op_type();
+    if inputs.is_empty() {
+        return Ok(Vec::new());
+    }
     let present: Vec<&Tensor> =
         inputs.iter().zip(&node.input).filter(|(_, name)| !name.is_empty()).map(|(tensor, _)| tensor).collect();
     let Some(shapes) = present.iter().map(|tensor| tensor.dims.as_deref()).collect::<Option<Vec<_>>>() else {

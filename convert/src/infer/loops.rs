@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use super::shaping::axis_of;
 use super::{Shapes, Tensor};
 use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto};
@@ -87,7 +88,7 @@ pub fn is_passed_on(body: &GraphProto, input: usize, output: usize) -> bool {
         }
         let makes = |node: &&NodeProto| node.output.first() == Some(&name);
         match body.node.iter().find(makes) {
-            Some(node) if node.op_type() == "Identity" => name = node.input[0].clone(),
+            Some(node) if node.op_type() == "Identity" && !node.input.is_empty() => name = node.input[0].clone(),
             _ => return false,
         }
     }
@@ -120,25 +121,31 @@ pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     (node.input.len().saturating_sub(scanned), scanned)
 }
 
-/// What a `Scan` gives: its states, then the values of each step stacked.
-pub fn run_scan(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
-    let Some(body) = node.graph("body") else { return Vec::new() };
+/// The inputs of a `Scan`'s body, and the number of its steps.
+pub fn scan_body_inputs(outer: &Shapes, node: &NodeProto, body: &GraphProto) -> (HashMap<String, Tensor>, Option<i64>) {
     let (states, scanned) = scan_counts(node);
     let axes = scan_list(node, "scan_input_axes", scanned);
-    let mut of_body = HashMap::new();
+    let mut inputs = HashMap::new();
     let mut steps = None;
-    for (index, (input, value)) in body.input.iter().zip(inputs).enumerate() {
-        let mut value = Tensor { data: None, ..value.clone() };
+    for (index, (input, name)) in body.input.iter().zip(&node.input).enumerate() {
+        let mut value = Tensor { data: None, ..outer.get(name) };
         if let (Some(dims), true) = (&mut value.dims, index >= states) {
             let axis = axes.get(index - states).copied().unwrap_or_default();
-            let axis = (if axis < 0 { axis + dims.len() as i64 } else { axis }) as usize;
-            if axis < dims.len() {
+            if let Ok(axis) = axis_of(axis, dims.len()) {
                 steps = Some(dims.remove(axis));
             }
         }
-        of_body.insert(input.name().to_owned(), value);
+        inputs.insert(input.name().to_owned(), value);
     }
-    let shapes = Shapes::infer(body, opset, of_body, Some(outer));
+    (inputs, steps)
+}
+
+/// What a `Scan` gives: its states, then the values of each step stacked.
+pub fn run_scan(outer: &Shapes, node: &NodeProto, opset: i64) -> Vec<Tensor> {
+    let Some(body) = node.graph("body") else { return Vec::new() };
+    let (states, _) = scan_counts(node);
+    let (inputs, steps) = scan_body_inputs(outer, node, body);
+    let shapes = Shapes::infer(body, opset, inputs, Some(outer));
     let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
     let each = |(index, output): (usize, &crate::onnx::schema::ValueInfoProto)| {
         let value = shapes.get(output.name());

@@ -126,8 +126,8 @@ impl Shapes {
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.get(name)).collect();
         match node.op_type() {
             "Loop" => Ok(loops::run_loop(self, node, &inputs, opset)),
-            "Scan" => Ok(loops::run_scan(self, node, &inputs, opset)),
-            "If" => Ok(loops::run_if(self, node, &inputs, opset)),
+            "Scan" => Ok(loops::run_scan(self, node, opset)),
+            "If" if !inputs.is_empty() => Ok(loops::run_if(self, node, &inputs, opset)),
             _ => ops::infer(node, &inputs, opset),
         }
     }

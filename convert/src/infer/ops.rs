@@ -108,11 +108,23 @@ const SAME_SHAPE: [&str; 16] = [
     "Softmax",
 ];
 
+/// No operator here has more inputs that matter.
+const MOST_INPUTS: usize = 8;
+
 /// The outputs of a node, or why its inputs don't fit together.
 pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
     let op = node.op_type();
-    let missing = Tensor::default();
-    let first = inputs.first().unwrap_or(&missing);
+    if BROADCAST.contains(&op) || op == "Where" {
+        return element_wise(node, inputs);
+    }
+    if op == "Concat" {
+        return Ok(if inputs.is_empty() { Vec::new() } else { vec![shaping::concat(node, inputs)?] });
+    }
+    // Inputs that are left out are unknown.
+    let mut inputs = inputs.to_vec();
+    inputs.resize(inputs.len().max(MOST_INPUTS), Tensor::default());
+    let inputs = inputs.as_slice();
+    let first = &inputs[0];
     if UNARY.contains(&op) {
         return element_wise(node, &inputs[..1]).map(|mut outputs| {
             if op == "CastLike" {
@@ -121,14 +133,17 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
             outputs
         });
     }
-    if BROADCAST.contains(&op) || op == "Where" {
-        return element_wise(node, inputs);
-    }
     if SAME_SHAPE.contains(&op) {
         let elem = match op {
             "DynamicQuantizeLinear" => DataType::Uint8 as i32,
             "DequantizeLinear" => inputs[1].elem,
-            "QuantizeLinear" => inputs.get(2).map_or(DataType::Uint8 as i32, |zero| zero.elem),
+            "QuantizeLinear" => {
+                if inputs[2].elem == 0 {
+                    DataType::Uint8 as i32
+                } else {
+                    inputs[2].elem
+                }
+            }
             _ => first.elem,
         };
         let same = Tensor { elem, dims: first.dims.clone(), data: None, length: None };
@@ -147,7 +162,6 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "Squeeze" => vec![shaping::squeeze(node, inputs)?],
         "Unsqueeze" => vec![shaping::unsqueeze(node, inputs)?],
         "Transpose" => vec![shaping::transpose(node, inputs)?],
-        "Concat" => vec![shaping::concat(node, inputs)?],
         "Slice" => vec![shaping::slice(node, inputs)?],
         "Gather" => vec![shaping::gather(node, inputs)?],
         "Expand" => vec![shaping::expand(inputs)?],

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
 use crate::graph::captured;
-use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_counts, scan_list, turns};
+use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, turns};
+use crate::infer::shaping::axis_of;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::DataType;
-use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 const LOOP_HELP: &str = "a loop over the steps that reads step i in turn i can run in steps; export the model so";
 
@@ -32,19 +33,24 @@ impl<'a> Tracker<'a> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         let captured = captured(body);
         let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
-        let places = || captured.iter().map(|name| self.place(name)).chain(of_carried.iter().copied());
-        if !places().any(|place| matches!(place, Place::At(_))) {
-            let place = if places().all(|place| place == Place::Free) { Place::Free } else { Place::Last };
-            return Ok(vec![place; node.output.len()]);
+        if body.input.len() != node.input.len() || body.output.len() + 1 < node.input.len() {
+            return Err(refuse(node, "has a body with other inputs or outputs", LOOP_HELP));
         }
+        let places: Vec<Place> =
+            captured.iter().map(|name| self.place(name)).chain(of_carried.iter().copied()).collect();
+        let lens: Vec<i64> = lens(&places);
+        let Some(&len) = lens.first() else {
+            return Ok(vec![without_steps(&places); node.output.len()]);
+        };
         let mut names = captured.iter().chain(node.input.iter().skip(2));
         if let Some(name) = names.find(|name| self.place(name) == Place::Last) {
             return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
         }
-        let lens: Vec<i64> =
-            places().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect();
         self.found.reached += 1;
-        self.check_turns(node, lens[0])?;
+        if lens.iter().any(|&other| other != len) {
+            return Err(refuse(node, "reads steps of different times", LOOP_HELP));
+        }
+        self.check_turns(node, len)?;
         let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
         let (short, long) = (of(self.short), of(self.long));
         let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
@@ -62,33 +68,13 @@ impl<'a> Tracker<'a> {
         let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
         tracker.run()?;
         self.absorb(node, &tracker)?;
-        let out = |output: usize| body.output.get(output).map_or(Place::Free, |value| tracker.place(value.name()));
         let mut outputs = Vec::new();
-        for (carried, kind) in kinds.iter().enumerate() {
-            outputs.push(match kind {
-                Carried::Invariant => of_carried[carried],
-                Carried::Counter { .. } | Carried::Condition => Place::Last,
-                Carried::Sequence => {
-                    check_entry(node, out(carried + 1), &[Place::Sequence])?;
-                    Place::Sequence
-                }
-                Carried::State => {
-                    if of_carried[carried] != Place::Free {
-                        return Err(refuse(
-                            node,
-                            format!("starts from '{}', which comes from the steps", node.input[carried + 2]),
-                            LOOP_HELP,
-                        ));
-                    }
-                    check_entry(node, out(carried + 1), &[Place::Last, Place::Free])?;
-                    self.check_state(node, &short, body.input[carried + 2].name(), body.output[carried + 1].name())?;
-                    Place::Last
-                }
-            });
+        for (carried, &kind) in kinds.iter().enumerate() {
+            outputs.push(loop_output(node, body, &tracker, carried, (kind, of_carried[carried]))?);
         }
-        for output in kinds.len() + 1..body.output.len() {
-            check_entry(node, out(output), &[Place::Last, Place::Free])?;
-            outputs.push(Place::At(Layout::clean(0, lens[0])));
+        for output in &body.output[kinds.len() + 1..] {
+            check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
+            outputs.push(Place::At(Layout::clean(0, len)));
         }
         let carried = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::State).collect();
         self.found.cuts.push(Cut::Loop { node: index, carried });
@@ -108,15 +94,6 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    fn check_state(&self, node: &NodeProto, body: &Shapes, input: &str, output: &str) -> Result<(), Refusal> {
-        match (body.dims(input), body.dims(output)) {
-            (Some(before), Some(after)) if before != after => {
-                Err(refuse(node, format!("carries '{input}', which grows from {before:?} to {after:?}"), LOOP_HELP))
-            }
-            _ => Ok(()),
-        }
-    }
-
     /// Takes over what was found in a body. Cuts inside it are none: its nodes run once a step.
     fn absorb(&mut self, node: &NodeProto, inner: &Tracker) -> Result<(), Refusal> {
         if !inner.found.cuts.is_empty() {
@@ -128,19 +105,18 @@ impl<'a> Tracker<'a> {
 
     pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
+        if body.input.len() != node.input.len() {
+            return Err(refuse(node, "has a body with other inputs", LOOP_HELP));
+        }
         let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
         let outside = captured(body);
         if outside.iter().any(|name| matches!(self.place(name), Place::At(_))) {
             return Err(refuse(node, "reads the whole input in each step", LOOP_HELP));
         }
-        if !places.iter().any(|place| matches!(place, Place::At(_))) {
-            let is_free = places
-                .iter()
-                .copied()
-                .chain(outside.iter().map(|name| self.place(name)))
-                .all(|place| place == Place::Free);
-            return Ok(vec![if is_free { Place::Free } else { Place::Last }; node.output.len()]);
-        }
+        let Some(&len) = lens(&places).first() else {
+            let all: Vec<Place> = places.iter().copied().chain(outside.iter().map(|name| self.place(name))).collect();
+            return Ok(vec![without_steps(&all); node.output.len()]);
+        };
         self.found.reached += 1;
         if let Some(name) = outside.iter().find(|name| self.place(name) == Place::Last) {
             return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
@@ -154,59 +130,12 @@ impl<'a> Tracker<'a> {
         if directions.iter().chain(&out_directions).any(|&direction| direction != 0) {
             return Err(refuse(node, "scans backwards", "the answer to a step depends on later steps"));
         }
-        let axes = scan_list(node, "scan_input_axes", scanned);
         let mut inner: HashMap<String, Place> = outside.iter().map(|name| (name.clone(), self.place(name))).collect();
-        let mut len = None;
-        for (input, &place) in places.iter().enumerate() {
-            let name = &node.input[input];
-            let of_body = match place {
-                _ if input < states => {
-                    if place != Place::Free {
-                        return Err(refuse(
-                            node,
-                            format!("starts from '{name}', which comes from the steps"),
-                            LOOP_HELP,
-                        ));
-                    }
-                    Place::Last
-                }
-                Place::At(layout) => {
-                    let rank = self.rank(node, input)?;
-                    let axis =
-                        crate::infer::shaping::axis_of(axes.get(input - states).copied().unwrap_or_default(), rank);
-                    if axis != Ok(layout.axis) || !layout.is_clean() || layout.is_padded() {
-                        return Err(refuse(node, format!("scans '{name}' along another axis than time"), LOOP_HELP));
-                    }
-                    len = Some(layout.len);
-                    Place::Last
-                }
-                Place::Free => {
-                    let axis = axes.get(input - states).copied().unwrap_or_default().max(0) as usize;
-                    if !self.is_steady(name, Some(axis)) {
-                        return Err(refuse(node, format!("scans '{name}', which isn't of the steps"), LOOP_HELP));
-                    }
-                    Place::Free
-                }
-                _ => return Err(refuse(node, format!("scans '{name}' of the last step"), LOOP_HELP)),
-            };
-            if let Some(input) = body.input.get(input) {
-                inner.insert(input.name().to_owned(), of_body);
-            }
+        for (input, of_body) in body.input.iter().enumerate() {
+            inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
         }
-        let Some(len) = len else { return Err(refuse(node, "doesn't scan the steps", LOOP_HELP)) };
         let inferred = |shapes: &Shapes| {
-            let mut inputs = HashMap::new();
-            for (position, (input, name)) in body.input.iter().zip(&node.input).enumerate() {
-                let mut value = Tensor { data: None, ..shapes.get(name) };
-                let axis = position.checked_sub(states).map(|scanned| axes.get(scanned).copied().unwrap_or_default());
-                if let (Some(dims), Some(axis)) = (&mut value.dims, axis) {
-                    let axis = if axis < 0 { axis + dims.len() as i64 } else { axis } as usize;
-                    if axis < dims.len() {
-                        dims.remove(axis);
-                    }
-                }
-                inputs.insert(input.name().to_owned(), value);
-            }
+            let (inputs, _) = scan_body_inputs(shapes, node, body);
             Shapes::infer(body, self.opset, inputs, Some(shapes))
         };
         let (short, long) = (inferred(self.short), inferred(self.long));
@@ -214,7 +143,7 @@ impl<'a> Tracker<'a> {
         tracker.run()?;
         self.absorb(node, &tracker)?;
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
-        let output = |(output, value): (usize, &crate::onnx::schema::ValueInfoProto)| {
+        let output = |(output, value): (usize, &ValueInfoProto)| {
             if output < states {
                 return Place::Last;
             }
@@ -225,6 +154,29 @@ impl<'a> Tracker<'a> {
         let outputs = body.output.iter().enumerate().map(output).collect();
         self.found.cuts.push(Cut::Scan { node: index });
         Ok(outputs)
+    }
+
+    /// The place of an input in a `Scan`'s body.
+    fn scan_input(&self, node: &NodeProto, input: usize) -> Result<Place, Refusal> {
+        let (name, place) = (&node.input[input], self.place(&node.input[input]));
+        let (states, scanned) = scan_counts(node);
+        if input < states {
+            return match place {
+                Place::Free => Ok(Place::Last),
+                _ => Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP)),
+            };
+        }
+        let axes = scan_list(node, "scan_input_axes", scanned);
+        let axis =
+            axis_of(axes.get(input - states).copied().unwrap_or_default(), self.rank(node, input)?).unwrap_or_default();
+        match place {
+            Place::At(layout) if axis != layout.axis || !layout.is_clean() || layout.is_padded() => {
+                Err(refuse(node, format!("scans '{name}' along another axis than time"), LOOP_HELP))
+            }
+            Place::At(_) => Ok(Place::Last),
+            Place::Free if self.is_steady(name, Some(axis)) => Ok(Place::Free),
+            _ => Err(refuse(node, format!("scans '{name}', which isn't of the steps"), LOOP_HELP)),
+        }
     }
 
     pub(super) fn if_node(&mut self, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
@@ -260,6 +212,53 @@ impl<'a> Tracker<'a> {
     }
 }
 
+/// The numbers of steps that places have.
+fn lens(places: &[Place]) -> Vec<i64> {
+    places.iter().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect()
+}
+
+/// The place of what a loop gives if no steps go in.
+fn without_steps(places: &[Place]) -> Place {
+    if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
+        Place::Counter { exact: false }
+    } else if places.iter().all(|&place| place == Place::Free) {
+        Place::Free
+    } else {
+        Place::Last
+    }
+}
+
+/// The place of the last value that a `Loop` carries.
+fn loop_output(
+    node: &NodeProto,
+    body: &GraphProto,
+    inner: &Tracker,
+    carried: usize,
+    (kind, outside): (Carried, Place),
+) -> Result<Place, Refusal> {
+    let (input, output) = (body.input[carried + 2].name(), body.output[carried + 1].name());
+    match kind {
+        Carried::Invariant => return Ok(outside),
+        Carried::Counter { .. } | Carried::Condition => return Ok(Place::Last),
+        Carried::Sequence => {
+            check_entry(node, inner.place(output), &[Place::Sequence])?;
+            return Ok(Place::Sequence);
+        }
+        Carried::State => {}
+    }
+    if outside != Place::Free {
+        let name = &node.input[carried + 2];
+        return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
+    }
+    check_entry(node, inner.place(output), &[Place::Last, Place::Free])?;
+    match (inner.dims(input), inner.dims(output)) {
+        (Some(before), Some(after)) if before != after => {
+            Err(refuse(node, format!("carries '{input}', which grows from {before:?} to {after:?}"), LOOP_HELP))
+        }
+        _ => Ok(Place::Last),
+    }
+}
+
 fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<(), Refusal> {
     match place {
         Place::Counter { .. } => {
@@ -287,7 +286,7 @@ fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
     let (Some(input), Some(output)) = (body.input.get(carried + 2), body.output.get(carried + 1)) else {
         return Carried::State;
     };
-    let is_sequence = |value: &crate::onnx::schema::ValueInfoProto| {
+    let is_sequence = |value: &ValueInfoProto| {
         use crate::onnx::schema::type_proto::Value;
         matches!(value.r#type.as_ref().and_then(|kind| kind.value.as_ref()), Some(Value::SequenceType(_)))
     };
@@ -316,7 +315,7 @@ fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
     }
 }
 
-/// A constant scalar of a body. One from outside the body counts as a step of 1 only if its name isn't the body's.
+/// A constant scalar of a body.
 fn constant(body: &GraphProto, name: &str) -> Option<f64> {
     let shapes = Shapes::infer(body, 1, HashMap::new(), None);
     shapes.get(name).scalar()

@@ -5,8 +5,13 @@
 //! hold, is refused. Nothing is guessed.
 
 mod body;
+mod mixing;
+mod moves;
 mod place;
+mod products;
+mod recurrent;
 mod rules;
+mod turns;
 mod windows;
 
 use std::collections::{HashMap, HashSet};
@@ -104,7 +109,7 @@ impl<'a> Tracker<'a> {
                 }
                 if place == Place::Certain {
                     let refusal = node.input.iter().find_map(|input| self.certain.get(input)).cloned();
-                    self.certain.insert(name.clone(), refusal.unwrap_or_else(|| rules::certain(node)));
+                    self.certain.insert(name.clone(), refusal.unwrap_or_else(|| moves::certain(node)));
                 }
                 self.found.places.insert(name.clone(), place);
             }

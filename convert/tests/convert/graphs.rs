@@ -410,3 +410,18 @@ fn other_files_are_refused() {
     assert!(refusal(b"not a model".to_vec(), &any()).starts_with("it is no ONNX model"));
     assert_eq!(refusal(Vec::new(), &any()), "it is no ONNX model: it has no graph");
 }
+
+#[test]
+fn nodes_that_lack_inputs_are_refused_here_or_by_the_comparison() {
+    for op in [
+        "Add", "Concat", "Gather", "MatMul", "Where", "Loop", "Scan", "If", "LSTM", "Conv", "Reshape", "Slice", "Pad",
+        "TopK",
+    ] {
+        for inputs in [&["x"][..], &[]] {
+            let bytes = behind(vec![NodeProto::make(op, "lacking", inputs, &["z"])]).bytes();
+            if let Ok(converted) = convert(bytes.clone().into(), &along_time()) {
+                assert!(compare(&bytes, &converted).is_err(), "{op}");
+            }
+        }
+    }
+}
