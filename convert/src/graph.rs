@@ -143,3 +143,44 @@ impl NodeProto {
         self.output.iter().map(String::as_str).filter(|name| !name.is_empty())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(nodes: &[(&str, &[&str], &[&str])], outputs: &[&str]) -> GraphProto {
+        let node = |(name, inputs, outputs): &(&str, &[&str], &[&str])| NodeProto::make("Add", name, inputs, outputs);
+        let output = |name: &&str| ValueInfoProto::tensor(name, 1, &[]);
+        GraphProto {
+            node: nodes.iter().map(node).collect(),
+            input: vec![ValueInfoProto::tensor("x", 1, &[])],
+            output: outputs.iter().map(output).collect(),
+            ..GraphProto::default()
+        }
+    }
+
+    fn names(graph: &GraphProto) -> Vec<&str> {
+        graph.node.iter().map(|node| node.name()).collect()
+    }
+
+    #[test]
+    fn nodes_stand_behind_those_they_read_from() {
+        let mut graph = graph(&[("c", &["b"], &["y"]), ("a", &["x"], &["a"]), ("b", &["a"], &["b"])], &["y"]);
+        sort(&mut graph);
+        assert_eq!(names(&graph), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn what_no_output_needs_is_removed() {
+        let mut graph = graph(&[("a", &["x"], &["a"]), ("b", &["x"], &["b"]), ("c", &["a"], &["y"])], &["y"]);
+        prune(&mut graph);
+        assert_eq!(names(&graph), ["a", "c"]);
+        assert_eq!(graph.input.len(), 1);
+    }
+
+    #[test]
+    fn fresh_names_are_used_nowhere() {
+        let mut names = Names::of(&graph(&[("a", &["x"], &["a_2"])], &["a_2"]));
+        assert_eq!([names.fresh("a"), names.fresh("a"), names.fresh("b")], ["a_3", "a_4", "b"]);
+    }
+}

@@ -89,3 +89,32 @@ impl fmt::Display for Refusal {
         write!(f, "{operator} '{node}' {why}; {help}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: i64 = 48;
+
+    fn at(axis: usize) -> Layout {
+        Layout::clean(axis, STEPS)
+    }
+
+    #[test]
+    fn a_change_of_shape_keeps_the_place_of_the_steps_among_the_elements() {
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS, 2, 2]), Some(at(1)));
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, 1, STEPS, 4]), Some(at(2)));
+        let merged = at(1).reshaped(&[2, STEPS, 4], &[2 * STEPS, 4]);
+        assert_eq!(merged, Some(Layout { outer: 2, ..at(0) }));
+        assert_eq!(merged.and_then(|merged| merged.reshaped(&[2 * STEPS, 4], &[2, STEPS, 4])), Some(at(1)));
+        let inner = at(0).reshaped(&[STEPS, 2, 4], &[STEPS * 2, 4]);
+        assert_eq!(inner, Some(Layout { inner: 2, ..at(0) }));
+        assert_eq!(at(0).reshaped(&[STEPS, 1], &[STEPS, 1, 1]), Some(at(0)));
+    }
+
+    #[test]
+    fn steps_that_are_taken_apart_have_no_place() {
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS / 2, 2, 4]), None);
+        assert_eq!(at(0).reshaped(&[STEPS, 3], &[3, STEPS]), None);
+    }
+}

@@ -1,6 +1,6 @@
 //! The models of `exports/`, which real exporters made.
 
-use crate::common::{self, checked, export, pair, refusal, states};
+use crate::common::{self, assert_equal, checked, export, pair, refusal, states};
 use stateful_convert::report::StartsAt;
 use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, Options};
@@ -15,15 +15,6 @@ fn converted_with(name: &str, options: &Options) -> (Converted, Vec<Compared>) {
 
 fn refused(name: &str) -> String {
     refusal(std::fs::read(export(name)).unwrap(), &Options::default())
-}
-
-/// In chunks of all lengths the answers are the original's, bit by bit.
-fn assert_equal(name: &str, compared: &[Compared]) {
-    let chunks: Vec<_> = compared.iter().filter(|compared| !compared.what.starts_with("rows")).collect();
-    assert!(chunks.len() >= 3, "{name}");
-    for compared in chunks {
-        assert_eq!(compared.largest, 0.0, "{name}: {compared:?}");
-    }
 }
 
 #[test]
@@ -196,7 +187,7 @@ fn a_published_denoiser_gets_a_batch() {
     let (converted, compared) = converted_with("torch_denoiser", &open);
     let dims: Vec<String> = converted.report.states.iter().map(|state| stateful_convert::list(&state.dims)).collect();
     assert_eq!(dims, ["[batch, 1, 4, 16]", "[1, batch, 8]"]);
-    assert!(compared.iter().all(|compared| compared.largest == 0.0), "{compared:?}");
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
 }
 
 #[test]
