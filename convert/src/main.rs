@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
-use stateful_convert::verify::{self, Compared, Models, VerifyError};
+use stateful_convert::verify::{self, Compared, Given, Models, VerifyError};
 use stateful_convert::{ConvertError, Converted, InputAxis, Options, convert, pairs};
 use work_folder::WorkFolder;
 
@@ -40,6 +40,10 @@ struct Arguments {
     /// Steps in a request: goes into config.pbtxt, and the comparison has chunks of it
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(i64).range(1..))]
     chunk: Option<i64>,
+    /// What the comparison gives to inputs, as in sr=16000,input@1=576: a value for each element, or the length of an
+    /// open axis [default: random values, short axes]
+    #[arg(long, value_name = "INPUT=VALUE", value_delimiter = ',', value_parser = given)]
+    compare_with: Vec<GivenInput>,
     /// Convert and compare, and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -52,6 +56,13 @@ struct Arguments {
     /// ONNX Runtime's library [default: ORT_DYLIB_PATH, or libonnxruntime.so of the backend's folder]
     #[arg(long, value_name = "FILE")]
     ort_library: Option<PathBuf>,
+}
+
+/// What the comparison gives to an input.
+#[derive(Clone, Debug)]
+enum GivenInput {
+    Length(InputAxis, i64),
+    Value(String, f64),
 }
 
 /// Why nothing was written.
@@ -131,7 +142,14 @@ fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) ->
         converted: &model,
         initial_states: converted.initial_states.as_ref().map(|_| initial_states.as_path()),
     };
-    Ok(verify::verify(&environment, &models, &converted.report, arguments.chunk)?)
+    let mut given = Given { chunk: arguments.chunk, ..Given::default() };
+    for input in &arguments.compare_with {
+        match input {
+            GivenInput::Length(axis, length) => given.lengths.push((axis.clone(), *length)),
+            GivenInput::Value(input, value) => given.values.push((input.clone(), *value)),
+        }
+    }
+    Ok(verify::verify(&environment, &models, &converted.report, &given)?)
 }
 
 fn library(arguments: &Arguments) -> Option<PathBuf> {
@@ -204,4 +222,14 @@ fn input_axis(text: &str) -> Result<InputAxis, String> {
         .rsplit_once('@')
         .and_then(|(input, axis)| Some(InputAxis { input: input.to_owned(), axis: axis.parse().ok()? }));
     axis.ok_or_else(|| format!("INPUT@AXIS is expected, not '{text}'"))
+}
+
+fn given(text: &str) -> Result<GivenInput, String> {
+    let expected = || format!("INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not '{text}'");
+    let (input, value) = text.rsplit_once('=').ok_or_else(expected)?;
+    if input.contains('@') {
+        let length = value.parse().ok().filter(|&length| length > 0).ok_or_else(expected)?;
+        return Ok(GivenInput::Length(input_axis(input)?, length));
+    }
+    Ok(GivenInput::Value(input.to_owned(), value.parse().map_err(|_| expected())?))
 }

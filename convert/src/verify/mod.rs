@@ -9,6 +9,7 @@ use std::path::Path;
 use ort::environment::Environment;
 use serde::Serialize;
 
+use crate::InputAxis;
 use crate::onnx::Dim;
 use crate::report::{Report, Role, StartsAt};
 use host::{Difference, Host, Random};
@@ -83,6 +84,17 @@ pub struct Models<'a> {
     pub initial_states: Option<&'a Path>,
 }
 
+/// What a comparison takes for inputs that can't be just anything.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Steps of a chunk beside 1, 2, 7 and all.
+    pub chunk: Option<i64>,
+    /// The lengths of open axes, by input.
+    pub lengths: Vec<(InputAxis, i64)>,
+    /// The value of each element of an input.
+    pub values: Vec<(String, f64)>,
+}
+
 /// Loads ONNX Runtime.
 pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
     let failed = |why: String| VerifyError::Library { library: library.display().to_string(), why };
@@ -93,19 +105,19 @@ pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
     Ok(environment)
 }
 
-/// Compares the models, in chunks of 1, 2, 7 and `chunk` steps and of all. An error says where they differ.
+/// Compares the models, in chunks of 1, 2, 7 and all steps. An error says where they differ.
 pub fn verify(
     environment: &Environment,
     models: &Models,
     report: &Report,
-    chunk: Option<i64>,
+    given: &Given,
 ) -> Result<Vec<Compared>, VerifyError> {
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
     let mut starts = models.initial_states.map(|path| Graph::open(environment, path, "initial")).transpose()?;
     let mut comparison =
-        Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut() };
-    let total = comparison.total(chunk);
+        Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
+    let total = comparison.total(given.chunk);
     let inputs = comparison.random_inputs(total, ROWS);
     if report.time.is_empty() {
         let mut compared = vec![comparison.single_steps(SINGLE_STEPS)?];
@@ -116,7 +128,7 @@ pub fn verify(
     }
     let whole = comparison.whole(&inputs, total)?;
     let mut compared = Vec::new();
-    let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(chunk).collect();
+    let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(given.chunk).collect();
     chunks.retain(|&chunk| chunk < total);
     chunks.sort_unstable();
     chunks.dedup();
@@ -137,6 +149,7 @@ struct Comparison<'a> {
     original: &'a mut Graph,
     converted: &'a mut Graph,
     starts: Option<&'a mut Graph>,
+    given: &'a Given,
 }
 
 impl Comparison<'_> {
@@ -163,14 +176,22 @@ impl Comparison<'_> {
     fn inputs(&self, steps: i64, rows: i64, random: &mut Random) -> Vec<(String, Host)> {
         let time =
             |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
+        let length = |name: &str, axis: usize| {
+            let mut lengths = self.given.lengths.iter();
+            lengths.find(|(of, _)| of.input == name && of.axis == axis).map(|(_, length)| *length)
+        };
         let mut inputs = Vec::new();
         for input in &self.report.inputs {
             let size = |(axis, dim): (usize, &Dim)| match dim {
                 _ if time(&input.name, axis) => steps,
                 Dim::Known(length) => *length,
-                _ => rows,
+                _ => length(&input.name, axis).unwrap_or(rows),
             };
             let dims: Vec<i64> = input.dims.iter().enumerate().map(size).collect();
+            if let Some((_, value)) = self.given.values.iter().find(|(name, _)| *name == input.name) {
+                inputs.push((input.name.clone(), Host::filled_with(input.elem, dims, *value)));
+                continue;
+            }
             inputs.push((input.name.clone(), Host::random(input.elem, dims, random)));
         }
         inputs
@@ -197,7 +218,7 @@ impl Comparison<'_> {
             return self.original.run(feeds, &names);
         }
         let mut rows: Vec<Vec<Host>> = vec![Vec::new(); names.len()];
-        for row in 0..ROWS {
+        for row in 0..self.rows_of(feeds) {
             let one = |(name, value): &(String, Host)| {
                 let axis = self.report.opened.iter().find(|opened| opened.input == *name).map(|opened| opened.axis);
                 (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
@@ -373,7 +394,7 @@ impl Comparison<'_> {
         }
         let together = self.stepped(inputs, total, total)?.remove(0);
         let mut alone: Vec<Vec<Host>> = vec![Vec::new(); together.len()];
-        for row in 0..ROWS {
+        for row in 0..self.rows_of(inputs) {
             let one = |((name, value), axis): (&(String, Host), &Option<usize>)| {
                 (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
             };

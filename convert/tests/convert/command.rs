@@ -71,6 +71,13 @@ fn a_dry_run_writes_nothing_and_says_what_it_would() {
 }
 
 #[test]
+fn a_comparison_takes_the_values_and_lengths_that_it_is_given() {
+    let run = |given: &str| command(&[path(&export("torch_gru")), "--dry-run", "--json", "--compare-with", given]);
+    let said: Value = serde_json::from_slice(&run("x=0,x@0=5").stdout).unwrap();
+    assert_eq!(said["compared"][0]["largest"], 0.0);
+}
+
+#[test]
 fn a_refusal_names_the_node_and_writes_nothing() {
     let folder = folder();
     let output = folder.join("model.onnx");
@@ -126,6 +133,7 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--time", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests"),
         (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: its rank is 3"),
+        (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not 'sr'"),
         (vec!["--dry-run", "--open-batch"], "has no dimension of 1 that could be a batch"),
     ] {
         let all: Vec<&str> = [path(&model)].into_iter().chain(arguments).collect();

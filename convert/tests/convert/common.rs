@@ -9,7 +9,7 @@ use stateful_convert::onnx::schema::{
     GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
 };
 use stateful_convert::onnx::{DataType, Dim, write};
-use stateful_convert::verify::{Compared, Models, VerifyError, environment, verify};
+use stateful_convert::verify::{Compared, Given, Models, VerifyError, environment, verify};
 use stateful_convert::{ConvertError, Converted, Options, Pair, convert};
 
 /// ONNX Runtime: `ORT_DYLIB_PATH`, or the library of the repository's Python environment.
@@ -62,7 +62,7 @@ pub fn compare(original: &[u8], converted: &Converted) -> Result<Vec<Compared>, 
     let (original, model) = (file("original.onnx", original), file("converted.onnx", &converted.model));
     let initial_states = converted.initial_states.as_ref().map(|bytes| file("initial_states.onnx", bytes));
     let models = Models { original: &original, converted: &model, initial_states: initial_states.as_deref() };
-    let compared = verify(runtime(), &models, &converted.report, None);
+    let compared = verify(runtime(), &models, &converted.report, &Given::default());
     std::fs::remove_dir_all(folder).unwrap();
     compared
 }
