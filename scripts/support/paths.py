@@ -18,6 +18,7 @@ TEST_BACKENDS = BUILD / "backends-tests"
 BACKENDS = TEST_BACKENDS if TEST_DEVICE == "simulated" else BUILD / "backends"
 BACKEND_LIBRARY = BACKENDS / "stateful" / "libtriton_stateful.so"
 INSPECT = BUILD / "bin" / "stateful-inspect"
+CONVERT = BUILD / "bin" / "stateful-convert"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
 TRITONSERVER = SITE_PACKAGES / "pytriton" / "tritonserver" / "bin" / "tritonserver"

@@ -1,0 +1,222 @@
+//! Finds the time axis of a model's inputs, and what stands in the way of running in steps.
+
+use std::collections::HashMap;
+
+use crate::graph::required_inputs;
+use crate::infer::{Shapes, Tensor};
+use crate::onnx::Dim;
+use crate::onnx::schema::{GraphProto, ValueInfoProto};
+use crate::time::{Found, Place, Refusal, Tracker};
+
+/// Lengths that shapes are computed for. They have many divisors, so that strides divide them.
+const SHORT: i64 = 48;
+const LONG: i64 = 96;
+/// Other open dimensions, in two sizes that tell them from fixed ones.
+const NARROW: i64 = 2;
+const WIDE: i64 = 3;
+
+/// An axis of an input.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct InputAxis {
+    /// The input.
+    pub input: String,
+    /// Its axis that has the steps.
+    pub axis: usize,
+}
+
+/// Shapes of the whole graph for some sizes of its inputs.
+pub struct Probes {
+    pub short: Shapes,
+    pub long: Shapes,
+    pub wide: Shapes,
+}
+
+/// A model whose steps can be followed to its outputs.
+pub struct Analysis {
+    pub time: Vec<InputAxis>,
+    /// The symbol that stands for the number of steps in the converted model.
+    pub symbol: String,
+    /// The symbol of the batch dimension, if the input has one other open dimension.
+    pub batch: Option<String>,
+    pub found: Found,
+    pub probes: Probes,
+}
+
+/// Why a model's steps can't be followed.
+#[derive(Debug)]
+pub enum Obstacle {
+    Refused(Refusal),
+    /// Neither recurrence nor window; with what stopped each axis that was tried.
+    Nothing(Vec<String>),
+    Unknown(String),
+}
+
+/// Follows the steps from the axes that are given, or from those that lead to a recurrence.
+pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[String]) -> Result<Analysis, Obstacle> {
+    let inputs: Vec<&ValueInfoProto> =
+        required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
+    if !given.is_empty() {
+        for axis in given {
+            let dims =
+                inputs.iter().find(|input| input.name() == axis.input).map(|input| input.dims().unwrap_or_default());
+            match dims {
+                None => return Err(Obstacle::Unknown(format!("the model has no input '{}' for requests", axis.input))),
+                Some(dims) if axis.axis >= dims.len() => {
+                    return Err(Obstacle::Unknown(format!(
+                        "input '{}' has no axis {}: its rank is {}",
+                        axis.input,
+                        axis.axis,
+                        dims.len()
+                    )));
+                }
+                Some(_) => {}
+            }
+        }
+        let analysis = attempt(graph, opset, given.to_vec(), states);
+        return analysis.1.map(|()| analysis.0).map_err(Obstacle::Refused);
+    }
+    let mut stopped = Vec::new();
+    for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
+        let mut refused: Option<(usize, Refusal)> = None;
+        let mut best: Option<Analysis> = None;
+        for axes in axes {
+            let name = format!("{}@{}", axes[0].input, axes[0].axis);
+            match attempt(graph, opset, axes, states) {
+                (analysis, Ok(())) if analysis.found.reached > 0 => {
+                    if best.as_ref().is_none_or(|best| best.found.reached < analysis.found.reached) {
+                        best = Some(analysis);
+                    }
+                }
+                (_, Ok(())) => stopped.push(format!("along {name} nothing needs earlier steps")),
+                (analysis, Err(refusal)) => {
+                    stopped.push(format!("along {name}, {refusal}"));
+                    if analysis.found.reached > refused.as_ref().map_or(0, |(reached, _)| *reached) {
+                        refused = Some((analysis.found.reached, refusal));
+                    }
+                }
+            }
+        }
+        if let Some(best) = best {
+            return Ok(best);
+        }
+        if let Some((_, refusal)) = refused {
+            return Err(Obstacle::Refused(refusal));
+        }
+    }
+    Err(Obstacle::Nothing(stopped))
+}
+
+/// The open axes of the inputs, those of one symbol together.
+fn open_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
+    let mut by_symbol: Vec<(Option<String>, Vec<InputAxis>)> = Vec::new();
+    for input in inputs {
+        for (axis, dim) in input.dims().unwrap_or_default().into_iter().enumerate() {
+            let symbol = match dim {
+                Dim::Known(_) => continue,
+                Dim::Symbol(name) => Some(name),
+                Dim::Open => None,
+            };
+            let found = InputAxis { input: input.name().to_owned(), axis };
+            match by_symbol.iter_mut().find(|(known, _)| symbol.is_some() && *known == symbol) {
+                Some((_, axes)) => axes.push(found),
+                None => by_symbol.push((symbol, vec![found])),
+            }
+        }
+    }
+    by_symbol.into_iter().map(|(_, axes)| axes).collect()
+}
+
+/// The axes whose length the model fixes, each by itself.
+fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
+    let of_input = |input: &&ValueInfoProto| {
+        let name = input.name().to_owned();
+        let is_fixed = |(axis, dim): (usize, Dim)| matches!(dim, Dim::Known(length) if length > 1).then_some(axis);
+        let axes: Vec<usize> = input.dims().unwrap_or_default().into_iter().enumerate().filter_map(is_fixed).collect();
+        axes.into_iter().map(move |axis| vec![InputAxis { input: name.clone(), axis }])
+    };
+    inputs.iter().flat_map(of_input).collect()
+}
+
+fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[String]) -> (Analysis, Result<(), Refusal>) {
+    let infer = |steps: i64, other: i64| {
+        let sized = |input: &ValueInfoProto| {
+            let size = |(axis, dim): (usize, Dim)| match dim {
+                _ if time.iter().any(|seed| seed.input == input.name() && seed.axis == axis) => steps,
+                Dim::Known(length) => length,
+                _ => other,
+            };
+            let dims = input.dims()?.into_iter().enumerate().map(size).collect();
+            Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
+        };
+        Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
+    };
+    let probes = Probes { short: infer(SHORT, NARROW), long: infer(LONG, NARROW), wide: infer(SHORT, WIDE) };
+    let mut places: HashMap<String, Place> = states.iter().map(|state| (state.clone(), Place::Last)).collect();
+    places
+        .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
+    let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long), places);
+    tracker.of_states = states.iter().cloned().collect();
+    let result = tracker.run();
+    let found = std::mem::take(&mut tracker.found);
+    let dims =
+        |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
+    let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));
+    let symbol = match &of_time {
+        Some((seed, dims)) => match &dims[seed.axis] {
+            Dim::Symbol(name) => name.clone(),
+            _ => "time".to_owned(),
+        },
+        None => "time".to_owned(),
+    };
+    let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| {
+        of_time.and_then(|(seed, dims)| {
+            let mut open =
+                dims.iter().enumerate().filter(|(axis, dim)| *axis != seed.axis && !matches!(dim, Dim::Known(_)));
+            match (open.next(), open.next()) {
+                (Some((_, Dim::Symbol(name))), None) => Some(name.clone()),
+                (Some(_), None) => Some("batch".to_owned()),
+                _ => None,
+            }
+        })
+    });
+    (Analysis { time, symbol, batch, found, probes }, result)
+}
+
+/// The symbol of the inputs, if they have one only.
+fn only_symbol(graph: &GraphProto) -> Option<String> {
+    let dims = required_inputs(graph).flat_map(|input| input.dims().unwrap_or_default());
+    let mut symbols: Vec<String> =
+        dims.filter_map(|dim| if let Dim::Symbol(name) = dim { Some(name) } else { None }).collect();
+    symbols.sort();
+    symbols.dedup();
+    if symbols.len() == 1 { symbols.pop() } else { None }
+}
+
+impl Analysis {
+    /// Nothing carries steps: the states of the model are those that it has.
+    pub fn without_time(graph: &GraphProto, opset: i64) -> Self {
+        attempt(graph, opset, Vec::new(), &[]).0
+    }
+
+    /// A tensor's dimensions, with symbols where they follow the number of steps or the batch.
+    pub fn dims(&self, name: &str) -> Option<Vec<Dim>> {
+        let (short, long, wide) =
+            (self.probes.short.dims(name)?, self.probes.long.dims(name)?, self.probes.wide.dims(name)?);
+        if short.len() != long.len() || short.len() != wide.len() {
+            return None;
+        }
+        let dim = |axis: usize| match (short[axis], long[axis], wide[axis]) {
+            (SHORT, LONG, SHORT) => Dim::Symbol(self.symbol.clone()),
+            (NARROW, NARROW, WIDE) => self.batch.clone().map_or(Dim::Open, Dim::Symbol),
+            (short, long, wide) if short == long && short == wide => Dim::Known(short),
+            _ => Dim::Open,
+        };
+        Some((0..short.len()).map(dim).collect())
+    }
+
+    /// Whether a tensor is zero throughout, whatever the size of the input.
+    pub fn is_zero(&self, name: &str) -> bool {
+        let zero = |shapes: &Shapes| shapes.get(name).data.is_some_and(|data| data.iter().all(|&value| value == 0.0));
+        zero(&self.probes.short) && zero(&self.probes.long) && zero(&self.probes.wide)
+    }
+}

@@ -1,0 +1,364 @@
+//! Opens a batch dimension that a model fixes to 1.
+//!
+//! The rows of the batch are followed through the graph as steps are: an operator that would mix them is refused. On
+//! the way, shapes that have the 1 written into them get the batch in its place.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::analysis::InputAxis;
+use crate::graph::{Names, required_inputs, sort};
+use crate::infer::shaping::list;
+use crate::infer::{Shapes, Tensor};
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::{Dim, element_count, int64s};
+use crate::report::Pair;
+use crate::time::{Layout, Place, Refusal, Tracker, refuse};
+
+/// Rows that shapes are computed for.
+const FEW: i64 = 48;
+const MANY: i64 = 96;
+/// The length of other open dimensions.
+const OTHER: i64 = 32;
+/// The symbol of the batch.
+const SYMBOL: &str = "batch";
+/// Choices of batch axes that are tried.
+const MOST_CHOICES: usize = 512;
+const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";
+
+/// The graph with an open batch, and the axes of the inputs that were opened.
+pub fn open(
+    graph: &GraphProto,
+    opset: i64,
+    pairs: &[Pair],
+    time: &[InputAxis],
+) -> Result<(GraphProto, Vec<InputAxis>), Refusal> {
+    let mut first = None;
+    for axes in choices(graph, time).into_iter().take(MOST_CHOICES) {
+        match open_axes(graph, opset, &axes, pairs) {
+            Ok(opened) => return Ok((opened, axes)),
+            Err(refusal) => first = first.or(Some(refusal)),
+        }
+    }
+    Err(first.unwrap_or_else(|| Refusal {
+        node: graph.input.first().map_or("", ValueInfoProto::name).to_owned(),
+        operator: "input".to_owned(),
+        why: "has no dimension of 1 that could be a batch".to_owned(),
+        help: HELP.to_owned(),
+    }))
+}
+
+/// Which axes may be the batch: an axis for each input with a dimension of 1. Inputs of one shape have it on one axis.
+fn choices(graph: &GraphProto, time: &[InputAxis]) -> Vec<Vec<InputAxis>> {
+    let mut shapes: Vec<(Vec<Dim>, Vec<String>, Vec<usize>)> = Vec::new();
+    for input in required_inputs(graph) {
+        let dims = input.dims().unwrap_or_default();
+        let is_time = |axis: usize| time.iter().any(|seed| seed.input == input.name() && seed.axis == axis);
+        let axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] == Dim::Known(1) && !is_time(axis)).collect();
+        if axes.is_empty() {
+            continue;
+        }
+        match shapes.iter_mut().find(|(known, _, _)| *known == dims) {
+            Some((_, inputs, _)) => inputs.push(input.name().to_owned()),
+            None => shapes.push((dims, vec![input.name().to_owned()], axes)),
+        }
+    }
+    if shapes.is_empty() {
+        return Vec::new();
+    }
+    let mut choices: Vec<Vec<InputAxis>> = vec![Vec::new()];
+    for (_, inputs, axes) in &shapes {
+        let with = |choice: &Vec<InputAxis>, axis: usize| {
+            let more = inputs.iter().map(|input| InputAxis { input: input.clone(), axis });
+            choice.iter().cloned().chain(more).collect::<Vec<_>>()
+        };
+        choices =
+            choices.iter().flat_map(|choice| axes.iter().map(|&axis| with(choice, axis))).take(MOST_CHOICES).collect();
+    }
+    choices
+}
+
+fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair]) -> Result<GraphProto, Refusal> {
+    let mut graph = graph.clone();
+    for axis in axes {
+        let Some(input) = graph.input.iter_mut().find(|input| input.name() == axis.input) else { continue };
+        let mut dims = input.dims().unwrap_or_default();
+        dims[axis.axis] = Dim::Symbol(SYMBOL.to_owned());
+        let elem = input.elem();
+        input.set_tensor(elem, &dims);
+    }
+    let mut names = Names::of(&graph);
+    let mut done = HashSet::new();
+    // Each turn edits one node, and no node is edited twice.
+    for _ in 0..=graph.node.len() {
+        let followed = follow(&graph, opset, axes);
+        if let Some(edited) = edit(&graph, &followed, &mut names, &mut done) {
+            graph = edited;
+            sort(&mut graph);
+            continue;
+        }
+        followed.result.clone()?;
+        check(&graph, &followed, axes, pairs)?;
+        expand_starts(&mut graph, &followed, &mut names);
+        sort(&mut graph);
+        finish(&mut graph, &followed);
+        return Ok(graph);
+    }
+    Err(Refusal {
+        node: String::new(),
+        operator: "graph".to_owned(),
+        why: "has shapes that can't be opened".to_owned(),
+        help: HELP.to_owned(),
+    })
+}
+
+/// The rows in a graph.
+struct Followed {
+    few: Shapes,
+    places: HashMap<String, Place>,
+    result: Result<(), Refusal>,
+}
+
+fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
+    let infer = |rows: i64| {
+        let sized = |input: &ValueInfoProto| {
+            let size = |(axis, dim): (usize, Dim)| match dim {
+                _ if axes.iter().any(|seed| seed.input == input.name() && seed.axis == axis) => rows,
+                Dim::Known(length) => length,
+                _ => OTHER,
+            };
+            let dims = input.dims()?.into_iter().enumerate().map(size).collect();
+            Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
+        };
+        Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
+    };
+    let (few, many) = (infer(FEW), infer(MANY));
+    let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
+    let mut tracker = Tracker::new(graph, opset, (&few, &many), places);
+    tracker.follows_rows = true;
+    let result = tracker.run().map_err(of_rows);
+    let found = std::mem::take(&mut tracker.found);
+    let mixed = found.quantized.first().map(|node| Refusal {
+        node: node.clone(),
+        operator: "quantization".to_owned(),
+        why: "takes one scale over all rows, so rows would change each other's answers".to_owned(),
+        help: HELP.to_owned(),
+    });
+    Followed { few, places: found.places, result: result.and(mixed.map_or(Ok(()), Err)) }
+}
+
+/// The words for rows in place of those for steps.
+fn of_rows(refusal: Refusal) -> Refusal {
+    let why = refusal
+        .why
+        .replace("over time", "over the batch")
+        .replace("time axis", "batch axis")
+        .replace("steps", "rows")
+        .replace("step", "row");
+    let why = why.replace("is fixed to one length of the input", "has the batch of 1 in its shape");
+    Refusal { why, help: HELP.to_owned(), ..refusal }
+}
+
+/// Puts the batch into the first node that needs it. `done` has the nodes that are right as they are.
+fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut HashSet<String>) -> Option<GraphProto> {
+    for (index, node) in graph.node.iter().enumerate() {
+        if done.contains(node.name()) {
+            continue;
+        }
+        let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
+        if node.op_type() == "Reshape" {
+            let Some(target) = opened_target(node, *layout, followed) else { continue };
+            let mut graph = graph.clone();
+            let name = names.fresh(&format!("{}.shape", node.label()));
+            graph.initializer.push(int64s(&name, &[target.len() as i64], &target));
+            graph.node[index].set_input(1, &name);
+            return Some(graph);
+        }
+        if is_recurrent(node)
+            && layout.axis == 1
+            && layout.outer == 1
+            && layout.inner > 1
+            && let Some(edited) = merge_starts(graph, index, layout.inner, followed, names, done)
+        {
+            return Some(edited);
+        }
+    }
+    None
+}
+
+/// A recurrent node whose rows are the batch and `others` more, with states that have the batch in front of the
+/// others, where the model has a 1. The states are merged in front of the node, and taken apart behind it.
+fn merge_starts(
+    graph: &GraphProto,
+    index: usize,
+    others: i64,
+    followed: &Followed,
+    names: &mut Names,
+    done: &mut HashSet<String>,
+) -> Option<GraphProto> {
+    let node = &graph.node[index];
+    let mut edited = graph.clone();
+    let mut is_edited = false;
+    for (input, output) in [(5, 1), (6, 2)] {
+        let Some(start) = node.input_at(input) else { continue };
+        let Some(&[FEW, rows, hidden]) = followed.few.dims(start) else { continue };
+        let in_front =
+            matches!(followed.places.get(start), Some(Place::At(layout)) if layout.axis == 0 && layout.is_clean());
+        if !in_front || rows != others {
+            continue;
+        }
+        let mut reshape = |edited: &mut GraphProto, what: &str, from: &str, to: &str, target: [i64; 3]| {
+            let name = names.fresh(&format!("{}.{what}", node.label()));
+            let shape = names.fresh(&format!("{name}.shape"));
+            edited.initializer.push(int64s(&shape, &[3], &target));
+            edited.node.push(NodeProto::make("Reshape", &name, &[from, &shape], &[to]));
+            done.insert(name);
+        };
+        let merged = format!("{start}/rows");
+        reshape(&mut edited, "merged", start, &merged, [1, -1, hidden]);
+        edited.node[index].set_input(input, &merged);
+        if let Some(last) = node.output_at(output) {
+            let rows_of_last = format!("{last}/rows");
+            reshape(&mut edited, "apart", &rows_of_last, last, [-1, others, hidden]);
+            edited.node[index].set_output(output, &rows_of_last);
+        }
+        is_edited = true;
+    }
+    is_edited.then_some(edited)
+}
+
+fn is_recurrent(node: &NodeProto) -> bool {
+    matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM")
+}
+
+/// The target of a `Reshape` with the batch in it, if it has a 1 in its place.
+fn opened_target(node: &NodeProto, layout: Layout, followed: &Followed) -> Option<Vec<i64>> {
+    let shapes = &followed.few;
+    let from = shapes.dims(&node.input[0])?;
+    let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
+    let mut target = list(node, &inputs, 1, "shape")?;
+    if node.int("allowzero").unwrap_or(0) != 0 || target.contains(&FEW) {
+        return None;
+    }
+    // The shape as it was for one row.
+    let one_row = element_count(from) / layout.len;
+    let mut old = target.clone();
+    for (axis, dim) in old.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
+        *dim = *from.get(axis)?;
+        if axis == layout.axis {
+            return None;
+        }
+    }
+    if let Some(open) = old.iter().position(|&dim| dim == -1) {
+        let others: i64 = old.iter().filter(|&&dim| dim != -1).product();
+        old[open] = one_row.checked_div(others)?;
+    }
+    if element_count(&old) != one_row {
+        return None;
+    }
+    let behind = layout.inner * element_count(from.get(layout.axis + 1..)?);
+    let mut suffix = 1;
+    let mut places: Vec<(usize, i64)> = Vec::new();
+    for axis in (0..old.len()).rev() {
+        if behind % suffix == 0 && old[axis] % (behind / suffix) == 0 {
+            places.push((axis, behind / suffix));
+        }
+        suffix *= old[axis];
+    }
+    // A dimension of 1 is the batch; of several, the one on the same axis, or the first. Without one, the batch merges
+    // into the dimension that it lies in.
+    let ones = || places.iter().filter(|&&(axis, inner)| inner == 1 && old[axis] == 1);
+    let same_axis = ones().find(|(axis, _)| *axis == layout.axis);
+    let &(axis, _) = same_axis.or_else(|| ones().next_back()).or_else(|| places.last())?;
+    if old[axis] == 1 && axis == layout.axis && layout.is_clean() {
+        // Copied from the input.
+        target[axis] = 0;
+    } else if target.contains(&-1) {
+        // Only one dimension can be open.
+        return None;
+    } else {
+        target[axis] = -1;
+    }
+    Some(target)
+}
+
+/// Refuses outputs that lost the batch, and states whose ends have it on different axes.
+fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[Pair]) -> Result<(), Refusal> {
+    let lost = |output: &ValueInfoProto, why: &str| {
+        let producer = graph.node.iter().find(|node| node.output.iter().any(|name| name == output.name()));
+        let node = producer.cloned().unwrap_or_else(|| NodeProto::make("output", output.name(), &[], &[]));
+        refuse(&node, why, HELP)
+    };
+    for output in &graph.output {
+        match followed.places.get(output.name()) {
+            Some(Place::At(layout)) if layout.is_clean() => {}
+            Some(Place::At(_)) => return Err(lost(output, "merges the rows with another axis")),
+            None | Some(Place::Free) => {}
+            Some(_) => return Err(lost(output, "takes single rows")),
+        }
+    }
+    for pair in pairs {
+        let before = axes.iter().find(|axis| axis.input == pair.input).map(|axis| axis.axis);
+        let after = match followed.places.get(&pair.output) {
+            Some(Place::At(layout)) => Some(layout.axis),
+            _ => None,
+        };
+        if before != after {
+            let value = graph.output.iter().find(|output| output.name() == pair.output).cloned().unwrap_or_default();
+            return Err(lost(&value, &format!("has the rows of state '{}' on another axis", pair.input)));
+        }
+    }
+    Ok(())
+}
+
+/// Gives the initial states of recurrent nodes a row for each of the batch.
+fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
+    for index in 0..graph.node.len() {
+        let node = graph.node[index].clone();
+        if !is_recurrent(&node) {
+            continue;
+        }
+        let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };
+        let of_rows = matches!(followed.places.get(&node.input[0]), Some(Place::At(layout)) if layout.axis == batch);
+        for input in [5, 6] {
+            let Some(start) = node.input_at(input).filter(|_| of_rows) else { continue };
+            let one = followed.few.dims(start).is_some_and(|dims| dims.get(batch) == Some(&1));
+            if !one || matches!(followed.places.get(start), Some(Place::At(_))) {
+                continue;
+            }
+            let name = |names: &mut Names, part: &str| names.fresh(&format!("{}.{part}", node.label()));
+            let (shape, place, rows, one, target, spread) = (
+                name(names, "x_shape"),
+                name(names, "batch_axis"),
+                name(names, "rows"),
+                name(names, "one"),
+                name(names, "start_shape"),
+                name(names, "start"),
+            );
+            graph.initializer.push(int64s(&place, &[1], &[batch as i64]));
+            graph.initializer.push(int64s(&one, &[1], &[1]));
+            let parts = if batch == 1 { [&one, &rows, &one] } else { [&rows, &one, &one] }.map(String::as_str);
+            graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[&node.input[0]], &[&shape]));
+            graph.node.push(
+                NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0),
+            );
+            graph
+                .node
+                .push(NodeProto::make("Concat", &format!("{target}/Concat"), &parts, &[&target]).with_int("axis", 0));
+            graph.node.push(NodeProto::make("Expand", &format!("{spread}/Expand"), &[start, &target], &[&spread]));
+            graph.node[index].set_input(input, &spread);
+        }
+    }
+}
+
+/// Writes the batch into the outputs, and forgets the shapes between.
+fn finish(graph: &mut GraphProto, followed: &Followed) {
+    for output in &mut graph.output {
+        let Some(Place::At(layout)) = followed.places.get(output.name()) else { continue };
+        let (Some(mut dims), elem) = (output.dims(), output.elem()) else { continue };
+        if let Some(dim) = dims.get_mut(layout.axis) {
+            *dim = Dim::Symbol(SYMBOL.to_owned());
+            output.set_tensor(elem, &dims);
+        }
+    }
+    graph.value_info.retain(|value| !matches!(followed.places.get(value.name()), None | Some(Place::At(_))));
+}

@@ -1,0 +1,348 @@
+//! Gives a graph its state inputs and outputs.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::analysis::Analysis;
+use crate::graph::{Names, producers};
+use crate::infer::Tensor;
+use crate::infer::loops::scan_counts;
+use crate::infer::ops::hidden_size;
+use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use crate::onnx::{DataType, Dim, int64s};
+use crate::time::{Cut, Refusal, refuse};
+
+/// Where a state starts.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Start {
+    /// Each element has this value.
+    Fill(f64),
+    /// At this tensor of the original model.
+    Tensor(String),
+}
+
+/// A state that a cut made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewState {
+    pub input: String,
+    pub output: String,
+    pub elem: i32,
+    pub dims: Vec<Dim>,
+    pub start: Start,
+    /// The node that it belongs to, and its operator.
+    pub node: String,
+    pub operator: String,
+    /// Starts at constants that aren't zero.
+    pub starts_at_constant: bool,
+}
+
+/// A graph with states.
+pub struct CutGraph {
+    pub graph: GraphProto,
+    /// The original graph, with the tensors that states start at.
+    pub original: GraphProto,
+    pub states: Vec<NewState>,
+}
+
+/// Cuts a graph at the places that the analysis found. With `zero` all states start at zero.
+pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis, zero: bool) -> Result<CutGraph, Refusal> {
+    let mut cutter = Cutter {
+        analysis,
+        opset,
+        zero,
+        uses: crate::graph::uses(graph),
+        names: Names::of(graph),
+        graph: graph.clone(),
+        original: graph.clone(),
+        states: Vec::new(),
+        content: content_inputs(graph),
+    };
+    for cut in &analysis.found.cuts {
+        match cut {
+            Cut::Recurrent { node } => cutter.recurrent(*node)?,
+            Cut::Scan { node } => {
+                let (states, _) = scan_counts(&cutter.graph.node[*node]);
+                cutter.carried(*node, 0, &(0..states).collect::<Vec<_>>())?;
+            }
+            Cut::Loop { node, carried } => cutter.carried(*node, 2, carried)?,
+            Cut::Frames { node, axis, frames, fill, .. } => cutter.frames(*node, *axis, *frames, *fill)?,
+            Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
+            Cut::Crop { node } => {
+                let input = cutter.graph.node[*node].input[0].clone();
+                let (name, output) =
+                    (cutter.graph.node[*node].name().to_owned(), cutter.graph.node[*node].output[0].clone());
+                cutter.graph.node[*node] = NodeProto::make("Identity", &name, &[&input], &[&output]);
+            }
+        }
+    }
+    Ok(CutGraph { graph: cutter.graph, original: cutter.original, states: cutter.states })
+}
+
+struct Cutter<'a> {
+    analysis: &'a Analysis,
+    opset: i64,
+    zero: bool,
+    uses: HashMap<String, usize>,
+    names: Names,
+    graph: GraphProto,
+    original: GraphProto,
+    states: Vec<NewState>,
+    content: HashMap<String, HashSet<String>>,
+}
+
+/// The inputs whose content each tensor depends on. Shapes are no content.
+fn content_inputs(graph: &GraphProto) -> HashMap<String, HashSet<String>> {
+    let mut content: HashMap<String, HashSet<String>> = crate::graph::required_inputs(graph)
+        .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
+        .collect();
+    for node in &graph.node {
+        if matches!(node.op_type(), "Shape" | "Size") {
+            continue;
+        }
+        let found: HashSet<String> =
+            crate::graph::inputs_of(node).iter().filter_map(|name| content.get(name)).flatten().cloned().collect();
+        for output in node.named_outputs() {
+            content.insert(output.to_owned(), found.clone());
+        }
+    }
+    content
+}
+
+/// A name for states that clients and configurations can write: the node's, without what would need quotes.
+fn base_name(label: &str) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '.' };
+    let name: String = label.trim_matches('/').chars().map(plain).collect();
+    if name.is_empty() { "state".to_owned() } else { name }
+}
+
+impl Cutter<'_> {
+    /// Adds a state. Returns the names of its input and output.
+    fn state(
+        &mut self,
+        node: &NodeProto,
+        part: &str,
+        (elem, dims): (i32, Vec<Dim>),
+        start: Option<&str>,
+        fill: f64,
+    ) -> Result<(String, String), Refusal> {
+        let base = format!("{}.{part}", base_name(node.label()));
+        let (input, output) = (self.names.fresh(&format!("{base}_in")), self.names.fresh(&format!("{base}_out")));
+        let constant = start.is_some_and(|start| self.content.get(start).is_none_or(HashSet::is_empty));
+        let start = match start {
+            None => Start::Fill(fill),
+            Some(_) if self.zero => Start::Fill(0.0),
+            Some(name) if self.analysis.is_zero(name) => Start::Fill(0.0),
+            Some(name) => {
+                if let Some(from) = self.content.get(name).and_then(|inputs| inputs.iter().min()) {
+                    let help = format!(
+                        "if input '{from}' is a state, name it and its output with --states '<<<{from}, OUTPUT>>>'"
+                    );
+                    return Err(refuse(node, format!("starts from input '{from}'"), &help));
+                }
+                Start::Tensor(name.to_owned())
+            }
+        };
+        let starts_at_constant = constant && matches!(start, Start::Tensor(_));
+        self.graph.input.push(ValueInfoProto::tensor(&input, elem, &dims));
+        self.graph.output.push(ValueInfoProto::tensor(&output, elem, &dims));
+        self.states.push(NewState {
+            input: input.clone(),
+            output: output.clone(),
+            elem,
+            dims,
+            start,
+            node: node.label().to_owned(),
+            operator: node.operator(),
+            starts_at_constant,
+        });
+        Ok((input, output))
+    }
+
+    /// Makes a node's output the state's: under its own name if nothing else uses it.
+    fn give(&mut self, node: usize, output: usize, name: &str) {
+        match self.graph.node[node].output_at(output).map(str::to_owned) {
+            Some(used) if self.uses.contains_key(&used) => {
+                let label = self.names.fresh(&format!("{name}/Identity"));
+                self.graph.node.push(NodeProto::make("Identity", &label, &[&used], &[name]));
+            }
+            _ => self.graph.node[node].set_output(output, name),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Tensor {
+        self.analysis.probes.short.get(name)
+    }
+
+    fn dims(&self, node: &NodeProto, name: &str) -> Result<Vec<Dim>, Refusal> {
+        let help = "run ONNX's shape inference on the model, or export it with a newer exporter";
+        self.analysis.dims(name).ok_or_else(|| refuse(node, format!("has a state of unknown shape ('{name}')"), help))
+    }
+
+    fn recurrent(&mut self, index: usize) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        let batch_first = node.int("layout").unwrap_or(0) == 1;
+        let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+        let x = self.dims(&node, &node.input[0])?;
+        let hidden = hidden_size(&node, &inputs)
+            .ok_or_else(|| refuse(&node, "has a hidden state of unknown size", "give it the attribute hidden_size"))?;
+        let dims = vec![Dim::Known(1), x[usize::from(!batch_first)].clone(), Dim::Known(hidden)];
+        // Weights may be quantized; the input has the type of the states.
+        let elem =
+            [0, 3, 1].iter().map(|&input| inputs.get(input).map_or(0, |tensor| tensor.elem)).find(|&elem| elem != 0);
+        let elem = elem.unwrap_or(DataType::Float as i32);
+        if batch_first {
+            self.lay_out_by_time(index);
+        }
+        let has_cell = node.op_type().ends_with("LSTM");
+        let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
+        for &(part, input, output) in parts {
+            let start = self.graph.node[index].input_at(input).map(str::to_owned);
+            let (state_in, state_out) = self.state(&node, part, (elem, dims.clone()), start.as_deref(), 0.0)?;
+            self.graph.node[index].set_input(input, &state_in);
+            self.give(index, output, &state_out);
+        }
+        Ok(())
+    }
+
+    /// Turns `layout=1`, which ONNX Runtime refuses, into the layout with time in front.
+    fn lay_out_by_time(&mut self, index: usize) {
+        let label = self.graph.node[index].label().to_owned();
+        self.graph.node[index].remove("layout");
+        let flip = |names: &mut Names, graph: &mut GraphProto, what: &str, from: &str, to: &str, order: &[i64]| {
+            let name = names.fresh(&format!("{label}/{what}"));
+            graph.node.push(NodeProto::make("Transpose", &name, &[from], &[to]).with_ints("perm", order));
+        };
+        let x = self.graph.node[index].input[0].clone();
+        let by_time = format!("{x}/by_time");
+        flip(&mut self.names, &mut self.graph, "by_time", &x, &by_time, &[1, 0, 2]);
+        self.graph.node[index].set_input(0, &by_time);
+        for input in [5, 6] {
+            let Some(start) = self.graph.node[index].input_at(input).map(str::to_owned) else { continue };
+            let flipped = format!("{start}/by_time/{input}");
+            flip(&mut self.names, &mut self.original, "start", &start, &flipped, &[1, 0, 2]);
+            if self.analysis.is_zero(&start) {
+                self.graph.node[index].input[input].clear();
+            } else {
+                let content = self.content.get(&start).cloned().unwrap_or_default();
+                self.content.insert(flipped.clone(), content);
+                self.graph.node[index].set_input(input, &flipped);
+            }
+        }
+        for (output, order) in [(0, &[2, 0, 1, 3][..]), (1, &[1, 0, 2]), (2, &[1, 0, 2])] {
+            let Some(name) = self.graph.node[index].output_at(output).map(str::to_owned) else { continue };
+            let by_time = format!("{name}/by_time");
+            flip(&mut self.names, &mut self.graph, "back", &by_time, &name, order);
+            self.graph.node[index].set_output(output, &by_time);
+            self.uses.insert(by_time, 1);
+        }
+    }
+
+    /// The carried values of a `Loop` (behind two other inputs) or the states of a `Scan`.
+    fn carried(&mut self, index: usize, front: usize, carried: &[usize]) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        for &number in carried {
+            let start = node.input_at(front + number).map(str::to_owned).unwrap_or_default();
+            let dims = self.dims(&node, &start)?;
+            let of_body =
+                node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
+            let elem = if of_body == 0 { self.tensor(&start).elem } else { of_body };
+            let (state_in, state_out) = self.state(&node, &number.to_string(), (elem, dims), Some(&start), 0.0)?;
+            self.graph.node[index].set_input(front + number, &state_in);
+            self.give(index, number, &state_out);
+        }
+        Ok(())
+    }
+
+    /// Keeps the last frames of a node's input in place of the padding in front of it.
+    fn frames(&mut self, index: usize, axis: usize, frames: i64, fill: f64) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        let source = node.input[0].clone();
+        let mut dims = self.dims(&node, &source)?;
+        dims[axis] = Dim::Known(frames);
+        let elem = self.tensor(&source).elem;
+        let (state_in, state_out) = self.state(&node, "frames", (elem, dims.clone()), None, fill)?;
+        let label = base_name(node.label());
+        let joined = if node.op_type() == "Pad" {
+            let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+            let mut pads = crate::infer::ops::pads(&node, &inputs, dims.len()).unwrap_or_default();
+            pads[axis] = (0, 0);
+            let output = node.output[0].clone();
+            let join = |from: &str| {
+                NodeProto::make("Concat", node.name(), &[&state_in, from], &[&output]).with_int("axis", axis as i64)
+            };
+            if pads.iter().any(|&pad| pad != (0, 0)) {
+                return Err(refuse(&node, "pads time and other axes at once", "pad them one after the other"));
+            }
+            self.graph.node[index] = join(&source);
+            output
+        } else {
+            let joined = self.names.fresh(&format!("{label}.joined"));
+            let name = self.names.fresh(&format!("{label}/Concat"));
+            let join =
+                NodeProto::make("Concat", &name, &[&state_in, &source], &[&joined]).with_int("axis", axis as i64);
+            self.graph.node.push(join);
+            let target = &mut self.graph.node[index];
+            target.set_input(0, &joined);
+            let mut pads = node.ints("pads").map(<[i64]>::to_vec).unwrap_or_default();
+            let spatial = pads.len() / 2;
+            pads[axis - 2] = 0;
+            pads[axis - 2 + spatial] = 0;
+            *target = target.clone().with_ints("pads", &pads);
+            joined
+        };
+        self.keep_last(&label, &joined, axis, frames, &state_out);
+        Ok(())
+    }
+
+    fn prefix(&mut self, index: usize, input: usize, axis: usize, frames: i64) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        let start = node.input[input].clone();
+        let dims = self.dims(&node, &start)?;
+        let elem = self.tensor(&start).elem;
+        let (state_in, state_out) = self.state(&node, "frames", (elem, dims), Some(&start), 0.0)?;
+        self.graph.node[index].set_input(input, &state_in);
+        self.keep_last(&base_name(node.label()), &node.output[0], axis, frames, &state_out);
+        Ok(())
+    }
+
+    /// Adds a `Slice` of the last frames of a tensor.
+    fn keep_last(&mut self, label: &str, of: &str, axis: usize, frames: i64, output: &str) {
+        let name = self.names.fresh(&format!("{label}/Slice"));
+        if self.opset < 10 {
+            let node = NodeProto::make("Slice", &name, &[of], &[output]);
+            let node =
+                node.with_ints("starts", &[-frames]).with_ints("ends", &[i64::MAX]).with_ints("axes", &[axis as i64]);
+            self.graph.node.push(node);
+            return;
+        }
+        let mut constant = |part: &str, value: i64| {
+            let name = self.names.fresh(&format!("{label}.{part}"));
+            self.graph.initializer.push(TensorProto { name: Some(name.clone()), ..int64s("", &[1], &[value]) });
+            name
+        };
+        let (start, end, axes) = (constant("start", -frames), constant("end", i64::MAX), constant("axis", axis as i64));
+        self.graph.node.push(NodeProto::make("Slice", &name, &[of, &start, &end, &axes], &[output]));
+    }
+}
+
+/// The part of the original graph that computes where states start: a model with an output for each, of its name.
+pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
+    let mut graph = cut.original.clone();
+    graph.output.clear();
+    for state in &cut.states {
+        if let Start::Tensor(tensor) = &state.start {
+            let name = format!("{}/Identity", state.input);
+            graph.node.push(NodeProto::make("Identity", &name, &[tensor], &[&state.input]));
+            graph.output.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
+        }
+    }
+    if graph.output.is_empty() {
+        return None;
+    }
+    crate::graph::sort(&mut graph);
+    crate::graph::prune(&mut graph);
+    let made: HashSet<String> = producers(&graph).into_keys().map(str::to_owned).collect();
+    let needed = crate::graph::ancestors(&graph, graph.output.iter().map(|output| output.name().to_owned()));
+    graph.input.retain(|input| needed.contains(input.name()) && !made.contains(input.name()));
+    graph.value_info.clear();
+    Some(graph)
+}

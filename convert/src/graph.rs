@@ -1,0 +1,186 @@
+//! What a graph's names connect, and the edits that keep it whole: fresh names, order, removal of what nothing uses.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+
+/// The node that makes each tensor.
+pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
+    let outputs = |(index, node)| NodeProto::named_outputs(node).map(move |name| (name, index));
+    graph.node.iter().enumerate().flat_map(outputs).collect()
+}
+
+/// How often each tensor is used, by nodes, by the graphs inside them, and as an output.
+pub fn uses(graph: &GraphProto) -> HashMap<String, usize> {
+    let mut uses = HashMap::new();
+    let names = graph.node.iter().flat_map(inputs_of);
+    for name in names.chain(graph.output.iter().map(|output| output.name().to_owned())) {
+        *uses.entry(name).or_default() += 1;
+    }
+    uses
+}
+
+/// What a node reads: its inputs, and what the graphs inside it take from outside.
+pub fn inputs_of(node: &NodeProto) -> Vec<String> {
+    let own = node.input.iter().filter(|name| !name.is_empty()).cloned();
+    own.chain(node.graphs().flat_map(captured)).collect()
+}
+
+/// The tensors that a graph inside a node takes from outside, each once.
+pub fn captured(graph: &GraphProto) -> Vec<String> {
+    let own: HashSet<&str> = names(graph).collect();
+    let mut found = Vec::new();
+    let outputs = graph.output.iter().map(|output| output.name().to_owned());
+    for name in graph.node.iter().flat_map(inputs_of).chain(outputs) {
+        if !own.contains(name.as_str()) && !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found
+}
+
+/// The names that a graph itself gives.
+fn names(graph: &GraphProto) -> impl Iterator<Item = &str> {
+    let inputs = graph.input.iter().map(ValueInfoProto::name);
+    let weights = graph.initializer.iter().map(|tensor| tensor.name());
+    let sparse = graph.sparse_initializer.iter().filter_map(|tensor| Some(tensor.values.as_ref()?.name()));
+    inputs.chain(weights).chain(sparse).chain(graph.node.iter().flat_map(NodeProto::named_outputs))
+}
+
+/// The inputs that no initializer gives a default.
+pub fn required_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoProto> {
+    let defaults: HashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name()).collect();
+    graph.input.iter().filter(move |input| !defaults.contains(input.name()))
+}
+
+/// Gives names that are in use nowhere in the graph.
+pub struct Names(HashSet<String>);
+
+impl Names {
+    /// All names of a graph and of the graphs inside it are taken.
+    pub fn of(graph: &GraphProto) -> Self {
+        let mut taken = HashSet::new();
+        take(graph, &mut taken);
+        Self(taken)
+    }
+
+    /// `wanted`, or the first of `wanted_2`, `wanted_3` and so on that is free.
+    pub fn fresh(&mut self, wanted: &str) -> String {
+        let numbered = (2_usize..).map(|number| format!("{wanted}_{number}"));
+        let mut candidates = std::iter::once(wanted.to_owned()).chain(numbered);
+        let name = candidates.find(|name| !self.0.contains(name)).unwrap_or_default();
+        self.0.insert(name.clone());
+        name
+    }
+}
+
+fn take(graph: &GraphProto, taken: &mut HashSet<String>) {
+    taken.extend(names(graph).map(str::to_owned));
+    taken.extend(graph.node.iter().map(|node| node.name().to_owned()));
+    for inner in graph.node.iter().flat_map(NodeProto::graphs) {
+        take(inner, taken);
+    }
+}
+
+/// Puts each node behind those that it reads from. The order stays where it can.
+pub fn sort(graph: &mut GraphProto) {
+    let producers = producers(graph);
+    let sources = |node: &NodeProto| -> HashSet<usize> {
+        inputs_of(node).iter().filter_map(|name| producers.get(name.as_str()).copied()).collect()
+    };
+    let mut waits_for: Vec<HashSet<usize>> = graph.node.iter().map(sources).collect();
+    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.node.len()];
+    for (index, sources) in waits_for.iter().enumerate() {
+        for &source in sources {
+            readers[source].push(index);
+        }
+    }
+    let mut ready: std::collections::BTreeSet<usize> =
+        (0..graph.node.len()).filter(|&index| waits_for[index].is_empty()).collect();
+    let mut order = Vec::with_capacity(graph.node.len());
+    while let Some(index) = ready.pop_first() {
+        order.push(index);
+        for &reader in &readers[index] {
+            if waits_for[reader].remove(&index) && waits_for[reader].is_empty() {
+                ready.insert(reader);
+            }
+        }
+    }
+    // A circle would stay out. No edit makes one.
+    let mut nodes: Vec<Option<NodeProto>> = std::mem::take(&mut graph.node).into_iter().map(Some).collect();
+    graph.node = order.into_iter().filter_map(|index| nodes[index].take()).collect();
+}
+
+/// Removes the nodes and weights that no output needs. Inputs stay.
+pub fn prune(graph: &mut GraphProto) {
+    let needed = ancestors(graph, graph.output.iter().map(|output| output.name().to_owned()));
+    graph.node.retain(|node| NodeProto::named_outputs(node).any(|name| needed.contains(name)));
+    graph.initializer.retain(|tensor| needed.contains(tensor.name()));
+    graph
+        .sparse_initializer
+        .retain(|tensor| tensor.values.as_ref().is_none_or(|values| needed.contains(values.name())));
+    graph.value_info.retain(|value| needed.contains(value.name()));
+    graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
+}
+
+/// The tensors that these are made from, and these themselves.
+pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> HashSet<String> {
+    let producers = producers(graph);
+    let mut open: VecDeque<String> = of.into_iter().collect();
+    let mut found = HashSet::new();
+    while let Some(name) = open.pop_front() {
+        if let Some(&index) = producers.get(name.as_str()) {
+            open.extend(inputs_of(&graph.node[index]).into_iter().filter(|input| !found.contains(input)));
+        }
+        found.insert(name);
+    }
+    found
+}
+
+impl NodeProto {
+    /// The outputs that are there.
+    pub fn named_outputs(&self) -> impl Iterator<Item = &str> {
+        self.output.iter().map(String::as_str).filter(|name| !name.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(nodes: &[(&str, &[&str], &[&str])], outputs: &[&str]) -> GraphProto {
+        let node = |(name, inputs, outputs): &(&str, &[&str], &[&str])| NodeProto::make("Add", name, inputs, outputs);
+        let output = |name: &&str| ValueInfoProto::tensor(name, 1, &[]);
+        GraphProto {
+            node: nodes.iter().map(node).collect(),
+            input: vec![ValueInfoProto::tensor("x", 1, &[])],
+            output: outputs.iter().map(output).collect(),
+            ..GraphProto::default()
+        }
+    }
+
+    fn names(graph: &GraphProto) -> Vec<&str> {
+        graph.node.iter().map(|node| node.name()).collect()
+    }
+
+    #[test]
+    fn nodes_stand_behind_those_they_read_from() {
+        let mut graph = graph(&[("c", &["b"], &["y"]), ("a", &["x"], &["a"]), ("b", &["a"], &["b"])], &["y"]);
+        sort(&mut graph);
+        assert_eq!(names(&graph), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn what_no_output_needs_is_removed() {
+        let mut graph = graph(&[("a", &["x"], &["a"]), ("b", &["x"], &["b"]), ("c", &["a"], &["y"])], &["y"]);
+        prune(&mut graph);
+        assert_eq!(names(&graph), ["a", "c"]);
+        assert_eq!(graph.input.len(), 1);
+    }
+
+    #[test]
+    fn fresh_names_are_used_nowhere() {
+        let mut names = Names::of(&graph(&[("a", &["x"], &["a_2"])], &["a_2"]));
+        assert_eq!([names.fresh("a"), names.fresh("a"), names.fresh("b")], ["a_3", "a_4", "b"]);
+    }
+}

@@ -1,0 +1,422 @@
+//! The shapes of the operators that streaming models have. An operator that isn't here has outputs of open shapes.
+
+use super::Tensor;
+use super::arithmetic::{broadcast, element_wise};
+use super::shaping::{self, axis_of, list};
+use crate::onnx::DataType;
+use crate::onnx::schema::NodeProto;
+
+/// Operators of one input and one output that work element by element.
+pub const UNARY: [&str; 50] = [
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BitwiseNot",
+    "Cast",
+    "CastLike",
+    "Ceil",
+    "Celu",
+    "Clip",
+    "Cos",
+    "Cosh",
+    "Dropout",
+    "Elu",
+    "Erf",
+    "Exp",
+    "FastGelu",
+    "Floor",
+    "Gelu",
+    "HardSigmoid",
+    "HardSwish",
+    "Identity",
+    "IsInf",
+    "IsNaN",
+    "LeakyRelu",
+    "Log",
+    "Mish",
+    "Neg",
+    "Not",
+    "QuickGelu",
+    "Reciprocal",
+    "Relu",
+    "Round",
+    "Selu",
+    "Shrink",
+    "Sigmoid",
+    "Sign",
+    "Silu",
+    "Sin",
+    "Sinh",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Swish",
+    "Tan",
+    "Tanh",
+    "ThresholdedRelu",
+];
+
+/// Operators of several inputs that broadcast.
+pub const BROADCAST: [&str; 24] = [
+    "Add",
+    "And",
+    "BiasGelu",
+    "BitShift",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "Div",
+    "Equal",
+    "Greater",
+    "GreaterOrEqual",
+    "Less",
+    "LessOrEqual",
+    "Max",
+    "Mean",
+    "Min",
+    "Mod",
+    "Mul",
+    "Or",
+    "PRelu",
+    "Pow",
+    "Sub",
+    "Sum",
+    "Xor",
+];
+
+/// Operators that give their first input's shape.
+const SAME_SHAPE: [&str; 16] = [
+    "BatchNormalization",
+    "CumSum",
+    "DequantizeLinear",
+    "DynamicQuantizeLinear",
+    "Hardmax",
+    "InstanceNormalization",
+    "GroupNormalization",
+    "LRN",
+    "LayerNormalization",
+    "LogSoftmax",
+    "LpNormalization",
+    "QuantizeLinear",
+    "ScatterElements",
+    "ScatterND",
+    "SimplifiedLayerNormalization",
+    "Softmax",
+];
+
+/// No operator here has more inputs that matter.
+const MOST_INPUTS: usize = 8;
+
+/// The outputs of a node, or why its inputs don't fit together.
+pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
+    let op = node.op_type();
+    if BROADCAST.contains(&op) || op == "Where" {
+        return element_wise(node, inputs);
+    }
+    if op == "Concat" {
+        return Ok(if inputs.is_empty() { Vec::new() } else { vec![shaping::concat(node, inputs)?] });
+    }
+    // Inputs that are left out are unknown.
+    let mut inputs = inputs.to_vec();
+    inputs.resize(inputs.len().max(MOST_INPUTS), Tensor::default());
+    let inputs = inputs.as_slice();
+    let first = &inputs[0];
+    if UNARY.contains(&op) {
+        return element_wise(node, &inputs[..1]).map(|mut outputs| {
+            if op == "CastLike" {
+                outputs[0].elem = inputs[1].elem;
+            }
+            outputs
+        });
+    }
+    if SAME_SHAPE.contains(&op) {
+        let elem = match op {
+            "DynamicQuantizeLinear" => DataType::Uint8 as i32,
+            "DequantizeLinear" => inputs[1].elem,
+            "QuantizeLinear" => {
+                if inputs[2].elem == 0 {
+                    DataType::Uint8 as i32
+                } else {
+                    inputs[2].elem
+                }
+            }
+            _ => first.elem,
+        };
+        let same = Tensor { elem, dims: first.dims.clone(), data: None, length: None };
+        let scale = Tensor::shaped(DataType::Float as i32, vec![]);
+        let zero = Tensor::shaped(DataType::Uint8 as i32, vec![]);
+        return Ok(if op == "DynamicQuantizeLinear" { vec![same, scale, zero] } else { vec![same] });
+    }
+    Ok(match op {
+        "Constant" => vec![shaping::constant(node)],
+        "ConstantOfShape" => vec![shaping::constant_of_shape(node, inputs)],
+        "Shape" => vec![shaping::shape(node, inputs)],
+        "Size" => vec![size(first)],
+        "Range" => vec![shaping::range(inputs)],
+        "Reshape" => vec![shaping::reshape(node, inputs)?],
+        "Flatten" => vec![shaping::flatten(node, inputs)],
+        "Squeeze" => vec![shaping::squeeze(node, inputs)?],
+        "Unsqueeze" => vec![shaping::unsqueeze(node, inputs)?],
+        "Transpose" => vec![shaping::transpose(node, inputs)?],
+        "Slice" => vec![shaping::slice(node, inputs)?],
+        "Gather" => vec![shaping::gather(node, inputs)?],
+        "Expand" => vec![shaping::expand(inputs)?],
+        "Tile" => vec![shaping::tile(inputs)],
+        "Split" => shaping::split(node, inputs)?,
+        "MatMul" | "MatMulInteger" | "FusedMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
+        "DynamicQuantizeMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
+        "MatMulIntegerToFloat" => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
+        "Gemm" | "FusedGemm" => vec![gemm(node, inputs)?],
+        "Conv" | "FusedConv" | "ConvInteger" => vec![window(node, first, Some(&inputs[1]), false)?],
+        "MaxPool" | "AveragePool" | "LpPool" => vec![window(node, first, None, true)?],
+        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => vec![global_pool(first)],
+        "Pad" => vec![pad(node, inputs)],
+        "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM" => recurrent(node, inputs),
+        "ArgMax" | "ArgMin" => {
+            let axes = [node.int("axis").unwrap_or(0)];
+            vec![reduced(first, Some(&axes), node.int("keepdims").unwrap_or(1) != 0, DataType::Int64 as i32)?]
+        }
+        _ if op.starts_with("Reduce") => vec![reduce(node, inputs, opset)?],
+        "TopK" => top_k(node, inputs),
+        "SequenceEmpty" => vec![Tensor { length: Some(0), ..Tensor::default() }],
+        "SequenceInsert" => {
+            let element = &inputs[1];
+            vec![Tensor { length: first.length.map(|length| length + 1), data: None, ..element.clone() }]
+        }
+        "ConcatFromSequence" => vec![concat_from_sequence(node, first)],
+        "OptionalGetElement" => vec![first.clone()],
+        _ => Vec::new(),
+    })
+}
+
+fn size(of: &Tensor) -> Tensor {
+    let elem = DataType::Int64 as i32;
+    match &of.dims {
+        Some(dims) => Tensor::with_data(elem, vec![], vec![dims.iter().product::<i64>() as f64]),
+        None => Tensor::shaped(elem, vec![]),
+    }
+}
+
+fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
+    let (Some(a), Some(b)) = (&a.dims, &b.dims) else { return Ok(Tensor::open(elem)) };
+    let (left, right) = match (a.as_slice(), b.as_slice()) {
+        ([], _) | (_, []) => return Err("a factor is a scalar".to_owned()),
+        (a, b) => (
+            if a.len() == 1 { vec![1, a[0]] } else { a.to_vec() },
+            if b.len() == 1 { vec![b[0], 1] } else { b.to_vec() },
+        ),
+    };
+    let (rows, inner) = (left[left.len() - 2], left[left.len() - 1]);
+    if inner != right[right.len() - 2] {
+        return Err(format!("{a:?} and {b:?} don't multiply"));
+    }
+    let mut dims = broadcast(&[&left[..left.len() - 2], &right[..right.len() - 2]])?;
+    if a.len() > 1 {
+        dims.push(rows);
+    }
+    if b.len() > 1 {
+        dims.push(right[right.len() - 1]);
+    }
+    Ok(Tensor::shaped(elem, dims))
+}
+
+fn gemm(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let elem = inputs[0].elem;
+    let (Some(a), Some(b)) = (&inputs[0].dims, &inputs[1].dims) else { return Ok(Tensor::open(elem)) };
+    let ordered = |dims: &[i64], flip: &str| match *dims {
+        [rows, columns] if node.int(flip).unwrap_or(0) != 0 => Ok((columns, rows)),
+        [rows, columns] => Ok((rows, columns)),
+        _ => Err(format!("{dims:?} is no matrix")),
+    };
+    let ((rows, inner), (depth, columns)) = (ordered(a, "transA")?, ordered(b, "transB")?);
+    if inner != depth {
+        return Err(format!("{a:?} and {b:?} don't multiply"));
+    }
+    Ok(Tensor::shaped(elem, vec![rows, columns]))
+}
+
+/// What a convolution or a pooling does along an axis of its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Window {
+    pub kernel: i64,
+    pub stride: i64,
+    pub dilation: i64,
+    pub before: i64,
+    pub behind: i64,
+    /// The padding is computed from the input's length (`auto_pad`).
+    pub automatic: bool,
+}
+
+impl Window {
+    /// Elements that a window covers beyond its first.
+    pub fn reach(&self) -> i64 {
+        (self.kernel - 1) * self.dilation
+    }
+}
+
+/// What a convolution or a pooling does along a spatial axis (0 is the input's axis 2).
+pub fn window_at(node: &NodeProto, weights: Option<&[i64]>, spatial: usize, rank: usize) -> Option<Window> {
+    let at = |name: &str, default: i64| node.ints(name).map_or(Some(default), |list| list.get(spatial).copied());
+    let kernel = match node.ints("kernel_shape") {
+        Some(kernel) => *kernel.get(spatial)?,
+        None => *weights?.get(spatial + 2)?,
+    };
+    let (before, behind) = match node.ints("pads") {
+        Some(pads) => (*pads.get(spatial)?, *pads.get(spatial + rank - 2)?),
+        None => (0, 0),
+    };
+    let automatic = node.text("auto_pad").is_some_and(|text| text.starts_with("SAME"));
+    Some(Window { kernel, stride: at("strides", 1)?, dilation: at("dilations", 1)?, before, behind, automatic })
+}
+
+fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: bool) -> Result<Tensor, String> {
+    let elem = input.elem;
+    let weights = weights.map(|weights| weights.dims.as_deref());
+    let Some(own) = input.dims.as_deref().filter(|own| own.len() > 2) else { return Ok(Tensor::open(elem)) };
+    let weights = match weights {
+        Some(None) => return Ok(Tensor::open(elem)),
+        Some(Some(weights)) => Some(weights),
+        None => None,
+    };
+    let mut dims = vec![own[0], weights.map_or(own[1], |weights| weights[0])];
+    for spatial in 0..own.len() - 2 {
+        let Some(window) = window_at(node, weights, spatial, own.len()) else { return Ok(Tensor::open(elem)) };
+        let length = own[spatial + 2];
+        if window.automatic {
+            dims.push((length + window.stride - 1) / window.stride);
+            continue;
+        }
+        let free = length + window.before + window.behind - window.reach() - 1;
+        if free < 0 {
+            return Err(format!("a window of {} doesn't fit {length} elements", window.reach() + 1));
+        }
+        let ceils = pools && node.int("ceil_mode").unwrap_or(0) != 0;
+        dims.push((if ceils { (free + window.stride - 1) / window.stride } else { free / window.stride }) + 1);
+    }
+    Ok(Tensor::shaped(elem, dims))
+}
+
+fn global_pool(input: &Tensor) -> Tensor {
+    let pooled = |dims: &Vec<i64>| dims.iter().enumerate().map(|(axis, &dim)| if axis < 2 { dim } else { 1 }).collect();
+    Tensor { elem: input.elem, dims: input.dims.as_ref().map(pooled), ..Tensor::default() }
+}
+
+/// The padding of each axis: before it and behind it.
+pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64, i64)>> {
+    let pads = list(node, inputs, 1, "pads")?;
+    let axes: Vec<usize> = match node.input_at(3) {
+        Some(_) => inputs.get(3)?.ints()?.iter().map(|&axis| axis_of(axis, rank).ok()).collect::<Option<_>>()?,
+        None => (0..rank).collect(),
+    };
+    let mut all = vec![(0, 0); rank];
+    for (index, &axis) in axes.iter().enumerate() {
+        all[axis] = (*pads.get(index)?, *pads.get(index + axes.len())?);
+    }
+    Some(all)
+}
+
+fn pad(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
+    let elem = inputs[0].elem;
+    let Some(own) = &inputs[0].dims else { return Tensor::open(elem) };
+    match pads(node, inputs, own.len()) {
+        Some(pads) => {
+            Tensor::shaped(elem, own.iter().zip(pads).map(|(dim, (before, behind))| dim + before + behind).collect())
+        }
+        None => Tensor::open(elem),
+    }
+}
+
+fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
+    let elem = inputs[0].elem;
+    let directions = if node.text("direction").as_deref() == Some("bidirectional") { 2 } else { 1 };
+    let (Some(x), Some(hidden)) = (inputs[0].dims.as_deref(), hidden_size(node, inputs)) else {
+        return vec![Tensor::open(elem); 3];
+    };
+    let &[first, second, _] = x else { return vec![Tensor::open(elem); 3] };
+    let (y, last) = if node.int("layout").unwrap_or(0) == 0 {
+        (vec![first, directions, second, hidden], vec![directions, second, hidden])
+    } else {
+        (vec![first, second, directions, hidden], vec![first, directions, hidden])
+    };
+    vec![Tensor::shaped(elem, y), Tensor::shaped(elem, last.clone()), Tensor::shaped(elem, last)]
+}
+
+/// The elements of a recurrent node's hidden state.
+pub fn hidden_size(node: &NodeProto, inputs: &[Tensor]) -> Option<i64> {
+    let recurrence = inputs.get(2).and_then(|tensor| tensor.dims.as_deref());
+    let axis = if node.op_type() == "DynamicQuantizeLSTM" { 1 } else { 2 };
+    node.int("hidden_size").or_else(|| recurrence?.get(axis).copied())
+}
+
+fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, String> {
+    let axes = list(node, inputs, 1, "axes");
+    if axes.is_none() && node.input_at(1).is_some() {
+        return Ok(Tensor::open(inputs[0].elem));
+    }
+    if axes.as_ref().is_none_or(Vec::is_empty) && opset >= 13 && node.int("noop_with_empty_axes").unwrap_or(0) != 0 {
+        return Ok(inputs[0].clone());
+    }
+    let keeps = node.int("keepdims").unwrap_or(1) != 0;
+    let out = reduced(&inputs[0], axes.as_deref(), keeps, inputs[0].elem)?;
+    // What shapes are computed with: the number of elements, and the like.
+    let data =
+        inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| dims.iter().product::<i64>() == 1));
+    let value = data.and_then(|data| match node.op_type() {
+        "ReduceProd" => Some(data.iter().product()),
+        "ReduceSum" => Some(data.iter().sum()),
+        "ReduceMax" => data.iter().copied().reduce(f64::max),
+        "ReduceMin" => data.iter().copied().reduce(f64::min),
+        _ => None,
+    });
+    Ok(match value {
+        Some(value) => Tensor::with_data(out.elem, out.dims.unwrap_or_default(), vec![value]),
+        None => out,
+    })
+}
+
+fn reduced(input: &Tensor, axes: Option<&[i64]>, keeps: bool, elem: i32) -> Result<Tensor, String> {
+    let Some(own) = &input.dims else { return Ok(Tensor::open(elem)) };
+    let axes: Vec<usize> = match axes {
+        Some(axes) if !axes.is_empty() => {
+            axes.iter().map(|&axis| axis_of(axis, own.len())).collect::<Result<_, _>>()?
+        }
+        _ => (0..own.len()).collect(),
+    };
+    let kept = |(axis, &dim): (usize, &i64)| match axes.contains(&axis) {
+        false => Some(dim),
+        true => keeps.then_some(1),
+    };
+    Ok(Tensor::shaped(elem, own.iter().enumerate().filter_map(kept).collect()))
+}
+
+fn top_k(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
+    let count = inputs.get(1).and_then(Tensor::scalar).map(|count| count as i64).or_else(|| node.int("k"));
+    let made = || {
+        let mut dims = inputs[0].dims.clone()?;
+        let axis = axis_of(node.int("axis").unwrap_or(-1), dims.len()).ok()?;
+        dims[axis] = count?;
+        Some(dims)
+    };
+    let indices = DataType::Int64 as i32;
+    match made() {
+        Some(dims) => vec![Tensor::shaped(inputs[0].elem, dims.clone()), Tensor::shaped(indices, dims)],
+        None => vec![Tensor::open(inputs[0].elem), Tensor::open(indices)],
+    }
+}
+
+fn concat_from_sequence(node: &NodeProto, sequence: &Tensor) -> Tensor {
+    let (Some(own), Some(length)) = (&sequence.dims, sequence.length) else { return Tensor::open(sequence.elem) };
+    let mut dims = own.clone();
+    let axis = node.int("axis").unwrap_or(0);
+    if node.int("new_axis").unwrap_or(0) != 0 {
+        let axis = if axis < 0 { axis + own.len() as i64 + 1 } else { axis };
+        dims.insert((axis.max(0) as usize).min(own.len()), length);
+    } else if let Ok(axis) = axis_of(axis, own.len()) {
+        dims[axis] *= length;
+    }
+    Tensor::shaped(sequence.elem, dims)
+}

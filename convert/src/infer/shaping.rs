@@ -1,0 +1,338 @@
+//! Operators that move elements and leave them as they are: their shapes, and their values where those are known.
+
+use super::Tensor;
+use super::arithmetic::{broadcast, spread};
+use crate::onnx::schema::NodeProto;
+use crate::onnx::{DataType, element_count, numbers};
+
+/// An axis counted from the front.
+pub fn axis_of(axis: i64, rank: usize) -> Result<usize, String> {
+    let rank = i64::try_from(rank).unwrap_or(i64::MAX);
+    let counted = if axis < 0 { axis + rank } else { axis };
+    if (0..rank).contains(&counted) { Ok(counted as usize) } else { Err(format!("axis {axis} of rank {rank}")) }
+}
+
+/// A list that newer versions of ONNX take as an input and older ones as an attribute.
+pub fn list(node: &NodeProto, inputs: &[Tensor], index: usize, attribute: &str) -> Option<Vec<i64>> {
+    match node.input_at(index) {
+        Some(_) => inputs.get(index)?.ints(),
+        None => node.ints(attribute).map(<[i64]>::to_vec),
+    }
+}
+
+/// Picks elements of a tensor by their position in it, given the output's shape.
+fn pick(from: &Tensor, dims: &[i64], position: impl Fn(&[i64]) -> Vec<i64>) -> Tensor {
+    let picked = || -> Option<Vec<f64>> {
+        let (own, data) = (from.dims.as_deref()?, from.data.as_deref()?);
+        let count = element_count(dims);
+        if count > super::MOST_ELEMENTS {
+            return None;
+        }
+        let mut at = vec![0; dims.len()];
+        let mut out = Vec::new();
+        for flat in 0..count {
+            let mut rest = flat;
+            for axis in (0..dims.len()).rev() {
+                at[axis] = rest % dims[axis];
+                rest /= dims[axis];
+            }
+            let index = position(&at).iter().zip(own).fold(0, |index, (&at, &dim)| index * dim + at);
+            out.push(*data.get(usize::try_from(index).ok()?)?);
+        }
+        Some(out)
+    };
+    match picked() {
+        Some(data) => Tensor::with_data(from.elem, dims.to_vec(), data),
+        None => Tensor::shaped(from.elem, dims.to_vec()),
+    }
+}
+
+/// The same elements in another shape.
+fn reshaped(from: &Tensor, dims: Vec<i64>) -> Tensor {
+    Tensor { elem: from.elem, dims: Some(dims), data: from.data.clone(), length: None }
+}
+
+pub fn constant(node: &NodeProto) -> Tensor {
+    if let Some(tensor) = node.attribute("value").and_then(|attribute| attribute.t.as_ref()) {
+        return Tensor::of_weight(tensor);
+    }
+    let (int, float) = (DataType::Int64 as i32, DataType::Float as i32);
+    let list = |elem, data: Vec<f64>| Tensor::with_data(elem, vec![data.len() as i64], data);
+    match node.attribute.first() {
+        Some(value) => match value.name() {
+            "value_int" => Tensor::with_data(int, vec![], vec![value.i() as f64]),
+            "value_float" => Tensor::with_data(float, vec![], vec![value.f().into()]),
+            "value_ints" => list(int, value.ints.iter().map(|&value| value as f64).collect()),
+            "value_floats" => list(float, value.floats.iter().map(|&value| value.into()).collect()),
+            _ => Tensor::default(),
+        },
+        None => Tensor::default(),
+    }
+}
+
+pub fn constant_of_shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
+    let value = node.attribute("value").and_then(|attribute| attribute.t.as_ref());
+    let elem = value.map_or(DataType::Float as i32, |value| value.data_type());
+    let fill = value.and_then(numbers).and_then(|numbers| numbers.first().copied()).unwrap_or_default();
+    match inputs[0].ints() {
+        Some(dims) if element_count(&dims) <= super::MOST_ELEMENTS => {
+            let count = usize::try_from(element_count(&dims)).unwrap_or_default();
+            Tensor::with_data(elem, dims, vec![fill; count])
+        }
+        Some(dims) => Tensor::shaped(elem, dims),
+        None => Tensor::open(elem),
+    }
+}
+
+pub fn shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
+    let elem = DataType::Int64 as i32;
+    let Some(dims) = &inputs[0].dims else { return Tensor::open(elem) };
+    let rank = dims.len() as i64;
+    let bound = |value: i64| (if value < 0 { value + rank } else { value }).clamp(0, rank);
+    let (start, end) = (bound(node.int("start").unwrap_or(0)), bound(node.int("end").unwrap_or(rank)));
+    let part = &dims[start as usize..end.max(start) as usize];
+    Tensor::with_data(elem, vec![part.len() as i64], part.iter().map(|&dim| dim as f64).collect())
+}
+
+pub fn range(inputs: &[Tensor]) -> Tensor {
+    let elem = inputs[0].elem;
+    match (inputs[0].scalar(), inputs[1].scalar(), inputs[2].scalar()) {
+        (Some(start), Some(end), Some(step)) if step != 0.0 => {
+            let count = ((end - start) / step).ceil().max(0.0) as i64;
+            if count > super::MOST_ELEMENTS {
+                return Tensor::shaped(elem, vec![count]);
+            }
+            Tensor::with_data(elem, vec![count], (0..count).map(|index| start + index as f64 * step).collect())
+        }
+        _ => Tensor::open(elem),
+    }
+}
+
+pub fn reshape(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let target = list(node, inputs, 1, "shape");
+    let (Some(own), Some(mut dims)) = (&inputs[0].dims, target) else { return Ok(Tensor::open(inputs[0].elem)) };
+    if node.int("allowzero").unwrap_or(0) == 0 {
+        for (axis, dim) in dims.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
+            *dim = *own.get(axis).ok_or_else(|| format!("axis {axis} is copied from a shape of rank {}", own.len()))?;
+        }
+    }
+    let count = element_count(own);
+    if let Some(open) = dims.iter().position(|&dim| dim == -1) {
+        let others: i64 = dims.iter().filter(|&&dim| dim != -1).product();
+        if others == 0 || count % others != 0 {
+            return Err(format!("{count} elements of {own:?} don't fit {dims:?}"));
+        }
+        dims[open] = count / others;
+    }
+    if element_count(&dims) != count {
+        return Err(format!("{count} elements of {own:?} don't fit {dims:?}"));
+    }
+    Ok(reshaped(&inputs[0], dims))
+}
+
+pub fn flatten(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
+    let Some(own) = &inputs[0].dims else { return Tensor::open(inputs[0].elem) };
+    let axis = node.int("axis").unwrap_or(1);
+    let axis = (if axis < 0 { axis + own.len() as i64 } else { axis }).clamp(0, own.len() as i64) as usize;
+    reshaped(&inputs[0], vec![element_count(&own[..axis]), element_count(&own[axis..])])
+}
+
+pub fn squeeze(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let Some(own) = &inputs[0].dims else { return Ok(Tensor::open(inputs[0].elem)) };
+    let axes: Vec<usize> = match list(node, inputs, 1, "axes") {
+        Some(axes) => axes.iter().map(|&axis| axis_of(axis, own.len())).collect::<Result<_, _>>()?,
+        None if node.input_at(1).is_some() => return Ok(Tensor::open(inputs[0].elem)),
+        None => (0..own.len()).filter(|&axis| own[axis] == 1).collect(),
+    };
+    if let Some(axis) = axes.iter().find(|&&axis| own[axis] != 1) {
+        return Err(format!("axis {axis} of {own:?} is not 1"));
+    }
+    let dims = (0..own.len()).filter(|axis| !axes.contains(axis)).map(|axis| own[axis]).collect();
+    Ok(reshaped(&inputs[0], dims))
+}
+
+pub fn unsqueeze(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let (Some(own), Some(axes)) = (&inputs[0].dims, list(node, inputs, 1, "axes")) else {
+        return Ok(Tensor::open(inputs[0].elem));
+    };
+    let rank = own.len() + axes.len();
+    let axes = axes.iter().map(|&axis| axis_of(axis, rank)).collect::<Result<Vec<_>, _>>()?;
+    let mut left = own.iter();
+    let dims = (0..rank).map(|axis| if axes.contains(&axis) { 1 } else { left.next().copied().unwrap_or(1) }).collect();
+    Ok(reshaped(&inputs[0], dims))
+}
+
+/// The order of axes that a `Transpose` makes.
+pub fn permutation(node: &NodeProto, rank: usize) -> Vec<usize> {
+    match node.ints("perm") {
+        Some(axes) => axes.iter().map(|&axis| axis as usize).collect(),
+        None => (0..rank).rev().collect(),
+    }
+}
+
+pub fn transpose(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let Some(own) = &inputs[0].dims else { return Ok(Tensor::open(inputs[0].elem)) };
+    let order = permutation(node, own.len());
+    if order.len() != own.len() || order.iter().any(|&axis| axis >= own.len()) {
+        return Err(format!("the order {order:?} is none of {own:?}"));
+    }
+    let dims: Vec<i64> = order.iter().map(|&axis| own[axis]).collect();
+    Ok(pick(&inputs[0], &dims, |at| {
+        let mut position = vec![0; at.len()];
+        for (&axis, &index) in order.iter().zip(at) {
+            position[axis] = index;
+        }
+        position
+    }))
+}
+
+pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let elem = inputs.iter().map(|tensor| tensor.elem).find(|&elem| elem != 0).unwrap_or_default();
+    let Some(shapes) = inputs.iter().map(|tensor| tensor.dims.as_deref()).collect::<Option<Vec<_>>>() else {
+        return Ok(Tensor::open(elem));
+    };
+    let rank = shapes[0].len();
+    let axis = axis_of(node.int("axis").unwrap_or(0), rank)?;
+    let fits =
+        |dims: &&[i64]| dims.len() == rank && (0..rank).all(|other| other == axis || dims[other] == shapes[0][other]);
+    if !shapes.iter().all(fits) {
+        return Err(format!("the shapes {shapes:?} don't join along axis {axis}"));
+    }
+    let mut dims = shapes[0].to_vec();
+    dims[axis] = shapes.iter().map(|dims| dims[axis]).sum();
+    // Outer times, the parts one after the other.
+    let outer: i64 = dims[..axis].iter().product();
+    let parts =
+        || inputs.iter().map(|tensor| Some((tensor.data.as_deref()?, element_count(&tensor.dims.as_deref()?[axis..]))));
+    let data = parts().collect::<Option<Vec<_>>>().map(|parts| {
+        let row = |row: i64| {
+            parts.iter().flat_map(move |&(data, size)| &data[(row * size) as usize..((row + 1) * size) as usize])
+        };
+        (0..outer).flat_map(row).copied().collect::<Vec<f64>>()
+    });
+    Ok(match data {
+        Some(data) => Tensor::with_data(elem, dims, data),
+        None => Tensor::shaped(elem, dims),
+    })
+}
+
+/// What a `Slice` takes along an axis.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    pub axis: usize,
+    pub start: i64,
+    pub step: i64,
+    pub count: i64,
+}
+
+/// What a `Slice` takes, an entry for each axis that it names.
+pub fn slices(node: &NodeProto, inputs: &[Tensor]) -> Result<Option<Vec<Taken>>, String> {
+    let Some(own) = &inputs[0].dims else { return Ok(None) };
+    let (Some(starts), Some(ends)) = (list(node, inputs, 1, "starts"), list(node, inputs, 2, "ends")) else {
+        return Ok(None);
+    };
+    let axes = match list(node, inputs, 3, "axes") {
+        Some(axes) => axes,
+        None if node.input_at(3).is_some() => return Ok(None),
+        None => (0..starts.len() as i64).collect(),
+    };
+    let steps = match (node.input_at(4), inputs.get(4).and_then(Tensor::ints)) {
+        (_, Some(steps)) => steps,
+        (Some(_), None) => return Ok(None),
+        (None, None) => vec![1; starts.len()],
+    };
+    let mut taken = Vec::new();
+    for (((&axis, &start), &end), &step) in axes.iter().zip(&starts).zip(&ends).zip(&steps) {
+        let axis = axis_of(axis, own.len())?;
+        let length = own[axis];
+        let counted = |value: i64| if value < 0 { value.saturating_add(length) } else { value };
+        let (start, count) = if step > 0 {
+            let (start, end) = (counted(start).clamp(0, length), counted(end).clamp(0, length));
+            (start, (end - start + step - 1).max(0) / step)
+        } else {
+            let (start, end) = (counted(start).clamp(-1, length - 1), counted(end).clamp(-1, length - 1));
+            (start, (start - end - step - 1).max(0) / -step)
+        };
+        taken.push(Taken { axis, start, step, count });
+    }
+    Ok(Some(taken))
+}
+
+pub fn slice(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let (Some(own), Some(taken)) = (&inputs[0].dims, slices(node, inputs)?) else {
+        return Ok(Tensor::open(inputs[0].elem));
+    };
+    let mut dims = own.clone();
+    for part in &taken {
+        dims[part.axis] = part.count;
+    }
+    Ok(pick(&inputs[0], &dims, |at| {
+        let mut position = at.to_vec();
+        for part in &taken {
+            position[part.axis] = part.start + at[part.axis] * part.step;
+        }
+        position
+    }))
+}
+
+pub fn gather(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let (Some(own), Some(of)) = (&inputs[0].dims, &inputs[1].dims) else { return Ok(Tensor::open(inputs[0].elem)) };
+    let axis = axis_of(node.int("axis").unwrap_or(0), own.len())?;
+    let dims: Vec<i64> = own[..axis].iter().chain(of).chain(&own[axis + 1..]).copied().collect();
+    let Some(indices) = inputs[1].ints() else { return Ok(Tensor::shaped(inputs[0].elem, dims)) };
+    let (rank, length) = (of.len(), own[axis]);
+    Ok(pick(&inputs[0], &dims, |at| {
+        let flat = at[axis..axis + rank].iter().zip(of).fold(0, |flat, (&at, &dim)| flat * dim + at);
+        let index = indices.get(flat as usize).copied().unwrap_or(i64::MAX);
+        let index = if index < 0 { index + length } else { index };
+        at[..axis].iter().chain(&[index]).chain(&at[axis + rank..]).copied().collect()
+    }))
+}
+
+pub fn expand(inputs: &[Tensor]) -> Result<Tensor, String> {
+    let (Some(own), Some(target)) = (&inputs[0].dims, inputs[1].ints()) else {
+        return Ok(Tensor::open(inputs[0].elem));
+    };
+    let dims = broadcast(&[own, &target])?;
+    Ok(match spread(&inputs[0], &dims) {
+        Some(data) if inputs[0].data.is_some() => Tensor::with_data(inputs[0].elem, dims, data),
+        _ => Tensor::shaped(inputs[0].elem, dims),
+    })
+}
+
+pub fn tile(inputs: &[Tensor]) -> Tensor {
+    let (Some(own), Some(repeats)) = (&inputs[0].dims, inputs[1].ints()) else { return Tensor::open(inputs[0].elem) };
+    let dims: Vec<i64> = own.iter().zip(&repeats).map(|(dim, repeat)| dim * repeat).collect();
+    pick(&inputs[0], &dims, |at| at.iter().zip(own).map(|(at, dim)| at % dim).collect())
+}
+
+pub fn split(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
+    let open = || vec![Tensor::open(inputs[0].elem); node.output.len()];
+    let Some(own) = &inputs[0].dims else { return Ok(open()) };
+    let axis = axis_of(node.int("axis").unwrap_or(0), own.len())?;
+    let sizes = match list(node, inputs, 1, "split") {
+        Some(sizes) => sizes,
+        None if node.input_at(1).is_some() => return Ok(open()),
+        None => {
+            let (parts, length) = (node.output.len() as i64, own[axis]);
+            let size = (length + parts - 1) / parts;
+            (0..parts).map(|part| size.min(length - part * size)).collect()
+        }
+    };
+    if sizes.iter().sum::<i64>() != own[axis] {
+        return Err(format!("parts of {sizes:?} don't make up axis {axis} of {own:?}"));
+    }
+    let mut start = 0;
+    let part = |&size: &i64| {
+        let from = start;
+        start += size;
+        let mut dims = own.clone();
+        dims[axis] = size;
+        pick(&inputs[0], &dims, |at| {
+            let mut position = at.to_vec();
+            position[axis] += from;
+            position
+        })
+    };
+    Ok(sizes.iter().map(part).collect())
+}

@@ -1,0 +1,37 @@
+//! Gives ONNX models of whole sequences the state inputs and outputs that serving in steps needs.
+//!
+//! A model with an LSTM inside takes a whole sequence and keeps its recurrence to itself. [`convert`] cuts the
+//! recurrence open: each recurrent node, each loop and each causal convolution gets a state input and a state output.
+//! The converted model takes chunks of any length, and its answers are those of one run over everything. A model whose
+//! answers depend on later steps is refused with the node that stands in the way.
+//!
+//! | module | |
+//! |---|---|
+//! | [`onnx`] | reading and writing models |
+//! | `graph` | what a graph's names connect |
+//! | `infer` | shapes and small values, for inputs of given sizes |
+//! | `time` | which tensors carry the steps, and what stands in the way |
+//! | `analysis` | which axis of the inputs has the steps |
+//! | `batch` | opens a batch dimension that is fixed to 1 |
+//! | `cut` | the edits |
+//! | [`report`] | what was done |
+//! | `verify` | runs both models in ONNX Runtime and compares them |
+//!
+//! Only `verify` knows ONNX Runtime. Nothing here reads or writes files.
+
+mod analysis;
+mod batch;
+mod convert;
+mod cut;
+mod graph;
+mod infer;
+pub mod onnx;
+pub mod report;
+mod time;
+#[cfg(feature = "verify")]
+pub mod verify;
+
+pub use analysis::InputAxis;
+pub use convert::{ConvertError, Converted, Options, convert, list, pairs};
+pub use report::Pair;
+pub use time::Refusal;

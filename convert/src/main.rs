@@ -1,0 +1,235 @@
+//! `stateful-convert model.onnx -o streaming.onnx`: converts a model, compares it with the original, and writes it with
+//! a config.pbtxt.
+
+mod pbtxt;
+mod table;
+mod work_folder;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Parser;
+use serde_json::json;
+use stateful_convert::verify::{self, Compared, Given, Models, VerifyError};
+use stateful_convert::{ConvertError, Converted, InputAxis, Options, convert, pairs};
+use work_folder::WorkFolder;
+
+/// Gives an ONNX model of whole sequences the state inputs and outputs that serving in steps needs, and compares it
+/// with the original.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    /// The model
+    model: PathBuf,
+    /// The converted model. A config.pbtxt goes beside it, or beside its folder if that is named after a version
+    #[arg(short, long, value_name = "FILE", required_unless_present = "dry_run")]
+    output: Option<PathBuf>,
+    /// The axis of an input that has the steps, as in x@1; several with commas [default: found by its recurrence]
+    #[arg(long, value_name = "INPUT@AXIS", value_delimiter = ',', value_parser = input_axis)]
+    time: Vec<InputAxis>,
+    /// States that the model has already, as in '<<<h0, hn>>> <<<c0, cn>>>'
+    #[arg(long, value_name = "PAIRS")]
+    states: Option<String>,
+    /// Open the batch dimension, which the model fixes to 1
+    #[arg(long)]
+    open_batch: bool,
+    /// All states start at zero, whatever the model starts at
+    #[arg(long)]
+    zero_initial_states: bool,
+    /// Steps in a request: goes into config.pbtxt, and the comparison has chunks of it
+    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(i64).range(1..))]
+    chunk: Option<i64>,
+    /// What the comparison gives to inputs, as in sr=16000,input@1=576: a value for each element, or the length of an
+    /// open axis [default: random values, short axes]
+    #[arg(long, value_name = "INPUT=VALUE", value_delimiter = ',', value_parser = given)]
+    compare_with: Vec<GivenInput>,
+    /// Convert and compare, and write nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Replace files that exist
+    #[arg(long)]
+    force: bool,
+    /// Print what was done as JSON
+    #[arg(long)]
+    json: bool,
+    /// ONNX Runtime's library [default: ORT_DYLIB_PATH, or libonnxruntime.so of the backend's folder]
+    #[arg(long, value_name = "FILE")]
+    ort_library: Option<PathBuf>,
+}
+
+/// What the comparison gives to an input.
+#[derive(Clone, Debug)]
+enum GivenInput {
+    Length(InputAxis, i64),
+    Value(String, f64),
+}
+
+/// Why nothing was written.
+#[derive(Debug, thiserror::Error)]
+enum Problem {
+    #[error("{}: {error}", path.display())]
+    File { path: PathBuf, error: std::io::Error },
+    #[error("{} exists; --force replaces it", .0.display())]
+    Exists(PathBuf),
+    #[error("--states: '<<<input, output>>>' is expected, not '{0}'")]
+    States(String),
+    #[error(
+        "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
+    )]
+    NoLibrary,
+    #[error("{} has weights in the file '{file}', which isn't there", model.display())]
+    NoWeights { model: PathBuf, file: String },
+    #[error(transparent)]
+    Convert(#[from] ConvertError),
+    #[error("{0}; nothing was written")]
+    Verify(#[from] VerifyError),
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    match run(&arguments) {
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(problem) => {
+            eprintln!("stateful-convert: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<String, Problem> {
+    let bytes = fs::read(&arguments.model).map_err(at(&arguments.model))?;
+    let states = match &arguments.states {
+        Some(text) => pairs(text).filter(|pairs| !pairs.is_empty()).ok_or_else(|| Problem::States(text.clone()))?,
+        None => Vec::new(),
+    };
+    let options = Options {
+        time: arguments.time.clone(),
+        states,
+        open_batch: arguments.open_batch,
+        zero_initial_states: arguments.zero_initial_states,
+    };
+    let converted = convert(bytes.into(), &options)?;
+    let targets = arguments.output.as_deref().filter(|_| !arguments.dry_run).map(Targets::new);
+    if let Some(targets) = &targets {
+        targets.check(&converted, arguments.force)?;
+    }
+    let folder = WorkFolder::new(&arguments.model, &converted, targets.as_ref().map(Targets::folder))?;
+    let compared = compare(arguments, &folder, &converted)?;
+    if let Some(targets) = &targets {
+        targets.write(&folder, &converted, arguments.chunk)?;
+    }
+    if arguments.json {
+        let done = json!({ "report": converted.report, "compared": compared, "written": targets.map(|targets| targets.names(&converted)) });
+        return Ok(format!("{done:#}"));
+    }
+    let mut text = table::table(&converted.report, &compared);
+    for path in targets.iter().flat_map(|targets| targets.names(&converted)) {
+        text += &format!("\nwritten: {}", path.display());
+    }
+    Ok(text)
+}
+
+fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) -> Result<Vec<Compared>, Problem> {
+    let library = library(arguments).ok_or(Problem::NoLibrary)?;
+    let environment = verify::environment(&library)?;
+    let (model, initial_states) = (folder.model(), folder.initial_states());
+    let models = Models {
+        original: &arguments.model,
+        converted: &model,
+        initial_states: converted.initial_states.as_ref().map(|_| initial_states.as_path()),
+    };
+    let mut given = Given { chunk: arguments.chunk, ..Given::default() };
+    for input in &arguments.compare_with {
+        match input {
+            GivenInput::Length(axis, length) => given.lengths.push((axis.clone(), *length)),
+            GivenInput::Value(input, value) => given.values.push((input.clone(), *value)),
+        }
+    }
+    Ok(verify::verify(&environment, &models, &converted.report, &given)?)
+}
+
+fn library(arguments: &Arguments) -> Option<PathBuf> {
+    let environment = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()).map(PathBuf::from);
+    let program = std::env::current_exe().ok();
+    // scripts/build puts the program and the backend there.
+    let beside =
+        program.and_then(|program| Some(program.parent()?.parent()?.join("backends/stateful/libonnxruntime.so")));
+    arguments.ort_library.clone().or(environment).or(beside.filter(|path| path.exists()))
+}
+
+/// The files that are written.
+struct Targets {
+    model: PathBuf,
+    initial_states: PathBuf,
+    config: PathBuf,
+}
+
+impl Targets {
+    fn new(output: &Path) -> Self {
+        let folder = output.parent().unwrap_or(Path::new(""));
+        let stem = output.file_stem().unwrap_or_default().to_string_lossy();
+        let is_version = folder.file_name().is_some_and(|name| name.to_string_lossy().parse::<u64>().is_ok());
+        let of_config = if is_version { folder.parent().unwrap_or(Path::new("")) } else { folder };
+        Self {
+            model: output.to_owned(),
+            initial_states: folder.join(format!("{stem}_initial_states.onnx")),
+            config: of_config.join("config.pbtxt"),
+        }
+    }
+
+    fn folder(&self) -> &Path {
+        self.model.parent().unwrap_or(Path::new(""))
+    }
+
+    /// The files that this model needs.
+    fn names(&self, converted: &Converted) -> Vec<PathBuf> {
+        let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
+        [Some(self.model.clone()), initial_states, Some(self.config.clone())].into_iter().flatten().collect()
+    }
+
+    fn check(&self, converted: &Converted, force: bool) -> Result<(), Problem> {
+        match self.names(converted).into_iter().find(|path| path.exists()) {
+            Some(path) if !force => Err(Problem::Exists(path)),
+            _ => Ok(()),
+        }
+    }
+
+    fn write(&self, folder: &WorkFolder, converted: &Converted, chunk: Option<i64>) -> Result<(), Problem> {
+        folder.copy_weights(self.folder())?;
+        fs::write(&self.model, &converted.model).map_err(at(&self.model))?;
+        if let Some(bytes) = &converted.initial_states {
+            fs::write(&self.initial_states, bytes).map_err(at(&self.initial_states))?;
+        }
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let initial_states = converted.initial_states.as_ref().map(|_| name(&self.initial_states));
+        let config = pbtxt::config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
+        fs::write(&self.config, config).map_err(at(&self.config))
+    }
+}
+
+/// Names the file of an error.
+fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
+    let path = path.to_owned();
+    move |error| Problem::File { path: path.clone(), error }
+}
+
+fn input_axis(text: &str) -> Result<InputAxis, String> {
+    let axis = text
+        .rsplit_once('@')
+        .and_then(|(input, axis)| Some(InputAxis { input: input.to_owned(), axis: axis.parse().ok()? }));
+    axis.ok_or_else(|| format!("INPUT@AXIS is expected, not '{text}'"))
+}
+
+fn given(text: &str) -> Result<GivenInput, String> {
+    let expected = || format!("INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not '{text}'");
+    let (input, value) = text.rsplit_once('=').ok_or_else(expected)?;
+    if input.contains('@') {
+        let length = value.parse().ok().filter(|&length| length > 0).ok_or_else(expected)?;
+        return Ok(GivenInput::Length(input_axis(input)?, length));
+    }
+    Ok(GivenInput::Value(input.to_owned(), value.parse().map_err(|_| expected())?))
+}

@@ -1,0 +1,280 @@
+//! ONNX models: reading and writing, attributes, and small nodes and tensors to add to a graph.
+//!
+//! The types of [`schema`] are generated from ONNX's own schema and hold every field of it, so that what is not
+//! understood survives. Weights in files of their own (`external_data`) are never read: only their place is kept.
+
+#[allow(missing_docs, clippy::all, rustdoc::all)]
+#[rustfmt::skip]
+pub mod schema;
+mod values;
+
+use std::fmt;
+
+use bytes::Bytes;
+use prost::Message;
+
+pub use schema::tensor_proto::DataType;
+use schema::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
+    ValueInfoProto, attribute_proto::AttributeType, tensor_shape_proto, type_proto,
+};
+pub use values::{element_count, int64s, numbers};
+
+/// The name of the domain of ONNX's own operators, where it is written out.
+const ONNX_DOMAIN: &str = "ai.onnx";
+
+/// A dimension in a model's signature.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// A length.
+    Known(i64),
+    /// A symbol, such as `batch`.
+    Symbol(String),
+    /// Neither.
+    Open,
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(length) => write!(f, "{length}"),
+            Self::Symbol(name) => f.write_str(name),
+            Self::Open => f.write_str("?"),
+        }
+    }
+}
+
+/// Why bytes are no ONNX model.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// Not protobuf, or not this message.
+    #[error("it is no ONNX model: {0}")]
+    Malformed(#[from] prost::DecodeError),
+    /// Some other protobuf message.
+    #[error("it is no ONNX model: it has no graph")]
+    NoGraph,
+}
+
+/// Reads a model.
+pub fn read(bytes: Bytes) -> Result<ModelProto, ReadError> {
+    let model = ModelProto::decode(bytes)?;
+    match &model.graph {
+        Some(graph) if !graph.node.is_empty() || !graph.output.is_empty() => Ok(model),
+        _ => Err(ReadError::NoGraph),
+    }
+}
+
+/// Writes a model.
+pub fn write(model: &ModelProto) -> Vec<u8> {
+    model.encode_to_vec()
+}
+
+/// The version of ONNX's own operators that a model uses.
+pub fn opset(model: &ModelProto) -> i64 {
+    let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
+    model.opset_import.iter().find(is_onnx).map_or(1, OperatorSetIdProto::version)
+}
+
+impl NodeProto {
+    /// A node with these inputs and outputs.
+    pub fn make(op: &str, name: &str, inputs: &[&str], outputs: &[&str]) -> Self {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        Self {
+            op_type: Some(op.to_owned()),
+            name: Some(name.to_owned()),
+            input: owned(inputs),
+            output: owned(outputs),
+            ..Self::default()
+        }
+    }
+
+    /// The same node with an attribute of one integer.
+    pub fn with_int(mut self, name: &str, value: i64) -> Self {
+        let attribute = AttributeProto {
+            name: Some(name.to_owned()),
+            r#type: Some(AttributeType::Int.into()),
+            i: Some(value),
+            ..AttributeProto::default()
+        };
+        self.set(attribute);
+        self
+    }
+
+    /// The same node with an attribute of integers.
+    pub fn with_ints(mut self, name: &str, values: &[i64]) -> Self {
+        let attribute = AttributeProto {
+            name: Some(name.to_owned()),
+            r#type: Some(AttributeType::Ints.into()),
+            ints: values.to_vec(),
+            ..AttributeProto::default()
+        };
+        self.set(attribute);
+        self
+    }
+
+    /// Replaces an attribute, or adds it.
+    pub fn set(&mut self, attribute: AttributeProto) {
+        self.remove(attribute.name.clone().as_deref().unwrap_or_default());
+        self.attribute.push(attribute);
+    }
+
+    /// Removes an attribute.
+    pub fn remove(&mut self, name: &str) {
+        self.attribute.retain(|known| known.name() != name);
+    }
+
+    /// An attribute.
+    pub fn attribute(&self, name: &str) -> Option<&AttributeProto> {
+        self.attribute.iter().find(|attribute| attribute.name() == name)
+    }
+
+    /// An attribute of one integer.
+    pub fn int(&self, name: &str) -> Option<i64> {
+        self.attribute(name).map(AttributeProto::i)
+    }
+
+    /// An attribute of integers.
+    pub fn ints(&self, name: &str) -> Option<&[i64]> {
+        self.attribute(name).map(|attribute| attribute.ints.as_slice())
+    }
+
+    /// An attribute of text.
+    pub fn text(&self, name: &str) -> Option<String> {
+        self.attribute(name).map(|attribute| String::from_utf8_lossy(attribute.s()).into_owned())
+    }
+
+    /// An attribute of a graph.
+    pub fn graph(&self, name: &str) -> Option<&GraphProto> {
+        self.attribute(name).and_then(|attribute| attribute.g.as_ref())
+    }
+
+    /// The graphs inside the node: bodies and branches.
+    pub fn graphs(&self) -> impl Iterator<Item = &GraphProto> {
+        self.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
+    }
+
+    /// An input that is there.
+    pub fn input_at(&self, index: usize) -> Option<&str> {
+        self.input.get(index).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// An output that is there.
+    pub fn output_at(&self, index: usize) -> Option<&str> {
+        self.output.get(index).map(String::as_str).filter(|name| !name.is_empty())
+    }
+
+    /// Sets an input and, where the list is too short, leaves out those before it.
+    pub fn set_input(&mut self, index: usize, name: &str) {
+        let length = self.input.len().max(index + 1);
+        self.input.resize(length, String::new());
+        name.clone_into(&mut self.input[index]);
+    }
+
+    /// Sets an output and, where the list is too short, leaves out those before it.
+    pub fn set_output(&mut self, index: usize, name: &str) {
+        let length = self.output.len().max(index + 1);
+        self.output.resize(length, String::new());
+        name.clone_into(&mut self.output[index]);
+    }
+
+    /// The operator, with its domain unless that is ONNX's own.
+    pub fn operator(&self) -> String {
+        match self.domain() {
+            "" | ONNX_DOMAIN => self.op_type().to_owned(),
+            domain => format!("{domain}.{}", self.op_type()),
+        }
+    }
+
+    /// The node's name; that of its first output for a node without a name.
+    pub fn label(&self) -> &str {
+        if self.name().is_empty() { self.output.first().map_or("", String::as_str) } else { self.name() }
+    }
+}
+
+impl ValueInfoProto {
+    /// A tensor in a signature.
+    pub fn tensor(name: &str, elem: i32, dims: &[Dim]) -> Self {
+        let mut made = Self { name: Some(name.to_owned()), ..Self::default() };
+        made.set_tensor(elem, dims);
+        made
+    }
+
+    /// Gives the tensor another type and other dimensions.
+    pub fn set_tensor(&mut self, elem: i32, dims: &[Dim]) {
+        use tensor_shape_proto::{Dimension, dimension::Value};
+        let dim = |dim: &Dim| Dimension {
+            value: match dim {
+                Dim::Known(length) => Some(Value::DimValue(*length)),
+                Dim::Symbol(name) => Some(Value::DimParam(name.clone())),
+                Dim::Open => None,
+            },
+            denotation: None,
+        };
+        let shape = TensorShapeProto { dim: dims.iter().map(dim).collect() };
+        let tensor = type_proto::Tensor { elem_type: Some(elem), shape: Some(shape) };
+        self.r#type = Some(TypeProto { denotation: None, value: Some(type_proto::Value::TensorType(tensor)) });
+    }
+
+    /// The data type of a tensor; 0 for anything else.
+    pub fn elem(&self) -> i32 {
+        self.as_tensor().map_or(0, type_proto::Tensor::elem_type)
+    }
+
+    /// The dimensions of a tensor whose rank the model says.
+    pub fn dims(&self) -> Option<Vec<Dim>> {
+        use tensor_shape_proto::{Dimension, dimension::Value};
+        let dim = |dim: &Dimension| match &dim.value {
+            Some(Value::DimValue(length)) if *length >= 0 => Dim::Known(*length),
+            Some(Value::DimParam(name)) if !name.is_empty() => Dim::Symbol(name.clone()),
+            _ => Dim::Open,
+        };
+        Some(self.as_tensor()?.shape.as_ref()?.dim.iter().map(dim).collect())
+    }
+
+    fn as_tensor(&self) -> Option<&type_proto::Tensor> {
+        match self.r#type.as_ref()?.value.as_ref()? {
+            type_proto::Value::TensorType(tensor) => Some(tensor),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a tensor's content is in a file of its own.
+pub fn is_external(tensor: &TensorProto) -> bool {
+    tensor.data_location() == schema::tensor_proto::DataLocation::External
+}
+
+/// A data type as ONNX writes it, such as `FLOAT`.
+pub fn type_name(elem: i32) -> &'static str {
+    DataType::try_from(elem).unwrap_or(DataType::Undefined).as_str_name()
+}
+
+/// Bytes of an element; 0 where elements have no fixed size.
+pub fn type_bytes(elem: i32) -> usize {
+    match DataType::try_from(elem).unwrap_or(DataType::Undefined) {
+        DataType::Double | DataType::Int64 | DataType::Uint64 | DataType::Complex64 => 8,
+        DataType::Float | DataType::Int32 | DataType::Uint32 => 4,
+        DataType::Float16 | DataType::Bfloat16 | DataType::Int16 | DataType::Uint16 => 2,
+        DataType::Int8 | DataType::Uint8 | DataType::Bool => 1,
+        _ => 0,
+    }
+}
+
+/// The files that hold weights of a model, relative to its folder.
+pub fn external_files(model: &ModelProto) -> Vec<String> {
+    fn collect(graph: &GraphProto, files: &mut Vec<String>) {
+        let constants = graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.t.as_ref());
+        for tensor in graph.initializer.iter().chain(constants).filter(|tensor| is_external(tensor)) {
+            let location = tensor.external_data.iter().find(|entry| entry.key() == "location");
+            files.extend(location.map(|entry| entry.value().to_owned()).filter(|file| !files.contains(file)));
+        }
+        for inner in graph.node.iter().flat_map(NodeProto::graphs) {
+            collect(inner, files);
+        }
+    }
+    let mut files = Vec::new();
+    if let Some(graph) = &model.graph {
+        collect(graph, &mut files);
+    }
+    files
+}

@@ -1,0 +1,142 @@
+//! What a conversion did.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use crate::analysis::InputAxis;
+use crate::onnx::{Dim, type_bytes, type_name};
+
+/// The two ends of a state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pair {
+    /// The input that takes the state.
+    pub input: String,
+    /// The output that gives the next one.
+    pub output: String,
+}
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<<<{}, {}>>>", self.input, self.output)
+    }
+}
+
+/// Where a state starts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartsAt {
+    /// Zeros.
+    Zero,
+    /// This value in each element.
+    Value(f64),
+    /// What the model of initial states gives.
+    Model,
+    /// The model had the state before: where it started then.
+    Unchanged,
+}
+
+/// A state of the converted model.
+#[derive(Clone, Debug, Serialize)]
+pub struct State {
+    /// Its two ends.
+    #[serde(flatten)]
+    pub pair: Pair,
+    /// The node that it belongs to.
+    pub node: String,
+    /// That node's operator.
+    pub operator: String,
+    /// The data type.
+    #[serde(rename = "data_type", serialize_with = "type_text")]
+    pub elem: i32,
+    /// The dimensions.
+    #[serde(serialize_with = "dims_text")]
+    pub dims: Vec<Dim>,
+    /// Bytes that a sequence keeps, if all its other dimensions are fixed.
+    pub bytes: Option<i64>,
+    /// Where it starts.
+    pub starts_at: StartsAt,
+}
+
+impl State {
+    pub(crate) fn new(pair: Pair, elem: i32, dims: &[Dim], starts_at: StartsAt, node: &str, operator: &str) -> Self {
+        let open = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count();
+        let known: i64 = dims.iter().map(|dim| if let Dim::Known(length) = dim { *length } else { 1 }).product();
+        let bytes = (open <= 1).then(|| known * type_bytes(elem) as i64);
+        Self { pair, node: node.to_owned(), operator: operator.to_owned(), elem, dims: dims.to_vec(), bytes, starts_at }
+    }
+}
+
+/// What an input of requests has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    /// The steps.
+    Steps {
+        /// On this axis.
+        axis: usize,
+    },
+    /// The number of steps in each row.
+    Lengths,
+    /// No steps.
+    Other,
+}
+
+/// An input of requests.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepInput {
+    /// Its name.
+    pub name: String,
+    /// The data type.
+    #[serde(rename = "data_type", serialize_with = "type_text")]
+    pub elem: i32,
+    /// The dimensions.
+    #[serde(serialize_with = "dims_text")]
+    pub dims: Vec<Dim>,
+    /// What it has.
+    pub role: Role,
+}
+
+/// An output of responses.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepOutput {
+    /// Its name.
+    pub name: String,
+    /// The data type.
+    #[serde(rename = "data_type", serialize_with = "type_text")]
+    pub elem: i32,
+    /// The dimensions.
+    #[serde(serialize_with = "dims_text")]
+    pub dims: Vec<Dim>,
+    /// The axis of the steps. Without one, the output is that of the last step.
+    pub axis: Option<usize>,
+}
+
+/// What a conversion did.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// The axes that have the steps.
+    pub time: Vec<InputAxis>,
+    /// The inputs of requests.
+    pub inputs: Vec<StepInput>,
+    /// The outputs of responses.
+    pub outputs: Vec<StepOutput>,
+    /// The states, those that the model had first.
+    pub states: Vec<State>,
+    /// The axes that had one row and have a batch now.
+    pub opened: Vec<InputAxis>,
+    /// The number of steps in a request must be a multiple of this.
+    pub steps_multiple: i64,
+    /// Some node takes one quantization scale over a whole request.
+    pub quantizes: bool,
+    /// What a user should know.
+    pub warnings: Vec<String>,
+}
+
+fn type_text<S: Serializer>(elem: &i32, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(type_name(*elem))
+}
+
+fn dims_text<S: Serializer>(dims: &[Dim], to: S) -> Result<S::Ok, S::Error> {
+    to.collect_seq(dims.iter().map(Dim::to_string))
+}

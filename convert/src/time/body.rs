@@ -1,0 +1,322 @@
+//! Steps in `Loop`, `Scan` and `If`.
+
+use std::collections::HashMap;
+
+use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
+use crate::graph::captured;
+use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, turns};
+use crate::infer::shaping::axis_of;
+use crate::infer::{Shapes, Tensor};
+use crate::onnx::DataType;
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+
+const LOOP_HELP: &str = "a loop over the steps that reads step i in turn i can run in steps; export the model so";
+
+/// What a loop carries from turn to turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carried {
+    /// The same in each turn.
+    Invariant,
+    /// Counts turns, from 0 by 1 if `exact`.
+    Counter {
+        exact: bool,
+    },
+    /// Collects a tensor for each turn.
+    Sequence,
+    /// Whether to go on.
+    Condition,
+    State,
+}
+
+impl<'a> Tracker<'a> {
+    pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
+        let captured = captured(body);
+        let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
+        if body.input.len() != node.input.len() || body.output.len() + 1 < node.input.len() {
+            return Err(refuse(node, "has a body with other inputs or outputs", LOOP_HELP));
+        }
+        let places: Vec<Place> =
+            captured.iter().map(|name| self.place(name)).chain(of_carried.iter().copied()).collect();
+        let lens: Vec<i64> = lens(&places);
+        let Some(&len) = lens.first() else {
+            return Ok(vec![without_steps(&places); node.output.len()]);
+        };
+        let mut names = captured.iter().chain(node.input.iter().skip(2));
+        if let Some(name) = names.find(|name| self.place(name) == Place::Last) {
+            return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
+        }
+        self.found.reached += 1;
+        if lens.iter().any(|&other| other != len) {
+            return Err(refuse(node, "reads steps of different times", LOOP_HELP));
+        }
+        self.check_turns(node, len)?;
+        let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
+        let (short, long) = (of(self.short), of(self.long));
+        let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
+        let mut inner: HashMap<String, Place> = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
+        let name = |input: usize| body.input.get(input).map(|input| input.name().to_owned()).unwrap_or_default();
+        inner.insert(name(0), Place::Counter { exact: true });
+        inner.insert(name(1), Place::Counter { exact: false });
+        for (carried, kind) in kinds.iter().enumerate() {
+            inner.insert(name(carried + 2), kind.place(of_carried[carried]));
+        }
+        let inferred = |shapes: &Shapes, carried: &[Tensor]| {
+            Shapes::infer(body, self.opset, body_inputs(body, None, carried, false), Some(shapes))
+        };
+        let (short, long) = (inferred(self.short, &short), inferred(self.long, &long));
+        let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
+        tracker.run()?;
+        self.absorb(node, &tracker)?;
+        let mut outputs = Vec::new();
+        for (carried, &kind) in kinds.iter().enumerate() {
+            outputs.push(loop_output(node, body, &tracker, carried, (kind, of_carried[carried]))?);
+        }
+        for output in &body.output[kinds.len() + 1..] {
+            check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
+            outputs.push(Place::At(Layout::clean(0, len)));
+        }
+        let carried = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::State).collect();
+        self.found.cuts.push(Cut::Loop { node: index, carried });
+        Ok(outputs)
+    }
+
+    /// Refuses a loop that doesn't turn once for each step.
+    fn check_turns(&self, node: &NodeProto, len: i64) -> Result<(), Refusal> {
+        let of = |shapes: &Shapes| {
+            let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
+            turns(shapes, node, &inputs, self.opset)
+        };
+        match (of(self.short), of(self.long)) {
+            (Some(short), Some(long)) if short == len && long > short => Ok(()),
+            (Some(short), Some(_)) => Err(refuse(node, format!("turns {short} times for {len} steps"), LOOP_HELP)),
+            _ => Err(refuse(node, "ends on a condition that depends on data", LOOP_HELP)),
+        }
+    }
+
+    /// Takes over what was found in a body. Cuts inside it are none: its nodes run once a step.
+    fn absorb(&mut self, node: &NodeProto, inner: &Tracker) -> Result<(), Refusal> {
+        if !inner.found.cuts.is_empty() {
+            return Err(refuse(node, "has a recurrence over the steps inside its body", LOOP_HELP));
+        }
+        self.found.quantized.extend(inner.found.quantized.iter().cloned());
+        Ok(())
+    }
+
+    pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
+        if body.input.len() != node.input.len() {
+            return Err(refuse(node, "has a body with other inputs", LOOP_HELP));
+        }
+        let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
+        let outside = captured(body);
+        if outside.iter().any(|name| matches!(self.place(name), Place::At(_))) {
+            return Err(refuse(node, "reads the whole input in each step", LOOP_HELP));
+        }
+        let Some(&len) = lens(&places).first() else {
+            let all: Vec<Place> = places.iter().copied().chain(outside.iter().map(|name| self.place(name))).collect();
+            return Ok(vec![without_steps(&all); node.output.len()]);
+        };
+        self.found.reached += 1;
+        if let Some(name) = outside.iter().find(|name| self.place(name) == Place::Last) {
+            return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
+        }
+        if self.opset < 9 {
+            return Err(refuse(node, "is of an opset before 9", "convert the model to a newer opset"));
+        }
+        let (states, scanned) = scan_counts(node);
+        let directions = scan_list(node, "scan_input_directions", scanned);
+        let out_directions = scan_list(node, "scan_output_directions", body.output.len().saturating_sub(states));
+        if directions.iter().chain(&out_directions).any(|&direction| direction != 0) {
+            return Err(refuse(node, "scans backwards", "the answer to a step depends on later steps"));
+        }
+        let mut inner: HashMap<String, Place> = outside.iter().map(|name| (name.clone(), self.place(name))).collect();
+        for (input, of_body) in body.input.iter().enumerate() {
+            inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
+        }
+        let inferred = |shapes: &Shapes| {
+            let (inputs, _) = scan_body_inputs(shapes, node, body);
+            Shapes::infer(body, self.opset, inputs, Some(shapes))
+        };
+        let (short, long) = (inferred(self.short), inferred(self.long));
+        let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
+        tracker.run()?;
+        self.absorb(node, &tracker)?;
+        let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
+        let output = |(output, value): (usize, &ValueInfoProto)| {
+            if output < states {
+                return Place::Last;
+            }
+            let rank = short.dims(value.name()).map_or(1, |dims| dims.len() as i64 + 1);
+            let axis = out_axes.get(output - states).copied().unwrap_or_default();
+            Place::At(Layout::clean((if axis < 0 { axis + rank } else { axis }) as usize, len))
+        };
+        let outputs = body.output.iter().enumerate().map(output).collect();
+        self.found.cuts.push(Cut::Scan { node: index });
+        Ok(outputs)
+    }
+
+    /// The place of an input in a `Scan`'s body.
+    fn scan_input(&self, node: &NodeProto, input: usize) -> Result<Place, Refusal> {
+        let (name, place) = (&node.input[input], self.place(&node.input[input]));
+        let (states, scanned) = scan_counts(node);
+        if input < states {
+            return match place {
+                Place::Free => Ok(Place::Last),
+                _ => Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP)),
+            };
+        }
+        let axes = scan_list(node, "scan_input_axes", scanned);
+        let axis =
+            axis_of(axes.get(input - states).copied().unwrap_or_default(), self.rank(node, input)?).unwrap_or_default();
+        match place {
+            Place::At(layout) if axis != layout.axis || !layout.is_clean() || layout.is_padded() => {
+                Err(refuse(node, format!("scans '{name}' along another axis than time"), LOOP_HELP))
+            }
+            Place::At(_) => Ok(Place::Last),
+            Place::Free if self.is_steady(name, Some(axis)) => Ok(Place::Free),
+            _ => Err(refuse(node, format!("scans '{name}', which isn't of the steps"), LOOP_HELP)),
+        }
+    }
+
+    pub(super) fn if_node(&mut self, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let names: Vec<String> = node.graphs().flat_map(captured).chain(node.input.iter().cloned()).collect();
+        let places: Vec<Place> = names.iter().map(|name| self.place(name)).collect();
+        if places.iter().all(|&place| place == Place::Free) {
+            return Ok(vec![Place::Free; node.output.len()]);
+        }
+        if !places.iter().any(|place| matches!(place, Place::At(_) | Place::Counter { .. })) {
+            return Ok(vec![Place::Last; node.output.len()]);
+        }
+        let taken = |shapes: &Shapes| branch(node, &shapes.get(&node.input[0]));
+        let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {
+            return Err(refuse(node, "takes a branch that depends on data", "export the model without the condition"));
+        };
+        if !std::ptr::eq(graph, other) {
+            return Err(refuse(
+                node,
+                "takes a branch that depends on the length of the input",
+                "export the model without the condition",
+            ));
+        }
+        let inferred = |shapes: &Shapes| Shapes::infer(graph, self.opset, HashMap::new(), Some(shapes));
+        let (short, long) = (inferred(self.short), inferred(self.long));
+        let places = captured(graph).into_iter().map(|name| (name.clone(), self.place(&name))).collect();
+        let mut tracker = Tracker::new(graph, self.opset, (&short, &long), places);
+        tracker.run()?;
+        if !tracker.found.cuts.is_empty() {
+            return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
+        }
+        self.found.quantized.extend(tracker.found.quantized.iter().cloned());
+        Ok(graph.output.iter().map(|value| tracker.place(value.name())).collect())
+    }
+}
+
+/// The numbers of steps that places have.
+fn lens(places: &[Place]) -> Vec<i64> {
+    places.iter().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect()
+}
+
+/// The place of what a loop gives if no steps go in.
+fn without_steps(places: &[Place]) -> Place {
+    if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
+        Place::Counter { exact: false }
+    } else if places.iter().all(|&place| place == Place::Free) {
+        Place::Free
+    } else {
+        Place::Last
+    }
+}
+
+/// The place of the last value that a `Loop` carries.
+fn loop_output(
+    node: &NodeProto,
+    body: &GraphProto,
+    inner: &Tracker,
+    carried: usize,
+    (kind, outside): (Carried, Place),
+) -> Result<Place, Refusal> {
+    let (input, output) = (body.input[carried + 2].name(), body.output[carried + 1].name());
+    match kind {
+        Carried::Invariant => return Ok(outside),
+        Carried::Counter { .. } | Carried::Condition => return Ok(Place::Last),
+        Carried::Sequence => {
+            check_entry(node, inner.place(output), &[Place::Sequence])?;
+            return Ok(Place::Sequence);
+        }
+        Carried::State => {}
+    }
+    if outside != Place::Free {
+        let name = &node.input[carried + 2];
+        return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
+    }
+    check_entry(node, inner.place(output), &[Place::Last, Place::Free])?;
+    match (inner.dims(input), inner.dims(output)) {
+        (Some(before), Some(after)) if before != after => {
+            Err(refuse(node, format!("carries '{input}', which grows from {before:?} to {after:?}"), LOOP_HELP))
+        }
+        _ => Ok(Place::Last),
+    }
+}
+
+fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<(), Refusal> {
+    match place {
+        Place::Counter { .. } => {
+            Err(refuse(node, "computes with the number of the step, which starts again in each request", LOOP_HELP))
+        }
+        place if allowed.contains(&place) => Ok(()),
+        _ => Err(refuse(node, "gives the whole input in each step", LOOP_HELP)),
+    }
+}
+
+impl Carried {
+    fn place(self, outside: Place) -> Place {
+        match self {
+            Self::Invariant => outside,
+            Self::Counter { exact } => Place::Counter { exact },
+            Self::Sequence => Place::Sequence,
+            Self::Condition => Place::Counter { exact: false },
+            Self::State => Place::Last,
+        }
+    }
+}
+
+/// What a carried value is.
+fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
+    let (Some(input), Some(output)) = (body.input.get(carried + 2), body.output.get(carried + 1)) else {
+        return Carried::State;
+    };
+    let is_sequence = |value: &ValueInfoProto| {
+        use crate::onnx::schema::type_proto::Value;
+        matches!(value.r#type.as_ref().and_then(|kind| kind.value.as_ref()), Some(Value::SequenceType(_)))
+    };
+    if start.length.is_some() || is_sequence(input) {
+        return Carried::Sequence;
+    }
+    if is_passed_on(body, carried + 2, carried + 1) {
+        return Carried::Invariant;
+    }
+    let elem = if start.elem == 0 { input.elem() } else { start.elem };
+    if elem == DataType::Bool as i32 {
+        return Carried::Condition;
+    }
+    let is_integer = elem == DataType::Int32 as i32 || elem == DataType::Int64 as i32;
+    let makes = |node: &&NodeProto| node.output.first().map(String::as_str) == Some(output.name());
+    match body.node.iter().find(makes) {
+        Some(node) if is_integer && node.op_type() == "Add" && node.input.iter().any(|name| name == input.name()) => {
+            let other = node.input.iter().find(|name| *name != input.name());
+            let step = other.and_then(|name| constant(body, name));
+            match step {
+                Some(step) => Carried::Counter { exact: step == 1.0 && start.scalar() == Some(0.0) },
+                None => Carried::State,
+            }
+        }
+        _ => Carried::State,
+    }
+}
+
+/// A constant scalar of a body.
+fn constant(body: &GraphProto, name: &str) -> Option<f64> {
+    let shapes = Shapes::infer(body, 1, HashMap::new(), None);
+    shapes.get(name).scalar()
+}

@@ -1,0 +1,265 @@
+//! Follows the steps of an input through a graph: which tensors carry them on which axis, and where a node needs
+//! more than the steps so far.
+//!
+//! Rule: an operator that isn't known to treat steps one by one, or to need earlier ones only in a way that a state can
+//! hold, is refused. Nothing is guessed.
+
+mod body;
+mod mixing;
+mod moves;
+mod place;
+mod products;
+mod recurrent;
+mod rules;
+mod turns;
+mod windows;
+
+use std::collections::{HashMap, HashSet};
+
+use crate::graph::{captured, inputs_of, producers};
+use crate::infer::{Shapes, Tensor};
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+
+pub use place::{Layout, Place, Refusal};
+
+/// A place where a state takes over what one run had to itself.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cut {
+    /// `LSTM`, `GRU`, `RNN` and their like: node.
+    Recurrent { node: usize },
+    /// The states of a `Scan`.
+    Scan { node: usize },
+    /// Carried values of a `Loop`, counted from 0.
+    Loop { node: usize, carried: Vec<usize> },
+    /// Padding in front of the steps: the `frames` last steps of the node's input `input` are kept for the next run.
+    Frames { node: usize, input: usize, axis: usize, frames: i64, fill: f64 },
+    /// A tensor joined in front of the steps: input `input` of a `Concat`.
+    Prefix { node: usize, input: usize, axis: usize, frames: i64 },
+    /// A `Slice` that removes what padding added behind the last step.
+    Crop { node: usize },
+}
+
+/// What was found in a graph.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    pub cuts: Vec<Cut>,
+    /// Where each tensor carries the steps.
+    pub places: HashMap<String, Place>,
+    /// The length of a request must be a multiple of this.
+    pub multiple: i64,
+    /// Nodes that take one quantization scale over all steps.
+    pub quantized: Vec<String>,
+    /// How many recurrences and windows the steps had reached when the graph ended or was refused.
+    pub reached: usize,
+}
+
+/// Follows the steps through a graph and the graphs inside it.
+pub struct Tracker<'a> {
+    graph: &'a GraphProto,
+    opset: i64,
+    /// What is known for an input of some length, and for a longer one.
+    short: &'a Shapes,
+    long: &'a Shapes,
+    producers: HashMap<&'a str, usize>,
+    /// Tensors without steps that depend on how many there are.
+    sized: HashSet<String>,
+    /// Why tensors of certain steps can't be used.
+    certain: HashMap<String, Refusal>,
+    /// Tensors that are made of the states which the model has already, and of nothing else that depends on steps.
+    pub of_states: HashSet<String>,
+    /// What is followed are the rows of a batch. None may need another.
+    pub follows_rows: bool,
+    pub found: Found,
+}
+
+impl<'a> Tracker<'a> {
+    /// `places` are the places of the graph's inputs, and of what it takes from outside.
+    pub fn new(
+        graph: &'a GraphProto,
+        opset: i64,
+        (short, long): (&'a Shapes, &'a Shapes),
+        places: HashMap<String, Place>,
+    ) -> Self {
+        let found = Found { places, multiple: 1, ..Found::default() };
+        Self {
+            graph,
+            opset,
+            short,
+            long,
+            producers: producers(graph),
+            sized: HashSet::new(),
+            certain: HashMap::new(),
+            of_states: HashSet::new(),
+            follows_rows: false,
+            found,
+        }
+    }
+
+    /// Follows the steps to the outputs.
+    pub fn run(&mut self) -> Result<(), Refusal> {
+        for (index, node) in self.graph.node.iter().enumerate() {
+            let places = self.node(index, node)?;
+            for (output, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+                let place = places.get(output).copied().unwrap_or(Place::Free);
+                if place == Place::Free && self.depends_on_length(node, name) {
+                    self.sized.insert(name.clone());
+                }
+                if place == Place::Last && self.is_of_states(node) {
+                    self.of_states.insert(name.clone());
+                }
+                if place == Place::Certain {
+                    let refusal = node.input.iter().find_map(|input| self.certain.get(input)).cloned();
+                    self.certain.insert(name.clone(), refusal.unwrap_or_else(|| moves::certain(node)));
+                }
+                self.found.places.insert(name.clone(), place);
+            }
+        }
+        let of_output = |value: &ValueInfoProto| self.certain.get(value.name()).cloned();
+        self.graph.output.iter().find_map(of_output).map_or(Ok(()), Err)
+    }
+
+    fn node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let certain = |name: &String| self.certain.get(name).cloned();
+        if let Some(refusal) = node.graphs().flat_map(captured).find_map(|name| certain(&name)) {
+            return Err(refusal);
+        }
+        let is_loop = matches!(node.op_type(), "Loop" | "Scan" | "If");
+        if let Some(refusal) = node.input.iter().find_map(certain)
+            && !matches!(node.op_type(), "Shape" | "Size")
+        {
+            let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
+            let stays = !is_loop && node.input.iter().all(others);
+            return if stays { Ok(vec![Place::Certain; node.output.len()]) } else { Err(refusal) };
+        }
+        let reads = |name: &String| self.place(name) != Place::Free;
+        if self.follows_rows
+            && is_loop
+            && (node.input.iter().any(reads) || node.graphs().flat_map(captured).any(|name| reads(&name)))
+        {
+            return Err(refuse(
+                node,
+                "has the rows in its body, where they aren't followed",
+                "export the model with an open batch",
+            ));
+        }
+        match node.op_type() {
+            "Loop" => return self.loop_node(index, node),
+            "Scan" => return self.scan_node(index, node),
+            "If" => return self.if_node(node),
+            _ => {}
+        }
+        let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
+        if places.iter().all(|&place| place == Place::Free) || matches!(node.op_type(), "Shape" | "Size") {
+            return Ok(vec![Place::Free; node.output.len()]);
+        }
+        if places.iter().any(|place| matches!(place, Place::At(_))) {
+            self.check_shapes(node)?;
+        }
+        rules::apply(self, index, node, &places)
+    }
+
+    fn is_of_states(&self, node: &NodeProto) -> bool {
+        inputs_of(node).iter().all(|name| self.place(name) == Place::Free || self.of_states.contains(name))
+    }
+
+    /// Refuses a node whose shapes fit together for one length only.
+    fn check_shapes(&self, node: &NodeProto) -> Result<(), Refusal> {
+        let output = node.output.first().map_or("", String::as_str);
+        let of = |shapes: &Shapes| shapes.conflicts.iter().find(|(name, _)| name == output).map(|(_, why)| why.clone());
+        match of(self.short).or_else(|| of(self.long)) {
+            Some(why) => Err(refuse(
+                node,
+                format!("is fixed to one length of the input ({why})"),
+                "export the model with a dynamic time axis",
+            )),
+            None => Ok(()),
+        }
+    }
+
+    pub fn place(&self, name: &str) -> Place {
+        self.found.places.get(name).copied().unwrap_or(Place::Free)
+    }
+
+    fn tensor(&self, name: &str) -> Tensor {
+        self.short.get(name)
+    }
+
+    fn dims(&self, name: &str) -> Option<&'a [i64]> {
+        self.short.dims(name)
+    }
+
+    fn rank(&self, node: &NodeProto, index: usize) -> Result<usize, Refusal> {
+        let name = node.input_at(index).unwrap_or_default();
+        self.dims(name)
+            .map(<[i64]>::len)
+            .ok_or_else(|| refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE))
+    }
+
+    fn depends_on_length(&self, node: &NodeProto, name: &str) -> bool {
+        let (short, long) = (self.short.get(name), self.long.get(name));
+        if short.dims != long.dims {
+            return true;
+        }
+        if short.data.is_some() && long.data.is_some() {
+            return short.data != long.data;
+        }
+        let reads_length = |input: &String| {
+            self.sized.contains(input)
+                || (matches!(node.op_type(), "Shape" | "Size") && self.place(input) != Place::Free)
+        };
+        node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
+    }
+
+    /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
+    /// meets the steps, if the tensor has one.
+    pub fn is_steady(&self, name: &str, axis: Option<usize>) -> bool {
+        let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
+        let axis = axis.filter(|&axis| dims.get(axis).is_some_and(|&dim| dim != 1));
+        match axis {
+            None => !self.sized.contains(name),
+            Some(axis) => self.is_uniform(name, axis),
+        }
+    }
+
+    /// Whether a tensor has the same entries all along an axis, whatever its length.
+    fn is_uniform(&self, name: &str, axis: usize) -> bool {
+        let (short, long) = (self.short.get(name), self.long.get(name));
+        let entries = |tensor: &Tensor| {
+            let (dims, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
+            let inner = usize::try_from(dims.get(axis + 1..)?.iter().product::<i64>()).ok()?;
+            let length = usize::try_from(*dims.get(axis)?).ok()?;
+            let mut first = Vec::new();
+            for block in data.chunks(inner * length) {
+                let mut entries = block.chunks(inner);
+                let entry = entries.next()?;
+                if entries.any(|other| other != entry) {
+                    return None;
+                }
+                first.extend_from_slice(entry);
+            }
+            Some(first)
+        };
+        if short.data.is_some() && long.data.is_some() {
+            let (short, long) = (entries(&short), entries(&long));
+            return short.is_some() && short == long;
+        }
+        let Some(node) = self.producers.get(name).map(|&index| &self.graph.node[index]) else { return false };
+        let Some(rank) = self.dims(name).map(<[i64]>::len) else { return false };
+        let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
+        match node.op_type() {
+            "ConstantOfShape" => true,
+            "Expand" => self.is_steady(&node.input[0], source_axis(&node.input[0])),
+            op if rules::is_element_wise(op) => {
+                node.input.iter().all(|source| self.is_steady(source, source_axis(source)))
+            }
+            _ => false,
+        }
+    }
+}
+
+const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
+
+/// A refusal of a node.
+pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
+    Refusal { node: node.label().to_owned(), operator: node.operator(), why: why.into(), help: help.to_owned() }
+}

@@ -1,0 +1,168 @@
+//! Operators that move, join or take elements.
+
+use super::rules::{ATTENTION, WHOLE_INPUT, first};
+use super::{Cut, Layout, Place, Refusal, Tracker, UNKNOWN_SHAPE, refuse};
+use crate::infer::Shapes;
+use crate::infer::shaping::{Taken, axis_of, permutation, slices};
+use crate::onnx::schema::NodeProto;
+
+pub fn transpose(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    let order = permutation(node, tracker.rank(node, 0)?);
+    let axis = order.iter().position(|&axis| axis == layout.axis);
+    axis.map(|axis| layout.on(axis)).ok_or_else(|| refuse(node, "has no such axis", UNKNOWN_SHAPE))
+}
+
+pub fn reshape(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    let (Some(from), Some(to)) = (tracker.dims(&node.input[0]), tracker.dims(&node.output[0])) else {
+        return Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE));
+    };
+    layout.reshaped(from, to).ok_or_else(|| {
+        refuse(
+            node,
+            format!("cuts the time axis into parts ({from:?} to {to:?})"),
+            "blocks of steps can't run step by step",
+        )
+    })
+}
+
+pub fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let axis = axis_of(node.int("axis").unwrap_or(0), tracker.rank(node, 0)?).unwrap_or_default();
+    let layouts: Vec<Layout> =
+        places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect();
+    let layout = layouts[0];
+    if axis == layout.axis {
+        return prefix(tracker, index, node, places, axis);
+    }
+    if layouts.iter().any(|&other| other != layout) {
+        return Err(refuse(node, "combines steps of different times", WHOLE_INPUT));
+    }
+    for (name, &place) in node.input.iter().zip(places) {
+        if place == Place::Last || place == Place::Free && !tracker.is_steady(name, Some(layout.axis)) {
+            return Err(refuse(
+                node,
+                format!("joins each step with '{name}', which isn't the same for each"),
+                WHOLE_INPUT,
+            ));
+        }
+    }
+    Ok(layout)
+}
+
+/// A tensor in front of the steps: padding, which the state takes over.
+fn prefix(
+    tracker: &mut Tracker,
+    index: usize,
+    node: &NodeProto,
+    places: &[Place],
+    axis: usize,
+) -> Result<Layout, Refusal> {
+    match places {
+        [Place::Free, Place::At(layout)]
+            if layout.is_clean() && !layout.is_padded() && tracker.is_steady(&node.input[0], None) =>
+        {
+            let Some(&frames) = tracker.dims(&node.input[0]).and_then(|dims| dims.get(axis)) else {
+                return Err(refuse(node, "joins a tensor of unknown shape in front of the steps", UNKNOWN_SHAPE));
+            };
+            tracker.found.cuts.push(Cut::Prefix { node: index, input: 0, axis, frames });
+            Ok(Layout { len: layout.len + frames, lead: frames, ..*layout })
+        }
+        _ => Err(refuse(node, "joins tensors along time", "only padding in front of the steps can run in steps")),
+    }
+}
+
+pub fn split(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let axis = node.int("axis").unwrap_or(0);
+    along(tracker, node, places, axis, "takes the time axis apart, as an unrolled loop does")
+}
+
+/// An operator that mixes along one axis.
+pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, why: &str) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    match axis_of(axis, tracker.rank(node, 0)?) {
+        Ok(axis) if axis != layout.axis => Ok(layout),
+        _ => Err(refuse(node, why, WHOLE_INPUT)),
+    }
+}
+
+const ONE_STEP: &str =
+    "an unrolled loop can't run in steps: export the recurrence as a layer (LSTM, GRU), a Scan or a Loop";
+
+pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
+    let layout = first(node, places)?;
+    let of = |shapes: &Shapes| {
+        let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();
+        let length = inputs[0].dims.as_ref().and_then(|dims| dims.get(layout.axis).copied());
+        Some((length?, slices(node, &inputs).ok()??))
+    };
+    let (Some((short, taken)), Some((long, longer))) = (of(tracker.short), of(tracker.long)) else {
+        return Err(refuse(node, "takes a part that isn't known before it runs", UNKNOWN_SHAPE));
+    };
+    let along = |taken: &[Taken]| taken.iter().find(|part| part.axis == layout.axis).copied();
+    let (Some(part), Some(longer)) = (along(&taken), along(&longer)) else { return Ok(Place::At(layout)) };
+    let both = |check: &dyn Fn(i64, &Taken) -> bool| check(short, &part) && check(long, &longer);
+    if both(&|length, part| part.step == 1 && part.start == 0 && part.count == length) {
+        return Ok(Place::At(layout));
+    }
+    if !layout.is_clean() {
+        return Err(refuse(node, "takes a part of an axis that steps and others share", WHOLE_INPUT));
+    }
+    if layout.trail > 0
+        && both(&|length, part| part.step == 1 && part.start == 0 && part.count == length - layout.trail)
+    {
+        tracker.found.cuts.push(Cut::Crop { node: index });
+        return Ok(Place::At(Layout { len: layout.len - layout.trail, trail: 0, ..layout }));
+    }
+    if !layout.is_padded() && both(&|length, part| part.start == length - 1 && part.count == 1) {
+        return Ok(Place::Last);
+    }
+    if part.step < 0 {
+        return Err(refuse(node, "turns time around", WHOLE_INPUT));
+    }
+    Ok(Place::Certain)
+}
+
+/// Why what a node takes can't be used.
+pub fn certain(node: &NodeProto) -> Refusal {
+    refuse(node, "takes certain steps out of the whole input", ONE_STEP)
+}
+
+pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
+    let rank = tracker.rank(node, 0)?;
+    let axis = axis_of(node.int("axis").unwrap_or(0), rank).unwrap_or_default();
+    match places[..2] {
+        [Place::Free, Place::At(layout)] if tracker.is_steady(&node.input[0], None) => {
+            Ok(Place::At(layout.on(axis + layout.axis)))
+        }
+        [Place::At(layout), Place::Free] if axis != layout.axis => {
+            let shift = tracker.rank(node, 1)?;
+            Ok(Place::At(if axis < layout.axis { layout.on(layout.axis + shift - 1) } else { layout }))
+        }
+        [Place::At(layout), Place::Free] => {
+            let last = |shapes: &Shapes| {
+                let length = *shapes.dims(&node.input[0])?.get(axis)? as f64;
+                let index = shapes.get(&node.input[1]).scalar()?;
+                Some(index == -1.0 || index == length - 1.0)
+            };
+            if layout.is_clean()
+                && !layout.is_padded()
+                && last(tracker.short) == Some(true)
+                && last(tracker.long) == Some(true)
+            {
+                return Ok(Place::Last);
+            }
+            Ok(Place::Certain)
+        }
+        _ => Err(refuse(node, "looks steps up in steps", ATTENTION)),
+    }
+}
+
+pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    let (Some(from), Some(to)) = (tracker.dims(&node.input[0]), tracker.dims(&node.output[0])) else {
+        return Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE));
+    };
+    let moved = layout.on(layout.axis + to.len() - from.len());
+    if to[moved.axis] == from[layout.axis] { Ok(moved) } else { Err(refuse(node, "repeats the steps", WHOLE_INPUT)) }
+}

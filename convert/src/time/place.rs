@@ -1,0 +1,120 @@
+//! Where a tensor carries time.
+
+use std::fmt;
+
+/// How a tensor depends on the steps of its input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// It doesn't, but perhaps on how many there are.
+    Free,
+    /// It has an entry for each step.
+    At(Layout),
+    /// It has one entry, of the last step or, inside a loop's body, of the step that runs.
+    Last,
+    /// It has the entry of a certain step, such as the first. Only its shape may be used.
+    Certain,
+    /// Inside a loop's body: the number of the step that runs if `exact`, else something computed with it.
+    Counter { exact: bool },
+    /// A sequence with a tensor for each step.
+    Sequence,
+}
+
+/// Where the steps are in a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    pub axis: usize,
+    /// The axis may have other axes merged into it: it counts `outer` × `len` × `inner`, in this order.
+    pub outer: i64,
+    pub inner: i64,
+    /// Steps, padding included.
+    pub len: i64,
+    /// Steps of padding in front of the first.
+    pub lead: i64,
+    /// Steps behind the last that only padding made.
+    pub trail: i64,
+}
+
+impl Layout {
+    /// An axis of steps alone.
+    pub const fn clean(axis: usize, len: i64) -> Self {
+        Self { axis, outer: 1, inner: 1, len, lead: 0, trail: 0 }
+    }
+
+    /// The same at another axis.
+    pub const fn on(self, axis: usize) -> Self {
+        Self { axis, ..self }
+    }
+
+    pub const fn is_clean(self) -> bool {
+        self.outer == 1 && self.inner == 1
+    }
+
+    pub const fn is_padded(self) -> bool {
+        self.lead != 0 || self.trail != 0
+    }
+
+    /// The layout after a change of shape that keeps the order of elements.
+    pub fn reshaped(self, from: &[i64], to: &[i64]) -> Option<Self> {
+        let behind: i64 = self.inner * from.get(self.axis + 1..)?.iter().product::<i64>();
+        let mut suffix = 1;
+        for axis in (0..to.len()).rev() {
+            let with = suffix * to[axis];
+            if with > behind {
+                let inner = behind / suffix;
+                let fits = behind % suffix == 0 && to[axis] % (inner * self.len) == 0;
+                return fits.then(|| Self { axis, outer: to[axis] / (inner * self.len), inner, ..self });
+            }
+            suffix = with;
+        }
+        None
+    }
+}
+
+/// Why a graph can't run in steps: the node in the way, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The node's name, or its first output's.
+    pub node: String,
+    /// Its operator.
+    pub operator: String,
+    /// Why it can't run in steps.
+    pub why: String,
+    /// What would help.
+    pub help: String,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, operator, why, help } = self;
+        write!(f, "{operator} '{node}' {why}; {help}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STEPS: i64 = 48;
+
+    fn at(axis: usize) -> Layout {
+        Layout::clean(axis, STEPS)
+    }
+
+    #[test]
+    fn a_change_of_shape_keeps_the_place_of_the_steps_among_the_elements() {
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS, 2, 2]), Some(at(1)));
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, 1, STEPS, 4]), Some(at(2)));
+        let merged = at(1).reshaped(&[2, STEPS, 4], &[2 * STEPS, 4]);
+        assert_eq!(merged, Some(Layout { outer: 2, ..at(0) }));
+        assert_eq!(merged.and_then(|merged| merged.reshaped(&[2 * STEPS, 4], &[2, STEPS, 4])), Some(at(1)));
+        let inner = at(0).reshaped(&[STEPS, 2, 4], &[STEPS * 2, 4]);
+        assert_eq!(inner, Some(Layout { inner: 2, ..at(0) }));
+        assert_eq!(at(0).reshaped(&[STEPS, 1], &[STEPS, 1, 1]), Some(at(0)));
+    }
+
+    #[test]
+    fn steps_that_are_taken_apart_have_no_place() {
+        assert_eq!(at(1).reshaped(&[2, STEPS, 4], &[2, STEPS / 2, 2, 4]), None);
+        assert_eq!(at(0).reshaped(&[STEPS, 3], &[3, STEPS]), None);
+    }
+}

@@ -1,0 +1,86 @@
+//! `LSTM`, `GRU`, `RNN` and their like.
+
+use super::rules::{ATTENTION, WHOLE_INPUT};
+use super::{Cut, Place, Refusal, Tracker, refuse};
+use crate::onnx::schema::NodeProto;
+
+pub fn recurrent(
+    tracker: &mut Tracker,
+    index: usize,
+    node: &NodeProto,
+    places: &[Place],
+) -> Result<Vec<Place>, Refusal> {
+    let Place::At(layout) = places[0] else {
+        return Err(refuse(node, "takes its weights or its initial state from the steps", WHOLE_INPUT));
+    };
+    let (time, batch) = if node.int("layout").unwrap_or(0) == 0 { (0, 1) } else { (1, 0) };
+    let y_axis = |axis: usize| {
+        if axis == 0 && time == 0 {
+            0
+        } else if axis == time {
+            1
+        } else if time == 0 {
+            2
+        } else {
+            0
+        }
+    };
+    if layout.axis == batch {
+        // The steps are rows of a batch here: a recurrence along another axis.
+        let starts_with_rows =
+            |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
+        if tracker.follows_rows
+            && !layout.is_clean()
+            && let Some(name) = node.input_at(5).filter(|name| !starts_with_rows(name))
+        {
+            let others = layout.outer * layout.inner;
+            let why = format!("has the batch and {others} others in one axis, and '{name}' hasn't");
+            return Err(refuse(node, why, WHOLE_INPUT));
+        }
+        for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {
+            if !starts_with_rows(name)
+                && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time)))
+            {
+                return Err(refuse(node, format!("starts each step from its own '{name}'"), WHOLE_INPUT));
+            }
+        }
+        return Ok(vec![
+            Place::At(layout.on(y_axis(batch))),
+            Place::At(layout.on(1 - time)),
+            Place::At(layout.on(1 - time)),
+        ]);
+    }
+    if layout.axis != time || !layout.is_clean() {
+        return Err(refuse(node, "sums over time", ATTENTION));
+    }
+    if layout.is_padded() {
+        return Err(refuse(node, "runs over padding beside the steps", "remove the padding before the recurrence"));
+    }
+    tracker.found.reached += 1;
+    match node.text("direction").as_deref() {
+        None | Some("forward") => {}
+        Some("bidirectional") => {
+            let help = "a bidirectional layer needs the whole input: train the model with a forward layer";
+            return Err(refuse(node, "is bidirectional", help));
+        }
+        Some(direction) => {
+            return Err(refuse(node, format!("runs in direction {direction}"), "train the model with a forward layer"));
+        }
+    }
+    if node.op_type() == "DynamicQuantizeLSTM" {
+        tracker.found.quantized.push(node.label().to_owned());
+    }
+    let outputs = vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last];
+    let is_own = |input: usize| node.input_at(input).is_some_and(|name| tracker.of_states.contains(name));
+    if is_own(5) || is_own(6) {
+        // It starts at a state that the model has already.
+        return Ok(outputs);
+    }
+    for (input, name) in [(4, "sequence_lens"), (5, "initial_h"), (6, "initial_c")] {
+        if places.get(input).is_some_and(|&place| place != Place::Free) {
+            return Err(refuse(node, format!("takes {name} from the steps"), WHOLE_INPUT));
+        }
+    }
+    tracker.found.cuts.push(Cut::Recurrent { node: index });
+    Ok(outputs)
+}

@@ -1,0 +1,194 @@
+//! What each operator does to steps.
+
+use super::{Layout, Place, Refusal, Tracker, mixing, moves, products, recurrent, refuse, turns, windows};
+use crate::infer::ops::{BROADCAST, UNARY};
+use crate::infer::shaping::list;
+use crate::onnx::schema::NodeProto;
+
+pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
+
+pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
+                         values, or with attention limited to the past";
+
+/// Operators that take at least two inputs.
+const PAIRS: [&str; 16] = [
+    "Conv",
+    "ConvInteger",
+    "CumSum",
+    "DequantizeLinear",
+    "DynamicQuantizeMatMul",
+    "Expand",
+    "FusedConv",
+    "FusedGemm",
+    "FusedMatMul",
+    "Gather",
+    "Gemm",
+    "MatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "QuantizeLinear",
+    "Tile",
+];
+
+/// Whether an operator works element by element on inputs that broadcast.
+pub fn is_element_wise(op: &str) -> bool {
+    UNARY.contains(&op) || BROADCAST.contains(&op) || op == "Where"
+}
+
+/// The places of a node's outputs. At least one of its inputs depends on steps.
+pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
+    let op = node.op_type();
+    let fewest = if PAIRS.contains(&op) { 2 } else { 1 };
+    if node.input.len() < fewest || node.output.is_empty() {
+        return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
+    }
+    if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
+        return turns::counted(tracker, node, places).map(|place| vec![place; node.output.len()]);
+    }
+    if places.contains(&Place::Sequence) || op == "SequenceInsert" {
+        return turns::sequence(tracker, node, places).map(|place| vec![place]);
+    }
+    if !places.iter().any(|place| matches!(place, Place::At(_))) {
+        // All is of the last step.
+        if is_element_wise(op) || matches!(op, "MatMul" | "Gemm") {
+            check_steady(tracker, node, places)?;
+        }
+        return Ok(vec![Place::Last; node.output.len()]);
+    }
+    let one = |place: Result<Layout, Refusal>| place.map(|layout| vec![Place::At(layout); node.output.len()]);
+    match op {
+        _ if is_element_wise(op) => one(join(tracker, node, places)),
+        "Transpose" => one(moves::transpose(tracker, node, places)),
+        "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" => one(moves::reshape(tracker, node, places)),
+        "Concat" => moves::concat(tracker, index, node, places).map(|layout| vec![Place::At(layout)]),
+        "Split" => one(moves::split(tracker, node, places)),
+        "Slice" => moves::slice(tracker, index, node, places).map(|place| vec![place]),
+        "Gather" => moves::gather(tracker, node, places).map(|place| vec![place]),
+        "Expand" | "Tile" => one(moves::expand(tracker, node, places)),
+        "MatMul" | "MatMulInteger" | "FusedMatMul" | "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" => {
+            if op == "DynamicQuantizeMatMul" {
+                tracker.found.quantized.push(node.label().to_owned());
+            }
+            one(products::mat_mul(tracker, node, places))
+        }
+        "Gemm" | "FusedGemm" => one(products::gemm(tracker, node, places)),
+        "BatchNormalization" => one(mixing::batch_normalization(node, places)),
+        "QuantizeLinear" | "DequantizeLinear" => one(mixing::quantize(tracker, node, places)),
+        "DynamicQuantizeLinear" => {
+            tracker.found.quantized.push(node.label().to_owned());
+            Ok(vec![places[0], Place::Free, Place::Free])
+        }
+        "Softmax" | "LogSoftmax" | "Hardmax" => one(mixing::softmax(tracker, node, places)),
+        "LayerNormalization" | "SimplifiedLayerNormalization" => mixing::layer_normalization(tracker, node, places),
+        "LpNormalization" => one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), NORMALIZES)),
+        "TopK" => {
+            one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), "picks the largest over time"))
+        }
+        "CumSum" => one(mixing::cumulative(tracker, node, places)),
+        "ArgMax" | "ArgMin" => {
+            let axes = [node.int("axis").unwrap_or(0)];
+            one(mixing::reduce(tracker, node, places, Some(&axes)))
+        }
+        _ if op.starts_with("Reduce") => {
+            let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
+            let axes = list(node, &inputs, 1, "axes");
+            one(mixing::reduce(tracker, node, places, axes.as_deref()))
+        }
+        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => {
+            one(mixing::global(node, places, "reduces over time"))
+        }
+        "InstanceNormalization" | "GroupNormalization" => one(mixing::global(node, places, NORMALIZES)),
+        "Conv" | "FusedConv" | "ConvInteger" | "MaxPool" | "AveragePool" => {
+            one(windows::window(tracker, index, node, places))
+        }
+        "Pad" => one(windows::pad(tracker, index, node, places)),
+        "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM" => recurrent::recurrent(tracker, index, node, places),
+        "Einsum" => one(products::einsum(node, places)),
+        "Attention" | "MultiHeadAttention" | "GroupQueryAttention" => {
+            Err(refuse(node, "attends over the whole input", ATTENTION))
+        }
+        "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT)),
+        _ => Err(refuse(
+            node,
+            format!("gets the steps, and it isn't known how {} treats them", node.operator()),
+            "report the operator, or move it behind the model",
+        )),
+    }
+}
+
+pub const NORMALIZES: &str = "normalizes over time";
+
+/// The layout of the first input; the others must not depend on steps.
+pub fn first(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    match places {
+        [Place::At(layout), others @ ..] if others.iter().all(|&place| place == Place::Free) => Ok(*layout),
+        _ => Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)),
+    }
+}
+
+/// Refuses inputs that depend on the number of steps in a way that no step alone can know.
+fn check_steady(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<(), Refusal> {
+    for (name, _) in node.input.iter().zip(places).filter(|(name, place)| !name.is_empty() && **place == Place::Free) {
+        if !tracker.is_steady(name, None) {
+            return Err(refuse(
+                node,
+                format!("takes '{name}', which depends on the length of the whole input"),
+                WHOLE_INPUT,
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Inputs that broadcast to one shape.
+fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let ranks =
+        (0..node.input.len()).map(|index| if node.input[index].is_empty() { Ok(0) } else { tracker.rank(node, index) });
+    let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+    let rank = ranks.iter().copied().max().unwrap_or_default();
+    let mut joined: Option<Layout> = None;
+    for (&place, own) in places.iter().zip(&ranks) {
+        let Place::At(layout) = place else { continue };
+        let layout = layout.on(layout.axis + rank - own);
+        match joined {
+            Some(other) if other.axis != layout.axis => {
+                return Err(refuse(node, "combines each step with every other", ATTENTION));
+            }
+            Some(other) if other != layout => {
+                return Err(refuse(node, "combines steps of different times", "cut or pad both to the same steps"));
+            }
+            _ => joined = Some(layout),
+        }
+    }
+    let Some(layout) = joined else { return Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)) };
+    for ((name, &place), own) in node.input.iter().zip(places).zip(&ranks) {
+        match place {
+            Place::Last => {
+                return Err(refuse(
+                    node,
+                    format!("combines each step with '{name}', which only the last one has"),
+                    WHOLE_INPUT,
+                ));
+            }
+            Place::Free if !name.is_empty() => {
+                let axis = (layout.axis + own).checked_sub(rank);
+                if !tracker.is_steady(name, axis) {
+                    let meets_steps =
+                        axis.is_some_and(|axis| tracker.dims(name).is_none_or(|dims| dims.get(axis) != Some(&1)));
+                    if !meets_steps {
+                        return Err(refuse(
+                            node,
+                            format!("takes '{name}', which depends on the length of the whole input"),
+                            WHOLE_INPUT,
+                        ));
+                    }
+                    let help = "positions and masks over the whole input can't run in steps; if it is an input that \
+                                has the steps too, name its axis with --time";
+                    return Err(refuse(node, format!("takes '{name}', which has its own value for each step"), help));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(layout)
+}

@@ -1,0 +1,119 @@
+//! Convolutions and pooling over time, and the padding in front of them.
+
+use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
+use crate::infer::ops::{Window, pads, window_at};
+use crate::onnx::schema::NodeProto;
+
+/// A convolution or a pooling.
+pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let Place::At(layout) = places[0] else { return Err(refuse(node, "takes its weights from the steps", HELP)) };
+    if places[1..].iter().any(|&place| place != Place::Free) {
+        return Err(refuse(node, "takes its weights from the steps", HELP));
+    }
+    match layout.axis {
+        0 => return Ok(layout),
+        1 => return Err(refuse(node, "mixes the steps as channels", HELP)),
+        _ => {}
+    }
+    let rank = tracker.rank(node, 0)?;
+    let is_conv = node.op_type().contains("Conv");
+    let weights = if is_conv { tracker.dims(&node.input[1]) } else { None };
+    let window = window_at(node, weights, layout.axis - 2, rank)
+        .ok_or_else(|| refuse(node, "has a window of unknown size", super::UNKNOWN_SHAPE))?;
+    if window.reach() == 0 && window.stride == 1 && window.before == 0 && window.behind == 0 {
+        return Ok(layout);
+    }
+    tracker.found.reached += 1;
+    check(node, layout, window)?;
+    let lead = layout.lead + window.before;
+    let out = tracker.dims(&node.output[0]).and_then(|dims| dims.get(layout.axis).copied());
+    let steps = layout.len - layout.lead - layout.trail;
+    let expected = steps / window.stride;
+    let trail = out.map_or(-1, |out| out - expected);
+    if trail < 0 || trail > 0 && window.stride > 1 || node.int("ceil_mode").unwrap_or(0) != 0 && window.stride > 1 {
+        return Err(refuse(node, format!("makes {} steps of {steps}", out.unwrap_or_default()), HELP));
+    }
+    if window.before > 0 {
+        tracker.found.cuts.push(Cut::Frames {
+            node: index,
+            input: 0,
+            axis: layout.axis,
+            frames: lead,
+            fill: fill(node)?,
+        });
+    } else if lead == 0 && (window.behind > 0 || trail > 0) {
+        return Err(refuse(node, "pads behind the last step", HELP));
+    }
+    tracker.found.multiple *= window.stride;
+    Ok(Layout { len: expected + trail, lead: 0, trail, ..layout })
+}
+
+const HELP: &str = "pad in front of the steps only, by the kernel's reach (causal padding), and export the model again";
+
+fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal> {
+    if !layout.is_clean() {
+        return Err(refuse(node, "has a window over an axis that steps and others share", HELP));
+    }
+    if window.automatic && window.reach() > 0 {
+        return Err(refuse(node, "pads both ends of the time axis (auto_pad)", HELP));
+    }
+    if layout.lead > 0 && window.before > 0 || layout.trail > 0 && window.stride > 1 {
+        return Err(refuse(node, "pads what is padded already", HELP));
+    }
+    let (lead, reach) = (layout.lead + window.before, window.reach());
+    if lead > reach {
+        return Err(refuse(node, format!("has {lead} steps of padding for a window that reaches {reach} back"), HELP));
+    }
+    let ahead = reach - lead - (window.stride - 1);
+    if ahead > 0 && (window.behind > 0 || layout.trail > 0) {
+        let steps = if ahead == 1 { "step" } else { "steps" };
+        return Err(refuse(node, format!("looks {ahead} {steps} ahead"), HELP));
+    }
+    if ahead > 0 {
+        return Err(refuse(node, format!("gives {ahead} steps fewer than it takes"), HELP));
+    }
+    Ok(())
+}
+
+/// What padding holds.
+fn fill(node: &NodeProto) -> Result<f64, Refusal> {
+    match node.op_type() {
+        "MaxPool" => Ok(f64::NEG_INFINITY),
+        "AveragePool" if node.int("count_include_pad").unwrap_or(0) == 0 => {
+            Err(refuse(node, "leaves padding out of its averages", "set count_include_pad"))
+        }
+        "ConvInteger" => Err(refuse(node, "pads with its zero point", "pad before the quantization")),
+        _ => Ok(0.0),
+    }
+}
+
+/// Padding of its own.
+pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let Place::At(layout) = places[0] else { return Err(refuse(node, "takes its padding from the steps", HELP)) };
+    let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
+    let Some(pads) = pads(node, &inputs, tracker.rank(node, 0)?) else {
+        return Err(refuse(node, "has padding that isn't known before it runs", super::UNKNOWN_SHAPE));
+    };
+    let (before, behind) = pads[layout.axis];
+    if (before, behind) == (0, 0) {
+        return Ok(layout);
+    }
+    let mode = node.text("mode").unwrap_or_else(|| "constant".to_owned());
+    if mode != "constant" {
+        return Err(refuse(
+            node,
+            format!("pads in mode {mode}"),
+            "only constant padding in front of the steps is known",
+        ));
+    }
+    if before < 0 || behind < 0 || before == 0 || !layout.is_clean() || layout.is_padded() {
+        return Err(refuse(node, "pads or crops the time axis at its end", HELP));
+    }
+    let fill = match node.input_at(2) {
+        Some(name) => tracker.tensor(name).scalar(),
+        None => Some(f64::from(node.attribute("value").map_or(0.0, |value| value.f()))),
+    };
+    let fill = fill.ok_or_else(|| refuse(node, "pads with a value that isn't known", HELP))?;
+    tracker.found.cuts.push(Cut::Frames { node: index, input: 0, axis: layout.axis, frames: before, fill });
+    Ok(Layout { len: layout.len + before + behind, lead: before, trail: behind, ..layout })
+}

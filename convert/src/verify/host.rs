@@ -1,0 +1,154 @@
+//! Tensors in memory: random ones, parts of them, and their differences.
+
+use half::f16;
+
+use crate::onnx::{DataType, element_count, type_bytes};
+
+/// A tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Host {
+    pub elem: i32,
+    pub dims: Vec<i64>,
+    pub bytes: Vec<u8>,
+}
+
+/// How far two tensors are from each other.
+pub struct Difference {
+    pub largest: f64,
+    /// Where: the number of the element.
+    pub at: Option<usize>,
+    /// The largest finite value of the first.
+    pub scale: f64,
+}
+
+/// A small generator of numbers that look random and are the same in each run.
+pub struct Random(u64);
+
+impl Random {
+    pub const fn new(seed: u64) -> Self {
+        Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    /// Between -1 and 1.
+    pub fn next(&mut self) -> f64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
+    }
+}
+
+impl Host {
+    pub fn random(elem: i32, dims: Vec<i64>, random: &mut Random) -> Self {
+        let is_float = [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16]
+            .iter()
+            .any(|&float| elem == float as i32);
+        // Integers are 0 and 1, which are within most vocabularies.
+        let number = || if is_float { random.next() } else { f64::from(random.next() > 0.0) };
+        let count = usize::try_from(element_count(&dims)).unwrap_or_default();
+        let numbers: Vec<f64> = std::iter::repeat_with(number).take(count).collect();
+        Self::of(elem, dims, &numbers)
+    }
+
+    pub fn filled_with(elem: i32, dims: Vec<i64>, value: f64) -> Self {
+        let count = usize::try_from(element_count(&dims)).unwrap_or_default();
+        Self::of(elem, dims, &vec![value; count])
+    }
+
+    /// The same shape, with one value.
+    pub fn filled(&self, value: f64) -> Self {
+        Self::filled_with(self.elem, self.dims.clone(), value)
+    }
+
+    fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {
+        let bytes = numbers.iter().flat_map(|&number| bytes_of(elem, number)).collect();
+        Self { elem, dims, bytes }
+    }
+
+    fn size(&self) -> usize {
+        type_bytes(self.elem).max(1)
+    }
+
+    /// Entries along an axis.
+    pub fn part(&self, axis: usize, start: i64, count: i64) -> Self {
+        let mut dims = self.dims.clone();
+        let (length, inner) = (dims[axis] as usize, element_count(&dims[axis + 1..]) as usize * self.size());
+        dims[axis] = count;
+        let (start, end) = (start as usize * inner, (start + count) as usize * inner);
+        let bytes = self.bytes.chunks(length * inner).flat_map(|block| &block[start..end]).copied().collect();
+        Self { elem: self.elem, dims, bytes }
+    }
+
+    /// Tensors joined along an axis.
+    pub fn joined(parts: &[&Self], axis: usize) -> Self {
+        let mut dims = parts[0].dims.clone();
+        if axis >= dims.len() {
+            return parts[0].clone();
+        }
+        let outer = element_count(&dims[..axis]) as usize;
+        dims[axis] = parts.iter().map(|part| part.dims[axis]).sum();
+        let mut bytes = Vec::new();
+        for block in 0..outer {
+            for part in parts {
+                let size = part.bytes.len() / outer;
+                bytes.extend_from_slice(&part.bytes[block * size..(block + 1) * size]);
+            }
+        }
+        Self { elem: parts[0].elem, dims, bytes }
+    }
+
+    /// The index along an axis of an element.
+    pub fn position(&self, element: usize, axis: usize) -> i64 {
+        element as i64 / element_count(&self.dims[axis + 1..]) % self.dims[axis]
+    }
+
+    pub fn difference(&self, other: &Self) -> Difference {
+        let (mine, theirs) = (self.numbers(), other.numbers());
+        let mut found = Difference { largest: 0.0, at: None, scale: 0.0 };
+        if self.bytes == other.bytes {
+            found.scale =
+                mine.iter().filter(|value| value.is_finite()).fold(0.0, |scale, value| value.abs().max(scale));
+            return found;
+        }
+        for (at, (a, b)) in mine.iter().zip(&theirs).enumerate() {
+            if a.is_finite() {
+                found.scale = found.scale.max(a.abs());
+            }
+            let same = a == b || a.is_nan() && b.is_nan();
+            let difference = if same { 0.0 } else { (a - b).abs() };
+            // A number on one side only counts as far away.
+            if difference > found.largest || difference.is_nan() {
+                (found.largest, found.at) = (if difference.is_nan() { f64::INFINITY } else { difference }, Some(at));
+            }
+        }
+        found
+    }
+
+    pub fn numbers(&self) -> Vec<f64> {
+        let number = |bytes: &[u8]| match DataType::try_from(self.elem).unwrap_or(DataType::Undefined) {
+            DataType::Float => f32::from_le_bytes(exact(bytes)).into(),
+            DataType::Double => f64::from_le_bytes(exact(bytes)),
+            DataType::Float16 => f16::from_le_bytes(exact(bytes)).into(),
+            DataType::Int64 => i64::from_le_bytes(exact(bytes)) as f64,
+            DataType::Int32 => i32::from_le_bytes(exact(bytes)).into(),
+            DataType::Int8 => f64::from(bytes[0].cast_signed()),
+            _ => f64::from(bytes[0]),
+        };
+        self.bytes.chunks(self.size()).map(number).collect()
+    }
+}
+
+fn exact<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    std::array::from_fn(|index| bytes.get(index).copied().unwrap_or_default())
+}
+
+fn bytes_of(elem: i32, number: f64) -> Vec<u8> {
+    match DataType::try_from(elem).unwrap_or(DataType::Undefined) {
+        DataType::Float => (number as f32).to_le_bytes().to_vec(),
+        DataType::Double => number.to_le_bytes().to_vec(),
+        DataType::Float16 => f16::from_f64(number).to_le_bytes().to_vec(),
+        DataType::Int64 => (number as i64).to_le_bytes().to_vec(),
+        DataType::Int32 => (number as i32).to_le_bytes().to_vec(),
+        _ => vec![number as u8],
+    }
+}

@@ -1,0 +1,420 @@
+//! Compares a converted model with its original in ONNX Runtime: in chunks of several lengths with one run at once, and
+//! rows together with rows alone.
+
+mod host;
+mod run;
+
+use std::path::Path;
+
+use ort::environment::Environment;
+use serde::Serialize;
+
+use crate::InputAxis;
+use crate::onnx::Dim;
+use crate::report::{Report, Role, StartsAt};
+use host::{Difference, Host, Random};
+use run::Graph;
+
+/// Steps of a comparison, before strides: 1, 2 and 7 divide them.
+const STEPS: i64 = 14;
+/// Lengths of the chunks, before strides.
+const CHUNKS: [i64; 3] = [1, 2, 7];
+/// Steps of a comparison of models that take one at a time.
+const SINGLE_STEPS: i64 = 5;
+/// Rows where the batch is open.
+const ROWS: i64 = 2;
+
+/// How far answers may be from the original's, as a part of its largest answer.
+const TOLERANCE: f64 = 1e-4;
+/// The same where a scale of quantization depends on the length of a request.
+const QUANTIZED_TOLERANCE: f64 = 0.1;
+
+/// Why two models can't be compared.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// There is no such library, or it can't be used.
+    #[error("the ONNX Runtime library {library} cannot be used: {why}")]
+    Library {
+        /// The file.
+        library: String,
+        /// What it said.
+        why: String,
+    },
+    /// A model can't be loaded.
+    #[error("ONNX Runtime refuses the {model} model: {why}")]
+    Load {
+        /// Which one.
+        model: &'static str,
+        /// What it said.
+        why: String,
+    },
+    /// A model fails.
+    #[error("the {model} model fails: {why}")]
+    Run {
+        /// Which one.
+        model: &'static str,
+        /// What it said.
+        why: String,
+    },
+    /// Some answers aren't the original's.
+    #[error("the converted model isn't the original: {0}")]
+    Differs(String),
+}
+
+/// How one comparison went.
+#[derive(Clone, Debug, Serialize)]
+pub struct Compared {
+    /// What was compared, as in `chunks of 2`.
+    pub what: String,
+    /// The output with the largest difference.
+    pub output: String,
+    /// The largest difference between two elements; 0 if they are equal bit by bit.
+    pub largest: f64,
+    /// The step of the largest difference.
+    pub step: Option<i64>,
+}
+
+/// The three models of a comparison, and the environment that runs them.
+pub struct Models<'a> {
+    /// The original.
+    pub original: &'a Path,
+    /// The converted one.
+    pub converted: &'a Path,
+    /// The one that computes where states start.
+    pub initial_states: Option<&'a Path>,
+}
+
+/// What a comparison takes for inputs that can't be just anything.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Steps of a chunk beside 1, 2, 7 and all.
+    pub chunk: Option<i64>,
+    /// The lengths of open axes, by input.
+    pub lengths: Vec<(InputAxis, i64)>,
+    /// The value of each element of an input.
+    pub values: Vec<(String, f64)>,
+}
+
+/// Loads ONNX Runtime.
+pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
+    let failed = |why: String| VerifyError::Library { library: library.display().to_string(), why };
+    let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
+    let quiet = builder.with_name("stateful-convert").with_telemetry(false);
+    let environment = quiet.build().map_err(|error| failed(error.to_string()))?;
+    environment.set_log_level(ort::logging::LogLevel::Fatal);
+    Ok(environment)
+}
+
+/// Compares the models, in chunks of 1, 2, 7 and all steps. An error says where they differ.
+pub fn verify(
+    environment: &Environment,
+    models: &Models,
+    report: &Report,
+    given: &Given,
+) -> Result<Vec<Compared>, VerifyError> {
+    let mut original = Graph::open(environment, models.original, "original")?;
+    let mut converted = Graph::open(environment, models.converted, "converted")?;
+    let mut starts = models.initial_states.map(|path| Graph::open(environment, path, "initial")).transpose()?;
+    let mut comparison =
+        Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
+    let total = comparison.total(given.chunk);
+    let inputs = comparison.random_inputs(total, ROWS);
+    if report.time.is_empty() {
+        let mut compared = vec![comparison.single_steps(SINGLE_STEPS)?];
+        if !report.opened.is_empty() {
+            compared.extend(comparison.rows(&inputs, 1)?);
+        }
+        return Ok(compared);
+    }
+    let whole = comparison.whole(&inputs, total)?;
+    let mut compared = Vec::new();
+    let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(given.chunk).collect();
+    chunks.retain(|&chunk| chunk < total);
+    chunks.sort_unstable();
+    chunks.dedup();
+    chunks.push(total);
+    for chunk in chunks {
+        let what = if chunk == total { "all at once".to_owned() } else { format!("chunks of {chunk}") };
+        let stepped = comparison.stepped(&inputs, total, chunk)?;
+        compared.push(comparison.compare(what, &whole, &stepped)?);
+    }
+    if let Some(rows) = comparison.rows(&inputs, total)? {
+        compared.push(rows);
+    }
+    Ok(compared)
+}
+
+struct Comparison<'a> {
+    report: &'a Report,
+    original: &'a mut Graph,
+    converted: &'a mut Graph,
+    starts: Option<&'a mut Graph>,
+    given: &'a Given,
+}
+
+impl Comparison<'_> {
+    /// Steps to compare: those that the original is fixed to, or enough for several chunks of each length.
+    fn total(&self, chunk: Option<i64>) -> i64 {
+        let fixed = self.report.time.iter().find_map(|seed| {
+            let input = self.report.inputs.iter().find(|input| input.name == seed.input)?;
+            match input.dims.get(seed.axis)? {
+                Dim::Known(length) => Some(*length),
+                _ => None,
+            }
+        });
+        fixed.unwrap_or_else(|| STEPS.max(chunk.unwrap_or(0) * 2) * self.report.steps_multiple)
+    }
+
+    fn output_names(&self) -> Vec<String> {
+        self.report.outputs.iter().map(|output| output.name.clone()).collect()
+    }
+
+    fn random_inputs(&self, steps: i64, rows: i64) -> Vec<(String, Host)> {
+        self.inputs(steps, rows, &mut Random::new(7))
+    }
+
+    fn inputs(&self, steps: i64, rows: i64, random: &mut Random) -> Vec<(String, Host)> {
+        let time =
+            |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
+        let length = |name: &str, axis: usize| {
+            let mut lengths = self.given.lengths.iter();
+            lengths.find(|(of, _)| of.input == name && of.axis == axis).map(|(_, length)| *length)
+        };
+        let mut inputs = Vec::new();
+        for input in &self.report.inputs {
+            let size = |(axis, dim): (usize, &Dim)| match dim {
+                _ if time(&input.name, axis) => steps,
+                Dim::Known(length) => *length,
+                _ => length(&input.name, axis).unwrap_or(rows),
+            };
+            let dims: Vec<i64> = input.dims.iter().enumerate().map(size).collect();
+            if let Some((_, value)) = self.given.values.iter().find(|(name, _)| *name == input.name) {
+                inputs.push((input.name.clone(), Host::filled_with(input.elem, dims, *value)));
+                continue;
+            }
+            inputs.push((input.name.clone(), Host::random(input.elem, dims, random)));
+        }
+        inputs
+    }
+
+    /// What the original gives for all steps at once, from the start of the states that it has.
+    fn whole(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Vec<Host>, VerifyError> {
+        let mut feeds = self.part(inputs, 0, total);
+        let states = self.first_states(&feeds)?;
+        feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(states));
+        self.run_original(&feeds, false)
+    }
+
+    /// What the original gives: its outputs, and behind them its states if asked. It runs row by row if it has one row.
+    fn run_original(&mut self, feeds: &[(String, Host)], with_states: bool) -> Result<Vec<Host>, VerifyError> {
+        let mut names = self.output_names();
+        let mut axes: Vec<Option<usize>> =
+            self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
+        if with_states {
+            names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+            axes.extend(self.report.states.iter().map(|state| open_axis(&state.dims, None)));
+        }
+        if self.report.opened.is_empty() {
+            return self.original.run(feeds, &names);
+        }
+        let mut rows: Vec<Vec<Host>> = vec![Vec::new(); names.len()];
+        for row in 0..self.rows_of(feeds) {
+            let one = |(name, value): &(String, Host)| {
+                let axis = self.report.opened.iter().find(|opened| opened.input == *name).map(|opened| opened.axis);
+                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
+            };
+            let feeds: Vec<(String, Host)> = feeds.iter().map(one).collect();
+            for (output, value) in self.original.run(&feeds, &names)?.into_iter().enumerate() {
+                rows[output].push(value);
+            }
+        }
+        let joined = |(rows, axis): (&Vec<Host>, &Option<usize>)| {
+            axis.map_or_else(|| rows[0].clone(), |axis| Host::joined(&rows.iter().collect::<Vec<_>>(), axis))
+        };
+        Ok(rows.iter().zip(&axes).map(joined).collect())
+    }
+
+    /// Compares models of single steps, which have their states outside, step by step.
+    fn single_steps(&mut self, steps: i64) -> Result<Compared, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut worst: Option<Compared> = None;
+        let mut states: Option<(Vec<Host>, Vec<Host>)> = None;
+        let mut random = Random::new(11);
+        for _ in 0..steps {
+            let inputs = self.inputs(1, ROWS, &mut random);
+            let (before, after) = match states.take() {
+                Some(states) => states,
+                None => {
+                    let first = self.first_states(&inputs)?;
+                    (first.clone(), first)
+                }
+            };
+            let ends = || self.report.states.iter().map(|state| state.pair.input.clone());
+            let of_original: Vec<_> = inputs.iter().cloned().chain(ends().zip(before)).collect();
+            let of_converted: Vec<_> = inputs.iter().cloned().chain(ends().zip(after)).collect();
+            let mut expected = self.run_original(&of_original, true)?;
+            let mut made = self.converted.run(&of_converted, &names)?;
+            let count = self.report.outputs.len();
+            states = Some((expected.split_off(count), made.split_off(count)));
+            let compared = self.compare(format!("{steps} steps"), &expected, &[made])?;
+            if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
+                worst = Some(compared);
+            }
+        }
+        Ok(worst.unwrap_or_else(|| Compared {
+            what: "no steps".to_owned(),
+            output: String::new(),
+            largest: 0.0,
+            step: None,
+        }))
+    }
+
+    /// The inputs of some steps.
+    fn part(&self, inputs: &[(String, Host)], start: i64, count: i64) -> Vec<(String, Host)> {
+        let part = |(name, value): &(String, Host)| {
+            let role = self.report.inputs.iter().find(|input| input.name == *name).map(|input| input.role);
+            let value = match role {
+                Some(Role::Steps { axis }) => value.part(axis, start, count),
+                Some(Role::Lengths) => value.filled(count as f64),
+                _ => value.clone(),
+            };
+            (name.clone(), value)
+        };
+        inputs.iter().map(part).collect()
+    }
+
+    /// The outputs of the converted model for each chunk.
+    fn stepped(&mut self, inputs: &[(String, Host)], total: i64, chunk: i64) -> Result<Vec<Vec<Host>>, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut outputs = Vec::new();
+        let mut states: Option<Vec<Host>> = None;
+        let mut start = 0;
+        while start < total {
+            let count = chunk.min(total - start);
+            let mut feeds = self.part(inputs, start, count);
+            let current = match states.take() {
+                Some(states) => states,
+                None => self.first_states(&feeds)?,
+            };
+            feeds.extend(self.report.states.iter().map(|state| state.pair.input.clone()).zip(current));
+            let mut made = self.converted.run(&feeds, &names)?;
+            states = Some(made.split_off(self.report.outputs.len()));
+            outputs.push(made);
+            start += count;
+        }
+        Ok(outputs)
+    }
+
+    /// Where the states start, for these inputs.
+    fn first_states(&mut self, inputs: &[(String, Host)]) -> Result<Vec<Host>, VerifyError> {
+        let rows = self.rows_of(inputs);
+        let names: Vec<String> = self
+            .report
+            .states
+            .iter()
+            .filter(|state| state.starts_at == StartsAt::Model)
+            .map(|state| state.pair.input.clone())
+            .collect();
+        let mut made = match &mut self.starts {
+            Some(graph) => graph.run(inputs, &names)?.into_iter(),
+            None => Vec::new().into_iter(),
+        };
+        let mut states = Vec::new();
+        for state in &self.report.states {
+            let size = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { rows };
+            let dims: Vec<i64> = state.dims.iter().map(size).collect();
+            states.push(match state.starts_at {
+                StartsAt::Zero | StartsAt::Unchanged => Host::filled_with(state.elem, dims, 0.0),
+                StartsAt::Value(value) => Host::filled_with(state.elem, dims, value),
+                StartsAt::Model => made.next().unwrap_or_else(|| Host::filled_with(state.elem, dims, 0.0)),
+            });
+        }
+        Ok(states)
+    }
+
+    /// The length of the open dimension that isn't time.
+    fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
+        for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
+            let time = if let Role::Steps { axis } = input.role { Some(axis) } else { None };
+            let open =
+                input.dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_)));
+            if let Some(length) = open.and_then(|(axis, _)| value.dims.get(axis)) {
+                return *length;
+            }
+        }
+        1
+    }
+
+    fn compare(&self, what: String, whole: &[Host], stepped: &[Vec<Host>]) -> Result<Compared, VerifyError> {
+        let mut worst = Compared { what, output: String::new(), largest: 0.0, step: None };
+        for (index, output) in self.report.outputs.iter().enumerate() {
+            let parts: Vec<&Host> = stepped.iter().map(|outputs| &outputs[index]).collect();
+            let joined = match output.axis {
+                Some(axis) => Host::joined(&parts, axis),
+                None => (*parts[parts.len() - 1]).clone(),
+            };
+            let expected = &whole[index];
+            if joined.dims != expected.dims {
+                return Err(VerifyError::Differs(format!(
+                    "in {}, output '{}' is {:?} and not {:?}",
+                    worst.what, output.name, joined.dims, expected.dims
+                )));
+            }
+            let Difference { largest, at, scale } = expected.difference(&joined);
+            let tolerance = if self.report.quantizes { QUANTIZED_TOLERANCE } else { TOLERANCE };
+            let step = output.axis.zip(at).map(|(axis, at)| expected.position(at, axis));
+            if largest > tolerance * scale.max(1.0) {
+                return Err(VerifyError::Differs(format!(
+                    "in {}, output '{}' differs by {largest:e}{}, and the original's largest value is {scale:e}",
+                    worst.what,
+                    output.name,
+                    step.map(|step| format!(" at step {step}")).unwrap_or_default()
+                )));
+            }
+            if worst.output.is_empty() || largest > worst.largest {
+                worst = Compared { what: worst.what, output: output.name.clone(), largest, step };
+            }
+        }
+        Ok(worst)
+    }
+
+    /// Rows alone against rows together, where the batch is open.
+    fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
+        let of_input = |index: usize| {
+            let input = &self.report.inputs[index];
+            open_axis(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
+        };
+        let axes: Vec<Option<usize>> = (0..inputs.len()).map(of_input).collect();
+        let outputs: Vec<Option<usize>> =
+            self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
+        if axes.iter().all(Option::is_none) || outputs.iter().any(Option::is_none) {
+            return Ok(None);
+        }
+        let together = self.stepped(inputs, total, total)?.remove(0);
+        let mut alone: Vec<Vec<Host>> = vec![Vec::new(); together.len()];
+        for row in 0..self.rows_of(inputs) {
+            let one = |((name, value), axis): (&(String, Host), &Option<usize>)| {
+                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
+            };
+            let inputs: Vec<(String, Host)> = inputs.iter().zip(&axes).map(one).collect();
+            for (output, value) in self.stepped(&inputs, total, total)?.remove(0).into_iter().enumerate() {
+                alone[output].push(value);
+            }
+        }
+        let joined = alone
+            .iter()
+            .zip(&outputs)
+            .map(|(rows, axis)| Host::joined(&rows.iter().collect::<Vec<_>>(), axis.unwrap_or(0)));
+        let joined: Vec<Host> = joined.collect();
+        // The steps are along one axis here, too: one chunk of all of them.
+        self.compare("rows together and alone".to_owned(), &joined, &[together]).map(Some)
+    }
+}
+
+/// The open axis that isn't time.
+fn open_axis(dims: &[Dim], time: Option<usize>) -> Option<usize> {
+    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
+    dims.iter().enumerate().find(is_open).map(|(axis, _)| axis)
+}

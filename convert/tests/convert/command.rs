@@ -1,0 +1,143 @@
+//! The command `stateful-convert`.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+use crate::common::{export, folder, library};
+
+fn command(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_stateful-convert"))
+        .env("ORT_DYLIB_PATH", library())
+        .args(arguments)
+        .output()
+        .unwrap()
+}
+
+fn text(output: &[u8]) -> String {
+    String::from_utf8_lossy(output).into_owned()
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_model_repository_gets_the_model_its_initial_states_and_a_configuration() {
+    let folder = folder();
+    fs::create_dir(folder.join("1")).unwrap();
+    let output = folder.join("1/model.onnx");
+    let done = command(&[path(&export("torch_lstm_learned")), "-o", path(&output), "--chunk", "5"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    let table = text(&done.stdout);
+    assert!(table.contains("states: 128 bytes a sequence") && table.contains("all at once"), "{table}");
+    assert!(output.exists() && folder.join("1/model_initial_states.onnx").exists());
+    let config = fs::read_to_string(folder.join("config.pbtxt")).unwrap();
+    for line in [
+        "backend: \"stateful\"",
+        "max_batch_size: 64",
+        "input { name: \"x\" data_type: TYPE_FP32 dims: [ 5, 4 ] }",
+        "parameters { key: \"initial_state_model\" value { string_value: \"model_initial_states.onnx\" } }",
+    ] {
+        assert!(config.lines().any(|other| other == line), "{line} in {config}");
+    }
+    let again = command(&[path(&export("torch_lstm_learned")), "-o", path(&output)]);
+    assert!(text(&again.stderr).contains("model.onnx exists; --force replaces it"), "{}", text(&again.stderr));
+}
+
+#[test]
+fn the_page_shows_what_is_printed() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/convert.md");
+    let page = fs::read_to_string(page).unwrap();
+    let printed = text(&command(&[path(&export("torch_gru")), "--dry-run"]).stdout);
+    // Whether rows are equal bit by bit depends on the processor.
+    let (tables, _) = printed.split_once(" compared with the original").unwrap();
+    assert!(page.contains(tables), "{printed}");
+    let refused = text(&command(&[path(&export("torch_lstm_bidirectional")), "--dry-run"]).stderr);
+    assert!(page.replace('\n', " ").contains(refused.trim_end()), "{refused}");
+}
+
+#[test]
+fn a_dry_run_writes_nothing_and_says_what_it_would() {
+    let done = command(&[path(&export("torch_gru")), "--dry-run", "--json"]);
+    let said: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!(said["report"]["states"][0]["input"], "r.GRU.h_in");
+    assert_eq!(said["report"]["states"][0]["dims"][1], "batch");
+    assert_eq!(said["compared"][0]["what"], "chunks of 1");
+    assert!(said["compared"][0]["largest"].as_f64().unwrap() < 1e-6);
+    assert_eq!(said["written"], Value::Null);
+}
+
+#[test]
+fn a_comparison_takes_the_values_and_lengths_that_it_is_given() {
+    let run = |given: &str| command(&[path(&export("torch_gru")), "--dry-run", "--json", "--compare-with", given]);
+    let said: Value = serde_json::from_slice(&run("x=0,x@0=5").stdout).unwrap();
+    assert_eq!(said["compared"][0]["largest"], 0.0);
+}
+
+#[test]
+fn a_refusal_names_the_node_and_writes_nothing() {
+    let folder = folder();
+    let output = folder.join("model.onnx");
+    let done = command(&[path(&export("torch_lstm_bidirectional")), "-o", path(&output)]);
+    assert!(!done.status.success());
+    assert!(
+        text(&done.stderr).starts_with("stateful-convert: LSTM '/r/LSTM' is bidirectional"),
+        "{}",
+        text(&done.stderr)
+    );
+    assert_eq!(folder.read_dir().unwrap().count(), 0);
+}
+
+#[test]
+fn weights_in_files_of_their_own_stay_there() {
+    let (source, target) = (folder(), folder());
+    let mut model = stateful_convert::onnx::read(fs::read(export("torch_lstm2")).unwrap().into()).unwrap();
+    let mut weights = Vec::new();
+    for tensor in &mut model.graph.as_mut().unwrap().initializer {
+        let raw = tensor.raw_data.take().unwrap();
+        let entry = |key: &str, value: String| stateful_convert::onnx::schema::StringStringEntryProto {
+            key: Some(key.to_owned()),
+            value: Some(value),
+        };
+        tensor.external_data = vec![
+            entry("location", "weights.bin".to_owned()),
+            entry("offset", weights.len().to_string()),
+            entry("length", raw.len().to_string()),
+        ];
+        tensor.data_location = Some(stateful_convert::onnx::schema::tensor_proto::DataLocation::External.into());
+        weights.extend_from_slice(&raw);
+    }
+    fs::write(source.join("m.onnx"), stateful_convert::onnx::write(&model)).unwrap();
+    let run = || command(&[path(&source.join("m.onnx")), "-o", path(&target.join("model.onnx"))]);
+    let missing = run();
+    assert!(
+        text(&missing.stderr).contains("has weights in the file 'weights.bin', which isn't there"),
+        "{}",
+        text(&missing.stderr)
+    );
+    fs::write(source.join("weights.bin"), &weights).unwrap();
+    let done = run();
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(text(&done.stdout).contains("all at once"));
+    assert_eq!(fs::read(target.join("weights.bin")).unwrap(), weights);
+}
+
+#[test]
+fn options_that_are_wrong_say_what_is_expected() {
+    let model = export("torch_gru");
+    for (arguments, expected) in [
+        (vec!["--dry-run", "--states", "h"], "--states: '<<<input, output>>>' is expected, not 'h'"),
+        (vec!["--dry-run", "--time", "x"], "INPUT@AXIS is expected, not 'x'"),
+        (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests"),
+        (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: its rank is 3"),
+        (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not 'sr'"),
+        (vec!["--dry-run", "--open-batch"], "has no dimension of 1 that could be a batch"),
+    ] {
+        let all: Vec<&str> = [path(&model)].into_iter().chain(arguments).collect();
+        let done = command(&all);
+        assert!(!done.status.success() && text(&done.stderr).contains(expected), "{all:?}: {}", text(&done.stderr));
+    }
+}

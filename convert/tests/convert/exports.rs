@@ -1,0 +1,234 @@
+//! The models of `exports/`, which real exporters made.
+
+use crate::common::{self, assert_equal, checked, export, pair, refusal, states};
+use stateful_convert::report::StartsAt;
+use stateful_convert::verify::Compared;
+use stateful_convert::{Converted, Options};
+
+fn converted(name: &str) -> (Converted, Vec<Compared>) {
+    converted_with(name, &Options::default())
+}
+
+fn converted_with(name: &str, options: &Options) -> (Converted, Vec<Compared>) {
+    checked(std::fs::read(export(name)).unwrap(), options).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+fn refused(name: &str) -> String {
+    refusal(std::fs::read(export(name)).unwrap(), &Options::default())
+}
+
+#[test]
+fn recurrent_layers_get_a_state_each() {
+    for (name, expected) in [
+        ("torch_lstm2", vec!["r.LSTM.h_in", "r.LSTM.c_in", "r.LSTM_1.h_in", "r.LSTM_1.c_in"]),
+        ("torch_lstm_time_major", vec!["r.LSTM.h_in", "r.LSTM.c_in"]),
+        ("torch_lstm_last", vec!["r.LSTM.h_in", "r.LSTM.c_in"]),
+        ("torch_lstm_returned", vec!["r.LSTM.h_in", "r.LSTM.c_in", "r.LSTM_1.h_in", "r.LSTM_1.c_in"]),
+        ("torch_lstm_packed", vec!["r.LSTM.h_in", "r.LSTM.c_in"]),
+        ("torch_gru", vec!["r.GRU.h_in"]),
+        ("torch_rnn_relu", vec!["r.RNN.h_in"]),
+        ("dynamo_gru", vec!["node_gru__1.h_in"]),
+        ("keras_lstm_last", vec!["LSTM__169.h_in", "LSTM__169.c_in"]),
+    ] {
+        let (converted, compared) = converted(name);
+        assert_eq!(states(&converted), expected, "{name}");
+        assert!(converted.initial_states.is_none(), "{name} starts at zero");
+        assert_equal(name, &compared);
+    }
+}
+
+#[test]
+fn exports_that_leave_out_unused_outputs_get_them() {
+    for name in ["dynamo_lstm", "keras_lstm2"] {
+        let (converted, compared) = converted(name);
+        assert_eq!(converted.report.states.len(), 4, "{name}");
+        assert_equal(name, &compared);
+    }
+}
+
+#[test]
+fn learned_initial_states_are_kept() {
+    for name in ["torch_lstm_learned", "dynamo_lstm_learned"] {
+        let (converted, compared) = converted(name);
+        assert!(converted.report.states.iter().all(|state| state.starts_at == StartsAt::Model), "{name}");
+        assert_equal(name, &compared);
+        let zero = Options { zero_initial_states: true, ..Options::default() };
+        let bytes = std::fs::read(export(name)).unwrap();
+        let without = stateful_convert::convert(bytes.clone().into(), &zero).unwrap();
+        assert!(without.initial_states.is_none());
+        let error = common::compare(&bytes, &without).unwrap_err().to_string();
+        assert!(error.contains("isn't the original"), "{error}");
+    }
+}
+
+#[test]
+fn what_a_stateful_keras_layer_held_is_told() {
+    let (converted, compared) = converted("keras_stateful");
+    assert!(converted.report.warnings[0].contains("start at constants that aren't zero"));
+    assert_equal("keras_stateful", &compared);
+}
+
+#[test]
+fn loops_and_scans_turn_once_a_step_of_the_chunk() {
+    for (name, expected) in [
+        ("torch_script_loop", 2),
+        ("torch_script_sum", 2),
+        ("keras_gru", 1),
+        ("keras_gru_reset_before", 1),
+        ("keras_simple_rnn", 1),
+        ("keras_masking", 3),
+        ("dynamo_scan", 1),
+    ] {
+        let (converted, compared) = converted(name);
+        assert_eq!(converted.report.states.len(), expected, "{name}");
+        assert_equal(name, &compared);
+    }
+}
+
+#[test]
+fn causal_convolutions_keep_their_last_frames() {
+    for (name, frames) in [
+        ("torch_conv_gru", vec!["Pad.frames_in", "Pad_1.frames_in", "r.GRU.h_in"]),
+        ("torch_tcn", vec!["a.Conv.frames_in", "b.Conv.frames_in"]),
+    ] {
+        let (converted, compared) = converted(name);
+        assert_eq!(states(&converted), frames);
+        assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{name}: {compared:?}");
+    }
+    let (converted, _) = converted("keras_causal_conv");
+    assert_eq!(converted.report.states.len(), 4);
+}
+
+#[test]
+fn strides_over_time_make_requests_a_multiple_of_their_product() {
+    let (converted, compared) = converted("torch_strided");
+    assert_eq!(converted.report.steps_multiple, 4);
+    assert_eq!(compared[0].what, "chunks of 4");
+    assert_equal("torch_strided", &compared);
+}
+
+#[test]
+fn a_fixed_length_is_opened() {
+    let (converted, compared) = converted("torch_lstm_static");
+    assert_eq!(stateful_convert::list(&converted.report.inputs[0].dims), "[3, 5, 4]");
+    assert_eq!(stateful_convert::list(&converted.report.outputs[0].dims), "[3, time, 3]");
+    assert_equal("torch_lstm_static", &compared);
+}
+
+#[test]
+fn quantized_layers_are_converted_with_a_warning() {
+    let (converted, compared) = converted("quantized_lstm");
+    assert_eq!(converted.report.states.len(), 4);
+    assert!(converted.report.warnings[0].contains("one quantization scale"), "{:?}", converted.report.warnings);
+    assert!(compared.iter().all(|compared| compared.largest < 0.01), "{compared:?}");
+}
+
+#[test]
+fn what_needs_later_steps_is_refused_with_the_node() {
+    for (name, expected) in [
+        ("torch_lstm_bidirectional", "LSTM '/r/LSTM' is bidirectional"),
+        ("keras_bidirectional", "is bidirectional"),
+        ("torch_conv_same", "Conv '/a/Conv' looks 1 step ahead"),
+        ("torch_mixing_mean", "ReduceMean '/ReduceMean' reduces over time"),
+        ("torch_mixing_center", "ReduceMean '/ReduceMean' reduces over time"),
+        ("torch_mixing_flip", "Slice '/Slice' turns time around"),
+        ("torch_mixing_norm", "InstanceNormalization '/norm/InstanceNormalization' normalizes over time"),
+        ("torch_mixing_attention", "MatMul '/MatMul' combines each step with every other"),
+        ("torch_unrolled", "an unrolled loop can't run in steps"),
+        ("dynamo_rnn_unrolled", "an unrolled loop can't run in steps"),
+    ] {
+        let message = refused(name);
+        assert!(message.contains(expected), "{name}: {message}");
+    }
+}
+
+#[test]
+fn states_that_the_model_has_are_paired_by_name() {
+    let message = refused("torch_lstm_given");
+    assert!(message.contains("starts from input 'h0'") && message.contains("--states"), "{message}");
+    let options = Options { states: vec![pair("h0", "hn"), pair("c0", "cn")], ..Options::default() };
+    let (converted, compared) = converted_with("torch_lstm_given", &options);
+    assert_eq!(states(&converted), ["h0", "c0"]);
+    assert_equal("torch_lstm_given", &compared);
+}
+
+#[test]
+fn a_single_step_model_is_converted_by_its_pairs() {
+    assert!(refused("torch_lstm_cell").contains("--states"));
+    let options = Options { states: vec![pair("h", "hn"), pair("c", "cn")], ..Options::default() };
+    let (converted, _) = converted_with("torch_lstm_cell", &options);
+    assert_eq!(states(&converted), ["h", "c"]);
+    let wrong = Options { states: vec![pair("h", "cm")], ..Options::default() };
+    let message = refusal(std::fs::read(export("torch_lstm_cell")).unwrap(), &wrong);
+    assert_eq!(message, "the model has no output 'cm' (it has hn, cn)");
+}
+
+#[test]
+fn a_converted_model_stays_as_it_is() {
+    let (first, _) = converted("torch_lstm2");
+    let again = stateful_convert::convert(first.model.clone().into(), &Options::default()).unwrap();
+    assert_eq!(states(&again), states(&first));
+    assert!(again.model == first.model);
+}
+
+#[test]
+fn a_batch_of_one_is_opened() {
+    let open = Options { open_batch: true, ..Options::default() };
+    let (converted, compared) = converted_with("torch_lstm_batch_one", &open);
+    assert_eq!(stateful_convert::list(&converted.report.states[0].dims), "[1, batch, 8]");
+    assert_equal("torch_lstm_batch_one", &compared);
+    assert_eq!(compared.last().unwrap().what, "rows together and alone");
+}
+
+#[test]
+fn a_published_denoiser_gets_a_batch() {
+    let pairs = vec![pair("conv_cache", "conv_cache_out"), pair("rnn_cache", "rnn_cache_out")];
+    let open = Options { open_batch: true, states: pairs, ..Options::default() };
+    let (converted, compared) = converted_with("torch_denoiser", &open);
+    let dims: Vec<String> = converted.report.states.iter().map(|state| stateful_convert::list(&state.dims)).collect();
+    assert_eq!(dims, ["[batch, 1, 4, 16]", "[1, batch, 8]"]);
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
+fn a_batch_that_shares_an_axis_with_frequencies_is_taken_apart() {
+    let pairs = vec![pair("conv_cache", "conv_cache_out"), pair("rnn_cache", "rnn_cache_out")];
+    let open = Options { open_batch: true, states: pairs, ..Options::default() };
+    let (converted, compared) = converted_with("torch_denoiser_merged", &open);
+    let dims: Vec<String> = converted.report.states.iter().map(|state| stateful_convert::list(&state.dims)).collect();
+    assert_eq!(dims, ["[batch, 1, 4, 16]", "[batch, 16, 8]"]);
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
+fn stacked_states_of_a_dual_path_model_get_a_batch() {
+    let pairs = vec![pair("inter_cache", "inter_cache_out")];
+    let open = Options { open_batch: true, states: pairs, ..Options::default() };
+    let (converted, compared) = converted_with("torch_dual_path", &open);
+    assert_eq!(stateful_convert::list(&converted.report.states[0].dims), "[2, batch, 16, 8]");
+    assert_eq!(
+        compared.iter().map(|compared| compared.what.as_str()).collect::<Vec<_>>(),
+        ["5 steps", "rows together and alone"]
+    );
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
+fn rows_in_a_loop_or_under_one_scale_keep_the_batch_closed() {
+    let open = Options { open_batch: true, ..Options::default() };
+    let message = refusal(std::fs::read(export("keras_stateful")).unwrap(), &open);
+    assert!(message.contains("Loop 'sequential_8_1/lstm_6_1/while_loop' has the rows in its body"), "{message}");
+}
+
+#[test]
+fn each_export_survives_reading_and_writing_byte_by_byte() {
+    for entry in export("x").parent().unwrap().read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "onnx") {
+            let bytes = std::fs::read(&path).unwrap();
+            let again = stateful_convert::onnx::write(&stateful_convert::onnx::read(bytes.clone().into()).unwrap());
+            assert_eq!(again.len(), bytes.len(), "{}", path.display());
+            assert!(again == bytes, "{}", path.display());
+        }
+    }
+}

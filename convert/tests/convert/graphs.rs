@@ -1,0 +1,426 @@
+//! Models made here: what exporters seldom write, and what must be refused.
+
+use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use stateful_convert::onnx::{DataType, opset, read};
+use stateful_convert::report::StartsAt;
+use stateful_convert::verify::Compared;
+use stateful_convert::{InputAxis, Options, convert, list};
+
+use crate::common::{Build, FLOAT, checked, compare, dims, node, refusal, states, with_graph, with_text};
+
+fn any() -> Options {
+    Options::default()
+}
+
+fn assert_equal(compared: &[Compared]) {
+    crate::common::assert_equal("the model", compared);
+}
+
+/// A recurrent layer over `x [time, batch, 4]`.
+fn layer(op: &str, gates: i64, edit: impl Fn(NodeProto) -> NodeProto) -> Build {
+    let recurrent = edit(node(op, "x w r b", "y").with_int("hidden_size", 3));
+    Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(gates).node(recurrent)
+}
+
+#[test]
+fn missing_inputs_and_outputs_are_added() {
+    for (op, gates, expected) in [("LSTM", 4, 2), ("GRU", 3, 1), ("RNN", 1, 1)] {
+        let (converted, compared) = checked(layer(op, gates, |node| node).bytes(), &any()).unwrap();
+        assert_eq!(converted.report.states.len(), expected, "{op}");
+        assert_equal(&compared);
+    }
+}
+
+#[test]
+fn attributes_of_the_layer_stay() {
+    let reset = layer("GRU", 3, |node| node.with_int("linear_before_reset", 1));
+    assert_equal(&checked(reset.bytes(), &any()).unwrap().1);
+    let coupled = layer("LSTM", 4, |node| node.with_int("input_forget", 1));
+    assert_equal(&checked(coupled.bytes(), &any()).unwrap().1);
+    let peepholes = layer("LSTM", 4, |mut node| {
+        node.set_input(7, "p");
+        node
+    });
+    let (converted, compared) = checked(peepholes.weights("p", &[1, 9]).bytes(), &any()).unwrap();
+    assert_equal(&compared);
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(graph.node[0].input[7], "p");
+}
+
+#[test]
+fn time_behind_the_batch_is_laid_out_anew() {
+    // ONNX Runtime refuses layout=1, so the model with transposes around is the oracle.
+    let weights = |build: Build| build.recurrent_weights(4).weights("h", &[1, 1, 3]);
+    let build = || weights(Build::new().input("x", "1 time 4").output("y", "1 time 1 3"));
+    let recurrent = node("LSTM", "x w r b - h", "y").with_int("hidden_size", 3).with_int("layout", 1);
+    let converted = convert(build().node(recurrent).bytes().into(), &any()).unwrap();
+    let around = node("LSTM", "xt w r b - h", "yt").with_int("hidden_size", 3);
+    let oracle = build()
+        .node(NodeProto::make("Transpose", "a", &["x"], &["xt"]).with_ints("perm", &[1, 0, 2]))
+        .node(around)
+        .node(NodeProto::make("Transpose", "b", &["yt"], &["y"]).with_ints("perm", &[2, 0, 1, 3]));
+    assert_eq!(converted.report.states[0].starts_at, StartsAt::Model);
+    assert_equal(&compare(&oracle.bytes(), &converted).unwrap());
+}
+
+#[test]
+fn layers_without_names_get_different_states() {
+    let unnamed = |input: &str, output: &str| NodeProto {
+        name: None,
+        ..node("GRU", &format!("{input} w r b"), output).with_int("hidden_size", 3)
+    };
+    let second = NodeProto { name: None, ..node("GRU", "x w r b", "z").with_int("hidden_size", 3) };
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").output("z", "time 1 batch 3");
+    let (converted, compared) =
+        checked(build.recurrent_weights(3).node(unnamed("x", "y")).node(second).bytes(), &any()).unwrap();
+    assert_eq!(states(&converted), ["y.h_in", "z.h_in"]);
+    assert_equal(&compared);
+}
+
+#[test]
+fn names_of_states_give_way_to_names_that_are_taken() {
+    let build = layer("GRU", 3, |node| node).typed_input("the.gru.h_in", DataType::Float, "batch 1");
+    let build = build.output("other", "batch 1").node(node("Relu", "the.gru.h_in", "other"));
+    let (converted, _) = checked(build.bytes(), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.gru.h_in_2"]);
+}
+
+#[test]
+fn half_precision_layers_have_half_precision_states() {
+    let half: i32 = DataType::Float16.into();
+    let mut build = layer("LSTM", 4, |node| node);
+    build.graph.input[0].set_tensor(half, &dims("time batch 4"));
+    build.graph.output[0].set_tensor(half, &dims("time 1 batch 3"));
+    for weight in &mut build.graph.initializer {
+        weight.data_type = Some(half);
+        weight.float_data.clear();
+        weight.int32_data = vec![0x3000; weight.dims.iter().product::<i64>() as usize];
+    }
+    let converted = convert(build.bytes().into(), &any()).unwrap();
+    assert!(converted.report.states.iter().all(|state| state.elem == half && state.bytes == Some(6)));
+}
+
+#[test]
+fn lengths_of_rows_stay_an_input() {
+    let build = layer("LSTM", 4, |mut node| {
+        node.set_input(4, "lens");
+        node
+    });
+    let (converted, compared) = checked(build.typed_input("lens", DataType::Int32, "batch").bytes(), &any()).unwrap();
+    assert_eq!(converted.report.inputs[1].role, stateful_convert::report::Role::Lengths);
+    assert_equal(&compared);
+}
+
+#[test]
+fn backward_layers_are_refused() {
+    let message = refusal(layer("LSTM", 4, |node| with_text(node, "direction", "reverse")).bytes(), &any());
+    assert_eq!(message, "LSTM 'the lstm' runs in direction reverse; train the model with a forward layer");
+}
+
+/// A `Scan` that adds up: state `s`, scanned `x` and `factor`.
+fn scan(edit: impl Fn(NodeProto) -> NodeProto) -> NodeProto {
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: vec![node("Mul", "x_in f_in", "p"), node("Add", "s_in p", "s_out"), node("Tanh", "s_out", "y_out")],
+        input: ["s_in", "x_in", "f_in"].map(|name| ValueInfoProto::tensor(name, FLOAT, &dims("batch 4"))).to_vec(),
+        output: ["s_out", "y_out"].map(|name| ValueInfoProto::tensor(name, FLOAT, &dims("batch 4"))).to_vec(),
+        ..GraphProto::default()
+    };
+    edit(with_graph(node("Scan", "s x f", "last y"), "body", body).with_int("num_scan_inputs", 2))
+}
+
+fn scanning(edit: impl Fn(NodeProto) -> NodeProto) -> Build {
+    Build::new()
+        .input("x", "2 time 4")
+        .input("f", "2 time 4")
+        .output("y", "2 time 4")
+        .output("last", "2 4")
+        .weights("s", &[2, 4])
+        .node(scan(edit))
+}
+
+#[test]
+fn scans_along_any_axis_get_their_states() {
+    let edit = |node: NodeProto| node.with_ints("scan_input_axes", &[1, -2]).with_ints("scan_output_axes", &[1]);
+    let (converted, compared) = checked(scanning(edit).bytes(), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.scan.0_in"]);
+    assert_eq!(converted.report.states[0].starts_at, StartsAt::Model);
+    assert_equal(&compared);
+}
+
+#[test]
+fn backward_scans_are_refused() {
+    let edit = |node: NodeProto| {
+        let node = node.with_ints("scan_input_axes", &[1, 1]).with_ints("scan_output_axes", &[1]);
+        node.with_ints("scan_input_directions", &[1, 1])
+    };
+    assert!(refusal(scanning(edit).bytes(), &any()).starts_with("Scan 'the scan' scans backwards"));
+}
+
+/// A `Loop` over `x [time, 4]` whose body has these nodes. It carries `s [4]`, and its condition is `go`.
+fn looping(body: Vec<NodeProto>) -> Build {
+    let scalar = |name: &str, elem: DataType| ValueInfoProto::tensor(name, elem.into(), &[]);
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: body,
+        input: vec![
+            scalar("i", DataType::Int64),
+            scalar("on", DataType::Bool),
+            ValueInfoProto::tensor("s_in", FLOAT, &dims("4")),
+        ],
+        output: vec![
+            scalar("go", DataType::Bool),
+            ValueInfoProto::tensor("s_out", FLOAT, &dims("4")),
+            ValueInfoProto::tensor("y_out", FLOAT, &dims("4")),
+        ],
+        ..GraphProto::default()
+    };
+    let shape = NodeProto::make("Shape", "a", &["x"], &["shape"]).with_int("end", 1);
+    Build::new()
+        .input("x", "time 4")
+        .output("y", "time 4")
+        .weights("s", &[4])
+        .ints("none", &[0], &[])
+        .node(shape)
+        .node(node("Reshape", "shape none", "turns"))
+        .node(with_graph(node("Loop", "turns - s", "last y"), "body", body))
+}
+
+#[test]
+fn loops_read_a_step_a_turn() {
+    let gather = || NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0);
+    let add = || node("Add", "s_in now", "s_out");
+    let on = || node("Identity", "on", "go");
+    let good = looping(vec![gather(), add(), node("Tanh", "s_out", "y_out"), on()]);
+    let (converted, compared) = checked(good.bytes(), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.loop.0_in"]);
+    assert_equal(&compared);
+
+    let last = NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0);
+    let counts = looping(vec![
+        last,
+        add(),
+        node("Cast", "i", "number").with_int("to", 1),
+        node("Add", "s_out number", "y_out"),
+        on(),
+    ]);
+    let message = refusal(counts.bytes(), &any());
+    assert!(message.contains("computes with the number of the step"), "{message}");
+
+    let reduce = NodeProto::make("ReduceSum", "sum", &["s_in"], &["sum"]).with_int("keepdims", 0);
+    let ends = looping(vec![
+        gather(),
+        add(),
+        node("Tanh", "s_out", "y_out"),
+        reduce,
+        node("Cast", "sum", "go").with_int("to", 9),
+    ]);
+    let message = refusal(ends.bytes(), &any());
+    assert!(message.contains("ends on a condition that depends on data"), "{message}");
+}
+
+#[test]
+fn loops_that_read_the_last_state_of_a_layer_are_refused() {
+    let body = vec![
+        NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0),
+        node("Mul", "now last_of_layer", "s_out"),
+        node("Tanh", "s_out", "y_out"),
+        node("Identity", "on", "go"),
+    ];
+    let mut build = looping(body).weights("w", &[1, 12, 4]).weights("r", &[1, 12, 4]).ints("axes", &[2], &[0, 1]);
+    let layer = [
+        node("Unsqueeze", "x batch", "rows"),
+        node("GRU", "rows w r", "- last_h").with_int("hidden_size", 4),
+        node("Squeeze", "last_h axes", "last_of_layer"),
+    ];
+    build.graph.node.splice(0..0, layer);
+    let message = refusal(build.ints("batch", &[1], &[1]).bytes(), &any());
+    assert!(message.contains("Loop 'the loop' takes 'last_of_layer' of the last step in each step"), "{message}");
+}
+
+#[test]
+fn a_layer_that_starts_at_the_end_of_another_is_refused_although_the_model_has_states() {
+    let build = Build::new().input("x", "time 1 4").input("h", "1 1 3").output("y", "time 1 1 3").output("hn", "1 1 3");
+    let build = build.recurrent_weights(3).node(node("GRU", "x w r b - h", "- hn").with_int("hidden_size", 3));
+    let second =
+        NodeProto { name: Some("second".to_owned()), ..node("GRU", "x w r b - hn", "y").with_int("hidden_size", 3) };
+    let options = Options { states: vec![crate::common::pair("h", "hn")], ..any() };
+    let (converted, _) = checked(build.node(second).bytes(), &options).unwrap();
+    assert_eq!(states(&converted), ["h"]);
+    assert!(
+        converted.report.warnings[0].contains("GRU 'second' takes initial_h from the steps"),
+        "{:?}",
+        converted.report.warnings
+    );
+}
+
+#[test]
+fn layers_in_a_branch_are_refused() {
+    let branch = |op: &str| GraphProto {
+        name: Some("branch".to_owned()),
+        node: vec![node(op, if op == "LSTM" { "x w r b" } else { "x" }, "z").with_int("hidden_size", 3)],
+        output: vec![ValueInfoProto::tensor("z", FLOAT, &dims("time 1 batch 3"))],
+        ..GraphProto::default()
+    };
+    let choice =
+        with_graph(with_graph(node("If", "c", "y"), "then_branch", branch("LSTM")), "else_branch", branch("LSTM"));
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(4);
+    let message = refusal(build.typed_input("c", DataType::Bool, "").node(choice).bytes(), &any());
+    assert!(message.contains("takes a branch that depends on data"), "{message}");
+}
+
+/// A layer behind other nodes, which make `z [time, batch, 4]` of `x`.
+fn behind(nodes: Vec<NodeProto>) -> Build {
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(4);
+    let build = nodes.into_iter().fold(build, Build::node);
+    build.node(node("LSTM", "z w r b", "y").with_int("hidden_size", 3))
+}
+
+fn along_time() -> Options {
+    Options { time: vec![InputAxis { input: "x".to_owned(), axis: 0 }], ..Options::default() }
+}
+
+#[test]
+fn mixing_in_front_of_a_layer_is_refused() {
+    let cases = [
+        (NodeProto::make("Softmax", "s", &["x"], &["z"]).with_int("axis", 0), "takes a softmax over time"),
+        (NodeProto::make("LayerNormalization", "s", &["x", "one"], &["z"]).with_int("axis", 0), "normalizes over time"),
+        (NodeProto::make("CumSum", "s", &["x", "zero"], &["z"]), "sums up along time"),
+        (
+            NodeProto::make("TopK", "s", &["x", "one"], &["z", "places"]).with_int("axis", 0),
+            "picks the largest over time",
+        ),
+        (NodeProto::make("Resize", "s", &["x", "", "one"], &["z"]), "it isn't known how Resize treats them"),
+        (
+            with_text(NodeProto::make("Einsum", "s", &["x", "x"], &["z"]), "equation", "tbf,sbf->tbs"),
+            "combines each step with every other",
+        ),
+        (NodeProto::make("Concat", "s", &["x", "x"], &["z"]).with_int("axis", 0), "joins tensors along time"),
+        (NodeProto::make("com.x.Mystery", "s", &["x"], &["z"]), "it isn't known how"),
+    ];
+    for (node, expected) in cases {
+        let op = node.op_type().to_owned();
+        let build = behind(vec![node]).ints("zero", &[], &[0]).ints("one", &[1], &[1]);
+        let message = refusal(build.bytes(), &along_time());
+        assert!(message.contains(expected) && message.contains("'s'"), "{op}: {message}");
+    }
+}
+
+#[test]
+fn positions_in_the_whole_input_are_refused() {
+    let nodes = vec![
+        NodeProto::make("Shape", "a", &["x"], &["shape"]).with_int("end", 1),
+        node("Squeeze", "shape", "count"),
+        node("Range", "zero count one", "numbers"),
+        node("Cast", "numbers", "positions").with_int("to", 1),
+        node("Reshape", "positions column", "column_of"),
+        node("Add", "x column_of", "z"),
+    ];
+    let build = behind(nodes).ints("zero", &[], &[0]).ints("one", &[], &[1]).ints("column", &[3], &[-1, 1, 1]);
+    let message = refusal(build.bytes(), &any());
+    assert!(message.contains("takes 'column_of', which has its own value for each step"), "{message}");
+}
+
+#[test]
+fn the_length_of_the_whole_input_is_no_number_to_compute_with() {
+    let nodes = vec![
+        NodeProto::make("Shape", "a", &["x"], &["shape"]).with_int("end", 1),
+        node("Cast", "shape", "length").with_int("to", 1),
+        node("Div", "x length", "z"),
+    ];
+    let message = refusal(behind(nodes).bytes(), &any());
+    assert!(
+        message.contains("Div 'the div' takes 'length', which depends on the length of the whole input"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_recurrence_over_another_axis_stays_whole() {
+    // Steps are rows for the first layer, which may run backwards, too.
+    let inner = with_text(node("LSTM", "x w r b", "inner"), "direction", "reverse").with_int("hidden_size", 3);
+    let build = Build::new().input("x", "5 time 4").output("y", "time 1 5 3").recurrent_weights(4);
+    let build = build
+        .weights("w2", &[1, 12, 3])
+        .node(inner)
+        .node(
+            NodeProto { name: Some("flip".to_owned()), ..node("Transpose", "flat", "by_time") }
+                .with_ints("perm", &[1, 0, 2]),
+        )
+        .ints("axis", &[1], &[1])
+        .node(node("Squeeze", "inner axis", "flat"))
+        .node(
+            NodeProto { name: Some("outer".to_owned()), ..node("LSTM", "by_time w2 r b", "y") }
+                .with_int("hidden_size", 3),
+        );
+    let mut build = build;
+    build.graph.node.swap(1, 2);
+    let (converted, compared) = checked(build.bytes(), &any()).unwrap();
+    assert_eq!(states(&converted), ["outer.h_in", "outer.c_in"]);
+    assert_eq!(list(&converted.report.states[0].dims), "[1, 5, 3]");
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
+fn convolutions_that_drop_steps_are_refused() {
+    let build = Build::new().input("x", "batch 4 time").output("y", "batch 3 out").weights("k", &[3, 4, 5]);
+    let message = refusal(build.node(node("Conv", "x k", "y")).bytes(), &any());
+    assert!(message.contains("Conv 'the conv' gives 4 steps fewer than it takes"), "{message}");
+}
+
+#[test]
+fn pooling_over_time_starts_from_the_lowest_value() {
+    let pool = node("MaxPool", "x", "y").with_ints("kernel_shape", &[3]).with_ints("pads", &[2, 0]);
+    let build = Build::new().input("x", "batch 4 time").output("y", "batch 4 time").node(pool);
+    let (converted, compared) = checked(build.bytes(), &any()).unwrap();
+    assert_eq!(converted.report.states[0].starts_at, StartsAt::Value(f64::NEG_INFINITY));
+    assert_equal(&compared);
+}
+
+#[test]
+fn a_comparison_finds_a_state_that_is_lost() {
+    let bytes = layer("LSTM", 4, |node| node).bytes();
+    let mut converted = convert(bytes.clone().into(), &any()).unwrap();
+    let other = converted.report.states[0].pair.output.clone();
+    converted.report.states[1].pair.output = other;
+    let error = compare(&bytes, &converted).unwrap_err().to_string();
+    assert!(error.contains("isn't the original: in chunks of 1, output 'y' differs"), "{error}");
+}
+
+#[test]
+fn what_the_schema_knows_survives() {
+    let mut model = read(layer("LSTM", 4, |node| node).bytes().into()).unwrap();
+    model.producer_name = Some("somebody".to_owned());
+    let entry = |key: &str| stateful_convert::onnx::schema::StringStringEntryProto {
+        key: Some(key.to_owned()),
+        value: Some("v".to_owned()),
+    };
+    model.metadata_props.push(entry("of the model"));
+    model.graph.as_mut().unwrap().node[0].metadata_props.push(entry("of the node"));
+    let bytes = stateful_convert::onnx::write(&model);
+    let again = read(convert(bytes.into(), &any()).unwrap().model.into()).unwrap();
+    assert_eq!((again.producer_name(), opset(&again)), ("somebody", 17));
+    assert_eq!(again.metadata_props[0].key(), "of the model");
+    assert_eq!(again.graph.unwrap().node[0].metadata_props[0].key(), "of the node");
+}
+
+#[test]
+fn other_files_are_refused() {
+    assert!(refusal(b"not a model".to_vec(), &any()).starts_with("it is no ONNX model"));
+    assert_eq!(refusal(Vec::new(), &any()), "it is no ONNX model: it has no graph");
+}
+
+#[test]
+fn nodes_that_lack_inputs_are_refused_here_or_by_the_comparison() {
+    for op in [
+        "Add", "Concat", "Gather", "MatMul", "Where", "Loop", "Scan", "If", "LSTM", "Conv", "Reshape", "Slice", "Pad",
+        "TopK",
+    ] {
+        for inputs in [&["x"][..], &[]] {
+            let bytes = behind(vec![NodeProto::make(op, "lacking", inputs, &["z"])]).bytes();
+            if let Ok(converted) = convert(bytes.clone().into(), &along_time()) {
+                assert!(compare(&bytes, &converted).is_err(), "{op}");
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Conversions, checked in ONNX Runtime against the original model.
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+mod command;
+mod common;
+mod exports;
+mod graphs;
