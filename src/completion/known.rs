@@ -18,6 +18,9 @@ struct KnownModel {
     model: String,
     /// The ranks of inputs that it has, among others.
     inputs: BTreeMap<String, usize>,
+    /// Inputs that it doesn't have.
+    #[serde(default)]
+    without: Vec<String>,
     /// Outputs that it has, among others.
     outputs: Vec<String>,
     needs: Vec<Need>,
@@ -69,8 +72,11 @@ impl KnownModel {
         let has_input = |(name, rank): (&String, &usize)| {
             signature.inputs.iter().any(|info| info.name == *name && info.dims.len() == *rank)
         };
-        let outputs = signature.output_names();
-        self.inputs.iter().all(has_input) && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
+        let (inputs, outputs) = (signature.input_names(), signature.output_names());
+        let lacks_input = |name: &String| !inputs.contains(&name.as_str());
+        self.inputs.iter().all(has_input)
+            && self.without.iter().all(lacks_input)
+            && self.outputs.iter().all(|name| outputs.contains(&name.as_str()))
     }
 }
 
@@ -122,7 +128,7 @@ mod tests {
     #[test]
     fn the_table_can_be_read_and_its_parameters_too() {
         let known: Vec<KnownModel> = serde_json::from_str(TABLE).unwrap();
-        for KnownModel { model, inputs, outputs, needs } in known {
+        for KnownModel { model, inputs, outputs, needs, .. } in known {
             assert!(!inputs.is_empty() && !outputs.is_empty() && !needs.is_empty(), "{model}");
             for Need { parameter, input, write, why, .. } in needs {
                 let config = json!({ "parameters": { parameter: { "string_value": &write } } });

@@ -110,7 +110,9 @@ def test_an_opened_batch_shares_runs(deployment):
     rng = np.random.default_rng(7)
     rows = [rng.normal(size=(1, STEPS, 4)).astype(np.float32) for _ in range(3)]
     for row, answers in zip(rows, steps(deployment.connect(), model, "", rows, 1), strict=True):
-        np.testing.assert_allclose(np.concatenate(answers, axis=1), whole("torch_lstm_batch_one", row), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(
+            np.concatenate(answers, axis=1), whole("torch_lstm_batch_one", row), rtol=0, atol=1e-6
+        )
 
 
 def test_sequences_of_a_denoiser_whose_batch_was_opened_share_runs(deployment):

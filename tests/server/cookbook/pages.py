@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from harness.models.exports import EXPORTS, Export
@@ -61,9 +61,14 @@ class Page:
         """The models that an ensemble consists of."""
         return re.findall(r'model_name: "(\w+)"', self.models[model][1])
 
-    def client(self, function: str, address: str, sequence: Callable = Sequence) -> Callable:
-        """This function of the page's clients, for a server's address, or with something else in place of Sequence."""
+    def client(
+        self, function: str, address: str, sequence: Callable = Sequence, instead_of: Mapping[str, str] | None = None
+    ) -> Callable:
+        """This function of the page's clients, for a server's address, with other models, or with another Sequence."""
         [code] = [code for code in self.clients if f"def {function}(" in code]
+        for model, other in (instead_of or {}).items():
+            assert f'"{model}"' in code
+            code = code.replace(f'"{model}"', f'"{other}"')
         names: dict = {}
         exec(compile(code.replace("localhost:8001", address), self.name, "exec"), names)
         names["Sequence"] = sequence
