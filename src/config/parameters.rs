@@ -27,6 +27,7 @@ const KNOWN: [&str; 58] = [
     "error_inject_rate",
     "execution_mode",
     "generated_inputs",
+    "growing_padding",
     "held_inputs",
     "id_reuse",
     "idle_sequence_cleanup",

@@ -327,6 +327,13 @@ impl Instance {
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
         let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let finished = self.finish_run();
+        if let (Err(error @ RequestError::PaddedState { .. }), true) = (&ran, self.grouping.pads_states()) {
+            log::warn!(
+                "{}: {error}; from now on, rows whose states have different lengths run apart",
+                self.model.config.model
+            );
+            self.grouping.pad_no_states();
+        }
         let error = match (ran, finished) {
             (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
             (Ok(()), Err(_)) => return batch.iter_mut().for_each(|row| row.state.spoil()),
