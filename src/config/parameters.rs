@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 58] = [
+const KNOWN: [&str; 59] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",

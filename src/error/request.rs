@@ -241,7 +241,7 @@ pub enum RequestError {
     /// A state was padded, and the run did not leave its elements where they were.
     #[error(
         "the model's output '{name}' has shape {} after a run with padded states, and {wanted} along axis {axis} are \
-         wanted: 'growing_padding' is for states to which each run adds the elements of the mask's input",
+         wanted: 'growing_padding' is for states to which each run adds as many elements as the mask has for them",
         Dims(dims)
     )]
     PaddedState { name: String, dims: Vec<i64>, axis: usize, wanted: usize },
@@ -337,9 +337,11 @@ impl RequestError {
             | Self::GeneratedTooLarge { .. } => Reason::Input,
             Self::UnknownOutput(_) => Reason::Output,
             Self::Cancelled => Reason::Cancelled,
-            Self::Session(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
-                Reason::Run
-            }
+            Self::Session(_)
+            | Self::InitialState { .. }
+            | Self::OutputRows { .. }
+            | Self::PaddedState { .. }
+            | Self::OutputLength { .. } => Reason::Run,
             Self::InputOnGpu { .. } | Self::OutputOnGpu { .. } => Reason::Device,
             Self::Panic(_) | Self::Triton(_) => Reason::Internal,
         }

@@ -138,8 +138,13 @@ pub fn take_window_narrowed(chunks: impl Iterator<Item = Chunk>, batch: &[u8], a
 
 /// Fills the chunks of a window in the batch with zeros.
 pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
+    fill_window(chunks, batch, 0);
+}
+
+/// Fills the chunks of a window in the batch with this byte.
+pub fn fill_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8], byte: u8) {
     for Chunk { in_batch, bytes, .. } in chunks {
-        batch[in_batch..in_batch + bytes].fill(0);
+        batch[in_batch..in_batch + bytes].fill(byte);
     }
 }
 

@@ -220,14 +220,20 @@ impl BatchTensor {
         Ok(())
     }
 
-    /// Writes a row around its gap, and zeros into the gap.
-    pub fn put_gapped_row(&mut self, copier: &Copier, at: &GappedRow, content: RowContent) -> Result<(), MemoryError> {
+    /// Writes a row around its gap, and fills the gap with this byte.
+    pub fn put_gapped_row(
+        &mut self,
+        copier: &Copier,
+        at: &GappedRow,
+        content: RowContent,
+        padding: u8,
+    ) -> Result<(), MemoryError> {
         if let RowContent::Stored(storage, row) = content {
             assert_eq!(row.byte_len(), storage.bytes(at.row_bytes()), "row of another size");
         }
         let Some(mut queue) = copier.queue() else {
             let batch = self.host_mut()?;
-            rows::zero_window(at.gap_chunks(), batch);
+            rows::fill_window(at.gap_chunks(), batch, padding);
             match content {
                 RowContent::Zeros => rows::zero_window(at.chunks(), batch),
                 RowContent::Stored(StorageType::Exact, row) => rows::put_window(at.chunks(), row.host().into(), batch),
@@ -247,7 +253,12 @@ impl BatchTensor {
         };
         let gap = to(0, StorageType::Exact, &mut at.gap_chunks());
         // SAFETY: parts of a buffer that the queue keeps.
-        unsafe { queue.zero_pieces(&gap) };
+        unsafe {
+            match padding {
+                0 => queue.zero_pieces(&gap),
+                byte => queue.upload_pieces(&gap, &vec![byte; at.gap_bytes()], Change::None)?,
+            }
+        }
         match content {
             RowContent::Zeros => {
                 let pieces = to(0, StorageType::Exact, &mut at.chunks());
@@ -442,7 +453,7 @@ mod tests {
         #[test]
         fn rows_are_put_around_their_gaps_and_taken_without_them(
             mut dims in prop::collection::vec(1i64..5, 2..5), axes in (0usize..12, 0usize..12), rows in 1usize..5,
-            gaps in prop::collection::vec((0usize..9, 0usize..9), 4), on_device: bool, from_host: bool, is_narrow: bool,
+            gaps in prop::collection::vec((0usize..9, 0usize..9), 4), on_device: bool, from_host: bool, is_narrow: bool, padding in prop::sample::select(vec![0u8, 63]),
         ) {
             let (batch_axis, axis) = (axes.0 % dims.len(), axes.1 % dims.len());
             prop_assume!(batch_axis != axis);
@@ -483,7 +494,7 @@ mod tests {
                     _ => Bytes::Host(&values),
                 };
                 let content = if position == 2 { RowContent::Zeros } else { RowContent::Stored(storage, bytes) };
-                tensor.put_gapped_row(&copier, &row, content).unwrap();
+                tensor.put_gapped_row(&copier, &row, content, padding).unwrap();
                 copier.synchronise().unwrap();
             }
             let batch = match &tensor.memory {
@@ -499,7 +510,7 @@ mod tests {
                 prop_assert_eq!(&taken, &expected, "row {} on a device: {}", position, on_device);
                 let window = WindowLayout::new(DataType::Fp32, &dims, Some(batch_axis), axis).unwrap();
                 let in_gap = rows::pieces_of_window(window.chunks(position, rows, gap.from, gap.length), &batch);
-                prop_assert!(in_gap.flatten().all(|&byte| byte == 0), "the padding is zeros");
+                prop_assert!(in_gap.flatten().all(|&byte| byte == padding), "the padding is filled");
                 let Some(device) = &device else { continue };
                 let target = device.allocate(bytes.max(1)).unwrap();
                 let pieces = pieces_to_take(&row, tensor.memory.address() as u64, tensor.bytes, target.address(), storage);

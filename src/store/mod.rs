@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::binding::{Binding, BoundContext, Initial, Source};
+use crate::binding::{Binding, BoundContext, Initial, NewLength};
 use crate::error::RequestError;
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
@@ -273,6 +273,11 @@ impl StateStore {
         })
     }
 
+    /// Lets padding consist of this byte rather than of zeros, to check that a model ignores it.
+    pub fn set_padding(&mut self, byte: u8) {
+        self.varying.set_padding(byte);
+    }
+
     /// The padding of the row at `position` in the padded states of the run that has been loaded.
     pub fn gap(&self, position: usize) -> Gap {
         let gaps = self.varying.gaps();
@@ -466,12 +471,11 @@ impl StateStore {
 
 /// The elements that a run adds to each padded state of a row.
 fn added<R: HasState>(binding: &Binding, row: &R) -> usize {
-    let Some((input, axis)) = binding.growing_padding.as_ref().map(|padding| padding.added) else { return 0 };
-    let context = match &binding.inputs[input].source {
-        Source::Request(request) => request.context.filter(|context| context.axis == axis),
-        _ => None,
-    };
-    row.steps(binding, input, axis).unwrap_or(0) - context.map_or(0, |context| context.length)
+    match binding.growing_padding.as_ref().map(|padding| padding.added) {
+        Some(NewLength::Fixed(number)) => number,
+        Some(NewLength::Of(of)) => row.steps(binding, of.input, of.axis).unwrap_or(0),
+        None => 0,
+    }
 }
 
 /// A state of the only row of a run, as a tensor where it is.

@@ -35,6 +35,8 @@ pub(super) struct VaryingStates {
     gaps: Vec<Gap>,
     /// The length that the run must give the padded states, if rows have padding.
     padded_after: usize,
+    /// The byte that padding consists of.
+    padding: u8,
 }
 
 /// The states of a batch, put together.
@@ -57,6 +59,7 @@ impl VaryingStates {
             last_grown: (Weak::new(), Vec::new()),
             gaps: Vec::new(),
             padded_after: 0,
+            padding: 0,
         }
     }
 
@@ -67,6 +70,11 @@ impl VaryingStates {
     /// Dimensions of each state of a row before the run.
     pub fn dims(&self, binding: &Binding, row: &RowState, memory: Option<&StateMemory>) -> Vec<Vec<i64>> {
         self.numbers.iter().map(|&number| StateRow::of(binding, number, row, memory).dims.to_vec()).collect()
+    }
+
+    /// Lets padding consist of this byte.
+    pub fn set_padding(&mut self, byte: u8) {
+        self.padding = byte;
     }
 
     /// The padding of the rows in the next run.
@@ -83,19 +91,15 @@ impl VaryingStates {
             let length = padding.length(&self.dims(binding, row, memory))?;
             usize::try_from(length).ok()
         };
-        let Some(lengths) = rows.iter().map(length).collect::<Option<Vec<_>>>() else { return };
-        match &self.grown {
-            Some(grown) => self.gaps.clone_from(&grown.gaps),
-            None => {
-                let longest = lengths.iter().copied().max().unwrap_or(0);
-                if lengths.iter().any(|&length| length < longest) {
-                    self.gaps.extend(lengths.iter().map(|&length| padding.side.gap(length, longest)));
-                }
-            }
+        let lengths: Vec<_> = rows.iter().map(length).collect::<Option<_>>().unwrap_or_default();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if let Some(grown) = &self.grown {
+            self.gaps.clone_from(&grown.gaps);
+        } else if lengths.iter().any(|&length| length < longest) {
+            self.gaps.extend(lengths.iter().map(|&length| padding.side.gap(length, longest)));
         }
-        if let (Some(length), Some(gap)) = (lengths.first(), self.gaps.first()) {
-            self.padded_after = length + gap.length + added;
-        }
+        self.padded_after =
+            lengths.iter().zip(&self.gaps).map(|(length, gap)| length + gap.length + added).next().unwrap_or(0);
     }
 
     /// What the next run reads growing states from, if they are all in the tensors of one batch.
@@ -174,9 +178,9 @@ impl VaryingStates {
         if self.grown.is_some() {
             return Ok(0);
         }
-        let Self { numbers, inputs, gaps, .. } = self;
+        let Self { numbers, inputs, gaps, padding, .. } = self;
         let inputs = numbers.iter().zip(inputs).filter(|(number, _)| !is_lent(**number));
-        inputs.map(|(&number, input)| fill(input, binding, number, rows, run_rows, gaps, copier)).sum()
+        inputs.map(|(&number, input)| fill(input, binding, number, rows, run_rows, (gaps, *padding), copier)).sum()
     }
 
     /// The tensors that the next run reads, by input; those that are lent are there already.
@@ -288,7 +292,7 @@ fn fill(
     number: usize,
     rows: &[(&RowState, Option<&StateMemory>)],
     run_rows: usize,
-    gaps: &[Gap],
+    (gaps, padding): (&[Gap], u8),
     copier: &Copier,
 ) -> Result<usize, RequestError> {
     let state = &binding.states[number];
@@ -327,12 +331,13 @@ fn fill(
     }
     let Some(Input::Rows(tensor)) = input else { return Ok(0) };
     tensor.shape(&dims, run_rows)?;
+    let padding = if state.data_type == DataType::Bool { padding.min(1) } else { padding };
     let mut copied = 0;
     for (position, content) in contents {
         let at = RowAt { position, rows: run_rows };
         let gapped = state.gapped_row(&dims, gap_of(position).unwrap_or_default(), at);
         match &gapped {
-            Some(row) => tensor.put_gapped_row(copier, row, content.of_row())?,
+            Some(row) => tensor.put_gapped_row(copier, row, content.of_row(), padding)?,
             None => tensor.put_row(copier, layout, at, content.of_row())?,
         }
         if rows.get(position).is_some_and(|(row, _)| !row.is_fresh()) {

@@ -3,6 +3,8 @@
 //! A batch is as long as its longest row. In a shorter row, the steps that are missing are a [`Gap`], which may be in
 //! front of the row's own steps, between them or behind them. Alone, the row has no gap.
 
+use std::fmt;
+
 use super::{Chunk, DataType, RowAt, WindowLayout};
 
 /// Steps of a row of a batch that are padding.
@@ -44,6 +46,15 @@ impl PaddingSide {
     }
 }
 
+impl fmt::Display for PaddingSide {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Left => "left",
+            Self::Right => "right",
+        })
+    }
+}
+
 /// Where a row lies in a batch, around its gap.
 #[derive(Clone, Copy, Debug)]
 pub struct GappedRow {
@@ -80,9 +91,14 @@ impl GappedRow {
         part(0, gap.from, 0).chain(part(gap.from + gap.length, steps - gap.from, gap.from))
     }
 
-    /// The gap; where its chunks are alone has no meaning.
+    /// The gap, and where its elements lie alone.
     pub fn gap_chunks(&self) -> impl Iterator<Item = Chunk> + Clone {
         self.layout.chunks(self.at.position, self.at.rows, self.gap.from, self.gap.length)
+    }
+
+    /// Bytes of the gap.
+    pub const fn gap_bytes(&self) -> usize {
+        self.layout.window_bytes(self.gap.length)
     }
 
     const fn steps(&self) -> usize {
