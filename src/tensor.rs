@@ -5,7 +5,11 @@
 
 #![forbid(unsafe_code)]
 
+mod gap;
+
 use std::fmt;
+
+pub use gap::{Gap, GappedRow, PaddingSide};
 
 /// Element type of a tensor. The names are Triton's (`TYPE_FP32` in config.pbtxt, `FP32` in the protocol).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -174,9 +178,14 @@ pub enum StorageType {
 impl StorageType {
     /// Bytes of a stored row that has this layout in the model.
     pub const fn row_bytes(self, layout: RowLayout) -> usize {
+        self.bytes(layout.row_bytes())
+    }
+
+    /// Bytes that are stored of so many in the model.
+    pub const fn bytes(self, in_model: usize) -> usize {
         match self {
-            Self::Exact => layout.row_bytes(),
-            Self::Fp16 => layout.row_bytes() / 2,
+            Self::Exact => in_model,
+            Self::Fp16 => in_model / 2,
         }
     }
 }
@@ -240,6 +249,19 @@ impl WindowLayout {
     /// The chunks of the window of `length` steps from `from` on, of row number `row` of `rows`, in the order that they
     /// have alone.
     pub fn chunks(self, row: usize, rows: usize, from: usize, length: usize) -> impl Iterator<Item = Chunk> + Clone {
+        self.chunks_of(row, rows, from, length, 0, length)
+    }
+
+    /// As [`WindowLayout::chunks`], of a window that alone begins at step `first_alone` of `steps_alone`.
+    fn chunks_of(
+        self,
+        row: usize,
+        rows: usize,
+        from: usize,
+        length: usize,
+        first_alone: usize,
+        steps_alone: usize,
+    ) -> impl Iterator<Item = Chunk> + Clone {
         let Self { outer, middle, inner_bytes, steps, batch_is_first } = self;
         // If the batch axis comes first, the steps are inside the dimensions between the two axes, else around them.
         let runs = if batch_is_first { 1 } else { length };
@@ -251,13 +273,13 @@ impl WindowLayout {
                     if batch_is_first {
                         Chunk {
                             in_batch: (((o * rows + row) * middle + m) * steps + from) * inner_bytes,
-                            alone: (o * middle + m) * length * inner_bytes,
+                            alone: ((o * middle + m) * steps_alone + first_alone) * inner_bytes,
                             bytes,
                         }
                     } else {
                         Chunk {
                             in_batch: (((o * steps + from + step) * middle + m) * rows + row) * inner_bytes,
-                            alone: ((o * length + step) * middle + m) * inner_bytes,
+                            alone: ((o * steps_alone + first_alone + step) * middle + m) * inner_bytes,
                             bytes,
                         }
                     }

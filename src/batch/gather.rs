@@ -35,7 +35,9 @@ pub fn gather<'a>(
             Source::Control(kind) => controls(step, index, input, kind, batch)?,
             Source::Constant(bytes) => constant(step, index, input, bytes, run_rows)?,
             Source::Generated(generated) => {
-                let values: Vec<_> = batch.rows().map(|row| RowValues::of(generated, binding, row)).collect();
+                let values = batch.rows().enumerate();
+                let values = values.map(|(at, row)| RowValues::of(generated, binding, row, store.gap(at)));
+                let values: Vec<_> = values.collect();
                 generated::fill(step, index, input, generated, &values)?;
             }
         }

@@ -7,7 +7,7 @@ use crate::binding::{
 use crate::error::RequestError;
 use crate::memory::rows;
 use crate::session::Step;
-use crate::tensor::{DataType, RowAt, RowLayout};
+use crate::tensor::{DataType, Gap, RowAt, RowLayout};
 
 /// What a row has in a generated input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +23,10 @@ pub enum RowValues {
 /// The elements of a growing state of a row, in the tensor that a run reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Past {
-    /// Padding in front of the row's elements.
-    pub before: usize,
-    /// The row's elements.
+    /// The row's own elements.
     pub valid: usize,
-    /// Padding behind them.
-    pub after: usize,
+    /// The padding among them.
+    pub gap: Gap,
 }
 
 /// What generated inputs need of the sequence of a row, before the run.
@@ -46,22 +44,16 @@ impl Counted {
     }
 }
 
-impl Past {
-    const fn without_padding(valid: usize) -> Self {
-        Self { before: 0, valid, after: 0 }
-    }
-}
-
 impl RowValues {
-    /// The values of a row whose counters and lengths are known.
-    pub fn of(generated: &Generated, binding: &Binding, row: &Row) -> Self {
+    /// The values of a row whose counters and lengths are known. `gap` is the padding of its padded states.
+    pub fn of(generated: &Generated, binding: &Binding, row: &Row, gap: Gap) -> Self {
         let count = |counter: usize| row.counted.as_ref().map_or(0, |counted| counted.count(counter));
         let past = |of: GrowingAxis| {
             let dims = row.state.dims.get(of.beside).map_or(&[][..], Vec::as_slice);
             dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
         };
         let new = |of: InputAxis| own_length(binding, row, of);
-        Self::new(generated, count, past, new)
+        Self::new(generated, binding, count, past, new, gap)
     }
 
     /// The values of a row of zeros that starts a sequence, in which open dimensions are 1.
@@ -71,14 +63,16 @@ impl RowValues {
             dims.get(of.axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0))
         };
         let new = |of: InputAxis| usize::try_from(binding.inputs[of.input].dims[of.axis]).unwrap_or(1);
-        Self::new(generated, |_| 0, past, new)
+        Self::new(generated, binding, |_| 0, past, new, Gap::NONE)
     }
 
-    fn new(
+    pub(super) fn new(
         generated: &Generated,
+        binding: &Binding,
         counted: impl Fn(usize) -> u64,
         past: impl Fn(GrowingAxis) -> usize,
         new: impl Fn(InputAxis) -> usize,
+        gap: Gap,
     ) -> Self {
         match generated.value {
             GeneratedValue::Count { counter } => Self::Numbers { first: counted(counter), count: 1 },
@@ -89,7 +83,9 @@ impl RowValues {
                     NewLength::Fixed(number) => number,
                     NewLength::Of(input) => new(input),
                 };
-                Self::Mask { past: Past::without_padding(past(state)), new }
+                let is_padded = binding.states[state.state].padded_axis == Some(state.axis);
+                let past = Past { valid: past(state), gap: if is_padded { gap } else { Gap::NONE } };
+                Self::Mask { past, new }
             }
             GeneratedValue::Last { counter, length } => Self::last(generated, counted(counter), length),
         }
@@ -105,7 +101,7 @@ impl RowValues {
     const fn len(self) -> usize {
         match self {
             Self::Numbers { count, .. } => count,
-            Self::Mask { past, new } => past.before + past.valid + past.after + new,
+            Self::Mask { past, new } => past.valid + past.gap.length + new,
             Self::Last { length, .. } => length,
         }
     }
@@ -120,10 +116,9 @@ impl RowValues {
                 values.for_each(|value| append_whole(data_type, value, to));
             }
             Self::Mask { past, new } => {
-                zeros(to, past.before);
-                ones(to, past.valid);
-                zeros(to, past.after);
-                ones(to, new);
+                ones(to, past.gap.from);
+                zeros(to, past.gap.length);
+                ones(to, past.valid - past.gap.from + new);
             }
             Self::Last { ones: last, length } => {
                 zeros(to, length - last);
@@ -137,7 +132,7 @@ impl RowValues {
 pub fn note_counts(binding: &Binding, row: &mut Row, counts: Vec<u64>) -> Result<(), RequestError> {
     row.counted = Some(Box::new(Counted { counts, shared_values: Vec::new() }));
     let shared = binding.generated().filter(|(input, _)| input.batch_axis.is_none());
-    let values = shared.map(|(_, generated)| RowValues::of(generated, binding, row)).collect();
+    let values = shared.map(|(_, generated)| RowValues::of(generated, binding, row, Gap::NONE)).collect();
     if let Some(counted) = &mut row.counted {
         counted.shared_values = values;
     }
@@ -151,7 +146,7 @@ pub fn shared_values(row: &Row) -> &[RowValues] {
 
 fn check(binding: &Binding, row: &Row) -> Result<(), RequestError> {
     for (input, generated) in binding.generated() {
-        let RowValues::Numbers { first, count } = RowValues::of(generated, binding, row) else { continue };
+        let RowValues::Numbers { first, count } = RowValues::of(generated, binding, row, Gap::NONE) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
         let most = largest_whole(input.data_type);
         if value(generated, last).is_none_or(|value| value > most) {
@@ -280,14 +275,17 @@ mod tests {
     }
 
     #[test]
-    fn a_mask_has_zeros_for_padding_on_either_side_of_the_past() {
+    fn a_mask_has_zeros_for_the_padding_of_the_past() {
         let state = GrowingAxis { state: 0, beside: 0, axis: 2 };
         let of = generated(GeneratedValue::Mask { state, new: NewLength::Fixed(0) }, 1, 0);
-        let mask =
-            |before, valid, after, new| appended(RowValues::Mask { past: Past { before, valid, after }, new }, &of);
-        assert_eq!(mask(0, 3, 0, 2), [1, 1, 1, 1, 1]);
-        assert_eq!(mask(2, 1, 0, 1), [0, 0, 1, 1]);
-        assert_eq!(mask(0, 1, 2, 1), [1, 0, 0, 1]);
+        let mask = |valid, from, length, new| {
+            appended(RowValues::Mask { past: Past { valid, gap: Gap { from, length } }, new }, &of)
+        };
+        assert_eq!(mask(3, 0, 0, 2), [1, 1, 1, 1, 1]);
+        assert_eq!(mask(1, 0, 2, 1), [0, 0, 1, 1]);
+        assert_eq!(mask(1, 1, 2, 1), [1, 0, 0, 1]);
+        assert_eq!(mask(3, 1, 2, 1), [1, 0, 0, 1, 1, 1]);
+        assert_eq!(mask(0, 0, 2, 1), [0, 0, 1]);
         assert_eq!(mask(0, 0, 0, 0), [0; 0]);
     }
 

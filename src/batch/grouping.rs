@@ -1,18 +1,18 @@
 //! Which rows can run together.
 //!
-//! Rows that differ only in the length of an input that is padded can, but a long one must not make many short ones
-//! take its room: see [`Lengths`].
+//! Rows that differ only in the length of an input or of states that are padded can, but a long one must not make many
+//! short ones take its room: see [`Lengths`].
 
 use smallvec::SmallVec;
 
 use super::Row;
 use super::generated::shared_values;
-use crate::binding::{Binding, ShapeForm};
+use crate::binding::{Binding, GrowingPadding, ShapeForm};
 use crate::config::First;
 use crate::tensor::{STRING_BYTES, element_count};
 
-/// Bytes to which an input may be filled up whatever the lengths of its rows are: 64 rows of a second of speech, in
-/// fp32 at 16 kHz.
+/// Bytes to which an input, or the padded states, may be filled up whatever the lengths of the rows are: 64 rows of a
+/// second of speech, in fp32 at 16 kHz.
 const PADDED_BYTES: usize = 64 * 16_000 * 4;
 
 /// What two rows must have in common. Made once per instance; a model in which nothing varies asks for nothing.
@@ -28,6 +28,8 @@ pub struct Grouping {
     has_shared_values: bool,
     /// It has states whose size varies.
     has_open_states: bool,
+    /// How states of different lengths share a run, if they do.
+    padding: Option<GrowingPadding>,
 }
 
 /// An input whose shape varies.
@@ -40,7 +42,7 @@ struct Shape {
     element_bytes: usize,
 }
 
-/// How long the rows of a padded input are, in bytes.
+/// How long the rows of a padded input, or of the padded states, are, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Lengths {
     shortest: usize,
@@ -54,7 +56,7 @@ impl Lengths {
         Self { shortest: self.shortest.min(row), longest: self.longest.max(row) }
     }
 
-    /// Whether as many rows may be filled up to the longest: at most half of the input is padding, or it is small.
+    /// Whether as many rows may be filled up to the longest: at most half of the bytes are padding, or they are few.
     const fn may_share(self, rows: usize) -> bool {
         self.longest.div_ceil(2) <= self.shortest || self.longest.saturating_mul(rows) <= PADDED_BYTES
     }
@@ -65,16 +67,18 @@ pub struct Joining<'a> {
     grouping: &'a Grouping,
     most: usize,
     rows: Vec<Row>,
-    /// Of the inputs whose shape varies.
-    lengths: SmallVec<[Lengths; 2]>,
+    /// Of the inputs whose shape varies, and last of the padded states.
+    lengths: SmallVec<[Lengths; 3]>,
 }
 
 impl Joining<'_> {
     /// Takes the row if it can run with those that are there; returns it if it cannot.
     pub fn join(&mut self, row: Row) -> Option<Row> {
         let is_like = |first: &Row| self.grouping.together(&row, first);
-        let shapes = self.grouping.shapes.iter().zip(&self.lengths);
-        let lengths: SmallVec<[_; 2]> = shapes.map(|(shape, lengths)| lengths.with(shape.bytes(&row))).collect();
+        let bytes = self.grouping.shapes.iter().map(|shape| shape.bytes(&row));
+        let of_states = self.grouping.padding.as_ref().map_or(0, |padding| padding.bytes(&row.state.dims));
+        let bytes = bytes.chain(std::iter::once(of_states));
+        let lengths: SmallVec<[_; 3]> = self.lengths.iter().zip(bytes).map(|(of, bytes)| of.with(bytes)).collect();
         let rows = self.rows.len() + 1;
         if rows > self.most
             || !self.rows.first().is_none_or(is_like)
@@ -120,7 +124,18 @@ impl Grouping {
         }
         grouping.has_shared_values = binding.generated().any(|(input, _)| input.batch_axis.is_none());
         grouping.has_open_states = binding.states.iter().any(|state| state.dims.contains(&-1));
+        grouping.padding = binding.growing_padding.clone();
         grouping
+    }
+
+    /// Whether rows whose states have different lengths can run together.
+    pub const fn pads_states(&self) -> bool {
+        self.padding.is_some()
+    }
+
+    /// From now on, only rows whose states have the same length run together.
+    pub fn pad_no_states(&mut self) {
+        self.padding = None;
     }
 
     /// Whether all rows of the model can run together.
@@ -139,7 +154,7 @@ impl Grouping {
 
     /// A batch for up to `most` rows, without any so far.
     pub fn batch(&self, most: usize) -> Joining<'_> {
-        let lengths = self.shapes.iter().map(|_| Lengths::NONE).collect();
+        let lengths = (0..=self.shapes.len()).map(|_| Lengths::NONE).collect();
         Joining { grouping: self, most, rows: Vec::new(), lengths }
     }
 
@@ -149,8 +164,9 @@ impl Grouping {
         self.optional.iter().all(|&position| input(a, position) == input(b, position))
             && self.shapes.iter().all(|shape| shape.is_same(a, b))
             && self.shared.iter().all(|&position| same_value(a, b, position))
-            && a.state.dims == b.state.dims
             && shared_values(a) == shared_values(b)
+            && (a.state.dims == b.state.dims
+                || self.padding.as_ref().is_some_and(|padding| padding.is_for(&a.state.dims, &b.state.dims)))
     }
 }
 

@@ -12,6 +12,7 @@ pub mod gather;
 pub mod generated;
 pub mod grouping;
 pub mod isolation;
+pub mod padding_check;
 pub mod respond;
 pub mod state_api;
 pub mod warm_up;

@@ -35,7 +35,7 @@ impl<'a> Answers<'a> {
             if bound.is_only_kept {
                 return Ok(None);
             }
-            match OutputRows::new(binding, index, store.output(step, index)?, rows) {
+            match store.output_rows(step, index, rows) {
                 Err(_) if !binding.is_needed(index) && !batch.iter().any(|row| row.wants(&bound.name)) => Ok(None),
                 output => output.map(Some),
             }
@@ -110,6 +110,13 @@ impl<'a> Answers<'a> {
         let dims: SmallVec<[i64; 6]> = in_front.iter().chain(&answer.dims).copied().collect();
         if answer.bound.data_type == DataType::Bytes {
             return send_strings(answer.bound, response, &dims, answer.strings(position));
+        }
+        if let Some(row) = answer.gapped(position) {
+            let (dims, bytes) = (answer.row_dims(position), row.row_bytes());
+            let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
+            let mut chunks: Vec<_> = row.chunks().collect();
+            chunks.sort_unstable_by_key(|chunk| chunk.alone);
+            return fill(&answer.bound.name, memory, rows::pieces_of_window(chunks.into_iter(), answer.view.bytes));
         }
         let bytes = answer.layout.row_bytes();
         let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;

@@ -4,7 +4,7 @@ use std::ffi::CString;
 
 use super::{Generated, Initial, InitialContent, Trim};
 use crate::config::First;
-use crate::tensor::{DataType, RowLayout, StorageType};
+use crate::tensor::{DataType, Gap, GappedRow, RowAt, RowLayout, StorageType};
 
 /// An input of the model.
 #[derive(Clone, Debug)]
@@ -235,6 +235,8 @@ pub struct BoundState {
     pub dims: Vec<i64>,
     pub place: StatePlace,
     pub storage: StorageType,
+    /// The axis along which rows of different lengths are padded to share a run; `None` if they cannot.
+    pub padded_axis: Option<usize>,
     /// Its value when a sequence starts.
     pub initial: Initial,
 }
@@ -270,6 +272,12 @@ impl BoundState {
     /// Whether a sequence starts with no elements of it, unless its request says otherwise.
     pub fn starts_empty(&self) -> bool {
         self.initial.content == InitialContent::Zeros && self.initial.dims.contains(&0)
+    }
+
+    /// A row of a batch with these dims that has a gap; `None` if it has none.
+    pub fn gapped_row(&self, dims: &[i64], gap: Gap, at: RowAt) -> Option<GappedRow> {
+        let axis = self.padded_axis.filter(|_| !gap.is_none())?;
+        GappedRow::new(self.data_type, dims, self.batch_axis, axis, gap, at)
     }
 
     /// The layout of a batch whose rows have these dims; `None` if a product overflows.

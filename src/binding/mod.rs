@@ -16,6 +16,7 @@ mod feeds;
 mod fixed;
 mod for_step;
 mod generated;
+mod growing_padding;
 mod initial;
 mod initial_model;
 mod npz;
@@ -31,6 +32,8 @@ pub use error::BindingError;
 use feeds::{Feeds, feed_without_requests, find};
 use generated::feed_generated;
 pub use generated::{Counter, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength};
+pub use growing_padding::GrowingPadding;
+use growing_padding::bind_growing_padding;
 pub use initial::{Initial, InitialContent};
 pub use initial_model::{InitialModel, InitialOutput};
 pub use ragged::{Trim, TrimBy};
@@ -55,6 +58,8 @@ pub struct Binding {
     pub states: Vec<BoundState>,
     /// What is counted for each sequence, for generated inputs.
     pub counters: Vec<Counter>,
+    /// How rows whose growing states have different lengths share a run; `None` if they don't.
+    pub growing_padding: Option<GrowingPadding>,
     /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
 }
@@ -101,7 +106,8 @@ impl Binding {
         bind_trims(config, signature, &inputs, &mut outputs)?;
         mark_only_kept(&mut outputs, &states);
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
-        Ok(Self { inputs, outputs, states, counters, slot })
+        let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
+        Ok(Self { inputs, outputs, states, counters, growing_padding, slot })
     }
 
     /// Makes the model for initial states give the initial value of its states at each START.

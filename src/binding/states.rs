@@ -79,6 +79,7 @@ impl StateBinder<'_> {
                 DataType::Fp32 if self.config.store_states_as_fp16 => StorageType::Fp16,
                 _ => StorageType::Exact,
             },
+            padded_axis: None,
             initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.files)?,
             dims,
         };

@@ -112,6 +112,7 @@ fn a_plain_model_is_bound() {
         dims: vec![1, 4],
         place: StatePlace::Slot(layout),
         storage: StorageType::Exact,
+        padded_axis: None,
         initial: Initial { dims: vec![1, 4], content: InitialContent::Zeros },
     };
     assert_eq!((binding.states.as_slice(), binding.slot.slot_bytes()), (&[state][..], 64));

@@ -47,4 +47,6 @@ pub use providers::{Options, Providers};
 pub use resolved::{Config, StatePair, TensorConfig};
 pub use scheduling::Strategy;
 pub use session_options::{GraphOptimization, SessionOptions};
-pub use states::{BY_SHAPE, DeclaredState, InitialValue, PairsFrom, StateDims, StatePairs, States, state_dims_line};
+pub use states::{
+    BY_SHAPE, DeclaredState, GROWING_PADDING, InitialValue, PairsFrom, StateDims, StatePairs, States, state_dims_line,
+};

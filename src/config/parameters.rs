@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 58] = [
+const KNOWN: [&str; 59] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -27,6 +27,7 @@ const KNOWN: [&str; 58] = [
     "error_inject_rate",
     "execution_mode",
     "generated_inputs",
+    "growing_padding",
     "held_inputs",
     "id_reuse",
     "idle_sequence_cleanup",

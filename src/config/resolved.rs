@@ -293,6 +293,9 @@ impl fmt::Display for Config {
         for control in &self.controls {
             writeln!(f, "control {}: {}", control.name, control.kind)?;
         }
+        if let Some(side) = self.states.growing_padding {
+            writeln!(f, "rows whose growing states have different lengths share runs, with padding on the {side}")?;
+        }
         for (name, values) in &self.constants {
             writeln!(f, "constant {name} = {}", values.join(", "))?;
         }

@@ -4,7 +4,9 @@ use super::error::{ConfigError, field};
 use super::parameters::{self, Assigned, PairPattern, Parameters, bad};
 use super::raw;
 use super::resolved::{StatePair, data_type, dims};
-use crate::tensor::{DataType, Dims, element_count};
+use crate::tensor::{DataType, Dims, PaddingSide, element_count};
+
+pub const GROWING_PADDING: &str = "growing_padding";
 
 /// What the configuration says about states.
 #[derive(Clone, Debug)]
@@ -23,6 +25,8 @@ pub struct States {
     pub dims: Vec<StateDims>,
     /// How much memory states that vary in size may have.
     pub limits: StateLimits,
+    /// `growing_padding`: where states are padded so that rows of different lengths share a run; `None` if they don't.
+    pub growing_padding: Option<PaddingSide>,
 }
 
 /// An entry of `state_dims`: the dims of a state as the model has them.
@@ -126,7 +130,10 @@ impl States {
                 return Err(bad("state_dims", name, rule));
             }
         }
-        Ok(Self { pairs, patterns, declared, initial, initial_model, dims, limits: StateLimits::new(parameters)? })
+        let sides = [("left", PaddingSide::Left), ("right", PaddingSide::Right)];
+        let growing_padding = parameters.choice(GROWING_PADDING, &sides)?;
+        let limits = StateLimits::new(parameters)?;
+        Ok(Self { pairs, patterns, declared, initial, initial_model, dims, limits, growing_padding })
     }
 
     /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph

@@ -8,6 +8,7 @@ use crate::memory::MemoryError;
 use crate::memory::device::DeviceError;
 use crate::panic::Panic;
 use crate::session::{LibraryError, OpenError, SessionError};
+use crate::tensor::PaddingSide;
 use crate::triton::{self, Code};
 
 /// Why the backend, a model or an instance cannot be loaded.
@@ -58,6 +59,9 @@ pub enum LoadError {
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
     )]
     CudaGraph(String),
+    /// Rows that share a run with padded states get other values.
+    #[error("parameter 'growing_padding' is '{side}', but {why}; try the other side, or leave the parameter out")]
+    GrowingPadding { side: PaddingSide, why: String },
     /// An instance of a kind that the model's configuration does not have.
     #[error("model '{model}' has no instances on the {kind}")]
     NoSite { model: String, kind: String },
@@ -90,7 +94,8 @@ impl LoadError {
             | Self::Binding(_)
             | Self::BackendConfig { .. }
             | Self::Open(OpenError::ProviderOptions { .. })
-            | Self::CudaGraph(_) => Code::InvalidArg,
+            | Self::CudaGraph(_)
+            | Self::GrowingPadding { .. } => Code::InvalidArg,
             Self::Server(_) => Code::Unsupported,
             Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),

@@ -238,6 +238,13 @@ pub enum RequestError {
         Dims(dims)
     )]
     OutputRows { name: String, dims: Vec<i64>, rows: usize },
+    /// A state was padded, and the run did not leave its elements where they were.
+    #[error(
+        "the model's output '{name}' has shape {} after a run with padded states, and {wanted} along axis {axis} are \
+         wanted: 'growing_padding' is for states to which each run adds as many elements as the mask has for them",
+        Dims(dims)
+    )]
+    PaddedState { name: String, dims: Vec<i64>, axis: usize, wanted: usize },
     /// An output's length is larger than the output.
     #[error(
         "the model's output '{name}' has shape {}, but the length along axis {axis} is said to be {length}",
@@ -330,9 +337,11 @@ impl RequestError {
             | Self::GeneratedTooLarge { .. } => Reason::Input,
             Self::UnknownOutput(_) => Reason::Output,
             Self::Cancelled => Reason::Cancelled,
-            Self::Session(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
-                Reason::Run
-            }
+            Self::Session(_)
+            | Self::InitialState { .. }
+            | Self::OutputRows { .. }
+            | Self::PaddedState { .. }
+            | Self::OutputLength { .. } => Reason::Run,
             Self::InputOnGpu { .. } | Self::OutputOnGpu { .. } => Reason::Device,
             Self::Panic(_) | Self::Triton(_) => Reason::Internal,
         }
@@ -340,7 +349,10 @@ impl RequestError {
 
     /// Whether a batch that failed with this may succeed without one of its rows.
     pub const fn may_be_one_rows_fault(&self) -> bool {
-        matches!(self, Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::Panic(_))
+        matches!(
+            self,
+            Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::PaddedState { .. } | Self::Panic(_)
+        )
     }
 
     /// Whether a START is refused because every place is taken.
@@ -400,9 +412,11 @@ impl RequestError {
             | Self::StateNotListed { .. }
             | Self::Snapshot(_)
             | Self::UnknownOutput(_) => Code::InvalidArg,
-            Self::Panic(_) | Self::InitialState { .. } | Self::OutputRows { .. } | Self::OutputLength { .. } => {
-                Code::Internal
-            }
+            Self::Panic(_)
+            | Self::InitialState { .. }
+            | Self::OutputRows { .. }
+            | Self::PaddedState { .. }
+            | Self::OutputLength { .. } => Code::Internal,
         }
     }
 }

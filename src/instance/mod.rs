@@ -10,6 +10,7 @@ use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::gather;
 use crate::batch::grouping::Grouping;
 use crate::batch::isolation::{Isolation, Standing};
+use crate::batch::padding_check::check_padding;
 use crate::batch::respond::{Answers, empty_response};
 use crate::batch::warm_up::warm_up;
 use crate::batch::{Row, fault};
@@ -63,6 +64,9 @@ impl Instance {
             sequence_bytes: model.config.states.limits.per_sequence,
         };
         let mut store = StateStore::new(model.binding.clone(), sequences.clone(), copier.clone(), limits);
+        if number == 0 {
+            check_padding(&model.binding, model.config.max_rows_per_run, &mut store, &mut step, &copier)?;
+        }
         for &rows in &model.config.warmup_batch_sizes {
             if let Err(error) = warm_up(&model.binding, rows, &mut store, &mut step) {
                 log::warn!("{}: the warm-up with {rows} rows failed: {error}", model.config.model);
@@ -327,6 +331,13 @@ impl Instance {
     fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
         let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let finished = self.finish_run();
+        if let (Err(error @ RequestError::PaddedState { .. }), true) = (&ran, self.grouping.pads_states()) {
+            log::warn!(
+                "{}: {error}; from now on, rows whose states have different lengths run apart",
+                self.model.config.model
+            );
+            self.grouping.pad_no_states();
+        }
         let error = match (ran, finished) {
             (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
             (Ok(()), Err(_)) => return batch.iter_mut().for_each(|row| row.state.spoil()),

@@ -120,10 +120,31 @@ pub fn copy_window(from: impl Iterator<Item = Chunk>, to: impl Iterator<Item = C
     }
 }
 
+/// As [`put_window`], from fp16 to a batch of fp32.
+pub fn put_window_widened(chunks: impl Iterator<Item = Chunk>, alone: &[u8], batch: &mut [u8]) {
+    for Chunk { in_batch, alone: from, bytes } in chunks {
+        let narrow: &[f16] = bytemuck::cast_slice(&alone[from / 2..(from + bytes) / 2]);
+        narrow.convert_to_f32_slice(bytemuck::cast_slice_mut(&mut batch[in_batch..in_batch + bytes]));
+    }
+}
+
+/// As [`take_window`], from a batch of fp32 to fp16. Rounds to nearest even; infinities and NaN stay.
+pub fn take_window_narrowed(chunks: impl Iterator<Item = Chunk>, batch: &[u8], alone: &mut [u8]) {
+    for Chunk { in_batch, alone: to, bytes } in chunks {
+        let narrow: &mut [f16] = bytemuck::cast_slice_mut(&mut alone[to / 2..(to + bytes) / 2]);
+        narrow.convert_from_f32_slice(bytemuck::cast_slice(&batch[in_batch..in_batch + bytes]));
+    }
+}
+
 /// Fills the chunks of a window in the batch with zeros.
 pub fn zero_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8]) {
+    fill_window(chunks, batch, 0);
+}
+
+/// Fills the chunks of a window in the batch with this byte.
+pub fn fill_window(chunks: impl Iterator<Item = Chunk>, batch: &mut [u8], byte: u8) {
     for Chunk { in_batch, bytes, .. } in chunks {
-        batch[in_batch..in_batch + bytes].fill(0);
+        batch[in_batch..in_batch + bytes].fill(byte);
     }
 }
 

@@ -18,6 +18,7 @@ use crate::scheduler::{After, Over};
 use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, SequenceId, Sequences};
 use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
+use crate::tensor::Gap;
 use crate::triton::{Answer, HeldInput, Request};
 
 /// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
@@ -27,6 +28,15 @@ pub struct Grown {
     pub tensors: Vec<MadeTensor>,
     /// Rows of each tensor.
     pub rows: usize,
+    /// The padding of each row; empty if no row has any.
+    pub gaps: Vec<Gap>,
+}
+
+impl Grown {
+    /// The padding of a row.
+    pub fn gap(&self, position: usize) -> Gap {
+        self.gaps.get(position).copied().unwrap_or_default()
+    }
 }
 
 /// What a sequence keeps besides its states.

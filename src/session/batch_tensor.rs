@@ -5,9 +5,9 @@ use std::sync::Arc;
 use super::copier::Copier;
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
-use crate::memory::device::{Change, Device, Pinned, Queue, RowIn};
+use crate::memory::device::{Change, Device, Pieces, Pinned, Queue, RowIn};
 use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, TensorMemory, rows};
-use crate::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
+use crate::tensor::{Chunk, DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {
@@ -207,10 +207,7 @@ impl BatchTensor {
             return Ok(());
         };
         assert_eq!(row.byte_len(), storage.row_bytes(layout), "row of another size");
-        let change = match storage {
-            StorageType::Exact => Change::None,
-            StorageType::Fp16 => Change::Widen,
-        };
+        let change = change_from(storage);
         match row {
             // SAFETY: as above.
             Bytes::Host(row) => unsafe { queue.upload_row(layout, row, to, change)? },
@@ -218,6 +215,66 @@ impl BatchTensor {
                 keep_span(&mut queue, row);
                 // SAFETY: as above, and memory of a slot or a state that the queue keeps, too.
                 unsafe { queue.move_row(layout, RowIn::alone(row.address()), to, change) };
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes a row around its gap, and fills the gap with this byte.
+    pub fn put_gapped_row(
+        &mut self,
+        copier: &Copier,
+        at: &GappedRow,
+        content: RowContent,
+        padding: u8,
+    ) -> Result<(), MemoryError> {
+        if let RowContent::Stored(storage, row) = content {
+            assert_eq!(row.byte_len(), storage.bytes(at.row_bytes()), "row of another size");
+        }
+        let Some(mut queue) = copier.queue() else {
+            let batch = self.host_mut()?;
+            rows::fill_window(at.gap_chunks(), batch, padding);
+            match content {
+                RowContent::Zeros => rows::zero_window(at.chunks(), batch),
+                RowContent::Stored(StorageType::Exact, row) => rows::put_window(at.chunks(), row.host().into(), batch),
+                RowContent::Stored(StorageType::Fp16, row) => rows::put_window_widened(at.chunks(), row.host(), batch),
+            }
+            return Ok(());
+        };
+        if let TensorMemory::Device(buffer) = &self.memory {
+            queue.keep(buffer.memory().clone());
+        }
+        let (batch, bytes) = (self.memory.address() as u64, self.memory.byte_len());
+        let to = |from: u64, storage: StorageType, chunks: &mut dyn Iterator<Item = Chunk>| {
+            Pieces::join(chunks.map(|chunk| {
+                let to = batch + checked(chunk, bytes) as u64;
+                (from + storage.bytes(chunk.alone) as u64, to, chunk.bytes as u64)
+            }))
+        };
+        let gap = to(0, StorageType::Exact, &mut at.gap_chunks());
+        // SAFETY: parts of a buffer that the queue keeps.
+        unsafe {
+            match padding {
+                0 => queue.zero_pieces(&gap),
+                byte => queue.upload_pieces(&gap, &vec![byte; at.gap_bytes()], Change::None)?,
+            }
+        }
+        match content {
+            RowContent::Zeros => {
+                let pieces = to(0, StorageType::Exact, &mut at.chunks());
+                // SAFETY: as above.
+                unsafe { queue.zero_pieces(&pieces) };
+            }
+            RowContent::Stored(storage, Bytes::Host(row)) => {
+                let pieces = to(0, storage, &mut at.chunks());
+                // SAFETY: as above.
+                unsafe { queue.upload_pieces(&pieces, row, change_from(storage))? };
+            }
+            RowContent::Stored(storage, Bytes::Device(row)) => {
+                keep_span(&mut queue, row);
+                let pieces = to(row.address(), storage, &mut at.chunks());
+                // SAFETY: as above, and memory of a state that the queue keeps, too.
+                unsafe { queue.move_pieces(&pieces, change_from(storage)) };
             }
         }
         Ok(())
@@ -319,7 +376,7 @@ pub(super) fn row_alone(queue: &mut Queue, layout: RowLayout, span: Span, storag
 }
 
 /// Lets a queue keep memory as long as something is under way that uses it.
-fn keep_span(queue: &mut Queue, span: Span) {
+pub(super) fn keep_span(queue: &mut Queue, span: Span) {
     if let Some(memory) = span.memory() {
         queue.keep(memory.clone());
     }
@@ -333,10 +390,134 @@ pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut
     }
 }
 
+/// As [`take_on_host`], without the gap of the row.
+pub(super) fn take_gapped_on_host(at: &GappedRow, batch: &[u8], row: &mut [u8], storage: StorageType) {
+    assert_eq!(row.len(), storage.bytes(at.row_bytes()), "row of another size");
+    match storage {
+        StorageType::Exact => rows::take_window(at.chunks(), batch, row),
+        StorageType::Fp16 => rows::take_window_narrowed(at.chunks(), batch, row),
+    }
+}
+
+/// The pieces of a row of `bytes` bytes at `batch`, to be stored without its gap.
+pub(super) fn pieces_to_take(at: &GappedRow, batch: u64, bytes: usize, to: u64, storage: StorageType) -> Vec<Pieces> {
+    Pieces::join(at.chunks().map(|chunk| {
+        let from = batch + checked(chunk, bytes) as u64;
+        (from, to + storage.bytes(chunk.alone) as u64, storage.bytes(chunk.bytes) as u64)
+    }))
+}
+
+/// The first byte of a chunk in a batch of `bytes` bytes. Panics if it is not within them.
+fn checked(chunk: Chunk, bytes: usize) -> usize {
+    assert!(chunk.in_batch + chunk.bytes <= bytes, "a chunk beyond the end of its batch");
+    chunk.in_batch
+}
+
+/// What a move does with the stored values of a row that is put into a batch.
+const fn change_from(storage: StorageType) -> Change {
+    match storage {
+        StorageType::Exact => Change::None,
+        StorageType::Fp16 => Change::Widen,
+    }
+}
+
 /// What a move does with the values of a row that is taken out to be stored.
 pub(super) const fn change_to(storage: StorageType) -> Change {
     match storage {
         StorageType::Exact => Change::None,
         StorageType::Fp16 => Change::Narrow,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::memory::device::OwnedStream;
+    use crate::tensor::{Gap, WindowLayout};
+
+    /// Numbers that fp16 can represent, as they are stored.
+    fn stored(storage: StorageType, bytes: usize, seed: usize) -> Vec<u8> {
+        let values = (0..).map(|index| (seed * 100 + index) as f32);
+        match storage {
+            StorageType::Exact => values.take(bytes / 4).flat_map(f32::to_ne_bytes).collect(),
+            StorageType::Fp16 => {
+                values.take(bytes / 2).flat_map(|value| half::f16::from_f32(value).to_ne_bytes()).collect()
+            }
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 200 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn rows_are_put_around_their_gaps_and_taken_without_them(
+            mut dims in prop::collection::vec(1i64..5, 2..5), axes in (0usize..12, 0usize..12), rows in 1usize..5,
+            gaps in prop::collection::vec((0usize..9, 0usize..9), 4), on_device: bool, from_host: bool, is_narrow: bool, padding in prop::sample::select(vec![0u8, 63]),
+        ) {
+            let (batch_axis, axis) = (axes.0 % dims.len(), axes.1 % dims.len());
+            prop_assume!(batch_axis != axis);
+            dims[batch_axis] = rows as i64;
+            let storage = if is_narrow { StorageType::Fp16 } else { StorageType::Exact };
+            let device = on_device.then(|| Device::open(0).unwrap());
+            let copier = device.as_ref().map_or(Copier::on_host(), |device| {
+                Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
+            });
+            let mut tensor = BatchTensor::new(DataType::Fp32, Some(batch_axis), device.as_ref()).unwrap();
+            tensor.shape(&dims, rows).unwrap();
+            // What an earlier batch has left.
+            let whole = RowLayout::new(DataType::Fp32, &dims, Some(batch_axis)).unwrap();
+            let old = vec![255; whole.row_bytes()];
+            for position in 0..rows {
+                let content = RowContent::Stored(StorageType::Exact, Bytes::Host(&old));
+                tensor.put_row(&copier, whole, RowAt { position, rows }, content).unwrap();
+            }
+            copier.synchronise().unwrap();
+            let steps = dims[axis] as usize;
+            let gapped = |position: usize| {
+                let (from, length) = (gaps[position].0 % (steps + 1), gaps[position].1);
+                let gap = Gap { from, length: length % (steps - from + 1) };
+                let at = RowAt { position, rows };
+                (gap, GappedRow::new(DataType::Fp32, &dims, Some(batch_axis), axis, gap, at).unwrap())
+            };
+            for position in 0..rows {
+                let (_, row) = gapped(position);
+                let values = stored(storage, storage.bytes(row.row_bytes()), position);
+                let buffer = device.as_ref().map(|device| device.allocate(values.len().max(1)).unwrap());
+                let bytes = match &buffer {
+                    Some(buffer) if !from_host => {
+                        let span = buffer.span(0, values.len());
+                        copier.write(&values, BytesMut::Device(span)).unwrap();
+                        copier.end_phase();
+                        Bytes::Device(span)
+                    }
+                    _ => Bytes::Host(&values),
+                };
+                let content = if position == 2 { RowContent::Zeros } else { RowContent::Stored(storage, bytes) };
+                tensor.put_gapped_row(&copier, &row, content, padding).unwrap();
+                copier.synchronise().unwrap();
+            }
+            let batch = match &tensor.memory {
+                TensorMemory::Host(buffer) => buffer.bytes()[..tensor.bytes].to_vec(),
+                TensorMemory::Device(buffer) => copier.read(Bytes::Device(buffer.span(0, tensor.bytes))).unwrap(),
+            };
+            for position in 0..rows {
+                let (gap, row) = gapped(position);
+                let bytes = storage.bytes(row.row_bytes());
+                let expected = if position == 2 { vec![0; bytes] } else { stored(storage, bytes, position) };
+                let mut taken = vec![1; bytes];
+                take_gapped_on_host(&row, &batch, &mut taken, storage);
+                prop_assert_eq!(&taken, &expected, "row {} on a device: {}", position, on_device);
+                let window = WindowLayout::new(DataType::Fp32, &dims, Some(batch_axis), axis).unwrap();
+                let in_gap = rows::pieces_of_window(window.chunks(position, rows, gap.from, gap.length), &batch);
+                prop_assert!(in_gap.flatten().all(|&byte| byte == padding), "the padding is filled");
+                let Some(device) = &device else { continue };
+                let target = device.allocate(bytes.max(1)).unwrap();
+                let pieces = pieces_to_take(&row, tensor.memory.address() as u64, tensor.bytes, target.address(), storage);
+                // SAFETY: rows of this tensor and a buffer, which live until the wait in `read`.
+                unsafe { copier.queue().unwrap().move_pieces(&pieces, change_to(storage)) };
+                prop_assert_eq!(copier.read(Bytes::Device(target.span(0, bytes))).unwrap(), expected);
+            }
+        }
     }
 }

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::batch_tensor::{change_to, row_alone, row_of, take_on_host};
+use super::batch_tensor::{change_to, keep_span, pieces_to_take, row_alone, row_of, take_gapped_on_host, take_on_host};
 use super::copier::Copier;
 use super::open::{Session, SessionError};
 use super::value::Value;
+use crate::memory::device::{Pinned, Queue};
 use crate::memory::{BytesMut, MemoryError};
-use crate::tensor::{RowAt, RowLayout, StorageType};
+use crate::tensor::{GappedRow, RowAt, RowLayout, StorageType};
 
 /// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {
@@ -45,16 +46,48 @@ impl MadeTensor {
                 unsafe { queue.move_row(layout, from, to, change_to(storage)) };
             }
             (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {
-                let mut batch = queue.device().allocate_pinned(self.bytes).map_err(MemoryError::from)?;
-                // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device
-                // has failed, and copies nothing more.
-                unsafe { queue.download(self.address()?, &mut batch, self.bytes) }?;
-                queue.synchronise()?;
+                let batch = self.download(&mut queue)?;
                 take_on_host(layout, &batch.bytes()[..self.bytes], at, to.host(), storage);
             }
             (to, _) => take_on_host(layout, self.host()?, at, to.host(), storage),
         }
         Ok(())
+    }
+
+    /// As [`MadeTensor::take_row`], without the gap of the row.
+    pub fn take_gapped_row(
+        &self,
+        copier: &Copier,
+        at: &GappedRow,
+        to: BytesMut,
+        storage: StorageType,
+    ) -> Result<(), SessionError> {
+        match (to, copier.queue()) {
+            (BytesMut::Device(span), Some(mut queue)) => {
+                assert_eq!(span.byte_len(), storage.bytes(at.row_bytes()), "row of another size");
+                let pieces = pieces_to_take(at, self.address()?, self.bytes, span.address(), storage);
+                keep_span(&mut queue, span);
+                queue.keep(self.value.clone());
+                // SAFETY: parts of a tensor and of memory of a state, both of which the queue keeps.
+                unsafe { queue.move_pieces(&pieces, change_to(storage)) };
+            }
+            (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {
+                let batch = self.download(&mut queue)?;
+                take_gapped_on_host(at, &batch.bytes()[..self.bytes], to.host(), storage);
+            }
+            (to, _) => take_gapped_on_host(at, self.host()?, to.host(), storage),
+        }
+        Ok(())
+    }
+
+    /// The elements of a tensor on a device, after a wait.
+    fn download(&self, queue: &mut Queue) -> Result<Pinned, SessionError> {
+        let mut batch = queue.device().allocate_pinned(self.bytes).map_err(MemoryError::from)?;
+        // SAFETY: the tensor has that many bytes; both live until the wait below. Where that fails the device has
+        // failed, and copies nothing more.
+        unsafe { queue.download(self.address()?, &mut batch, self.bytes) }?;
+        queue.synchronise()?;
+        Ok(batch)
     }
 
     /// The elements, which are on the host.

@@ -27,13 +27,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::binding::{Binding, BoundContext, Initial};
+use crate::binding::{Binding, BoundContext, Initial, NewLength};
 use crate::error::RequestError;
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
 use crate::state::pool::SlotId;
-use crate::tensor::StorageType;
+use crate::tensor::{Gap, StorageType};
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
@@ -217,6 +217,8 @@ impl StateStore {
         self.lent = self.lendable(batch, run_rows);
         let Self { binding, copier, buffers, varying, held, lent, .. } = self;
         let rows = rows_of(batch, held);
+        let added = batch.first().map_or(0, |row| added(binding, row));
+        varying.pad(binding, &rows, added);
         let is_lent = |number: usize| lent.contains(&number);
         copied += varying.fill(&rows, run_rows, binding, copier, is_lent)?;
         copied += buffers.fill(&rows, run_rows, binding, copier, is_lent)?;
@@ -254,6 +256,33 @@ impl StateStore {
         let is_fixed = |number: &usize| self.binding.states[*number].output == index;
         let number = (0..self.binding.states.len()).find(is_fixed);
         Ok(step.output(index, number.and_then(|number| self.buffers.written(number)))?)
+    }
+
+    /// An output of the last run over `rows` rows, which must have succeeded, taken apart into rows.
+    pub fn output_rows<'a>(
+        &'a self,
+        step: &'a Step,
+        index: usize,
+        rows: usize,
+    ) -> Result<OutputRows<'a>, RequestError> {
+        let output = OutputRows::new(&self.binding, index, self.output(step, index)?, rows)?;
+        let state = self.binding.states.iter().find(|state| state.output == index);
+        Ok(match state {
+            Some(state) => self.varying.without_padding(state, output),
+            None => output,
+        })
+    }
+
+    /// Lets padding consist of this byte rather than of zeros, to check that a model ignores it.
+    pub fn set_padding(&mut self, byte: u8) {
+        self.varying.set_padding(byte);
+    }
+
+    /// The padding of the row at `position` in the padded states of the run that has been loaded.
+    pub fn gap(&self, position: usize) -> Gap {
+        let gaps = self.varying.gaps();
+        // Rows beyond the batch repeat its first.
+        gaps.get(position).or(gaps.first()).copied().unwrap_or_default()
     }
 
     /// What the row at `position` keeps of an input to put in front of the next request; `None` if no request has left
@@ -437,6 +466,15 @@ impl StateStore {
         }
         self.count_copied(copied);
         Ok(stays)
+    }
+}
+
+/// The elements that a run adds to each padded state of a row.
+fn added<R: HasState>(binding: &Binding, row: &R) -> usize {
+    match binding.growing_padding.as_ref().map(|padding| padding.added) {
+        Some(NewLength::Fixed(number)) => number,
+        Some(NewLength::Of(of)) => row.steps(binding, of.input, of.axis).unwrap_or(0),
+        None => 0,
     }
 }
 

@@ -4,7 +4,7 @@ use crate::binding::{Binding, BoundOutput, BoundState};
 use crate::error::RequestError;
 use crate::memory::strings;
 use crate::session::OutputView;
-use crate::tensor::{RowAt, RowLayout};
+use crate::tensor::{Gap, GappedRow, RowAt, RowLayout};
 
 /// An output of a run, taken apart into rows.
 pub struct OutputRows<'a> {
@@ -16,10 +16,12 @@ pub struct OutputRows<'a> {
     pub view: OutputView<'a>,
     /// Layout of its rows.
     pub layout: RowLayout,
-    /// Shape of a row.
+    /// Shape of a row, with its padding.
     pub dims: Vec<i64>,
     /// Number of rows.
     pub rows: usize,
+    /// The axis along which rows have padding, and that of each row; empty if no row has any.
+    padding: (usize, &'a [Gap]),
 }
 
 impl<'a> OutputRows<'a> {
@@ -44,7 +46,35 @@ impl<'a> OutputRows<'a> {
         if let Some(axis) = bound.batch_axis {
             dims[axis] = 1;
         }
-        Ok(Self { index, bound, view, layout, dims, rows })
+        Ok(Self { index, bound, view, layout, dims, rows, padding: (0, &[]) })
+    }
+
+    /// The output of a state whose rows had this padding along `axis` in the run.
+    pub(super) fn padded(self, axis: usize, gaps: &'a [Gap]) -> Self {
+        Self { padding: (axis, gaps), ..self }
+    }
+
+    /// Where the row at `position` lies around its padding; `None` if it has none.
+    pub fn gapped(&self, position: usize) -> Option<GappedRow> {
+        let (axis, gaps) = self.padding;
+        let gap = *gaps.get(position).filter(|gap| !gap.is_none())?;
+        let at = RowAt { position, rows: self.rows };
+        GappedRow::new(self.bound.data_type, self.view.dims, self.bound.batch_axis, axis, gap, at)
+    }
+
+    /// Shape of the row at `position`, without its padding.
+    pub fn row_dims(&self, position: usize) -> Vec<i64> {
+        let (axis, gaps) = self.padding;
+        let mut dims = self.dims.clone();
+        if let Some(gap) = gaps.get(position) {
+            dims[axis] -= gap.length as i64;
+        }
+        dims
+    }
+
+    /// Bytes of the row at `position`, without its padding.
+    pub fn row_bytes(&self, position: usize) -> usize {
+        self.gapped(position).map_or(self.layout.row_bytes(), |row| row.row_bytes())
     }
 
     /// The elements of a row of strings.

@@ -36,6 +36,7 @@ fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, st
         dims: dims.to_vec(),
         place,
         storage,
+        padded_axis: None,
         initial,
     }
 }
@@ -88,7 +89,14 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
         is_only_kept: true,
     });
     let outputs = outputs.collect();
-    Arc::new(Binding { inputs, outputs, states, counters: Vec::new(), slot: SlotLayout::new(&sizes).unwrap() })
+    Arc::new(Binding {
+        inputs,
+        outputs,
+        states,
+        counters: Vec::new(),
+        growing_padding: None,
+        slot: SlotLayout::new(&sizes).unwrap(),
+    })
 }
 
 struct World {

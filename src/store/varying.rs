@@ -16,7 +16,7 @@ use crate::memory::{PAGES_FROM, Shared, strings};
 use crate::model::{Grown, StateMemory, VaryingSize};
 use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
 use crate::state::pool::SlotId;
-use crate::tensor::{DataType, RowAt, StorageType};
+use crate::tensor::{DataType, Gap, RowAt, StorageType};
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {
@@ -31,6 +31,12 @@ pub(super) struct VaryingStates {
     /// The tensors of the last batch of several sequences, and the slots of the sequences that may have their states
     /// there.
     last_grown: (Weak<Grown>, Vec<SlotId>),
+    /// The padding of each row in the next run; empty if no row has any.
+    gaps: Vec<Gap>,
+    /// The length that the run must give the padded states, if rows have padding.
+    padded_after: usize,
+    /// The byte that padding consists of.
+    padding: u8,
 }
 
 /// The states of a batch, put together.
@@ -45,7 +51,16 @@ impl VaryingStates {
             (0..binding.states.len()).filter(|&number| !binding.states[number].is_in_slot()).collect();
         let may_stay = !binding.growing_that_may_stay().is_empty();
         let inputs = numbers.iter().map(|_| None).collect();
-        Self { numbers, inputs, may_stay, grown: None, last_grown: (Weak::new(), Vec::new()) }
+        Self {
+            numbers,
+            inputs,
+            may_stay,
+            grown: None,
+            last_grown: (Weak::new(), Vec::new()),
+            gaps: Vec::new(),
+            padded_after: 0,
+            padding: 0,
+        }
     }
 
     pub fn is_empty(&self) -> bool {
@@ -55,6 +70,36 @@ impl VaryingStates {
     /// Dimensions of each state of a row before the run.
     pub fn dims(&self, binding: &Binding, row: &RowState, memory: Option<&StateMemory>) -> Vec<Vec<i64>> {
         self.numbers.iter().map(|&number| StateRow::of(binding, number, row, memory).dims.to_vec()).collect()
+    }
+
+    /// Lets padding consist of this byte.
+    pub fn set_padding(&mut self, byte: u8) {
+        self.padding = byte;
+    }
+
+    /// The padding of the rows in the next run.
+    pub fn gaps(&self) -> &[Gap] {
+        &self.gaps
+    }
+
+    /// Decides the padding of the rows in the next run, which adds `added` elements to each: the longest has none. In
+    /// tensors of an earlier run, rows have the padding that they had there.
+    pub fn pad(&mut self, binding: &Binding, rows: &[(&RowState, Option<&StateMemory>)], added: usize) {
+        self.gaps.clear();
+        let Some(padding) = &binding.growing_padding else { return };
+        let length = |&(row, memory): &(&RowState, Option<&StateMemory>)| {
+            let length = padding.length(&self.dims(binding, row, memory))?;
+            usize::try_from(length).ok()
+        };
+        let lengths: Vec<_> = rows.iter().map(length).collect::<Option<_>>().unwrap_or_default();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if let Some(grown) = &self.grown {
+            self.gaps.clone_from(&grown.gaps);
+        } else if lengths.iter().any(|&length| length < longest) {
+            self.gaps.extend(lengths.iter().map(|&length| padding.side.gap(length, longest)));
+        }
+        self.padded_after =
+            lengths.iter().zip(&self.gaps).map(|(length, gap)| length + gap.length + added).next().unwrap_or(0);
     }
 
     /// What the next run reads growing states from, if they are all in the tensors of one batch.
@@ -104,12 +149,17 @@ impl VaryingStates {
         for (index, (varying, number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
             let Some(Shared { tensors, position, .. }) = varying.shared().cloned() else { continue };
             let Some(tensor) = tensors.tensors.get(index) else { continue };
-            let layout = binding.states[*number].layout(tensor.dims());
-            if let (Some(layout), Some(room)) = (layout, varying.room_for_shared()?) {
-                tensor.take_row(copier, layout, RowAt { position, rows: tensors.rows }, room, StorageType::Exact)?;
-                varying.forget_shared();
-                copied += layout.row_bytes();
+            let (state, at) = (&binding.states[*number], RowAt { position, rows: tensors.rows });
+            let gapped = state.gapped_row(tensor.dims(), tensors.gap(position), at);
+            let (Some(layout), Some(room)) = (state.layout(tensor.dims()), varying.room_for_shared()?) else {
+                continue;
+            };
+            copied += room.byte_len();
+            match gapped {
+                Some(row) => tensor.take_gapped_row(copier, &row, room, StorageType::Exact)?,
+                None => tensor.take_row(copier, layout, at, room, StorageType::Exact)?,
             }
+            varying.forget_shared();
         }
         self.last_grown.1.retain(|&slot| slot != memory.id());
         Ok(copied)
@@ -128,8 +178,9 @@ impl VaryingStates {
         if self.grown.is_some() {
             return Ok(0);
         }
-        let inputs = self.numbers.iter().zip(&mut self.inputs).filter(|(number, _)| !is_lent(**number));
-        inputs.map(|(&number, input)| fill(input, binding, number, rows, run_rows, copier)).sum()
+        let Self { numbers, inputs, gaps, padding, .. } = self;
+        let inputs = numbers.iter().zip(inputs).filter(|(number, _)| !is_lent(**number));
+        inputs.map(|(&number, input)| fill(input, binding, number, rows, run_rows, (gaps, *padding), copier)).sum()
     }
 
     /// The tensors that the next run reads, by input; those that are lent are there already.
@@ -151,6 +202,7 @@ impl VaryingStates {
     /// Gives back what the last run has read.
     pub fn release(&mut self) {
         self.grown = None;
+        self.gaps.clear();
         for input in &mut self.inputs {
             match input {
                 Some(Input::Rows(tensor)) => tensor.give_back(PAGES_FROM),
@@ -161,7 +213,7 @@ impl VaryingStates {
 
     /// The new states, as the last run over `run_rows` rows gave them.
     pub fn outputs<'a>(
-        &self,
+        &'a self,
         binding: &'a Binding,
         step: &'a Step,
         run_rows: usize,
@@ -170,9 +222,31 @@ impl VaryingStates {
             let state = &binding.states[number];
             let output = OutputRows::new(binding, state.output, step.output(state.output, None)?, run_rows)?;
             // Where the model left a state's shape open, this is the first time to see it.
-            if output.is_row_of(state) { Ok((state, output)) } else { Err(output.uneven()) }
+            if !output.is_row_of(state) {
+                return Err(output.uneven());
+            }
+            self.check_padding(state, &output)?;
+            Ok((state, self.without_padding(state, output)))
         };
         self.numbers.iter().map(output).collect()
+    }
+
+    /// Whether the padding is where it was before the run. It is, if the model has only added elements.
+    fn check_padding(&self, state: &BoundState, output: &OutputRows) -> Result<(), RequestError> {
+        let Some(axis) = state.padded_axis.filter(|_| !self.gaps.is_empty()) else { return Ok(()) };
+        if output.dims[axis] == self.padded_after as i64 {
+            return Ok(());
+        }
+        let (name, dims, wanted) = (output.bound.name.clone(), output.view.dims.to_vec(), self.padded_after);
+        Err(RequestError::PaddedState { name, dims, axis, wanted })
+    }
+
+    /// The output of a state, whose rows have the padding that they had in the run.
+    pub fn without_padding<'a>(&'a self, state: &BoundState, output: OutputRows<'a>) -> OutputRows<'a> {
+        match state.padded_axis {
+            Some(axis) => output.padded(axis, &self.gaps),
+            None => output,
+        }
     }
 
     /// Whether the new states of a batch over `run_rows` rows may stay in the tensors that the run made.
@@ -186,7 +260,7 @@ impl VaryingStates {
     /// Leaves the new states of a batch in the tensors that the last run made.
     pub fn stay(&mut self, held: &mut [Option<StateMemory>], binding: &Binding, step: &mut Step) {
         let made = self.numbers.iter().filter_map(|&number| step.take_made(binding.states[number].output));
-        let grown = Arc::new(Grown { tensors: made.collect(), rows: held.len() });
+        let grown = Arc::new(Grown { tensors: made.collect(), rows: held.len(), gaps: std::mem::take(&mut self.gaps) });
         for (position, memory) in held.iter_mut().enumerate() {
             let Some(memory) = memory else { continue };
             for (index, (varying, &number)) in memory.varying.iter_mut().zip(&self.numbers).enumerate() {
@@ -194,10 +268,13 @@ impl VaryingStates {
                 let Some(mut dims) = grown.tensors.get(index).map(|tensor: &MadeTensor| tensor.dims().to_vec()) else {
                     continue;
                 };
-                let Some(layout) = state.layout(&dims) else { continue };
                 if let Some(dim) = state.batch_axis.and_then(|axis| dims.get_mut(axis)) {
                     *dim = 1;
                 }
+                if let Some(dim) = state.padded_axis.and_then(|axis| dims.get_mut(axis)) {
+                    *dim -= grown.gap(position).length as i64;
+                }
+                let Some(layout) = state.layout(&dims) else { continue };
                 let bytes = state.kept_bytes(layout);
                 varying.share(&dims, Shared { tensors: grown.clone(), position, bytes });
             }
@@ -215,16 +292,22 @@ fn fill(
     number: usize,
     rows: &[(&RowState, Option<&StateMemory>)],
     run_rows: usize,
+    (gaps, padding): (&[Gap], u8),
     copier: &Copier,
 ) -> Result<usize, RequestError> {
     let state = &binding.states[number];
     let of = |&(row, memory): &(_, _)| StateRow::of(binding, number, row, memory);
+    let gap_of = |position: usize| gaps.get(if position < rows.len() { position } else { 0 }).copied();
     let Some(first) = rows.first() else { return Ok(0) };
-    let dims = of(first).dims;
-    let layout = state.layout(dims).ok_or_else(|| {
+    let mut dims = of(first).dims.to_vec();
+    if let (Some(axis), Some(gap)) = (state.padded_axis, gap_of(0)) {
+        dims[axis] += gap.length as i64;
+    }
+    let too_large = || {
         let input = &binding.inputs[state.input];
-        RequestError::InputShape { name: input.name.clone(), came: dims.to_vec(), wanted: input.dims.clone() }
-    })?;
+        RequestError::InputShape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() }
+    };
+    let layout = state.layout(&dims).ok_or_else(too_large)?;
     let contents = rows.iter().chain(std::iter::repeat(first)).take(run_rows).map(|row| of(row).content).enumerate();
     if state.data_type == DataType::Bytes {
         let elements = |(position, content)| {
@@ -235,7 +318,7 @@ fn fill(
             };
             Some(strings::positions(layout, position, run_rows).zip(elements))
         };
-        let mut dims = dims.to_vec();
+        let mut dims = dims.clone();
         if let Some(axis) = binding.inputs[state.input].batch_axis {
             dims[axis] = run_rows as i64;
         }
@@ -247,18 +330,28 @@ fn fill(
         *input = Some(Input::Rows(BatchTensor::new(state.data_type, batch_axis, copier.device())?));
     }
     let Some(Input::Rows(tensor)) = input else { return Ok(0) };
-    tensor.shape(dims, run_rows)?;
+    tensor.shape(&dims, run_rows)?;
+    let padding = if state.data_type == DataType::Bool { padding.min(1) } else { padding };
+    let mut copied = 0;
     for (position, content) in contents {
-        tensor.put_row(copier, layout, RowAt { position, rows: run_rows }, content.of_row())?;
+        let at = RowAt { position, rows: run_rows };
+        let gapped = state.gapped_row(&dims, gap_of(position).unwrap_or_default(), at);
+        match &gapped {
+            Some(row) => tensor.put_gapped_row(copier, row, content.of_row(), padding)?,
+            None => tensor.put_row(copier, layout, at, content.of_row())?,
+        }
+        if rows.get(position).is_some_and(|(row, _)| !row.is_fresh()) {
+            copied += state.storage.bytes(gapped.map_or(layout.row_bytes(), |row| row.row_bytes()));
+        }
     }
-    Ok(rows.iter().filter(|(row, _)| !row.is_fresh()).count() * state.kept_bytes(layout))
+    Ok(copied)
 }
 
 /// Bytes that the new state of the row at `position` takes.
 pub(super) fn size(state: &BoundState, output: &OutputRows, position: usize) -> VaryingSize {
     match state.data_type {
         DataType::Bytes => VaryingSize::Strings(strings::written_bytes(output.strings(position))),
-        _ => VaryingSize::Bytes(state.kept_bytes(output.layout)),
+        _ => VaryingSize::Bytes(state.storage.bytes(output.row_bytes(position))),
     }
 }
 
@@ -272,9 +365,11 @@ pub(super) fn copy_in(
 ) -> Result<usize, RequestError> {
     let StatePlace::Beside(number) = state.place else { return Ok(0) };
     let bytes = size(state, output, position).bytes();
-    let kept = memory.varying[number].write(&output.dims, bytes);
+    let kept = memory.varying[number].write(&output.row_dims(position), bytes);
     if state.data_type == DataType::Bytes {
         strings::write(output.strings(position), kept.host());
+    } else if let Some(row) = output.gapped(position) {
+        step.take_gapped_output(state.output, &row, kept, state.storage)?;
     } else {
         let at = RowAt { position, rows: output.rows };
         step.take_output(state.output, output.layout, at, kept, state.storage)?;

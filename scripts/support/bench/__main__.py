@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import peers, report, service, state_api, step
+from support.bench import padding, peers, report, service, state_api, step
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -23,7 +23,20 @@ from support.bench.soak import Soak
 from support.paths import BUILD, ROOT
 from support.server import TritonServer
 
-LEVELS = ("step", "throughput", "scheduling", "growing", "live", "load", "state", "service", "bound", "closed", "open")
+LEVELS = (
+    "step",
+    "throughput",
+    "scheduling",
+    "growing",
+    "padding",
+    "live",
+    "load",
+    "state",
+    "service",
+    "bound",
+    "closed",
+    "open",
+)
 TRANSPORTS = ("process", "stream")
 RECORDED = ROOT / "docs" / "bench"
 
@@ -86,7 +99,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
-    parser.add_argument("--sequences", type=_numbers, help="for service, closed and open")
+    parser.add_argument("--sequences", type=_numbers, help="for service, padding, closed and open")
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
         "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
@@ -105,6 +118,13 @@ def arguments() -> argparse.Namespace:
         "--blocks", type=_number, help="repetitions for service, bound, closed and open (default: 3, with --quick 1)"
     )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
+    parser.add_argument(
+        "--decoder",
+        type=Path,
+        default=padding.SMALL,
+        metavar="FILE",
+        help="for padding: an export of scripts/support/bench/export_decoder.py (default: a small one, for tests)",
+    )
     parser.add_argument("--record", action="store_true", help="write to docs/bench instead of build/bench/results")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: check every answer for so long")
     options = parser.parse_args()
@@ -216,6 +236,9 @@ LEVEL = {
         options.sequences or [1, 16, 64],
     ),
     "growing": lambda folder, effort, _: step.growing(folder, effort),
+    "padding": lambda folder, _, options: padding.tokens(
+        folder, options.decoder, options.sequences or [1, 4, 16, 64], 4 * options.seconds, options.blocks
+    ),
     "live": lambda folder, effort, _: step.live(folder, effort),
     "load": lambda folder, *_: step.load(folder),
     "service": _service,

@@ -48,6 +48,15 @@ COLUMNS = {
         "written_bytes_per_sequence": "bytes written/sequence",
         "copied_bytes_per_sequence": "copied/sequence",
     },
+    "padding": {
+        "model": "model",
+        "sequences": "sequences",
+        "padding": "growing_padding",
+        "tokens_per_s": "tokens/s",
+        "batch": "rows a run",
+        "server_cpu_us_per_token": "server CPU µs/token",
+        "over_apart": "/ without",
+    },
     "scheduling": {
         "model": "model",
         "sequences": "sequences",

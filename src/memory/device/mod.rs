@@ -29,7 +29,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 pub use driver::DeviceError;
 use driver::{Driver, Stream};
-pub use moves::{Change, RowIn};
+pub use moves::{Change, Pieces, RowIn};
 pub use queue::{Queue, Traffic};
 #[cfg(any(test, feature = "simulated-device"))]
 pub use simulated::Counts;

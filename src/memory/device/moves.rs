@@ -48,6 +48,50 @@ impl RowIn {
     }
 }
 
+/// Pieces of equal size, each as far from the one before. Addresses are those of the first piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pieces {
+    /// Address to read.
+    pub from: u64,
+    /// Address to write.
+    pub to: u64,
+    /// Bytes from one piece to the next at the source.
+    pub from_stride: u64,
+    /// Bytes from one piece to the next at the target.
+    pub to_stride: u64,
+    /// Bytes of a piece at the target.
+    pub bytes: u64,
+    /// Number of pieces.
+    pub count: usize,
+}
+
+impl Pieces {
+    /// Joins pieces, of which each is an address to read, an address to write and bytes at the target.
+    pub fn join(single: impl Iterator<Item = (u64, u64, u64)>) -> Vec<Self> {
+        let mut joined: Vec<Self> = Vec::new();
+        for (from, to, bytes) in single {
+            let longer = joined.last().and_then(|last| last.with(from, to, bytes));
+            match (longer, joined.last_mut()) {
+                (Some(longer), Some(last)) => *last = longer,
+                _ => joined.push(Self { from, to, from_stride: 0, to_stride: 0, bytes, count: 1 }),
+            }
+        }
+        joined
+    }
+
+    /// With one piece more, if it has its size and distance. The second piece decides the distance.
+    fn with(mut self, from: u64, to: u64, bytes: u64) -> Option<Self> {
+        let (from, to) = (from.checked_sub(self.from)?, to.checked_sub(self.to)?);
+        if self.count == 1 {
+            (self.from_stride, self.to_stride) = (from, to);
+        }
+        let count = self.count as u64;
+        let fits = bytes == self.bytes && (from, to) == (count * self.from_stride, count * self.to_stride);
+        self.count += 1;
+        fits.then_some(self)
+    }
+}
+
 /// An entry of the table, with the layout of `RowMove` in `rows.cu`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
@@ -103,10 +147,17 @@ const CARRIED_ALIGNMENT: usize = 16;
 impl Moves {
     /// Moves a row within the device's memory.
     pub fn push(&mut self, layout: RowLayout, from: RowIn, to: RowIn, change: Change) {
-        let (piece_from, piece_to) = piece_bytes(layout, change);
-        let ((from, from_stride), (to, to_stride)) = (from.pieces(piece_from), to.pieces(piece_to));
-        let is_gapless = from_stride == piece_from && to_stride == piece_to;
-        let (outer, piece) = pieces(layout, piece_to, is_gapless);
+        let wide = layout.inner_bytes as u64;
+        let bytes = if change == Change::Narrow { wide / 2 } else { wide };
+        let ((from, from_stride), (to, to_stride)) = (from.pieces(source_bytes(bytes, change)), to.pieces(bytes));
+        self.push_pieces(Pieces { from, to, from_stride, to_stride, bytes, count: layout.outer }, change);
+    }
+
+    /// Moves pieces of a row within the device's memory.
+    pub fn push_pieces(&mut self, pieces: Pieces, change: Change) {
+        let Pieces { from, to, from_stride, to_stride, bytes, count } = pieces;
+        let is_gapless = from_stride == source_bytes(bytes, change) && to_stride == bytes;
+        let (outer, piece) = joined(count, bytes, is_gapless);
         let (kind, unit) = match change {
             Change::None => {
                 let unit = widest_unit([from, to, piece, if outer > 1 { from_stride | to_stride } else { 0 }]);
@@ -121,19 +172,39 @@ impl Moves {
 
     /// Moves a row from the host to the device.
     pub fn push_carried(&mut self, layout: RowLayout, row: &[u8], to: RowIn, change: Change) {
+        self.carry(row, |moves, offset| moves.push(layout, RowIn::alone(offset), to, change));
+    }
+
+    /// Moves pieces of a row from the host, where their `from` counts from the row's first byte, to the device.
+    pub fn push_carried_pieces(&mut self, pieces: &[Pieces], row: &[u8], change: Change) {
+        self.carry(row, |moves, offset| {
+            for &pieces in pieces {
+                moves.push_pieces(Pieces { from: offset + pieces.from, ..pieces }, change);
+            }
+        });
+    }
+
+    /// Adds a row of the host, and the moves that read it. They get its offset among those that are carried.
+    fn carry(&mut self, row: &[u8], push: impl FnOnce(&mut Self, u64)) {
         self.carried.resize(self.carried.len().next_multiple_of(CARRIED_ALIGNMENT), 0);
         let offset = self.carried.len() as u64;
         self.carried.extend_from_slice(row);
         let before = self.table.len();
-        self.push(layout, RowIn::alone(offset), to, change);
+        push(self, offset);
         self.carriers.extend(before..self.table.len());
     }
 
     /// Fills a row with zeros.
     pub fn push_zeros(&mut self, layout: RowLayout, to: RowIn) {
-        let inner = layout.inner_bytes as u64;
-        let (to, to_stride) = to.pieces(inner);
-        let (outer, piece) = pieces(layout, inner, to_stride == inner);
+        let bytes = layout.inner_bytes as u64;
+        let (to, to_stride) = to.pieces(bytes);
+        self.push_zero_pieces(Pieces { from: 0, to, from_stride: 0, to_stride, bytes, count: layout.outer });
+    }
+
+    /// Fills pieces with zeros; nothing is read.
+    pub fn push_zero_pieces(&mut self, pieces: Pieces) {
+        let Pieces { to, to_stride, bytes, count, .. } = pieces;
+        let (outer, piece) = joined(count, bytes, to_stride == bytes);
         let unit = widest_unit([to, piece, if outer > 1 { to_stride } else { 0 }, 0]);
         let kind = kind::ZERO + narrowness(unit);
         self.add(RowMove { to, to_stride, kind, ..Default::default() }, outer, piece, unit);
@@ -255,19 +326,18 @@ impl Moves {
     }
 }
 
-/// Bytes of a piece of the row at its source and at its target.
-const fn piece_bytes(layout: RowLayout, change: Change) -> (u64, u64) {
-    let wide = layout.inner_bytes as u64;
+/// Bytes at the source of what has so many at the target.
+const fn source_bytes(bytes: u64, change: Change) -> u64 {
     match change {
-        Change::None | Change::Round => (wide, wide),
-        Change::Widen => (wide / 2, wide),
-        Change::Narrow => (wide, wide / 2),
+        Change::None | Change::Round => bytes,
+        Change::Widen => bytes / 2,
+        Change::Narrow => bytes * 2,
     }
 }
 
 /// Number of pieces, and bytes of each. Pieces without gaps between them, at source and target, are joined into one.
-const fn pieces(layout: RowLayout, piece: u64, is_gapless: bool) -> (usize, u64) {
-    if is_gapless && layout.outer > 0 { (1, piece * layout.outer as u64) } else { (layout.outer, piece) }
+const fn joined(count: usize, bytes: u64, is_gapless: bool) -> (usize, u64) {
+    if is_gapless && count > 0 { (1, bytes * count as u64) } else { (count, bytes) }
 }
 
 /// The widest unit, in bytes, that divides all numbers.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::driver::{DeviceError, Driver};
-use super::moves::{Change, Moves, RowIn};
+use super::moves::{Change, Moves, Pieces, RowIn};
 use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned};
 use crate::tensor::RowLayout;
 
@@ -124,6 +124,40 @@ impl Queue {
     pub unsafe fn zero_row(&mut self, layout: RowLayout, to: RowIn) {
         self.make_room_for_move();
         self.moves.push_zeros(layout, to);
+    }
+
+    /// Moves pieces of a row within the device's memory.
+    ///
+    /// # Safety
+    /// The addresses of the pieces must be in memory of the queue's device. The memory must stay allocated until
+    /// [`Queue::synchronise`] returns.
+    pub unsafe fn move_pieces(&mut self, pieces: &[Pieces], change: Change) {
+        for &pieces in pieces {
+            self.make_room_for_move();
+            self.moves.push_pieces(pieces, change);
+        }
+    }
+
+    /// Moves pieces of a row from the host to the device; their `from` counts from the row's first byte. If there is no
+    /// memory for it on the way, only this move fails.
+    ///
+    /// # Safety
+    /// As for [`Queue::move_pieces`], for the addresses to write.
+    pub unsafe fn upload_pieces(&mut self, pieces: &[Pieces], row: &[u8], change: Change) -> Result<(), DeviceError> {
+        self.make_room(Moves::bytes_with_carried(row.len()) + pieces.len() * Moves::move_bytes())?;
+        self.moves.push_carried_pieces(pieces, row, change);
+        Ok(())
+    }
+
+    /// Fills pieces with zeros.
+    ///
+    /// # Safety
+    /// As for [`Queue::move_pieces`], for the addresses to write.
+    pub unsafe fn zero_pieces(&mut self, pieces: &[Pieces]) {
+        for &pieces in pieces {
+            self.make_room_for_move();
+            self.moves.push_zero_pieces(pieces);
+        }
     }
 
     fn make_room_for_move(&mut self) {

@@ -20,7 +20,7 @@ use parking_lot::MutexGuard;
 use run::Arguments;
 pub use run::{Given, Overlay, Run};
 
-use super::batch_tensor::{BatchTensor, row_of, take_on_host};
+use super::batch_tensor::{BatchTensor, row_of, take_gapped_on_host, take_on_host};
 use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
@@ -31,7 +31,7 @@ use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Strings, TensorMemory};
-use crate::tensor::{DataType, RowAt, RowLayout, StorageType};
+use crate::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType};
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;
@@ -169,6 +169,23 @@ impl Step {
             Some(made) => made.take_row(&self.copier, layout, at, to, storage),
             None => {
                 take_on_host(layout, self.output(index, None)?.bytes, at, to.host(), storage);
+                Ok(())
+            }
+        }
+    }
+
+    /// As [`Step::take_output`], without the gap of the row.
+    pub fn take_gapped_output(
+        &self,
+        index: usize,
+        at: &GappedRow,
+        to: BytesMut,
+        storage: StorageType,
+    ) -> Result<(), SessionError> {
+        match &self.outputs[index].made {
+            Some(made) => made.take_gapped_row(&self.copier, at, to, storage),
+            None => {
+                take_gapped_on_host(at, self.output(index, None)?.bytes, to.host(), storage);
                 Ok(())
             }
         }

@@ -1,0 +1,310 @@
+//! A check at load of what `growing_padding` promises: that rows with states of different lengths get the same from a
+//! run that they share, with padding, as from a run of their own.
+//!
+//! The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A new state or output
+//! may differ by the rounding of its type. Only one instance of a model has to check it.
+
+use super::gather::constant;
+use super::generated::{self, RowValues};
+use crate::binding::{Binding, BoundControl, BoundInput, BoundState, Flag, Initial, InitialContent, InputAxis, Source};
+use crate::error::{LoadError, RequestError};
+use crate::memory::{BytesMut, rows};
+use crate::session::{Copier, Run, Step};
+use crate::store::{HasState, RowState, StateStore};
+use crate::tensor::{DataType, Dims, RowAt, RowLayout, StorageType, element_count};
+
+/// Lengths of the states of two rows. A third row has the length with which sequences start.
+const LENGTHS: [i64; 2] = [7, 4];
+/// Elements of a row along open dimensions of other inputs.
+const OPEN: i64 = 2;
+/// The byte that padding consists of. It makes a number of each type, such as 0.75 in fp32.
+const PADDING: u8 = 0x3f;
+
+/// What one row has after a run: the values of each output that can be read.
+type Answers = Vec<(String, Vec<i64>, Vec<f64>)>;
+
+/// A row with random values.
+struct CheckedRow {
+    state: RowState,
+    /// Which row; its values follow from this.
+    number: usize,
+    length: i64,
+}
+
+impl HasState for CheckedRow {
+    fn state(&self) -> &RowState {
+        &self.state
+    }
+
+    fn state_mut(&mut self) -> &mut RowState {
+        &mut self.state
+    }
+
+    fn steps(&self, binding: &Binding, input: usize, axis: usize) -> Option<usize> {
+        usize::try_from(input_dims(&binding.inputs[input])[axis]).ok()
+    }
+}
+
+/// Refuses a model whose rows get other values when they share a run with padding. `most_rows`: of a run.
+pub fn check_padding(
+    binding: &Binding,
+    most_rows: usize,
+    store: &mut StateStore,
+    step: &mut Step,
+    copier: &Copier,
+) -> Result<(), LoadError> {
+    let Some(padding) = binding.growing_padding.as_ref().filter(|_| most_rows > 1) else { return Ok(()) };
+    let refused = |why| LoadError::GrowingPadding { side: padding.side, why };
+    let at_start: Vec<Vec<i64>> = beside(binding).map(|state| state.initial.dims.clone()).collect();
+    let lengths: Vec<i64> = LENGTHS.into_iter().chain(padding.length(&at_start)).take(most_rows).collect();
+    store.set_padding(PADDING);
+    let together = run(binding, &lengths, 0, store, step, copier);
+    store.set_padding(0);
+    let together =
+        together.map_err(|error| refused(format!("states of {lengths:?} elements cannot share a run: {error}")))?;
+    for (number, (&length, shared)) in lengths.iter().zip(together).enumerate() {
+        let alone = run(binding, &[length], number, store, step, copier);
+        let alone =
+            alone.map_err(|error| refused(format!("the check with a state of {length} elements failed: {error}")))?;
+        let alone = alone.into_iter().next().unwrap_or_default();
+        if let Some(why) = difference(binding, &alone, &shared) {
+            return Err(refused(format!(
+                "a sequence with states of {length} elements gets other values if it shares a run with one of {}: {why}",
+                LENGTHS[0]
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn beside(binding: &Binding) -> impl Iterator<Item = &BoundState> {
+    binding.states.iter().filter(|state| !state.is_in_slot())
+}
+
+/// Runs rows with states of these lengths. `first` is the number of the first row.
+fn run(
+    binding: &Binding,
+    lengths: &[i64],
+    first: usize,
+    store: &mut StateStore,
+    step: &mut Step,
+    copier: &Copier,
+) -> Result<Vec<Answers>, RequestError> {
+    let row = |(number, &length): (usize, &i64)| {
+        let given = binding.states.iter().enumerate().map(|(index, state)| given(state, index, number, length));
+        let state = RowState { given: given.collect(), ..RowState::default() };
+        CheckedRow { state, number, length }
+    };
+    let mut batch: Vec<_> = (first..).zip(lengths).map(row).collect();
+    let done = run_batch(binding, &mut batch, store, step);
+    copier.synchronise()?;
+    store.release();
+    step.give_back();
+    done
+}
+
+fn run_batch(
+    binding: &Binding,
+    batch: &mut [CheckedRow],
+    store: &mut StateStore,
+    step: &mut Step,
+) -> Result<Vec<Answers>, RequestError> {
+    let rows = batch.len();
+    store.load(batch, rows)?;
+    for (index, input) in binding.inputs.iter().enumerate() {
+        fill(binding, index, input, batch, store, step)?;
+    }
+    step.run(Run { as_graph: false, ..store.run(batch, rows, &[]) })?;
+    store.check(step, rows)?;
+    let mut answers: Vec<(usize, Answers)> = Vec::new();
+    for (position, row) in batch.iter().enumerate() {
+        answers.push((row.number, read(binding, position, rows, store, step)?));
+    }
+    answers.sort_by_key(|(number, _)| *number);
+    Ok(answers.into_iter().map(|(_, answers)| answers).collect())
+}
+
+/// The value of a state of a row; `None` for that with which sequences start.
+fn given(state: &BoundState, index: usize, number: usize, length: i64) -> Option<Initial> {
+    let mut dims = state.initial.dims.clone();
+    if let Some(axis) = state.padded_axis {
+        dims[axis] = length;
+    } else if !is_float(state.data_type) || !state.is_in_slot() {
+        return None;
+    }
+    let bytes = random(state.data_type, element_count(&dims)?, &[0, index, number]);
+    Some(Initial { dims, content: InitialContent::Bytes(bytes) })
+}
+
+/// The dims of an input that requests carry: those that are open have a fixed number of elements.
+fn input_dims(input: &BoundInput) -> Vec<i64> {
+    input.dims.iter().map(|&dim| if dim < 0 { OPEN } else { dim }).collect()
+}
+
+fn fill(
+    binding: &Binding,
+    index: usize,
+    input: &BoundInput,
+    batch: &[CheckedRow],
+    store: &StateStore,
+    step: &mut Step,
+) -> Result<(), RequestError> {
+    let rows = batch.len();
+    let mut dims = input_dims(input);
+    if let Some(axis) = input.batch_axis {
+        dims[axis] = 1;
+    }
+    let repeated = |bytes: &[u8]| bytes.repeat(element_count(&dims).unwrap_or(0));
+    let value = |row: &CheckedRow| match &input.source {
+        Source::Control(BoundControl::Flag { flag, no, yes }) => repeated(if *flag == Flag::Ready { yes } else { no }),
+        Source::Lengths { of } => {
+            let axis = match &binding.inputs[*of].source {
+                Source::Request(request) => request.ragged_axis.unwrap_or(0),
+                _ => 0,
+            };
+            let length = input_dims(&binding.inputs[*of])[axis];
+            repeated(&length.to_le_bytes()[..input.data_type.byte_size().unwrap_or(1)])
+        }
+        // Without a batch axis, the rows share the value.
+        _ => {
+            let number = if input.batch_axis.is_some() { row.number } else { 0 };
+            random(input.data_type, element_count(&dims).unwrap_or(0), &[1, index, number])
+        }
+    };
+    match &input.source {
+        Source::State(_) => return Ok(()),
+        Source::Constant(bytes) => return constant(step, index, input, bytes, rows),
+        Source::Request(request) if request.optional => {
+            step.omit(index);
+            return Ok(());
+        }
+        Source::Generated(of) => {
+            let values = batch.iter().enumerate().map(|(position, row)| {
+                let past = usize::try_from(row.length).unwrap_or(0);
+                let new = |added: InputAxis| {
+                    usize::try_from(input_dims(&binding.inputs[added.input])[added.axis]).unwrap_or(0)
+                };
+                RowValues::new(of, binding, |_| past as u64, |_| past, new, store.gap(position))
+            });
+            return generated::fill(step, index, input, of, &values.collect::<Vec<_>>());
+        }
+        _ if input.data_type == DataType::Bytes => {
+            return Ok(step.set_strings(index, &dims, rows, std::iter::empty())?);
+        }
+        Source::Request(_) | Source::Lengths { .. } | Source::Control(_) => {}
+    }
+    let shape =
+        || RequestError::InputShape { name: input.name.clone(), came: dims.clone(), wanted: input.dims.clone() };
+    let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(shape)?;
+    let values: Vec<_> = batch.iter().map(value).collect();
+    let rows = if input.batch_axis.is_some() { rows } else { 1 };
+    let buffer = step.input(index, &dims, rows)?;
+    for (position, value) in values.iter().enumerate().take(rows) {
+        rows::put(layout, value, buffer, RowAt { position, rows });
+    }
+    Ok(())
+}
+
+/// The values of a row's outputs. On a device, those that stay there are left out.
+fn read(
+    binding: &Binding,
+    position: usize,
+    rows: usize,
+    store: &StateStore,
+    step: &Step,
+) -> Result<Answers, RequestError> {
+    let mut answers = Vec::new();
+    for (index, bound) in binding.outputs.iter().enumerate() {
+        if bound.data_type == DataType::Bytes {
+            continue;
+        }
+        let output = store.output_rows(step, index, rows)?;
+        let mut bytes = vec![0; output.row_bytes(position)];
+        let (at, to) = (output.at(position), BytesMut::Host(&mut bytes));
+        match output.gapped(position) {
+            Some(row) => step.take_gapped_output(index, &row, to, StorageType::Exact)?,
+            None if step.has_made(index) => step.take_output(index, output.layout, at, to, StorageType::Exact)?,
+            None if output.view.bytes.is_empty() => continue,
+            None => rows::take(output.layout, output.view.bytes, at, to.host()),
+        }
+        answers.push((bound.name.clone(), output.row_dims(position), numbers(bound.data_type, &bytes)));
+    }
+    Ok(answers)
+}
+
+/// Which of the answers differ, if some do by more than rounding.
+fn difference(binding: &Binding, alone: &Answers, shared: &Answers) -> Option<String> {
+    for ((name, dims, alone), (_, shared_dims, shared)) in alone.iter().zip(shared) {
+        if dims != shared_dims {
+            let (dims, shared) = (Dims(dims), Dims(shared_dims));
+            return Some(format!("'{name}' is {shared} instead of {dims}"));
+        }
+        let data_type = binding.outputs.iter().find(|output| output.name == *name)?.data_type;
+        let largest = alone.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
+        let differs = |(alone, shared): (&f64, &f64)| {
+            let is_close = (alone - shared).abs() <= rounding(data_type) * largest;
+            !is_close && alone != shared && !(alone.is_nan() && shared.is_nan())
+        };
+        if let Some((at, (alone, shared))) = alone.iter().zip(shared).enumerate().find(|(_, pair)| differs(*pair)) {
+            return Some(format!("element {at} of '{name}' is {shared} instead of {alone}"));
+        }
+    }
+    None
+}
+
+/// How much values of a type may differ, as a share of the largest.
+const fn rounding(data_type: DataType) -> f64 {
+    match data_type {
+        DataType::Fp64 | DataType::Fp32 => 1e-3,
+        DataType::Fp16 => 1e-2,
+        DataType::Bf16 => 5e-2,
+        _ => 0.0,
+    }
+}
+
+const fn is_float(data_type: DataType) -> bool {
+    matches!(data_type, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
+}
+
+/// Random elements: numbers from -1 to 1, or whole numbers that are 0 or 1, which are valid indices of most tables.
+fn random(data_type: DataType, count: usize, seed: &[usize]) -> Vec<u8> {
+    let mut state = seed.iter().fold(0, |state: u64, &part| mixed(state.wrapping_add(part as u64)));
+    let mut bytes = Vec::with_capacity(count * data_type.byte_size().unwrap_or(0));
+    for _ in 0..count {
+        state = mixed(state);
+        let value = (state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0;
+        match data_type {
+            DataType::Fp64 => bytes.extend(value.to_ne_bytes()),
+            DataType::Fp32 => bytes.extend((value as f32).to_ne_bytes()),
+            DataType::Fp16 => bytes.extend(half::f16::from_f64(value).to_ne_bytes()),
+            DataType::Bf16 => bytes.extend(half::bf16::from_f64(value).to_ne_bytes()),
+            _ => bytes.extend(&u64::to_le_bytes(state >> 63)[..data_type.byte_size().unwrap_or(0)]),
+        }
+    }
+    bytes
+}
+
+/// The next state of a SplitMix64 generator, mixed.
+const fn mixed(state: u64) -> u64 {
+    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// The elements as numbers.
+fn numbers(data_type: DataType, bytes: &[u8]) -> Vec<f64> {
+    let size = data_type.byte_size().unwrap_or(1);
+    let number = |bytes: &[u8]| {
+        let mut eight = [0; 8];
+        eight[..size].copy_from_slice(bytes);
+        match data_type {
+            DataType::Fp64 => f64::from_le_bytes(eight),
+            DataType::Fp32 => f64::from(f32::from_bits(u32::from_le_bytes([eight[0], eight[1], eight[2], eight[3]]))),
+            DataType::Fp16 => half::f16::from_le_bytes([eight[0], eight[1]]).to_f64(),
+            DataType::Bf16 => half::bf16::from_le_bytes([eight[0], eight[1]]).to_f64(),
+            _ => u64::from_le_bytes(eight) as f64,
+        }
+    };
+    bytes.chunks_exact(size).map(number).collect()
+}
