@@ -30,7 +30,7 @@ def converted(deployment, name: str, *options: str) -> str:
     if not folder.exists():
         (folder / "1").mkdir(parents=True)
         [library] = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
-        command = [CONVERT, EXPORTS / f"{name}.onnx", "-o", folder / "1" / "model.onnx", *options]
+        command = [str(CONVERT), str(EXPORTS / f"{name}.onnx"), "-o", str(folder / "1" / "model.onnx"), *options]
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"ORT_DYLIB_PATH": str(library)})
     deployment.admin.load_model(served)
     return served

@@ -36,15 +36,6 @@ BATCHES = {
     "int8": 64,
 }
 
-#: What is not there yet.
-MISSING: dict[str, str] = {
-    model: reason
-    for reason, models in {
-        "growing_padding": ["decoder", "merged_decoder"],
-    }.items()
-    for model in models
-}
-
 
 def whole(seed: int, *shape: int) -> np.ndarray:
     """Whole numbers, whose sums are exact."""
@@ -70,8 +61,6 @@ def load(kitchen):
 
     def loaded(page: Page, *models: str) -> None:
         for model in models:
-            if model in MISSING:
-                pytest.skip(MISSING[model])
             if model not in kitchen.loaded:
                 for step in page.steps(model):
                     loaded(page_of(step), step)
@@ -297,8 +286,6 @@ def test_a_script(deploy, tmp_path):
     """The greedy search of the RNN-T page, on the server: with the same tokens."""
     own = with_python_backend(deploy, tmp_path)
     rnnt, page = PAGES["rnnt.md"], PAGES["several-graphs.md"]
-    if "decoder_joint" in MISSING:
-        pytest.skip(MISSING["decoder_joint"])
     rnnt.write("decoder_joint", graph(rnnt, "decoder_joint"), own.repository)
     for path in ("rnnt/config.pbtxt", "rnnt/1/model.py"):
         file = own.repository / path
