@@ -204,7 +204,7 @@ struct World {
     rule_broken: HashSet<u64>,
     /// Ids with a START that waited behind an END in its slot, so that another START may have overtaken it.
     overtaken: HashSet<u64>,
-    /// Incarnations that have received a request after their START.
+    /// Incarnations that have received a request of their own after their START.
     continued: HashSet<u64>,
 }
 
@@ -266,7 +266,7 @@ impl World {
                     assert!(self.rule_broken.contains(&sent.id), "{sent:?} was refused");
                 }
             }
-            if !sent.start {
+            if !sent.start && slot.as_ref().ok() == self.slots.get(&sent.incarnation) {
                 self.continued.insert(sent.incarnation);
             }
             rows.push((sent, slot.ok()));
