@@ -15,12 +15,11 @@ const LONG: i64 = 96;
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
 
-/// An axis of an input.
+/// The axis of an input that has the steps, or the batch.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct InputAxis {
-    /// The input.
     pub input: String,
-    /// Its axis that has the steps.
     pub axis: usize,
 }
 

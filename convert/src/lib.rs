@@ -17,7 +17,7 @@
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
-//! Only `verify` knows ONNX Runtime. Nothing here reads or writes files.
+//! Only `verify` knows ONNX Runtime, and only `verify` opens files: the models that it compares.
 
 mod analysis;
 mod batch;

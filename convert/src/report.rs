@@ -1,5 +1,7 @@
 //! What a conversion did.
 
+#![expect(missing_docs, reason = "most names say it")]
+
 use std::fmt;
 
 use serde::{Serialize, Serializer};
@@ -26,7 +28,6 @@ impl fmt::Display for Pair {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartsAt {
-    /// Zeros.
     Zero,
     /// This value in each element.
     Value(f64),
@@ -39,22 +40,17 @@ pub enum StartsAt {
 /// A state of the converted model.
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
-    /// Its two ends.
     #[serde(flatten)]
     pub pair: Pair,
     /// The node that it belongs to.
     pub node: String,
-    /// That node's operator.
     pub operator: String,
-    /// The data type.
     #[serde(rename = "data_type", serialize_with = "type_text")]
     pub elem: i32,
-    /// The dimensions.
     #[serde(serialize_with = "dims_text")]
     pub dims: Vec<Dim>,
     /// Bytes that a sequence keeps, if all its other dimensions are fixed.
     pub bytes: Option<i64>,
-    /// Where it starts.
     pub starts_at: StartsAt,
 }
 
@@ -71,9 +67,7 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The steps.
     Steps {
-        /// On this axis.
         axis: usize,
     },
     /// The number of steps in each row.
@@ -85,27 +79,20 @@ pub enum Role {
 /// An input of requests.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepInput {
-    /// Its name.
     pub name: String,
-    /// The data type.
     #[serde(rename = "data_type", serialize_with = "type_text")]
     pub elem: i32,
-    /// The dimensions.
     #[serde(serialize_with = "dims_text")]
     pub dims: Vec<Dim>,
-    /// What it has.
     pub role: Role,
 }
 
 /// An output of responses.
 #[derive(Clone, Debug, Serialize)]
 pub struct StepOutput {
-    /// Its name.
     pub name: String,
-    /// The data type.
     #[serde(rename = "data_type", serialize_with = "type_text")]
     pub elem: i32,
-    /// The dimensions.
     #[serde(serialize_with = "dims_text")]
     pub dims: Vec<Dim>,
     /// The axis of the steps. Without one, the output is that of the last step.
@@ -117,9 +104,7 @@ pub struct StepOutput {
 pub struct Report {
     /// The axes that have the steps.
     pub time: Vec<InputAxis>,
-    /// The inputs of requests.
     pub inputs: Vec<StepInput>,
-    /// The outputs of responses.
     pub outputs: Vec<StepOutput>,
     /// The states, those that the model had first.
     pub states: Vec<State>,
@@ -129,7 +114,6 @@ pub struct Report {
     pub steps_multiple: i64,
     /// Some node takes one quantization scale over a whole request.
     pub quantizes: bool,
-    /// What a user should know.
     pub warnings: Vec<String>,
 }
 

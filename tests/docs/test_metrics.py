@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask for metrics that exist, and docs/metrics.md lists each metric."""
+"""The dashboard and the alert rules ask for metrics that exist, and docs/metrics.md lists each metric and reason."""
 
 import json
 import re
@@ -46,3 +46,12 @@ def test_every_metric_of_the_code_is_documented():
 def test_every_metric_is_on_the_dashboard():
     text = " ".join(expressions())
     assert [name for name in KINDS if name not in text] == []
+
+
+def test_every_reason_of_a_failed_request_is_documented():
+    code = (ROOT / "src/error/request.rs").read_text()
+    [labels] = re.findall(r"const LABELS: \[\(Self, &str\); \d+\] = \[(.*?)\];", code, re.S)
+    page = (ROOT / "docs/metrics.md").read_text()
+    [table] = re.findall(r"^\| `reason` \|.*?\n\n", page, re.M | re.S)
+    documented = re.findall(r"`(\w+)`", " ".join(row.split("|")[1] for row in table.splitlines()[2:] if row))
+    assert documented and sorted(re.findall(r'"(\w+)"', labels)) == sorted(documented)

@@ -31,32 +31,14 @@ const QUANTIZED_TOLERANCE: f64 = 0.1;
 
 /// Why two models can't be compared.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum VerifyError {
-    /// There is no such library, or it can't be used.
     #[error("the ONNX Runtime library {library} cannot be used: {why}")]
-    Library {
-        /// The file.
-        library: String,
-        /// What it said.
-        why: String,
-    },
-    /// A model can't be loaded.
+    Library { library: String, why: String },
     #[error("ONNX Runtime refuses the {model} model: {why}")]
-    Load {
-        /// Which one.
-        model: &'static str,
-        /// What it said.
-        why: String,
-    },
-    /// A model fails.
+    Load { model: &'static str, why: String },
     #[error("the {model} model fails: {why}")]
-    Run {
-        /// Which one.
-        model: &'static str,
-        /// What it said.
-        why: String,
-    },
-    /// Some answers aren't the original's.
+    Run { model: &'static str, why: String },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
 }
@@ -75,10 +57,9 @@ pub struct Compared {
 }
 
 /// The three models of a comparison, and the environment that runs them.
+#[expect(missing_docs, reason = "the names say it")]
 pub struct Models<'a> {
-    /// The original.
     pub original: &'a Path,
-    /// The converted one.
     pub converted: &'a Path,
     /// The one that computes where states start.
     pub initial_states: Option<&'a Path>,

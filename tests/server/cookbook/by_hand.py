@@ -69,7 +69,8 @@ class _Sequence:
                 fed[name] = np.concatenate([before, fed[name]], axis)
             self.kept[name] = np.take(fed[name], range(-elements, 0), axis)
         for name, value in self.steps.constants.items():
-            fed[name] = np.array(value, self.oracle.dtype(name)).reshape(self.steps.export.dims(name))
+            shape = [dim if isinstance(dim, int) else 1 for dim in self.steps.export.dims(name)]
+            fed[name] = np.array(value, self.oracle.dtype(name)).reshape(shape)
         for name, made in self.steps.generated.items():
             fed[name] = np.array(made(self.count, fed | self.sequence.state), self.oracle.dtype(name))
         before = dict(self.sequence.state)

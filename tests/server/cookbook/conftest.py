@@ -8,7 +8,7 @@ from harness.deployment import Deployment
 
 
 @pytest.fixture(scope="session")
-def kitchen(tmp_path_factory):
+def cookbook_deployment(tmp_path_factory):
     made = Deployment(tmp_path_factory.mktemp("cookbook"), control_model=False)
     yield made
     made.stop()

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 from cookbook.by_hand import ByHand, Steps
 from cookbook.pages import FOLDER, Page, export
-from harness.conversations import talk, together
+from harness.conversations import together
+from harness.deployment import Deployment
+from harness.graphs import graph as graph_of
+from harness.graphs import node
 from harness.models import quantized
 from harness.models.families import FAMILIES
 from harness.python_backend import with_python_backend
 from support.oracle import Oracle
+from support.paths import CONVERT, INSPECT, ROOT, SILERO_VAD
 from triton_stateful import Sequence
 
 PAGES = {file.name: Page(file.name) for file in sorted(FOLDER.glob("*.md"))}
@@ -56,28 +64,28 @@ def graph(page: Page, model: str) -> bytes:
 
 
 @pytest.fixture
-def load(kitchen):
+def load(cookbook_deployment):
     """Loads models of a page, once."""
 
     def loaded(page: Page, *models: str) -> None:
         for model in models:
-            if model not in kitchen.loaded:
+            if model not in cookbook_deployment.loaded:
                 for step in page.steps(model):
                     loaded(page_of(step), step)
-                page.write(model, graph(page, model), kitchen.repository)
-                kitchen.admin.load_model(model)
-                kitchen.loaded[model] = ""
+                page.write(model, graph(page, model), cookbook_deployment.repository)
+                cookbook_deployment.admin.load_model(model)
+                cookbook_deployment.loaded[model] = ""
 
     return loaded
 
 
 @pytest.fixture
-def agrees(kitchen, load):
+def agrees(cookbook_deployment, load):
     """Runs a page's client twice at once, with other data, and compares with ONNX Runtime stepped by hand."""
 
     def check(page: str, function: str, models: dict[str, Steps], *each_data: tuple, instead_of=None) -> list:
         load(PAGES[page], *models)
-        served = PAGES[page].client(function, kitchen.server.grpc_url, instead_of=instead_of)
+        served = PAGES[page].client(function, cookbook_deployment.server.grpc_url, instead_of=instead_of)
         by_hand = PAGES[page].client(function, "nowhere", ByHand(models), instead_of)
         answers = together(lambda data=data: served(*data) for data in each_data)
         for answer, data in zip(answers, each_data, strict=True):
@@ -92,10 +100,21 @@ def agrees(kitchen, load):
 
 
 @pytest.mark.parametrize(("page", "model"), MODELS, ids=[model for _, model in MODELS])
-def test_a_configuration_is_served(kitchen, load, page, model):
+def test_a_configuration_is_served(cookbook_deployment, load, page, model):
     load(PAGES[page], model)
-    config = kitchen.admin.get_model_config(model).config
+    config = cookbook_deployment.admin.get_model_config(model).config
     assert config.max_batch_size == BATCHES.get(model, 0)
+
+
+@pytest.mark.parametrize(("page", "model"), MODELS, ids=[model for _, model in MODELS])
+def test_a_configuration_follows_the_advice_for_known_models(tmp_path, page, model):
+    if PAGES[page].fixture(model) == "ensemble":
+        pytest.skip("it has no graph")
+    PAGES[page].write(model, graph(PAGES[page], model), tmp_path)
+    [file] = tmp_path.glob("*/1/*.onnx")
+    configs = [f"--config={config}" for config in tmp_path.glob("*/config.pbtxt")]
+    said = subprocess.run([INSPECT, file, "--quiet", *configs], capture_output=True, text=True, check=True)
+    assert "the signature is that of" not in said.stderr
 
 
 def steps(model: str, **how) -> dict[str, Steps]:
@@ -136,7 +155,8 @@ def test_wenet(agrees):
 
 
 def test_fastconformer(agrees):
-    agrees("asr-encoder.md", "encode_windows", steps("fastconformer"), (whole(1, 80, 400),), (whole(2, 80, 600),))
+    models = steps("fastconformer", constants={"length": 121}, context={"audio_signal": (9, 2, True)})
+    agrees("asr-encoder.md", "encode_windows", models, (whole(1, 80, 400),), (whole(2, 80, 600),))
 
 
 def greedy(frames: np.ndarray) -> list[int]:
@@ -180,16 +200,16 @@ def test_speech_synthesis(agrees):
     assert [answer.shape[2] for answer in answers] == [12 * 1920, 1920]
 
 
-def test_a_voice_is_kept_from_a_sequence(kitchen, load):
+def test_a_voice_is_kept_from_a_sequence(cookbook_deployment, load):
     """As the page says: what `state()` returns is a voice."""
     load(PAGES["tts.md"], "flow_lm")
     text = {"sequence": np.zeros((1, 0, 32), np.float32), "text_embeddings": whole(1, 1, 4, 1024)}
     latent = {"sequence": whole(2, 1, 1, 32), "text_embeddings": np.zeros((1, 0, 1024), np.float32)}
     recording = {f"state_{at}": whole(at, 2, 1, 6, 16, 64) for at in range(0, 18, 3)}
-    with Sequence(kitchen.server.grpc_url, "flow_lm", states=recording) as first:
+    with Sequence(cookbook_deployment.server.grpc_url, "flow_lm", states=recording) as first:
         first.step(text)
         voice = first.state()
-        with Sequence(kitchen.server.grpc_url, "flow_lm", states=voice) as second:
+        with Sequence(cookbook_deployment.server.grpc_url, "flow_lm", states=voice) as second:
             expected = first.step(latent)["conditioning"]
             np.testing.assert_array_equal(second.step(latent)["conditioning"], expected)
 
@@ -219,12 +239,12 @@ def test_a_language_model(agrees):
     agrees("llm-decoder.md", "generate", models, ([5, 6, 7], 12), ([8, 9], 15))
 
 
-def test_a_language_model_whose_client_sends_masks(kitchen, load):
+def test_a_language_model_whose_client_sends_masks(cookbook_deployment, load):
     page = PAGES["llm-decoder.md"]
     load(page, "decoder.stateful")
     by_hand = ByHand(steps("decoder.stateful"))("", "decoder.stateful")
     past = 0
-    with Sequence(kitchen.server.grpc_url, "decoder.stateful") as served:
+    with Sequence(cookbook_deployment.server.grpc_url, "decoder.stateful") as served:
         for ids in ([[5, 6, 7]], [[8]], [[9]], [[3, 4]]):
             length = len(ids[0])
             positions = np.arange(past, past + length)[None]
@@ -248,12 +268,12 @@ def test_a_limited_past(agrees):
     agrees("asr-encoder.md", "encode_chunks", models, *data, instead_of={"wenet": "wenet_limited"})
 
 
-def test_an_ensemble(kitchen, load, agrees):
+def test_an_ensemble(cookbook_deployment, load, agrees):
     encoder, ctc = (ByHand(steps(model, **how)) for model, how in (("wenet", WENET), ("ctc", {})))
     page = PAGES["several-graphs.md"]
     load(page, "recogniser")
     features = [whole(seed, 330, 80) for seed in (1, 2)]
-    served = page.client("tokens", kitchen.server.grpc_url)
+    served = page.client("tokens", cookbook_deployment.server.grpc_url)
     answers = together(lambda part=part: served(part) for part in features)
 
     class Both:
@@ -309,29 +329,83 @@ def test_a_script(deploy, tmp_path):
         assert tokens
 
 
-# ---- a batch that is fixed
+# ---- models that are converted
 
 
-def test_a_fixed_batch_is_opened(deployment):
-    opened = PAGES["batch-1.md"].client("open_batch", "")
-    [line] = [line for line in PAGES["batch-1.md"].text.splitlines() if line.startswith("model = open_batch")]
-    [path] = [line for line in PAGES["batch-1.md"].text.splitlines() if line.startswith("onnx.save")]
-    assert path == 'onnx.save(model, "policy.stateful/1/policy.onnx")'
-    fixed = FAMILIES["rsl_rl"]()
-    axes = ast.literal_eval(line[line.index("{") : line.rindex(")")])
-    export = dataclasses.replace(fixed, fixed_batch=False)
-    model = export.served("policy", "opened_policy.stateful")
-    talk(deployment, dataclasses.replace(model, build=lambda: opened(fixed.build(), axes)))
-    assert deployment.admin.get_model_config(model.name).config.max_batch_size == 64
+def converted(page: str, file: str, model: bytes, folder: Path, replaced: Mapping[str, str] | None = None) -> Path:
+    """Runs the page's commands in a folder that has the model in this file; the repository that they make."""
+    [commands] = re.findall(r"^```\n(mkdir .*?)^```$", PAGES[page].text, re.MULTILINE | re.DOTALL)
+    for written, other in {"build/bin/stateful-convert": str(CONVERT), **(replaced or {})}.items():
+        assert written in commands
+        commands = commands.replace(written, other)
+    (folder / file).write_bytes(model)
+    subprocess.run(["bash", "-ec", commands], cwd=folder, check=True)
+    return folder / "models"
 
 
-def test_a_batch_that_a_graph_mixes_is_not_opened():
-    opened = PAGES["batch-1.md"].client("open_batch", "")
-    model = FAMILIES["gtcrn"]().build()
-    tensors = [*model.graph.input, *model.graph.output]
-    axes = {
-        tensor.name: next(at for at, dim in enumerate(tensor.type.tensor_type.shape.dim) if dim.dim_value == 1)
-        for tensor in tensors
-    }
-    with pytest.raises(AssertionError):
-        opened(model, axes)
+def serve(deployment: Deployment, repository: Path, model: str, name: str, more: str = "") -> None:
+    """Serves a converted model under another name, with these lines added to the configuration that was written."""
+    shutil.copytree(repository / model, deployment.repository / name)
+    with (deployment.repository / name / "config.pbtxt").open("a") as config:
+        config.write(more)
+    deployment.admin.load_model(name)
+    assert deployment.admin.get_model_config(name).config.max_batch_size == 64
+
+
+def policy() -> onnx.ModelProto:
+    """What the exporter of rsl_rl makes of an LSTM and a layer: all dims are fixed."""
+    rng = np.random.default_rng(3)
+    shapes = {"W": (1, 1024, 48), "R": (1, 1024, 256), "B": (1, 2048), "A": (256, 12)}
+    weights = {name: rng.normal(scale=0.1, size=shape).astype(np.float32) for name, shape in shapes.items()}
+    nodes = [
+        node("Unsqueeze", "obs zero", "steps"),
+        node("LSTM", "steps W R B - h_in c_in", "all h_out c_out", hidden_size=256),
+        node("Squeeze", "all front", "features"),
+        node("MatMul", "features A", "actions"),
+    ]
+    states = [("h", "fp32", (1, 1, 256)), ("c", "fp32", (1, 1, 256))]
+    sides = (
+        [("obs", "fp32", (1, 48)), *((f"{name}_in", kind, dims) for name, kind, dims in states)],
+        [("actions", "fp32", (1, 12)), *((f"{name}_out", kind, dims) for name, kind, dims in states)],
+    )
+    return graph_of(nodes, *sides, {**weights, "zero": np.array([0]), "front": np.array([0, 1])})
+
+
+def test_the_batch_of_a_policy_is_opened(cookbook_deployment, tmp_path):
+    model = policy().SerializeToString()
+    serve(cookbook_deployment, converted("batch-1.md", "policy.onnx", model, tmp_path), "policy", "opened_policy")
+    address = cookbook_deployment.server.grpc_url
+    act = PAGES["robot-policy.md"].client("act", address, instead_of={"policy.stateful": "opened_policy"})
+    each = [
+        np.random.default_rng(seed).normal(size=(count, 1, 48)).astype(np.float32) for seed, count in ((1, 9), (2, 12))
+    ]
+    for observations, actions in zip(each, together(lambda part=part: act(part) for part in each), strict=True):
+        sequence = Oracle(model, {"h_in": "h_out", "c_in": "c_out"}).new_sequence()
+        expected = [sequence.step({"obs": observation})["actions"] for observation in observations]
+        np.testing.assert_allclose(np.array(actions), np.array(expected), rtol=0, atol=1e-5)
+
+
+def test_the_batch_of_the_published_silero_vad_is_opened(cookbook_deployment, tmp_path):
+    """With the command of the page, and then the lines for its input."""
+    model = SILERO_VAD.with_name("silero_vad_openvino_16k.onnx").read_bytes()
+    pairs = {"'<<<h_in, h_out>>> <<<c_in, c_out>>>'": "'<<<state, stateN>>>'"}
+    repository = converted("batch-1.md", "policy.onnx", model, tmp_path, pairs)
+    _, config = PAGES["vad.md"].models["silero_vad"]
+    more = "".join(line + "\n" for line in config.splitlines() if line.startswith("input") or "input_context" in line)
+    serve(cookbook_deployment, repository, "policy", "opened_silero_vad", more)
+    address = cookbook_deployment.server.grpc_url
+    speech = PAGES["vad.md"].client("speech", address, instead_of={"silero_vad": "opened_silero_vad"})
+    samples = [np.random.default_rng(seed).normal(size=(20, 1, 512)).astype(np.float32) for seed in (1, 2)]
+    for chunks, found in zip(samples, together(lambda part=part: speech(part) for part in samples), strict=True):
+        sequence = Oracle(model, {"state": "stateN"}).new_sequence()
+        before, expected = np.zeros((1, 64), np.float32), []
+        for chunk in chunks:
+            expected.append(sequence.step({"input": np.concatenate([before, chunk], 1)})["output"].item())
+            before = chunk[:, -64:]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+def test_a_model_without_state_inputs_is_converted(cookbook_deployment, tmp_path):
+    model = (ROOT / "convert" / "tests" / "exports" / "torch_lstm2.onnx").read_bytes()
+    repository = converted("time-series.md", "lstm.onnx", model, tmp_path)
+    serve(cookbook_deployment, repository, "lstm", "converted_series")
