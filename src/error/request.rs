@@ -208,12 +208,12 @@ pub enum RequestError {
     )]
     InputMemory { name: String, source: MemoryError },
 
-    /// A counter is larger than the type of the generated input can hold.
+    /// A number is larger than the type of the generated input can hold.
     #[error(
-        "generated input '{name}' ({written}) cannot go on: {count} is reached, and {data_type} holds values up to {most}; \
+        "generated input '{name}' ({written}) cannot go on: {value} is reached, and {data_type} holds values up to {most}; \
          the request has not run, start the sequence again"
     )]
-    GeneratedTooLarge { name: String, written: String, count: u64, data_type: DataType, most: i64 },
+    GeneratedTooLarge { name: String, written: String, value: i128, data_type: DataType, most: i64 },
     /// The states of a sequence that vary in size would become larger than they may.
     #[error(
         "the sequence's growing states would have {bytes} bytes, and {limit} are allowed \
