@@ -147,7 +147,9 @@ pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result
 /// Splits `value:first`.
 fn with_first(text: &str, form: &str, value: Assigned) -> Result<(Assigned, First), ConfigError> {
     let Assigned::One(value) = value else { return Err(bad(CONTEXT, text, form)) };
-    let Some((value, word)) = value.rsplit_once(':') else { return Ok((Assigned::One(value), First::default())) };
+    let Some((value, word)) = value.rsplit_once(':') else {
+        return Ok((Assigned::One(value), First::default()));
+    };
     match FIRST.iter().find(|(known, _)| *known == word) {
         Some((_, first)) => Ok((Assigned::One(value.to_owned()), *first)),
         None => Err(bad(CONTEXT, text, format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {form}"))),
@@ -162,13 +164,8 @@ fn with_axis(
     value: Assigned,
 ) -> Result<(String, Option<usize>), ConfigError> {
     let Assigned::One(value) = value else { return Err(bad(name, text, form)) };
-    match value.rsplit_once('@') {
-        None => Ok((value, None)),
-        Some((value, axis)) => match axis.parse() {
-            Ok(axis) => Ok((value.to_owned(), Some(axis))),
-            Err(_) => Err(bad(name, text, format!("'{axis}' is no axis; {form}"))),
-        },
-    }
+    let (value, axis) = parameters::with_axis(&value).map_err(|why| bad(name, text, format!("{why}; {form}")))?;
+    Ok((value.to_owned(), axis))
 }
 
 #[cfg(test)]

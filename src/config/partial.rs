@@ -195,9 +195,16 @@ impl PartialConfig {
         controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
-    /// Whether a parameter of assignments, such as `input_context`, has one for this tensor.
-    pub fn gives(&self, parameter: &str, tensor: &str) -> bool {
-        self.parameters.assigns(parameter, tensor)
+    /// Whether a parameter of assignments, such as `input_context`, has one for this input.
+    pub fn gives(&self, parameter: &str, input: &str) -> bool {
+        match parameter {
+            "constant_inputs" => self.constants.iter().any(|(name, _)| name == input),
+            "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
+            "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
+            "input_context" => self.contexts.iter().any(|context| context.input == input),
+            "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),
+            _ => false,
+        }
     }
 
     /// Whether the configuration asks for sequences and not for states, so that a model without states is served.
