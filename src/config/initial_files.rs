@@ -1,4 +1,4 @@
-//! The files that hold initial states.
+//! What initial states are read from: files, and the model's metadata.
 
 use std::collections::BTreeMap;
 use std::fs::File;

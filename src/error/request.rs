@@ -368,6 +368,19 @@ impl RequestError {
         }
     }
 
+    /// The answer to a request whose sequence starts with `states`, which have no elements. If a run failed, they may be
+    /// the reason.
+    pub fn with_empty_start(&self, states: &str) -> triton::Error {
+        let mut text = self.to_string();
+        if matches!(self, Self::Session(_) | Self::OutputRows { .. }) {
+            text += &format!(
+                "; the sequence starts with states that have no elements: {states}; if such a state always has the same \
+                 length, write it in parameter 'state_dims'"
+            );
+        }
+        triton::Error::new(self.code(), text)
+    }
+
     /// A client acts on the code, so it says who has to act: the client (`INVALID_ARG`, `NOT_FOUND`), the client later
     /// (`UNAVAILABLE`), or the operator (`INTERNAL`, `UNSUPPORTED`).
     fn code(&self) -> Code {

@@ -39,8 +39,8 @@ impl Prepared {
         partial.add(&plan.additions);
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
-        let files = InitialFiles::read(repository, &config.states, session.metadata())?;
-        let binding = Binding::new(&config, &plan.pairs, signature, &files)?;
+        let sources = InitialFiles::read(repository, &config.states, session.metadata())?;
+        let binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;
         if settings.completes {
