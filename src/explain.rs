@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 
 use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
 use crate::completion::Origins;
-use crate::config::{Config, First, PairsFrom};
+use crate::config::{Config, FirstRequest, PairsFrom};
 use crate::session::{BatchScale, Signature, TensorInfo};
 use crate::tensor::StorageType;
 
@@ -189,9 +189,9 @@ fn requests(request: &RequestInput, info: &TensorInfo, config: &Config) -> Strin
     if let Some(context) = request.context {
         text += &format!(", {} of the last in front along axis {}", context.length, context.axis);
         text += match context.first {
-            First::Zeros => "",
-            First::Repeat => ", at first the first element repeated",
-            First::Whole => ", at first the whole window from the client",
+            FirstRequest::Zeros => "",
+            FirstRequest::Repeat => ", at first the first element repeated",
+            FirstRequest::Whole => ", at first the whole window from the client",
         };
     }
     if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {

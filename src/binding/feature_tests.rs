@@ -94,7 +94,7 @@ fn a_file_has_as_many_bytes_as_the_dims_need() {
     let pair = config.states.declared[0].pair.clone();
     let bind = |bytes: usize| {
         let files = [("f".to_owned(), vec![7; bytes])].into();
-        let sources = InitialFiles { files, ..InitialFiles::default() };
+        let sources = InitialSources { files, ..InitialSources::default() };
         Binding::new(&config, std::slice::from_ref(&pair), &[], &model(&[]), &sources)
     };
     assert_eq!(bind(16).unwrap().states[0].initial.content, InitialContent::Bytes(vec![7; 16]));

@@ -6,7 +6,7 @@ use std::fmt;
 use super::error::BindingError;
 use super::fixed::element_bytes;
 use super::{all_agree, npz};
-use crate::config::{Config, DeclaredState, InitialFiles, InitialValue};
+use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
 use crate::memory::{Strings, strings};
 use crate::tensor::{DataType, Dims, element_count};
 
@@ -38,7 +38,7 @@ impl Initial {
         dims: &[i64],
         declared: Option<&DeclaredState>,
         config: &Config,
-        sources: &InitialFiles,
+        sources: &InitialSources,
     ) -> Result<Self, BindingError> {
         let file = |file: &str| sources.files.get(file).map(Vec::as_slice).unwrap_or_default();
         if let Some(declaration) = declared

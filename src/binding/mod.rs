@@ -10,7 +10,6 @@ use std::ffi::CString;
 
 mod bound;
 mod context;
-mod doubts;
 mod error;
 mod feeds;
 mod fixed;
@@ -24,6 +23,7 @@ mod ragged;
 mod shapes;
 mod state_api;
 mod states;
+mod warnings;
 
 pub use bound::{
     BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace,
@@ -42,7 +42,7 @@ use shapes::{request_input, response_output};
 pub use state_api::{StateApi, StateTensor};
 use states::StateBinder;
 
-use crate::config::{Config, InitialFiles, StatePair};
+use crate::config::{Config, InitialSources, StatePair};
 use crate::session::{Signature, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims, StorageType};
@@ -72,7 +72,7 @@ impl Binding {
         state_pairs: &[StatePair],
         constant_outputs: &[String],
         signature: &Signature,
-        initial_sources: &InitialFiles,
+        initial_sources: &InitialSources,
     ) -> Result<Self, BindingError> {
         check_names(config, state_pairs)?;
         let mut feeds = Feeds::new(signature);

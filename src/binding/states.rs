@@ -6,7 +6,7 @@ use super::shapes::{bound, empty_dims, is_batch};
 use super::{
     BoundInput, BoundOutput, BoundState, Feeds, Source, StatePlace, agree, all_agree, batches, check_type, describe,
 };
-use crate::config::{Config, DeclaredState, InitialFiles, StateDims, StatePair, state_dims_line};
+use crate::config::{Config, DeclaredState, InitialSources, StateDims, StatePair, state_dims_line};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims, RowLayout, StorageType};
 
@@ -21,7 +21,7 @@ struct Ends<'a> {
 /// What binding a state needs to know.
 pub(super) struct StateBinder<'a> {
     pub config: &'a Config,
-    pub initial_sources: &'a InitialFiles,
+    pub initial_sources: &'a InitialSources,
     pub signature: &'a Signature,
     /// All states.
     pub pairs: &'a [StatePair],

@@ -73,7 +73,7 @@ fn with_controls(controls: &[Value]) -> Value {
 pub(super) fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
     let config = Config::for_tests(config, &[]).unwrap();
     let pairs = config.states.all_pairs(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
-    Binding::new(&config, &pairs.unwrap().0, &[], signature, &InitialFiles::default())
+    Binding::new(&config, &pairs.unwrap().0, &[], signature, &InitialSources::default())
 }
 
 /// Binding fails, and the text has every one of these parts.
@@ -434,7 +434,8 @@ fn an_output_that_is_the_same_in_every_run_needs_no_batch() {
     assert_refused(&config, &signature, &["output 'version'", "either leave the batch dimension out"]);
     let config = Config::for_tests(&config, &[]).unwrap();
     let pairs = [StatePair { input: "s_in".to_owned(), output: "s_out".to_owned() }];
-    let binding = Binding::new(&config, &pairs, &["version".to_owned()], &signature, &InitialFiles::default()).unwrap();
+    let binding =
+        Binding::new(&config, &pairs, &["version".to_owned()], &signature, &InitialSources::default()).unwrap();
     let version = output(&binding, "version");
     assert_eq!((version.batch_axis, version.form), (None, ShapeForm::Unbatched));
     assert_eq!((version.dims.as_deref(), version.empty_dims.as_slice()), (Some(&[1][..]), &[0, 1][..]));

@@ -9,7 +9,7 @@
 mod by_shape;
 mod could_be_generated;
 mod fill;
-mod known;
+mod known_models;
 mod pairing;
 mod plan;
 mod unpaired;

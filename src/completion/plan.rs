@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::fill::{self, Known};
-use super::known::Advice;
+use super::known_models::Advice;
 use super::pairing::Taken;
 use super::{CompletionError, by_shape, could_be_generated, state_pairs, unpaired};
 use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair, StatePairs};
@@ -129,7 +129,7 @@ fn found_pairs(
         Err(CompletionError::NoPairs { .. }) if config.allows_no_states() => return Ok(Vec::new()),
         found => found,
     };
-    if !settings.completes && !config.wants_pairs_by_name() {
+    if !settings.completes && !config.wants_found_pairs() {
         return Err(ConfigError::MissingParameter {
             name: "state_pairs",
             why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \

@@ -210,7 +210,7 @@ impl PartialConfig {
     }
 
     /// Whether the configuration asks for states that are found in the signature, also where nothing is completed.
-    pub fn wants_pairs_by_name(&self) -> bool {
+    pub fn wants_found_pairs(&self) -> bool {
         matches!(self.states.pairs, StatePairs::Auto | StatePairs::AutoByShape)
     }
 
