@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 
 use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
 use crate::completion::Origins;
-use crate::config::{Config, First, GENERATED_INPUTS, PairsFrom, parameter_line};
+use crate::config::{Config, FirstRequest, PairsFrom};
 use crate::session::{BatchScale, Signature, TensorInfo};
 use crate::tensor::StorageType;
 
@@ -33,39 +33,7 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
     }
     let slot = &binding.slot;
     let bytes = format!("state: {} bytes a sequence, {} with alignment", slot.state_bytes(), slot.slot_bytes());
-    let last = [bytes].into_iter().chain(could_be_generated(config, binding, signature)).collect();
-    [lines(&tensors), lines(&states), last].concat().join("\n")
-}
-
-/// Says which inputs of requests the backend could make, if their names and the names of their dims say exactly what they
-/// are.
-fn could_be_generated(config: &Config, binding: &Binding, signature: &Signature) -> Option<String> {
-    let info = |name: &str| signature.inputs.iter().find(|info| info.name == name);
-    let requests = || binding.request_inputs().filter_map(|(input, _)| info(&input.name));
-    let with_symbol = |symbol: &str| {
-        let has = |info: &&TensorInfo| info.symbols.iter().any(|other| other == symbol);
-        requests().filter(|info| !["position_ids", "attention_mask"].contains(&info.name.as_str())).find(has)
-    };
-    let position_ids = || {
-        let of = with_symbol(info("position_ids")?.symbols.last().filter(|symbol| !symbol.is_empty())?)?;
-        Some(format!("position_ids=positions({})", of.name))
-    };
-    let attention_mask = || {
-        let (past, new) = info("attention_mask")?.symbols.last()?.split_once(" + ")?;
-        let growing = binding.states.iter().filter(|state| state.dims.contains(&-1));
-        let mut growing = growing.filter_map(|state| info(&binding.inputs[state.input].name));
-        let state = growing.find(|info| info.symbols.iter().any(|symbol| symbol == past))?;
-        Some(format!("attention_mask=mask({}, {})", state.name, with_symbol(new)?.name))
-    };
-    let of_requests = |name: &str| requests().any(|info| info.name == name);
-    let position_ids = of_requests("position_ids").then(position_ids).flatten();
-    let attention_mask = of_requests("attention_mask").then(attention_mask).flatten();
-    let entries: Vec<String> = position_ids.into_iter().chain(attention_mask).collect();
-    if entries.is_empty() || !config.generated.is_empty() {
-        return None;
-    }
-    let line = parameter_line(GENERATED_INPUTS, &entries.join(" "));
-    Some(format!("the backend can make inputs of requests itself, so that clients need not send them: write {line}"))
+    [lines(&tensors), lines(&states), vec![bytes]].concat().join("\n")
 }
 
 /// The lines of a table, without the blanks at their ends.
@@ -221,9 +189,9 @@ fn requests(request: &RequestInput, info: &TensorInfo, config: &Config) -> Strin
     if let Some(context) = request.context {
         text += &format!(", {} of the last in front along axis {}", context.length, context.axis);
         text += match context.first {
-            First::Zeros => "",
-            First::Repeat => ", at first the first element repeated",
-            First::Whole => ", at first the whole window from the client",
+            FirstRequest::Zeros => "",
+            FirstRequest::Repeat => ", at first the first element repeated",
+            FirstRequest::Whole => ", at first the whole window from the client",
         };
     }
     if let Some(axis) = request.ragged_axis.filter(|_| request.is_padded) {

@@ -36,12 +36,12 @@ struct Header {
     steps: u64,
     /// What is counted for generated inputs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    counters: Vec<Count>,
+    counters: Vec<CounterEntry>,
 }
 
 /// A counter of a generated input.
 #[derive(Serialize, Deserialize)]
-struct Count {
+struct CounterEntry {
     name: String,
     count: u64,
 }
@@ -78,7 +78,7 @@ impl Snapshot {
             contexts: contexts.clone().map(context).collect(),
             held_inputs: held.clone().map(held_entry).collect(),
             steps: self.extras.steps,
-            counters: counters.map(|(name, count)| Count { name, count }).collect(),
+            counters: counters.map(|(name, count)| CounterEntry { name, count }).collect(),
         };
         let entries = || header.states.iter().chain(&header.contexts).chain(&header.held_inputs);
         let data: usize = entries().map(|entry| entry.byte_size).sum();

@@ -47,6 +47,9 @@ pub enum ConvertError {
     /// No recurrence was found.
     #[error("{}", nothing(.0))]
     Nothing(Vec<String>),
+    /// The graph's description names states in another form than the backend reads.
+    #[error("{0}")]
+    Description(String),
     /// An option names something that isn't there.
     #[error("{0}")]
     Option(String),
@@ -65,7 +68,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let mut model = onnx::read(bytes)?;
     let mut graph = model.graph.take().unwrap_or_default();
     let opset = opset(&model);
-    let described = described_pairs(graph.doc_string());
+    let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs)?;
     let mut opened = Vec::new();
@@ -110,23 +113,41 @@ fn with_graph(model: &ModelProto, graph: GraphProto) -> ModelProto {
     ModelProto { graph: Some(graph), ..model.clone() }
 }
 
-/// The pairs that a graph's description names, in the form that the backend reads.
-pub fn described_pairs(description: &str) -> Vec<Pair> {
-    let lines = description.lines().filter(|line| line.contains("InputState") && line.contains("OutputState"));
-    lines.flat_map(|line| pairs(line).unwrap_or_default()).collect()
+/// The pairs that a graph's description names, in the lines that the backend reads.
+fn described_pairs(description: &str) -> Result<Vec<Pair>, ConvertError> {
+    let mut described = Vec::new();
+    for line in description.lines() {
+        for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
+            let (Some(input), Some(output)) = (line.find(input), line.find(output)) else { continue };
+            let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
+                continue;
+            };
+            let form =
+                || format!("the graph's description names states as '{groups}': '<<<input, output>>>' is expected");
+            let swap = |pair: Pair| if input < output { pair } else { Pair { input: pair.output, output: pair.input } };
+            described.extend(pairs(groups).ok_or_else(|| ConvertError::Description(form()))?.into_iter().map(swap));
+        }
+    }
+    Ok(described)
 }
 
-/// Reads pairs written as `<<<input, output>>>`. What stands between them is left out.
+/// Reads pairs in the form of the backend's `state_pairs`: `<<<input, output>>>`, separated by spaces, commas or
+/// nothing. `None` if the text is anything else, or a name is in two pairs.
 pub fn pairs(text: &str) -> Option<Vec<Pair>> {
-    let mut found = Vec::new();
-    let mut rest = text;
-    while let Some((_, behind)) = rest.split_once("<<<") {
-        let (pair, behind) = behind.split_once(">>>")?;
+    let mut found: Vec<Pair> = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (pair, behind) = rest.strip_prefix("<<<")?.split_once(">>>")?;
         let (input, output) = pair.split_once(',')?;
-        found.push(Pair { input: input.trim().to_owned(), output: output.trim().to_owned() });
-        rest = behind;
+        let (input, output) = (input.trim(), output.trim());
+        let is_known = found.iter().any(|known| known.input == input || known.output == output);
+        if is_known || input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
+            return None;
+        }
+        found.push(Pair { input: input.to_owned(), output: output.to_owned() });
+        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
     }
-    Some(found)
+    (!found.is_empty()).then_some(found)
 }
 
 fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
@@ -146,7 +167,7 @@ fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
         };
         if input.elem() != output.elem() || !same_dims {
             let shape = |value: &ValueInfoProto| {
-                format!("{} {}", onnx::type_name(value.elem()), list(&value.dims().unwrap_or_default()))
+                format!("{} {}", onnx::type_name(value.elem()), onnx::bracketed(&value.dims().unwrap_or_default()))
             };
             return Err(ConvertError::Option(format!(
                 "'{}' ({}) and '{}' ({}) can't be the two ends of a state: type and dims must agree",
@@ -158,11 +179,6 @@ fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
         }
     }
     Ok(())
-}
-
-/// Dimensions in brackets.
-pub fn list(dims: &[Dim]) -> String {
-    format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))
 }
 
 /// Refuses outputs that aren't the steps alone.
@@ -310,4 +326,37 @@ fn describe(graph: &mut GraphProto, described: &[Pair], report: &Report) {
     let line = format!("InputState, OutputState: {}", new.join(" "));
     let own = graph.doc_string();
     graph.doc_string = Some(if own.is_empty() { line } else { format!("{own}\n{line}") });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(input: &str, output: &str) -> Pair {
+        Pair { input: input.to_owned(), output: output.to_owned() }
+    }
+
+    #[test]
+    fn pairs_are_read_as_the_backend_reads_them() {
+        let two = Some(vec![pair("a", "b"), pair("c d", "e/f:0")]);
+        for text in ["<<<a, b>>> <<<c d, e/f:0>>>", "<<<a,b>>>,<<<c d,e/f:0>>>", "  <<< a ,b>>><<<c d,e/f:0 >>>\n"] {
+            assert_eq!(pairs(text), two, "{text}");
+        }
+        let wrong =
+            ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,b>>> x", "x <<<a,b>>>", "<<<<a,b>>>"];
+        for text in wrong.into_iter().chain(["<<<a,b>>> <<<a,c>>>", "<<<a,b>>> <<<c,b>>>"]) {
+            assert_eq!(pairs(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_description_names_pairs_in_the_order_it_states() {
+        let description = "for speech\nInputState, OutputState pairs: <<<a, b>>> <<<c, d>>> (two)\n\
+                           PastValueOutput/PastValueInput <<<e_out, e_in>>>\nOutputState only <<<x, y>>>";
+        let expected = [pair("a", "b"), pair("c", "d"), pair("e_in", "e_out")];
+        assert_eq!(described_pairs(description).unwrap(), expected);
+        assert_eq!(described_pairs("").unwrap(), []);
+        let error = described_pairs("InputState OutputState <<<a>>>").unwrap_err().to_string();
+        assert!(error.contains("'<<<a>>>'") && error.contains("<<<input, output>>>"), "{error}");
+    }
 }

@@ -32,6 +32,6 @@ mod time;
 pub mod verify;
 
 pub use analysis::InputAxis;
-pub use convert::{ConvertError, Converted, Options, convert, list, pairs};
+pub use convert::{ConvertError, Converted, Options, convert, pairs};
 pub use report::Pair;
 pub use time::Refusal;

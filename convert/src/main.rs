@@ -103,7 +103,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<String, Problem> {
     let bytes = fs::read(&arguments.model).map_err(at(&arguments.model))?;
     let states = match &arguments.states {
-        Some(text) => pairs(text).filter(|pairs| !pairs.is_empty()).ok_or_else(|| Problem::States(text.clone()))?,
+        Some(text) => pairs(text).ok_or_else(|| Problem::States(text.clone()))?,
         None => Vec::new(),
     };
     let options = Options {

@@ -10,7 +10,7 @@ const MAX_BATCH_SIZE: i64 = 64;
 pub fn config(report: &Report, model: &str, initial_states: Option<&str>, chunk: Option<i64>) -> String {
     let mut text = "backend: \"stateful\"\n".to_owned();
     if model != "model.onnx" {
-        text += &format!("default_model_filename: \"{model}\"\n");
+        text += &format!("default_model_filename: {}\n", quoted(model));
     }
     if let Some(chunk) = chunk {
         text += &signature(report, chunk);
@@ -33,7 +33,12 @@ pub fn config(report: &Report, model: &str, initial_states: Option<&str>, chunk:
 }
 
 fn parameter(name: &str, value: &str) -> String {
-    format!("parameters {{ key: \"{name}\" value {{ string_value: \"{value}\" }} }}\n")
+    format!("parameters {{ key: {} value {{ string_value: {} }} }}\n", quoted(name), quoted(value))
+}
+
+/// The text in quotes. JSON and the text format have the same escapes for what names can have.
+fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 /// The inputs with a fixed number of steps, where each has its batch dimension in front or none has one.
@@ -60,8 +65,8 @@ fn signature(report: &Report, chunk: i64) -> String {
         };
         let dims: Vec<String> = (usize::from(has_batch)..input.dims.len()).map(dim).collect();
         text += &format!(
-            "input {{ name: \"{}\" data_type: {} dims: [ {} ] }}\n",
-            input.name,
+            "input {{ name: {} data_type: {} dims: [ {} ] }}\n",
+            quoted(&input.name),
             data_type(input.elem),
             dims.join(", ")
         );
@@ -77,5 +82,16 @@ fn data_type(elem: i32) -> String {
         "BFLOAT16" => "TYPE_BF16".to_owned(),
         "DOUBLE" => "TYPE_FP64".to_owned(),
         name => format!("TYPE_{name}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_quotes_are_escaped() {
+        let line = r#"parameters { key: "state_pairs" value { string_value: "<<<h\"0\", C:\\h>>>" } }"#;
+        assert_eq!(parameter("state_pairs", r#"<<<h"0", C:\h>>>"#), format!("{line}\n"));
     }
 }

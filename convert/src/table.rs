@@ -1,8 +1,7 @@
 //! What a conversion did, for people.
 
 use comfy_table::{Table, presets};
-use stateful_convert::list;
-use stateful_convert::onnx::type_name;
+use stateful_convert::onnx::{bracketed, type_name};
 use stateful_convert::report::{Report, Role, StartsAt};
 use stateful_convert::verify::Compared;
 
@@ -37,12 +36,12 @@ fn signature(report: &Report) -> String {
             Role::Lengths => "the number of steps of each row".to_owned(),
             Role::Other => String::new(),
         };
-        vec!["input".to_owned(), input.name.clone(), type_name(input.elem).to_owned(), list(&input.dims), has]
+        vec!["input".to_owned(), input.name.clone(), type_name(input.elem).to_owned(), bracketed(&input.dims), has]
     };
     let output = |output: &stateful_convert::report::StepOutput| {
         let last = if report.time.is_empty() { "" } else { "the last step" };
         let has = output.axis.map_or(last.to_owned(), |axis| format!("the steps, on axis {axis}"));
-        vec!["output".to_owned(), output.name.clone(), type_name(output.elem).to_owned(), list(&output.dims), has]
+        vec!["output".to_owned(), output.name.clone(), type_name(output.elem).to_owned(), bracketed(&output.dims), has]
     };
     let rows = report.inputs.iter().map(input).chain(report.outputs.iter().map(output)).collect();
     made(&["", "name", "type", "dims", "has"], rows)
@@ -60,7 +59,7 @@ fn states(report: &Report) -> String {
             state.pair.input.clone(),
             state.pair.output.clone(),
             type_name(state.elem).to_owned(),
-            list(&state.dims),
+            bracketed(&state.dims),
             state.bytes.map_or("?".to_owned(), |bytes| bytes.to_string()),
             starts,
             format!("{} {}", state.operator, state.node).trim().to_owned(),

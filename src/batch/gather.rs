@@ -3,7 +3,7 @@
 use super::Row;
 use super::generated::{self, RowValues};
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
-use crate::config::First;
+use crate::config::FirstRequest;
 use crate::error::RequestError;
 use crate::memory::ClientBytes;
 use crate::memory::client::copy_all;
@@ -158,7 +158,7 @@ fn windows(
             }
         };
         rows::put_window(layout.chunks(position, rows, from, whole - from), sent, buffer);
-        if kept.is_none() && request.context.is_some_and(|context| context.first == First::Repeat) {
+        if kept.is_none() && request.context.is_some_and(|context| context.first == FirstRequest::Repeat) {
             let first = layout.chunks(position, rows, from, 1);
             (0..from).for_each(|step| {
                 rows::copy_window(first.clone(), layout.chunks(position, rows, step, 1), buffer);

@@ -93,8 +93,8 @@ impl RowValues {
 
     /// Ones up to all of `length` elements.
     fn last(generated: &Generated, count: u64, length: usize) -> Self {
-        let ones = value(generated, count).and_then(|ones| usize::try_from(ones).ok());
-        Self::Last { ones: ones.map_or(length, |ones| ones.min(length)), length }
+        let ones = usize::try_from(value(generated, count)).unwrap_or(length).min(length);
+        Self::Last { ones, length }
     }
 
     /// How many values these are.
@@ -112,7 +112,8 @@ impl RowValues {
         let ones = |to: &mut Vec<u8>, count: usize| to.extend(generated.one.repeat(count));
         match self {
             Self::Numbers { first, count } => {
-                let values = (first..).take(count).map(|number| value(generated, number).unwrap_or(i64::MAX));
+                let in_64_bits = |value: i128| i64::try_from(value).unwrap_or(i64::MAX);
+                let values = (first..).take(count).map(|number| in_64_bits(value(generated, number)));
                 values.for_each(|value| append_whole(data_type, value, to));
             }
             Self::Mask { past, new } => {
@@ -148,10 +149,10 @@ fn check(binding: &Binding, row: &Row) -> Result<(), RequestError> {
     for (input, generated) in binding.generated() {
         let RowValues::Numbers { first, count } = RowValues::of(generated, binding, row, Gap::NONE) else { continue };
         let Some(last) = (count as u64).checked_sub(1).map(|behind| first.saturating_add(behind)) else { continue };
-        let most = largest_whole(input.data_type);
-        if value(generated, last).is_none_or(|value| value > most) {
+        let (value, most) = (value(generated, last), largest_whole(input.data_type));
+        if value > i128::from(most) {
             let (name, written, data_type) = (input.name.clone(), generated.written.clone(), input.data_type);
-            return Err(RequestError::GeneratedTooLarge { name, written, count: last, data_type, most });
+            return Err(RequestError::GeneratedTooLarge { name, written, value, data_type, most });
         }
     }
     Ok(())
@@ -216,9 +217,9 @@ fn own_length(binding: &Binding, row: &Row, of: InputAxis) -> usize {
     }
 }
 
-/// A number with its factor and addend; `None` if no number of 64 bits can be it.
-fn value(generated: &Generated, number: u64) -> Option<i64> {
-    i64::try_from(number).ok()?.checked_mul(generated.factor)?.checked_add(generated.addend)
+/// A number with its factor and addend, which 64 bits may not hold.
+const fn value(generated: &Generated, number: u64) -> i128 {
+    number as i128 * generated.factor as i128 + generated.addend as i128
 }
 
 /// The largest number up to which a type has every whole number.
@@ -323,10 +324,11 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_64_bits_cannot_have_is_none() {
+    fn a_number_that_64_bits_cannot_hold_is_told_as_it_is() {
         let of = generated(GeneratedValue::Count { counter: 0 }, 2, 1);
-        assert_eq!(value(&of, 20), Some(41));
-        assert_eq!(value(&of, u64::MAX), None);
-        assert_eq!(value(&of, i64::MAX as u64), None);
+        assert_eq!(value(&of, 20), 41);
+        assert_eq!(value(&of, u64::MAX), 2 * i128::from(u64::MAX) + 1);
+        let largest = generated(GeneratedValue::Count { counter: 0 }, i64::MAX, i64::MAX);
+        assert_eq!(value(&largest, u64::MAX), (1 << 64) * i128::from(i64::MAX));
     }
 }

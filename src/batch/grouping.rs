@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::Row;
 use super::generated::shared_values;
 use crate::binding::{Binding, GrowingPadding, ShapeForm};
-use crate::config::First;
+use crate::config::FirstRequest;
 use crate::tensor::{STRING_BYTES, element_count};
 
 /// Bytes to which an input, or the padded states, may be filled up whatever the lengths of the rows are: 64 rows of a
@@ -116,7 +116,7 @@ impl Grouping {
                     padded: request.ragged_axis.filter(|_| request.is_padded).map(|axis| axis + in_front),
                     first_is_longer: request
                         .context
-                        .filter(|context| context.first == First::Whole)
+                        .filter(|context| context.first == FirstRequest::Whole)
                         .map(|context| (context.axis + in_front, context.length)),
                     element_bytes: input.data_type.byte_size().unwrap_or(STRING_BYTES),
                 });

@@ -3,7 +3,7 @@
 use std::ffi::CString;
 
 use super::{Generated, Initial, InitialContent, Trim};
-use crate::config::First;
+use crate::config::FirstRequest;
 use crate::tensor::{DataType, Gap, GappedRow, RowAt, RowLayout, StorageType};
 
 /// An input of the model.
@@ -61,7 +61,7 @@ impl RequestInput {
         if let Some(context) = self.context {
             let of_model = dims[context.axis];
             // The first request has more. Its length is checked when it is known which request is the first.
-            let is_any = of_model < 0 || context.first == First::Whole;
+            let is_any = of_model < 0 || context.first == FirstRequest::Whole;
             dims[context.axis] = if is_any { -1 } else { of_model - context.length as i64 };
         }
         if let Some(axis) = input.batch_axis {
@@ -98,7 +98,7 @@ pub struct BoundContext {
     pub axis: usize,
     /// Steps along it.
     pub length: usize,
-    pub first: First,
+    pub first: FirstRequest,
     /// Bytes that are kept: those of the steps, and where an absent context differs from zeros, one that says whether it
     /// is there.
     pub bytes: usize,
@@ -107,23 +107,23 @@ pub struct BoundContext {
 }
 
 impl BoundContext {
-    pub(super) const fn new(axis: usize, length: usize, first: First, window_bytes: usize) -> Self {
-        let bytes = if matches!(first, First::Zeros) { window_bytes } else { window_bytes + 1 };
+    pub(super) const fn new(axis: usize, length: usize, first: FirstRequest, window_bytes: usize) -> Self {
+        let bytes = if matches!(first, FirstRequest::Zeros) { window_bytes } else { window_bytes + 1 };
         Self { axis, length, first, bytes, slot_entry: 0 }
     }
 
     /// Whether a sequence without a context differs from one whose context is zeros.
     pub fn can_be_absent(&self) -> bool {
-        self.first != First::Zeros
+        self.first != FirstRequest::Zeros
     }
 
     /// The least steps that a request must carry, and how many exactly, if that is known. `of_model`: the model's
     /// dimension. Decoding has checked what is the same for all requests.
     pub fn lengths(&self, of_model: i64, is_first: bool) -> (usize, Option<usize>) {
         match (self.first, is_first) {
-            (First::Zeros, _) | (First::Repeat, false) => (0, None),
-            (First::Repeat, true) => (1, None),
-            (First::Whole, is_first) => {
+            (FirstRequest::Zeros, _) | (FirstRequest::Repeat, false) => (0, None),
+            (FirstRequest::Repeat, true) => (1, None),
+            (FirstRequest::Whole, is_first) => {
                 let in_front = self.in_front(is_first);
                 (self.length - in_front, usize::try_from(of_model).ok().map(|dim| dim - in_front))
             }
@@ -132,7 +132,7 @@ impl BoundContext {
 
     /// Steps in front of a request.
     pub fn in_front(&self, is_first: bool) -> usize {
-        if is_first && self.first == First::Whole { 0 } else { self.length }
+        if is_first && self.first == FirstRequest::Whole { 0 } else { self.length }
     }
 
     /// The steps in what is kept; `None` if they are absent, as at the start of a sequence.

@@ -3,7 +3,7 @@
 use super::error::BindingError;
 use super::shapes::{INPUT, is_batch, match_dims};
 use super::{BoundContext, describe};
-use crate::config::{Config, Context, First, TensorConfig, context_line};
+use crate::config::{Config, Context, FirstRequest, TensorConfig, context_line};
 use crate::session::TensorInfo;
 use crate::tensor::{DataType, Dims, WindowLayout};
 
@@ -36,7 +36,7 @@ impl<'a> WrittenContext<'a> {
 
     /// Undoes [`WrittenContext::take_off`].
     pub fn put_back(&self, dims: &mut [i64]) {
-        if self.written.first == First::Whole {
+        if self.written.first == FirstRequest::Whole {
             dims[self.axis] = self.of_model;
         } else if dims[self.axis] >= 0 {
             dims[self.axis] += self.written.length as i64;
@@ -107,7 +107,7 @@ impl<'a> WrittenContext<'a> {
 fn without(dim: i64, context: &Context) -> i64 {
     match (dim - context.length as i64).max(0) {
         _ if dim < 0 => dim,
-        left if left > 0 && context.first == First::Whole => -1,
+        left if left > 0 && context.first == FirstRequest::Whole => -1,
         left => left,
     }
 }
@@ -194,7 +194,7 @@ impl Search<'_> {
         let mut sent = self.info.dims.clone();
         sent[axis] = without(sent[axis], self.written);
         // The first request and later ones have different lengths.
-        if self.written.first == First::Whole && self.configured(axis) != Some(-1) {
+        if self.written.first == FirstRequest::Whole && self.configured(axis) != Some(-1) {
             return None;
         }
         let (batch, _) =
@@ -217,7 +217,7 @@ impl Search<'_> {
         let TensorConfig { name, data_type, dims, .. } = self.tensor;
         let (written, model, length) = (Dims(dims), Dims(&self.info.dims), self.written.length);
         let wrong = match self.written.first {
-            First::Whole => format!(
+            FirstRequest::Whole => format!(
                 "with ':whole', the first request carries {length} elements more than later ones, and dims {written} of \
                  the configuration do not allow both for the model's {model}"
             ),

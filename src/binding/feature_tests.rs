@@ -94,8 +94,8 @@ fn a_file_has_as_many_bytes_as_the_dims_need() {
     let pair = config.states.declared[0].pair.clone();
     let bind = |bytes: usize| {
         let files = [("f".to_owned(), vec![7; bytes])].into();
-        let files = InitialFiles { files, ..InitialFiles::default() };
-        Binding::new(&config, std::slice::from_ref(&pair), &model(&[]), &files)
+        let sources = InitialSources { files, ..InitialSources::default() };
+        Binding::new(&config, std::slice::from_ref(&pair), &[], &model(&[]), &sources)
     };
     assert_eq!(bind(16).unwrap().states[0].initial.content, InitialContent::Bytes(vec![7; 16]));
     for (bytes, word) in [(12, "12 bytes"), (20, "20 bytes"), (15, "15 bytes"), (0, "0 elements")] {

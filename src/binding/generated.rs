@@ -123,7 +123,7 @@ struct Binder<'a> {
 }
 
 /// How many values a row of the input has.
-enum Count {
+enum ValuesPerRow {
     One,
     /// As many as the elements of another tensor; `None` if that varies.
     Of(Option<i64>),
@@ -131,29 +131,29 @@ enum Count {
 
 impl Binder<'_> {
     fn bind(&self, counters: &mut Vec<Counter>) -> Result<BoundInput, BindingError> {
-        let (value, count) = match &self.generated.kind {
+        let (value, values) = match &self.generated.kind {
             GeneratedKind::Count(count) => {
-                (GeneratedValue::Count { counter: numbered(counters, self.counter(count)?) }, Count::One)
+                (GeneratedValue::Count { counter: numbered(counters, self.counter(count)?) }, ValuesPerRow::One)
             }
             GeneratedKind::Positions(of) => {
                 let (of, length) = self.whole_input_axis(of)?;
                 let counter = numbered(counters, Counter::Elements(of));
-                (GeneratedValue::Positions { counter, of }, Count::Of(length))
+                (GeneratedValue::Positions { counter, of }, ValuesPerRow::Of(length))
             }
-            GeneratedKind::Length(state) => (GeneratedValue::Length(self.growing_axis(state)?), Count::One),
+            GeneratedKind::Length(state) => (GeneratedValue::Length(self.growing_axis(state)?), ValuesPerRow::One),
             GeneratedKind::Mask { state, new } => {
                 let state = self.growing_axis(state)?;
                 let new = match new {
                     NewElements::Number(number) => NewLength::Fixed(*number as usize),
                     NewElements::Of(input) => NewLength::Of(self.whole_input_axis(input)?.0),
                 };
-                (GeneratedValue::Mask { state, new }, Count::Of(None))
+                (GeneratedValue::Mask { state, new }, ValuesPerRow::Of(None))
             }
             GeneratedKind::Last { count, length } => {
                 let fixed = self.info.dims.iter().copied().rfind(|&dim| dim > 1);
                 let length = length.map(i64::from).or(fixed).ok_or_else(|| self.length_is_open())?;
                 let counter = numbered(counters, self.counter(count)?);
-                (GeneratedValue::Last { counter, length: length as usize }, Count::Of(Some(length)))
+                (GeneratedValue::Last { counter, length: length as usize }, ValuesPerRow::Of(Some(length)))
             }
         };
         let is_mask = matches!(value, GeneratedValue::Mask { .. } | GeneratedValue::Last { .. });
@@ -161,7 +161,7 @@ impl Binder<'_> {
             let kinds = if is_mask { "a mask has numbers or TYPE_BOOL" } else { "its values are numbers" };
             return Err(self.error(format!("the input is {}, and {kinds}", self.described())));
         }
-        let (batch_axis, axis) = self.axes(&count)?;
+        let (batch_axis, axis) = self.axes(&values)?;
         let is_open = axis.is_some_and(|axis| self.info.dims[axis] < 0);
         if is_open && matches!(self.generated.kind, GeneratedKind::Last { length: None, .. }) {
             return Err(self.length_is_open());
@@ -179,12 +179,12 @@ impl Binder<'_> {
     }
 
     /// The batch axis of the input to be filled, and the axis along which a row has several values.
-    fn axes(&self, count: &Count) -> Result<(Option<usize>, Option<usize>), BindingError> {
+    fn axes(&self, values: &ValuesPerRow) -> Result<(Option<usize>, Option<usize>), BindingError> {
         let (dims, symbols) = (&self.info.dims, &self.info.symbols);
         let open: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] < 0).collect();
-        let has_one_value = matches!(count, Count::One | Count::Of(Some(1)));
+        let has_one_value = matches!(values, ValuesPerRow::One | ValuesPerRow::Of(Some(1)));
         let length_is_behind =
-            |axis: usize| matches!(*count, Count::Of(Some(length)) if dims[axis + 1..].contains(&length));
+            |axis: usize| matches!(*values, ValuesPerRow::Of(Some(length)) if dims[axis + 1..].contains(&length));
         let named = open.iter().copied().find(|&axis| is_batch(&symbols[axis], self.batch_symbol));
         // Names such as `n` are usual for the batch, but a number of elements can have them, too.
         let named = named.filter(|_| has_one_value || open.len() > 1 || self.batch_symbol.is_some());
@@ -196,9 +196,9 @@ impl Binder<'_> {
         };
         let others: Vec<usize> = open.into_iter().filter(|&axis| Some(axis) != batch).collect();
         let batch = batch.filter(|_| self.config.is_batched());
-        let axis = match *count {
-            Count::One => return Ok((batch, None)),
-            Count::Of(length) => match (others.as_slice(), length) {
+        let axis = match *values {
+            ValuesPerRow::One => return Ok((batch, None)),
+            ValuesPerRow::Of(length) => match (others.as_slice(), length) {
                 (&[axis], _) => axis,
                 ([], Some(1)) => return Ok((batch, None)),
                 ([], Some(length)) => dims.iter().rposition(|&dim| dim == length).ok_or_else(|| {
@@ -271,11 +271,12 @@ impl Binder<'_> {
         let found = self.states.iter().position(|state| input(state).is_some_and(|input| input.name == of.name));
         let Some((number, state)) = found.map(|number| (number, &self.states[number])) else {
             let known: Vec<&str> = self.states.iter().filter_map(|state| Some(input(state)?.name.as_str())).collect();
-            return Err(self.error(format!(
-                "'{}' is no state's input (there is {})",
-                of.name,
-                if known.is_empty() { "none".to_owned() } else { known.join(", ") }
-            )));
+            let has = if known.is_empty() {
+                "there is no state".to_owned()
+            } else {
+                format!("states have {}", known.join(", "))
+            };
+            return Err(self.error(format!("no state has the input '{}' ({has})", of.name)));
         };
         let open: Vec<usize> = (0..state.dims.len()).filter(|&axis| state.dims[axis] < 0).collect();
         let (StatePlace::Beside(beside), false, Some(input)) = (state.place, open.is_empty(), input(state)) else {

@@ -6,7 +6,7 @@ use std::fmt;
 use super::error::BindingError;
 use super::fixed::element_bytes;
 use super::{all_agree, npz};
-use crate::config::{Config, DeclaredState, InitialFiles, InitialValue};
+use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
 use crate::memory::{Strings, strings};
 use crate::tensor::{DataType, Dims, element_count};
 
@@ -38,9 +38,9 @@ impl Initial {
         dims: &[i64],
         declared: Option<&DeclaredState>,
         config: &Config,
-        files: &InitialFiles,
+        sources: &InitialSources,
     ) -> Result<Self, BindingError> {
-        let file = |file: &str| files.files.get(file).map(Vec::as_slice).unwrap_or_default();
+        let file = |file: &str| sources.files.get(file).map(Vec::as_slice).unwrap_or_default();
         if let Some(declaration) = declared
             && let Some(initial) = &declaration.initial
         {
@@ -76,7 +76,7 @@ impl Initial {
             }
             Some((_, InitialValue::Metadata { keys, then_zeros })) => {
                 let from = format!("the model's metadata '{}'", keys.join("+"));
-                Value { name, from, data_type }.read_metadata(dims, keys, *then_zeros, &files.metadata)
+                Value { name, from, data_type }.read_metadata(dims, keys, *then_zeros, &sources.metadata)
             }
             Some((_, InitialValue::List(values))) => {
                 Value { name, from: INITIAL_STATES.to_owned(), data_type }.read_list(dims, values)

@@ -10,7 +10,6 @@ use std::ffi::CString;
 
 mod bound;
 mod context;
-mod doubts;
 mod error;
 mod feeds;
 mod fixed;
@@ -24,6 +23,7 @@ mod ragged;
 mod shapes;
 mod state_api;
 mod states;
+mod warnings;
 
 pub use bound::{
     BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace,
@@ -42,7 +42,7 @@ use shapes::{request_input, response_output};
 pub use state_api::{StateApi, StateTensor};
 use states::StateBinder;
 
-use crate::config::{Config, InitialFiles, StatePair};
+use crate::config::{Config, InitialSources, StatePair};
 use crate::session::{Signature, TensorInfo};
 use crate::state::layout::SlotLayout;
 use crate::tensor::{DataType, Dims, StorageType};
@@ -65,13 +65,14 @@ pub struct Binding {
 }
 
 impl Binding {
-    /// Binds the model, or returns the first thing that does not fit. `files` has the contents of the files that the
-    /// configuration names for initial states.
+    /// Binds the model, or returns the first thing that does not fit. `constant_outputs` are the same in every run.
+    /// `initial_sources` has what the configuration names for initial states.
     pub fn new(
         config: &Config,
         state_pairs: &[StatePair],
+        constant_outputs: &[String],
         signature: &Signature,
-        files: &InitialFiles,
+        initial_sources: &InitialSources,
     ) -> Result<Self, BindingError> {
         check_names(config, state_pairs)?;
         let mut feeds = Feeds::new(signature);
@@ -85,7 +86,7 @@ impl Binding {
         let has_no_batch = |info: &TensorInfo| {
             let pair = state_pairs.iter().find(|pair| pair.output == info.name);
             let written = pair.and_then(|pair| config.states.written_dims(&pair.input));
-            config.constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
+            constant_outputs.contains(&info.name) || written.is_some_and(|state| state.batch_axis.is_none())
         };
         for tensor in &config.outputs {
             let (_, info) = find(&signature.outputs, &tensor.name, "'output'", "output")?;
@@ -93,7 +94,8 @@ impl Binding {
         }
         let mut states = Vec::new();
         let batch_is_open = feeds.batch_is_open(config);
-        let binder = StateBinder { config, files, signature, pairs: state_pairs, batch_symbol, batch_is_open };
+        let binder =
+            StateBinder { config, initial_sources, signature, pairs: state_pairs, batch_symbol, batch_is_open };
         for pair in state_pairs {
             states.extend(binder.bind(pair, &mut feeds, &mut outputs, &states)?);
         }

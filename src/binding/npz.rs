@@ -15,14 +15,14 @@ use crate::tensor::{DataType, Dims, element_count};
 /// What NumPy adds to an array's name in an archive.
 const EXTENSION: &str = ".npy";
 
-/// Reads the array `array`, else the one called `state`, else the only one. `fits` checks the shape, and makes of it
-/// the dims of a row.
+/// Reads the array `array`, else the one called `state`, else the only one. `dims_of_row` checks the shape, and
+/// makes of it the dims of a row.
 pub fn read(
     bytes: &[u8],
     array: Option<&str>,
     state: &str,
     data_type: DataType,
-    fits: impl Fn(&[i64]) -> Result<Vec<i64>, String>,
+    dims_of_row: impl Fn(&[i64]) -> Result<Vec<i64>, String>,
     limit: usize,
 ) -> Result<(Vec<i64>, InitialContent), String> {
     let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| format!("it is no .npz file: {error}"))?;
@@ -32,7 +32,7 @@ pub fn read(
     let header = NpyHeader::from_reader(&mut entry).map_err(|error| damaged(&error))?;
     let element = element(&header.dtype(), data_type)?;
     let shape: Vec<i64> = header.shape().iter().map(|&dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
-    let dims = fits(&shape)?;
+    let dims = dims_of_row(&shape)?;
     let count = element_count(&shape).unwrap_or(usize::MAX);
     let bytes = count.checked_mul(element.bytes).filter(|&bytes| bytes <= limit && bytes <= isize::MAX as usize);
     let bytes = bytes.ok_or_else(|| format!("with shape {} it is larger than a state may be", Dims(&shape)))?;
@@ -80,7 +80,7 @@ struct Element {
 fn element(stored: &DType, data_type: DataType) -> Result<Element, String> {
     let wrong = || format!("its type is {}, and the state is {data_type}", stored.descr());
     let DType::Plain(of) = stored else { return Err(wrong()) };
-    let bytes = of.num_bytes().filter(|_| fits(of, data_type)).ok_or_else(wrong)?;
+    let bytes = of.num_bytes().filter(|_| is_of_type(of, data_type)).ok_or_else(wrong)?;
     let form = of.type_char();
     let word = if form == TypeChar::UnicodeStr { size_of::<u32>() } else { bytes };
     let foreign = if cfg!(target_endian = "little") { Endianness::Big } else { Endianness::Little };
@@ -88,7 +88,7 @@ fn element(stored: &DType, data_type: DataType) -> Result<Element, String> {
     Ok(Element { bytes, word, swaps, form })
 }
 
-fn fits(of: &TypeStr, data_type: DataType) -> bool {
+fn is_of_type(of: &TypeStr, data_type: DataType) -> bool {
     let kind = match data_type {
         DataType::Bytes => return matches!(of.type_char(), TypeChar::ByteStr | TypeChar::UnicodeStr),
         // NumPy has no such type.

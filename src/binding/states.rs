@@ -6,7 +6,7 @@ use super::shapes::{bound, empty_dims, is_batch};
 use super::{
     BoundInput, BoundOutput, BoundState, Feeds, Source, StatePlace, agree, all_agree, batches, check_type, describe,
 };
-use crate::config::{Config, DeclaredState, InitialFiles, StateDims, StatePair, state_dims_line};
+use crate::config::{Config, DeclaredState, InitialSources, StateDims, StatePair, state_dims_line};
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{DataType, Dims, RowLayout, StorageType};
 
@@ -21,7 +21,7 @@ struct Ends<'a> {
 /// What binding a state needs to know.
 pub(super) struct StateBinder<'a> {
     pub config: &'a Config,
-    pub files: &'a InitialFiles,
+    pub initial_sources: &'a InitialSources,
     pub signature: &'a Signature,
     /// All states.
     pub pairs: &'a [StatePair],
@@ -80,7 +80,7 @@ impl StateBinder<'_> {
                 _ => StorageType::Exact,
             },
             padded_axis: None,
-            initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.files)?,
+            initial: Initial::new(&input.name, data_type, &dims, declared, self.config, self.initial_sources)?,
             dims,
         };
         feeds.add(index, input)?;
@@ -132,9 +132,8 @@ impl StateBinder<'_> {
             BatchAxis::Unclear => Err(state_error(
                 info,
                 format!(
-                    "which of its open dimensions is the batch, if any, cannot be told; write the dims of such states, \
-                     with 'batch' for the batch, -1 for a dimension that varies and starts at 0, and else its length, \
-                     such as {}",
+                    "the names of its open dimensions do not say which is the batch, if any; write each dimension as \
+                     'batch', as -1 if it varies (it starts at 0), or as its length: {}",
                     self.lines_to_write()
                 ),
             )),

@@ -73,7 +73,7 @@ fn with_controls(controls: &[Value]) -> Value {
 pub(super) fn bind(config: &Value, signature: &Signature) -> Result<Binding, BindingError> {
     let config = Config::for_tests(config, &[]).unwrap();
     let pairs = config.states.all_pairs(None, || panic!("the pairs are written")).map_err(|error: ConfigError| error);
-    Binding::new(&config, &pairs.unwrap().0, signature, &InitialFiles::default())
+    Binding::new(&config, &pairs.unwrap().0, &[], signature, &InitialSources::default())
 }
 
 /// Binding fails, and the text has every one of these parts.
@@ -325,7 +325,7 @@ fn a_state_without_a_batch_dimension_is_for_one_request_at_a_time() {
 fn the_name_of_the_batch_dimension_tells_it_from_another_open_one() {
     let dims: &[i64] = &[-1, -1, 8];
     let mut signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);
-    let parts = ["state 's_in'", "which of its open dimensions is the batch", "'s_in=[batch, -1, 8]'"];
+    let parts = ["state 's_in'", "its open dimensions do not say which is the batch", "'s_in=[batch, -1, 8]'"];
     assert_refused(&plain(), &signature, &parts);
     signature.inputs[0].symbols[0] = "M".to_owned();
     signature.inputs[1].symbols = vec!["T".to_owned(), "M".to_owned(), String::new()];
@@ -365,7 +365,7 @@ fn a_number_for_a_name_does_not_say_whether_a_state_grows() {
         signature.inputs[1].symbols[1] = "s_in_dynamic_axes_1".to_owned();
         signature
     };
-    assert_refused(&unbatched(), &ends(-1), &["state 's_in'", "cannot be told", "'s_in=[2, batch]'"]);
+    assert_refused(&unbatched(), &ends(-1), &["state 's_in'", "do not say which is the batch", "'s_in=[2, batch]'"]);
     let state = bind(&unbatched(), &ends(1)).unwrap().states.remove(0);
     assert_eq!((state.batch_axis, state.initial.dims), (None, vec![2, 0]), "requests have no room for a batch");
     let state = bind(&plain(), &ends(-1)).unwrap().states.remove(0);
@@ -432,10 +432,10 @@ fn an_output_that_is_the_same_in_every_run_needs_no_batch() {
     let mut config = plain();
     list(&mut config, "output", json!({ "name": "version", "data_type": "TYPE_FP32", "dims": [1] }));
     assert_refused(&config, &signature, &["output 'version'", "either leave the batch dimension out"]);
-    let mut config = Config::for_tests(&config, &[]).unwrap();
-    config.constant_outputs.push("version".to_owned());
+    let config = Config::for_tests(&config, &[]).unwrap();
     let pairs = [StatePair { input: "s_in".to_owned(), output: "s_out".to_owned() }];
-    let binding = Binding::new(&config, &pairs, &signature, &InitialFiles::default()).unwrap();
+    let binding =
+        Binding::new(&config, &pairs, &["version".to_owned()], &signature, &InitialSources::default()).unwrap();
     let version = output(&binding, "version");
     assert_eq!((version.batch_axis, version.form), (None, ShapeForm::Unbatched));
     assert_eq!((version.dims.as_deref(), version.empty_dims.as_slice()), (Some(&[1][..]), &[0, 1][..]));

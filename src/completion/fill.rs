@@ -2,7 +2,7 @@
 
 use super::CompletionError;
 use crate::config::{
-    Additions, Context, First, OldestSequences, PartialConfig, StateDims, StatePair, States, TensorConfig,
+    Additions, Context, FirstRequest, OldestSequences, PartialConfig, StateDims, StatePair, States, TensorConfig,
     context_line, state_dims_line,
 };
 use crate::session::{Signature, TensorInfo};
@@ -152,7 +152,7 @@ fn dims_of_requests(
         // An axis that the input does not have is refused when the model is bound.
         let axis = context.axis.map_or_else(|| context_axis(contexts, context, info, batch_axis), Ok)?;
         if let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64) {
-            *dim = if context.first == First::Whole { -1 } else { *dim - context.length as i64 };
+            *dim = if context.first == FirstRequest::Whole { -1 } else { *dim - context.length as i64 };
         }
     }
     Ok(dims)

@@ -7,8 +7,9 @@
 #![forbid(unsafe_code)]
 
 mod by_shape;
+mod could_be_generated;
 mod fill;
-mod known;
+mod known_models;
 mod pairing;
 mod plan;
 mod unpaired;
@@ -87,13 +88,13 @@ fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair]) 
     if !proposed.is_empty() {
         let listed: Vec<String> = proposed.iter().map(StatePair::to_string).collect();
         text += &format!(
-            "by their types, dims and order, {} may be states: if they are, write {}; ",
+            "by their types, dims and order, {} may be states: if they are, write {}; else ",
             listed.join(" "),
             parameter_line("state_pairs", BY_SHAPE)
         );
     }
     text + &format!(
-        "write the model's states as {}, or a pattern of their names in 'state_pair_patterns'; if it has none, serve it \
+        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if the model has no states, serve it \
          with Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
          oldest {{ max_candidate_sequences: 1024 }} }}'",
         parameter_line("state_pairs", "<<<input, output>>>")

@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::fill::{Known, additions, position_warning};
-use super::known::Advice;
+use super::fill::{self, Known};
+use super::known_models::Advice;
 use super::pairing::Taken;
-use super::{CompletionError, by_shape, state_pairs, unpaired};
+use super::{CompletionError, by_shape, could_be_generated, state_pairs, unpaired};
 use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair, StatePairs};
 use crate::session::{BatchScale, Nodes, Signature};
 
@@ -20,10 +20,12 @@ pub struct Plan {
     pub origins: Origins,
     /// For the operator.
     pub warnings: Vec<String>,
-    /// Parameters that would help the clients of a known model.
+    /// Parameters that would help clients.
     pub notes: Vec<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
     pub batch_scale: Option<BatchScale>,
+    /// Outputs of the model that are the same in every run.
+    pub constant_outputs: Vec<String>,
 }
 
 /// Where the parts of a configuration come from.
@@ -68,34 +70,45 @@ impl Plan {
             ));
             Nodes::default()
         });
-        let advice = Advice::new(config, signature);
-        warnings.extend(advice.warnings);
-        let notes = advice.notes;
-        let mut plan = Self { pairs, additions: Additions::default(), origins, warnings, notes, batch_scale };
-        plan.additions.constant_outputs.clone_from(&constant_outputs);
-        if !settings.completes {
-            return Ok(plan);
+        let Advice { warnings: of_known, notes } = Advice::new(config, signature);
+        warnings.extend(of_known);
+        let additions = Additions::default();
+        let mut plan = Self { pairs, additions, origins, warnings, notes, batch_scale, constant_outputs };
+        if settings.completes {
+            plan.complete(config, signature, settings)?;
         }
+        let requests = if inputs_completed { &plan.additions.inputs } else { &config.inputs };
+        if config.generated.is_empty() {
+            plan.notes.extend(could_be_generated::note(signature, requests, &plan.pairs));
+        }
+        Ok(plan)
+    }
+
+    fn complete(
+        &mut self,
+        config: &PartialConfig,
+        signature: &Signature,
+        settings: Settings,
+    ) -> Result<(), CompletionError> {
         let taken = config.taken();
         let known = Known {
-            pairs: &plan.pairs,
+            pairs: &self.pairs,
             taken: &taken,
-            constant_outputs: &constant_outputs,
+            constant_outputs: &self.constant_outputs,
             default_max_batch_size: settings.default_max_batch_size,
-            mixes_rows: plan.batch_scale.is_some(),
+            mixes_rows: self.batch_scale.is_some(),
         };
-        plan.additions =
-            Additions { constant_outputs: constant_outputs.clone(), ..additions(config, signature, &known)? };
-        let filled = plan.additions.max_batch_size;
-        plan.warnings.extend(filled.and_then(|size| position_warning(config, signature, &known, size)));
+        self.additions = fill::additions(config, signature, &known)?;
+        let filled = self.additions.max_batch_size;
+        self.warnings.extend(filled.and_then(|size| fill::position_warning(config, signature, &known, size)));
         // An input that is listed is one that requests are to carry.
-        if inputs_completed {
+        if self.origins.inputs_completed {
             let held = config.held_inputs.iter().map(String::as_str);
             let taken: Vec<&str> = taken.iter().copied().chain(held).collect();
             let taken = Taken { otherwise: &taken, ..Taken::default() };
-            plan.warnings.extend(unpaired::warning(signature, &plan.pairs, taken));
+            self.warnings.extend(unpaired::warning(signature, &self.pairs, taken));
         }
-        Ok(plan)
+        Ok(())
     }
 }
 
@@ -116,7 +129,7 @@ fn found_pairs(
         Err(CompletionError::NoPairs { .. }) if config.allows_no_states() => return Ok(Vec::new()),
         found => found,
     };
-    if !settings.completes && !config.wants_pairs_by_name() {
+    if !settings.completes && !config.wants_found_pairs() {
         return Err(ConfigError::MissingParameter {
             name: "state_pairs",
             why: "it says which outputs of the model are its next inputs, as '<<<input, output>>>', or 'auto' to find \

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::error::ConfigError;
-use super::parameters::{Parameters, bad};
+use super::parameters::{Parameters, bad, with_axis};
 
 /// An input that no request carries, because its values follow from the sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ impl GeneratedKind {
                 (kind, inner.split(',').map(NamedAxis::parse).collect::<Result<_, _>>()?)
             }
         };
-        let wrong_arguments = || format!("'{call}' has not the names that '{kind}' takes: {FORM}");
+        let wrong_arguments = || format!("'{kind}' takes other arguments than '{call}' has: {FORM}");
         match (kind, <[NamedAxis; 1]>::try_from(arguments)) {
             ("steps", Err(arguments)) if arguments.is_empty() && call == kind => Ok(Self::Count(NamedCounter::Steps)),
             ("elements", Ok([of])) => Ok(Self::Count(NamedCounter::Elements(of))),
@@ -179,13 +179,7 @@ impl From<NamedAxis> for NewElements {
 impl NamedAxis {
     fn parse(text: &str) -> Result<Self, String> {
         let text = text.trim();
-        let (name, axis) = match text.rsplit_once('@') {
-            None => (text, None),
-            Some((name, axis)) => {
-                let axis = axis.parse().map_err(|_| format!("'{axis}' is no axis: a whole number is expected"))?;
-                (name, Some(axis))
-            }
-        };
+        let (name, axis) = with_axis(text)?;
         if name.is_empty() || name.contains(char::is_whitespace) {
             return Err(format!("'{text}' is no name: {FORM}"));
         }
@@ -269,11 +263,11 @@ mod tests {
             ("offset=", "INPUT=steps"),
             ("offset=counter", "'counter' is no kind"),
             ("offset=counter(x)", "'counter' is no kind"),
-            ("offset=steps(x)", "'steps(x)' has not the names"),
+            ("offset=steps(x)", "'steps' takes other arguments than 'steps(x)'"),
             ("offset=steps()", "'' is no name"),
-            ("offset=elements", "'elements' has not the names"),
-            ("offset=elements(x, y)", "'elements(x, y)' has not the names"),
-            ("offset=mask(a, b, c)", "'mask(a, b, c)' has not the names"),
+            ("offset=elements", "'elements' takes other arguments than 'elements'"),
+            ("offset=elements(x, y)", "'elements' takes other arguments than 'elements(x, y)'"),
+            ("offset=mask(a, b, c)", "'mask' takes other arguments than 'mask(a, b, c)'"),
             ("offset=elements(x", "no ')'"),
             ("offset=elements()", "'' is no name"),
             ("offset=elements(x y)", "'x y' is no name"),
@@ -286,7 +280,7 @@ mod tests {
             ("offset=steps*99999999999999999999", "stands behind"),
             ("offset=elements(x)y", "'y' stands behind"),
             ("m=mask(k, x)*2", "a mask has no factor"),
-            ("m=last", "'last' has not the names"),
+            ("m=last", "'last' takes other arguments than 'last'"),
             ("m=last(steps", "'last(steps' does not end with ')'"),
             ("m=last(steps)*16", "'last(steps)*16' does not end with ')': '*FACTOR'"),
             ("m=last(steps*x)", "'*x' stands behind"),

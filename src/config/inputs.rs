@@ -13,12 +13,12 @@ pub struct Context {
     pub length: usize,
     /// The axis in the model, if it is written.
     pub axis: Option<usize>,
-    pub first: First,
+    pub first: FirstRequest,
 }
 
 /// What the first inference of a sequence has in front, where no request has left a context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum First {
+pub enum FirstRequest {
     #[default]
     Zeros,
     /// The first element of the request, as often as the context is long.
@@ -27,7 +27,8 @@ pub enum First {
     Whole,
 }
 
-const FIRST: [(&str, First); 3] = [("zeros", First::Zeros), ("repeat", First::Repeat), ("whole", First::Whole)];
+const FIRST: [(&str, FirstRequest); 3] =
+    [("zeros", FirstRequest::Zeros), ("repeat", FirstRequest::Repeat), ("whole", FirstRequest::Whole)];
 
 /// An input whose rows are filled up to one length.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +91,7 @@ impl fmt::Display for Context {
         if let Some(axis) = self.axis {
             write!(f, "@{axis}")?;
         }
-        match FIRST.iter().find(|(_, first)| *first == self.first && *first != First::Zeros) {
+        match FIRST.iter().find(|(_, first)| *first == self.first && *first != FirstRequest::Zeros) {
             Some((word, _)) => write!(f, ":{word}"),
             None => Ok(()),
         }
@@ -145,9 +146,11 @@ pub(super) fn warmup_batch_sizes(parameters: &Parameters, most: usize) -> Result
 }
 
 /// Splits `value:first`.
-fn with_first(text: &str, form: &str, value: Assigned) -> Result<(Assigned, First), ConfigError> {
+fn with_first(text: &str, form: &str, value: Assigned) -> Result<(Assigned, FirstRequest), ConfigError> {
     let Assigned::One(value) = value else { return Err(bad(CONTEXT, text, form)) };
-    let Some((value, word)) = value.rsplit_once(':') else { return Ok((Assigned::One(value), First::default())) };
+    let Some((value, word)) = value.rsplit_once(':') else {
+        return Ok((Assigned::One(value), FirstRequest::default()));
+    };
     match FIRST.iter().find(|(known, _)| *known == word) {
         Some((_, first)) => Ok((Assigned::One(value.to_owned()), *first)),
         None => Err(bad(CONTEXT, text, format!("'{word}' is none of 'zeros', 'repeat', 'whole'; {form}"))),
@@ -162,13 +165,8 @@ fn with_axis(
     value: Assigned,
 ) -> Result<(String, Option<usize>), ConfigError> {
     let Assigned::One(value) = value else { return Err(bad(name, text, form)) };
-    match value.rsplit_once('@') {
-        None => Ok((value, None)),
-        Some((value, axis)) => match axis.parse() {
-            Ok(axis) => Ok((value.to_owned(), Some(axis))),
-            Err(_) => Err(bad(name, text, format!("'{axis}' is no axis; {form}"))),
-        },
-    }
+    let (value, axis) = parameters::with_axis(&value).map_err(|why| bad(name, text, format!("{why}; {form}")))?;
+    Ok((value.to_owned(), axis))
 }
 
 #[cfg(test)]
@@ -194,11 +192,11 @@ mod tests {
         let config = config.unwrap();
         let context = |input: &str, length, axis, first| Context { input: input.to_owned(), length, axis, first };
         let expected = [
-            context("audio", 64, None, First::Zeros),
-            context("features", 7, Some(1), First::Zeros),
-            context("x", 13, Some(1), First::Whole),
-            context("z", 2, None, First::Repeat),
-            context("w", 2, Some(0), First::Zeros),
+            context("audio", 64, None, FirstRequest::Zeros),
+            context("features", 7, Some(1), FirstRequest::Zeros),
+            context("x", 13, Some(1), FirstRequest::Whole),
+            context("z", 2, None, FirstRequest::Repeat),
+            context("w", 2, Some(0), FirstRequest::Zeros),
         ];
         assert_eq!(config.contexts, expected);
         let written: Vec<String> = expected.iter().map(Context::to_string).collect();

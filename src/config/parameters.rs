@@ -134,13 +134,6 @@ impl Parameters {
         self.0.get(name).map(|parameter| parameter.string_value.trim())
     }
 
-    /// Whether a parameter has an assignment to `name`.
-    pub fn assigns(&self, parameter: &str, name: &str) -> bool {
-        let text = self.0.get(parameter).map_or("", |parameter| parameter.string_value.as_str());
-        let mut words = text.split([',', ' ', '\t', '\n']);
-        words.any(|word| word.split_once('=').is_some_and(|(assigned, _)| assigned == name))
-    }
-
     /// A number within `range`; `None` if the parameter is absent.
     pub fn number<T>(
         &self,
@@ -369,6 +362,13 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
         rest = behind.trim_start_matches([',', ' ', '\t', '\n']);
     }
     Ok(assigned)
+}
+
+/// Splits `text@axis`, of which `@axis` may be missing.
+pub fn with_axis(text: &str) -> Result<(&str, Option<usize>), String> {
+    let Some((text, axis)) = text.rsplit_once('@') else { return Ok((text, None)) };
+    let axis = axis.parse().map_err(|_| format!("'{axis}' is no axis: a whole number is expected"))?;
+    Ok((text, Some(axis)))
 }
 
 /// Reads `constant_inputs`: a value is one number, `true`, `false`, or a list of them. They stay text, because only the

@@ -63,12 +63,11 @@ pub struct PartialConfig {
     pub outputs: Vec<TensorConfig>,
     /// Inputs that get the end of the previous request's input in front.
     pub contexts: Vec<Context>,
-    /// Outputs of the model that are the same in every run. Only the model's file says which.
-    pub(super) constant_outputs: Vec<String>,
     pub(super) model: String,
     pub(super) controls: Vec<Control>,
     pub(super) constants: Vec<(String, Vec<String>)>,
-    pub(super) generated: Vec<GeneratedInput>,
+    /// Inputs that this backend fills, so that no request carries them.
+    pub generated: Vec<GeneratedInput>,
     pub(super) ragged: Ragged,
     pub(super) is_decoupled: bool,
     pub(super) parameters: Parameters,
@@ -99,8 +98,6 @@ pub struct Additions {
     pub outputs: Vec<TensorConfig>,
     /// `sequence_batching`.
     pub sequences: Option<OldestSequences>,
-    /// Outputs of the model that are the same in every run. No field of the configuration says so.
-    pub constant_outputs: Vec<String>,
 }
 
 /// The tensors for ids and controls beside the model's. Only a model that this backend schedules itself has them.
@@ -169,7 +166,6 @@ impl PartialConfig {
             session: SessionOptions::new(&parameters, &raw.optimization)?,
             states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
             contexts: contexts(&parameters)?,
-            constant_outputs: Vec::new(),
             max_batch_size: unsigned("max_batch_size", raw.max_batch_size)?,
             inputs: tensors("input", raw.input)?,
             outputs: tensors("output", raw.output)?,
@@ -195,9 +191,16 @@ impl PartialConfig {
         controls.chain(constants).chain(generated).chain(lengths).collect()
     }
 
-    /// Whether a parameter of assignments, such as `input_context`, has one for this tensor.
-    pub fn gives(&self, parameter: &str, tensor: &str) -> bool {
-        self.parameters.assigns(parameter, tensor)
+    /// Whether a parameter of assignments, such as `input_context`, has one for this input.
+    pub fn gives(&self, parameter: &str, input: &str) -> bool {
+        match parameter {
+            "constant_inputs" => self.constants.iter().any(|(name, _)| name == input),
+            "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
+            "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
+            "input_context" => self.contexts.iter().any(|context| context.input == input),
+            "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),
+            _ => false,
+        }
     }
 
     /// Whether the configuration asks for sequences and not for states, so that a model without states is served.
@@ -207,7 +210,7 @@ impl PartialConfig {
     }
 
     /// Whether the configuration asks for states that are found in the signature, also where nothing is completed.
-    pub fn wants_pairs_by_name(&self) -> bool {
+    pub fn wants_found_pairs(&self) -> bool {
         matches!(self.states.pairs, StatePairs::Auto | StatePairs::AutoByShape)
     }
 
@@ -296,8 +299,7 @@ impl PartialConfig {
 
     /// Adds what completion has found, to the value and to the document.
     pub fn add(&mut self, additions: &Additions) {
-        let Additions { max_batch_size, max_rows_per_run, inputs, outputs, sequences, constant_outputs } = additions;
-        self.constant_outputs.clone_from(constant_outputs);
+        let Additions { max_batch_size, max_rows_per_run, inputs, outputs, sequences } = additions;
         if let Some(size) = *max_batch_size {
             self.max_batch_size = size;
             self.document["max_batch_size"] = json!(size);
@@ -416,7 +418,6 @@ mod tests {
             inputs: vec![tensor("x", DataType::Fp32, &[-1, 4]), tensor("gain", DataType::Int64, &[])],
             outputs: vec![tensor("y", DataType::Bytes, &[2])],
             sequences: Some(OldestSequences { idle_us_max: 5_000_000, candidates_max: 9, queue_delay_us_max: 70 }),
-            ..Additions::default()
         });
         let document = config.document().clone();
         for field in ["name", "backend", "version_policy"] {

@@ -30,8 +30,6 @@ pub struct Config {
     pub inputs: Vec<TensorConfig>,
     /// Outputs that responses may carry.
     pub outputs: Vec<TensorConfig>,
-    /// Outputs of the model that are the same in every run.
-    pub constant_outputs: Vec<String>,
     /// The tensors for ids and controls, which the model doesn't have.
     pub takes_ids: TakesIds,
     /// The tensors of the State API; `None` if the configuration doesn't allow it.
@@ -181,7 +179,6 @@ impl Config {
             max_rows_per_run,
             inputs: partial.inputs,
             outputs: partial.outputs,
-            constant_outputs: partial.constant_outputs,
             takes_ids: partial.takes_ids,
             state_api: partial.state_api,
             held_inputs: partial.held_inputs,

@@ -137,8 +137,7 @@ impl States {
     }
 
     /// All states: those declared, and those in `state_pairs`. Without `state_pairs`, those in the model's graph
-    /// description, as in NVIDIA's stateful_backend; if it names none, those that `find`
-    /// finds in the signature.
+    /// description, as in NVIDIA's stateful_backend; if it names none, those that `find` finds in the signature.
     pub fn all_pairs<E: From<ConfigError>>(
         &self,
         graph_description: Option<&str>,
@@ -181,14 +180,6 @@ impl States {
             _ => None,
         });
         declared.chain(named)
-    }
-
-    /// The keys of the model's metadata that have initial states.
-    pub fn initial_keys(&self) -> impl Iterator<Item = &str> {
-        self.initial.iter().flat_map(|(_, value)| match value {
-            InitialValue::Metadata { keys, .. } => keys.iter().map(String::as_str).collect(),
-            _ => Vec::new(),
-        })
     }
 
     /// The entry of `state_dims` for the state of this input, if it has one.
@@ -450,12 +441,17 @@ mod tests {
         assert_eq!(states.declared[0].initial, Some(expected));
         let files = [("a", "f"), ("x", "g"), ("v", "h.npz"), ("w", "h.npz")];
         assert_eq!(states.initial_files().collect::<Vec<_>>(), files);
-        assert_eq!(states.initial_keys().collect::<Vec<_>>(), ["k", "l", "k"]);
         let array =
             |name: Option<&str>| InitialValue::Array { file: "h.npz".to_owned(), name: name.map(str::to_owned) };
         assert_eq!((&states.initial[3].1, &states.initial[4].1), (&array(None), &array(Some("a:0"))));
-        let of_k = InitialValue::Metadata { keys: vec!["k".to_owned()], then_zeros: true };
-        assert_eq!(states.initial[6].1, of_k);
+        let metadata = |keys: &[&str], then_zeros| InitialValue::Metadata {
+            keys: keys.iter().map(|&key| key.to_owned()).collect(),
+            then_zeros,
+        };
+        assert_eq!(
+            (&states.initial[5].1, &states.initial[6].1),
+            (&metadata(&["k", "l"], false), &metadata(&["k"], true))
+        );
         assert_eq!(states.initial[1], ("y".to_owned(), InitialValue::Fill("1".to_owned())));
         assert_eq!(states.initial[2].1, InitialValue::List(vec!["1".to_owned(), "2".to_owned()]));
     }

@@ -208,12 +208,12 @@ pub enum RequestError {
     )]
     InputMemory { name: String, source: MemoryError },
 
-    /// A counter is larger than the type of the generated input can hold.
+    /// A number is larger than the type of the generated input can hold.
     #[error(
-        "generated input '{name}' ({written}) cannot go on: {count} is reached, and {data_type} holds values up to {most}; \
+        "generated input '{name}' ({written}) cannot go on: {value} is reached, and {data_type} holds values up to {most}; \
          the request has not run, start the sequence again"
     )]
-    GeneratedTooLarge { name: String, written: String, count: u64, data_type: DataType, most: i64 },
+    GeneratedTooLarge { name: String, written: String, value: i128, data_type: DataType, most: i64 },
     /// The states of a sequence that vary in size would become larger than they may.
     #[error(
         "the sequence's growing states would have {bytes} bytes, and {limit} are allowed \
@@ -366,6 +366,19 @@ impl RequestError {
             NotCopied::Gpu(gpu, source) => Self::InputOnGpu { name: input.to_owned(), gpu, source },
             NotCopied::Memory(source) => Self::InputMemory { name: input.to_owned(), source },
         }
+    }
+
+    /// The answer to a request whose sequence starts with `states`, which have no elements. If a run failed, they may be
+    /// the reason.
+    pub fn with_empty_start(&self, states: &str) -> triton::Error {
+        let mut text = self.to_string();
+        if matches!(self, Self::Session(_) | Self::OutputRows { .. }) {
+            text += &format!(
+                "; the sequence starts with states that have no elements: {states}; if such a state always has the same \
+                 length, write it in parameter 'state_dims'"
+            );
+        }
+        triton::Error::new(self.code(), text)
     }
 
     /// A client acts on the code, so it says who has to act: the client (`INVALID_ARG`, `NOT_FOUND`), the client later

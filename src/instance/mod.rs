@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::gather;
+use crate::batch::generated::note_counts;
 use crate::batch::grouping::Grouping;
 use crate::batch::isolation::{Isolation, Standing};
 use crate::batch::padding_check::check_padding;
@@ -309,6 +310,27 @@ impl Instance {
         running
     }
 
+    /// Gives the rows what their sequences have counted. Answers those whose numbers an input cannot hold.
+    fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        let binding = &*self.model.binding.clone();
+        if binding.generated().next().is_none() {
+            return rows;
+        }
+        let counts = self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)));
+        let mut running = Vec::with_capacity(rows.len());
+        for (mut row, counts) in rows.into_iter().zip(counts) {
+            let counts = row.extras.as_ref().map_or(counts, |extras| extras.counts.clone());
+            match note_counts(binding, &mut row, counts) {
+                Ok(()) => running.push(row),
+                Err(error) => {
+                    self.refuse(&mut row, error, times);
+                    self.depart(row, answered);
+                }
+            }
+        }
+        running
+    }
+
     /// Takes the rows that run together next.
     fn next_batch(&self, rows: &mut Vec<Row>) -> Vec<Row> {
         let most = self.model.config.max_rows_per_run;
@@ -440,17 +462,11 @@ impl Instance {
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
     fn fail(&self, batch: &mut [Row], error: RequestError, times: Times) {
         let reason = error.reason();
-        let is_run = matches!(error, RequestError::Session(_) | RequestError::OutputRows { .. });
+        let of_start = self.model.binding.empty_starts().map(|states| error.with_empty_start(&states));
         let error = triton::Error::from(error);
-        let of_start = self.model.binding.empty_starts().filter(|_| is_run).map_or(error.clone(), |states| {
-            let message = &error.message;
-            let remedy = "if such a state always has the same length, write it in parameter 'state_dims'";
-            let text = format!("{message}; the sequence starts with states that have no elements: {states}; {remedy}");
-            triton::Error::new(error.code, text)
-        });
         for row in batch.iter_mut().filter(|row| !row.request.is_answered()) {
             self.sequences.count_failed(reason);
-            let error = if row.state.is_fresh() { &of_start } else { &error };
+            let error = of_start.as_ref().filter(|_| row.state.is_fresh()).unwrap_or(&error);
             row.answer = row.request.make_answer(Err(error.clone()));
             self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
         }

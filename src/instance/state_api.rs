@@ -2,7 +2,7 @@
 
 use super::Instance;
 use crate::batch::Row;
-use crate::batch::generated::{counts_after, note_counts};
+use crate::batch::generated::counts_after;
 use crate::batch::respond::empty_response;
 use crate::batch::state_api::{StateAnswer, StateRequest, conflict};
 use crate::binding::{Initial, InitialContent};
@@ -55,27 +55,6 @@ impl Instance {
                 Err(error) => self.refuse(&mut row, error, times),
             }
             self.depart(row, answered);
-        }
-        running
-    }
-
-    /// Gives the rows what their sequences have counted. Answers those whose numbers an input cannot hold.
-    pub(super) fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let binding = &*self.model.binding.clone();
-        if binding.generated().next().is_none() {
-            return rows;
-        }
-        let counts = self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)));
-        let mut running = Vec::with_capacity(rows.len());
-        for (mut row, counts) in rows.into_iter().zip(counts) {
-            let counts = row.extras.as_ref().map_or(counts, |extras| extras.counts.clone());
-            match note_counts(binding, &mut row, counts) {
-                Ok(()) => running.push(row),
-                Err(error) => {
-                    self.refuse(&mut row, error, times);
-                    self.depart(row, answered);
-                }
-            }
         }
         running
     }

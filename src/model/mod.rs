@@ -220,8 +220,8 @@ impl Model {
         for note in &plan.notes {
             log::info!("model {name}: {note}");
         }
-        let doubts = self.binding.doubts(&self.config, session.signature());
-        for warning in plan.warnings.iter().chain(&doubts) {
+        let of_binding = self.binding.warnings(&self.config, session.signature());
+        for warning in plan.warnings.iter().chain(&of_binding) {
             log::warn!("model {name}: {warning}");
         }
         if self.config.states.limits.are_written && !self.binding.has_varying_states() {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Additions, Config, InitialFiles, PartialConfig};
+use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
 use crate::error::LoadError;
 use crate::session::{Library, Provider, Session};
 
@@ -39,8 +39,8 @@ impl Prepared {
         partial.add(&plan.additions);
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
-        let files = InitialFiles::read(repository, &config.states, session.metadata())?;
-        let binding = Binding::new(&config, &plan.pairs, signature, &files)?;
+        let sources = InitialSources::read(repository, &config.states, session.metadata())?;
+        let binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;
         if settings.completes {

@@ -6,7 +6,6 @@
 //! tensor, and where it is between runs, is its caller's business.
 
 mod allocator;
-mod batch_scale;
 mod batch_tensor;
 mod bound_run;
 mod copier;
@@ -14,6 +13,7 @@ mod graphs;
 mod library;
 mod log_limit;
 mod made;
+mod nodes;
 mod open;
 mod output;
 mod providers;
@@ -22,11 +22,11 @@ mod spec;
 mod step;
 mod value;
 
-pub use batch_scale::{BatchScale, Nodes};
 pub use batch_tensor::BatchTensor;
 pub use copier::Copier;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use made::MadeTensor;
+pub use nodes::{BatchScale, Nodes};
 pub use open::{OpenError, Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};

@@ -58,8 +58,13 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
         source,
     };
     let mut sizes: Vec<_> = states.iter().map(BoundState::slot_bytes).collect();
-    let context =
-        BoundContext { axis: 1, length: 2, first: crate::config::First::Zeros, bytes: 8, slot_entry: sizes.len() };
+    let context = BoundContext {
+        axis: 1,
+        length: 2,
+        first: crate::config::FirstRequest::Zeros,
+        bytes: 8,
+        slot_entry: sizes.len(),
+    };
     sizes.push(context.bytes);
     let mut inputs: Vec<_> = states
         .iter()

@@ -44,6 +44,11 @@ impl fmt::Display for Dim {
     }
 }
 
+/// Dimensions in brackets.
+pub fn bracketed(dims: &[Dim]) -> String {
+    format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))
+}
+
 /// Why bytes are no ONNX model.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {

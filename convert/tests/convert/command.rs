@@ -129,6 +129,7 @@ fn weights_in_files_of_their_own_stay_there() {
 fn options_that_are_wrong_say_what_is_expected() {
     let model = export("torch_gru");
     for (arguments, expected) in [
+        (vec!["--dry-run", "--states", "<<<h, hn>>> junk"], "is expected, not '<<<h, hn>>> junk'"),
         (vec!["--dry-run", "--states", "h"], "--states: '<<<input, output>>>' is expected, not 'h'"),
         (vec!["--dry-run", "--time", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests"),

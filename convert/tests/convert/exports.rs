@@ -1,6 +1,7 @@
 //! The models of `exports/`, which real exporters made.
 
 use crate::common::{self, assert_equal, checked, export, pair, refusal, states};
+use stateful_convert::onnx::bracketed;
 use stateful_convert::report::StartsAt;
 use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, Options};
@@ -110,8 +111,8 @@ fn strides_over_time_make_requests_a_multiple_of_their_product() {
 #[test]
 fn a_fixed_length_is_opened() {
     let (converted, compared) = converted("torch_lstm_static");
-    assert_eq!(stateful_convert::list(&converted.report.inputs[0].dims), "[3, 5, 4]");
-    assert_eq!(stateful_convert::list(&converted.report.outputs[0].dims), "[3, time, 3]");
+    assert_eq!(bracketed(&converted.report.inputs[0].dims), "[3, 5, 4]");
+    assert_eq!(bracketed(&converted.report.outputs[0].dims), "[3, time, 3]");
     assert_equal("torch_lstm_static", &compared);
 }
 
@@ -175,7 +176,7 @@ fn a_converted_model_stays_as_it_is() {
 fn a_batch_of_one_is_opened() {
     let open = Options { open_batch: true, ..Options::default() };
     let (converted, compared) = converted_with("torch_lstm_batch_one", &open);
-    assert_eq!(stateful_convert::list(&converted.report.states[0].dims), "[1, batch, 8]");
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, batch, 8]");
     assert_equal("torch_lstm_batch_one", &compared);
     assert_eq!(compared.last().unwrap().what, "rows together and alone");
 }
@@ -185,7 +186,7 @@ fn a_published_denoiser_gets_a_batch() {
     let pairs = vec![pair("conv_cache", "conv_cache_out"), pair("rnn_cache", "rnn_cache_out")];
     let open = Options { open_batch: true, states: pairs, ..Options::default() };
     let (converted, compared) = converted_with("torch_denoiser", &open);
-    let dims: Vec<String> = converted.report.states.iter().map(|state| stateful_convert::list(&state.dims)).collect();
+    let dims: Vec<String> = converted.report.states.iter().map(|state| bracketed(&state.dims)).collect();
     assert_eq!(dims, ["[batch, 1, 4, 16]", "[1, batch, 8]"]);
     assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
 }
@@ -195,7 +196,7 @@ fn a_batch_that_shares_an_axis_with_frequencies_is_taken_apart() {
     let pairs = vec![pair("conv_cache", "conv_cache_out"), pair("rnn_cache", "rnn_cache_out")];
     let open = Options { open_batch: true, states: pairs, ..Options::default() };
     let (converted, compared) = converted_with("torch_denoiser_merged", &open);
-    let dims: Vec<String> = converted.report.states.iter().map(|state| stateful_convert::list(&state.dims)).collect();
+    let dims: Vec<String> = converted.report.states.iter().map(|state| bracketed(&state.dims)).collect();
     assert_eq!(dims, ["[batch, 1, 4, 16]", "[batch, 16, 8]"]);
     assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
 }
@@ -205,7 +206,7 @@ fn stacked_states_of_a_dual_path_model_get_a_batch() {
     let pairs = vec![pair("inter_cache", "inter_cache_out")];
     let open = Options { open_batch: true, states: pairs, ..Options::default() };
     let (converted, compared) = converted_with("torch_dual_path", &open);
-    assert_eq!(stateful_convert::list(&converted.report.states[0].dims), "[2, batch, 16, 8]");
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[2, batch, 16, 8]");
     assert_eq!(
         compared.iter().map(|compared| compared.what.as_str()).collect::<Vec<_>>(),
         ["5 steps", "rows together and alone"]

@@ -1,10 +1,10 @@
 //! Models made here: what exporters seldom write, and what must be refused.
 
 use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use stateful_convert::onnx::{DataType, opset, read};
+use stateful_convert::onnx::{DataType, bracketed, opset, read};
 use stateful_convert::report::StartsAt;
 use stateful_convert::verify::Compared;
-use stateful_convert::{InputAxis, Options, convert, list};
+use stateful_convert::{InputAxis, Options, convert};
 
 use crate::common::{Build, FLOAT, checked, compare, dims, node, refusal, states, with_graph, with_text};
 
@@ -357,7 +357,7 @@ fn a_recurrence_over_another_axis_stays_whole() {
     build.graph.node.swap(1, 2);
     let (converted, compared) = checked(build.bytes(), &any()).unwrap();
     assert_eq!(states(&converted), ["outer.h_in", "outer.c_in"]);
-    assert_eq!(list(&converted.report.states[0].dims), "[1, 5, 3]");
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, 5, 3]");
     assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
 }
 

@@ -60,7 +60,7 @@ CACHES = "cache_last_channel=[batch, 3, -1, 8] cache_last_time=[batch, 3, 8, -1]
 
 def test_a_state_with_two_numbered_dimensions_is_asked_for_with_the_line_to_write(deployment):
     text = deployment.load_error(fastconformer("axes_numbered.stateful"))
-    assert "'cache_last_channel'" in text and "-1 for a dimension that varies" in text
+    assert "'cache_last_channel'" in text and "as -1 if it varies" in text
     assert line_to_write(text) == CACHES
     written = f"{BACKEND}\n{parameter('state_dims', CACHES.replace('-1, 8]', '7, 8]').replace('-1]', '5]'))}"
     model = fastconformer("axes_numbered_written", written=written)

@@ -313,7 +313,7 @@ def test_a_value_that_the_type_cannot_hold_is_refused_and_changes_nothing(deploy
         with pytest.raises(InferenceServerException) as error:
             talk.step(tokens(1, 2, 3))
         assert error.value.status() == "StatusCode.INVALID_ARGUMENT"
-        for word in ("'places'", "positions(INPUT)*50", "TYPE_UINT8", "255"):
+        for word in ("'places'", "positions(INPUT)*50", "300 is reached", "TYPE_UINT8", "255"):
             assert word in error.value.message(), error.value
         talk.step(tokens())
     talk.step(tokens(1, 2))
@@ -334,7 +334,7 @@ def test_a_value_that_the_type_cannot_hold_is_refused_and_changes_nothing(deploy
         ("other=steps", ["'generated_inputs' names 'other'", "INPUT, CACHE, steps"]),
         ("steps=elements(other)", ["'other' is no input that requests carry", "INPUT"]),
         ("steps=elements(CACHE)", ["'CACHE' is no input that requests carry", "INPUT"]),
-        ("steps=length(INPUT)", ["'INPUT' is no state's input", "CACHE"]),
+        ("steps=length(INPUT)", ["no state has the input 'INPUT'", "CACHE"]),
         ("steps=positions(INPUT)", ["TYPE_INT32 [-1]", "no dimension beside the batch is open"]),
         ("steps=last(steps)", ["TYPE_INT32 [-1]", "write 'last(steps, LENGTH)'"]),
         ("steps=steps INPUT=steps", ["'INPUT'", "'input'", "'generated_inputs'"]),

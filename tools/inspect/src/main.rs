@@ -124,11 +124,11 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
         table += &format!("\n{}", explain_batch_scale(&scale, &config));
     }
-    let doubts = binding.doubts(&config, session.signature());
+    let of_binding = binding.warnings(&config, session.signature());
     Ok(Inspected {
         table,
         notes: plan.notes,
-        warnings: plan.warnings.into_iter().chain(doubts).collect(),
+        warnings: plan.warnings.into_iter().chain(of_binding).collect(),
         pbtxt: pbtxt::write(&completed).map_err(Problem::Write)?,
     })
 }

@@ -1,7 +1,7 @@
-//! Nodes that quantize with one scale for the whole batch, so that one row's result depends on the others; and outputs
-//! that are the same in every run.
+//! What a model's nodes say of its runs: whether some quantize with one scale for the whole batch, so that one row's
+//! result depends on the others; and which outputs are the same in every run.
 //!
-//! They are read from the model's file, because ONNX Runtime does not list a model's nodes. Only the fields that are
+//! The nodes are read from the model's file, because ONNX Runtime does not list a model's nodes. Only the fields that are
 //! declared here are read; weights are skipped.
 
 #![forbid(unsafe_code)]

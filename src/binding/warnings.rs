@@ -14,7 +14,7 @@ struct Undeclared<'a> {
 
 impl Binding {
     /// Warnings of what may be wrong, each with the line of config.pbtxt that decides it.
-    pub fn doubts(&self, config: &Config, signature: &Signature) -> Vec<String> {
+    pub fn warnings(&self, config: &Config, signature: &Signature) -> Vec<String> {
         let is_given = |name: &str| config.states.written_dims(name).is_some() || config.states.is_declared(name);
         let infos = || signature.inputs.iter();
         let undeclared = infos().filter(|info| !is_given(&info.name)).filter_map(|info| {
@@ -29,9 +29,7 @@ impl Binding {
         });
         empty_starts(&states).into_iter().chain(other_names(&states, batch_symbol)).collect()
     }
-}
 
-impl Binding {
     /// The states with which a sequence starts without elements, and their dims; `None` if there are none.
     pub fn empty_starts(&self) -> Option<String> {
         let empty = self.states.iter().filter(|state| state.starts_empty());

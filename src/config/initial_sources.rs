@@ -1,4 +1,4 @@
-//! The files that hold initial states.
+//! What initial states are read from: files, and the model's metadata.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,14 +15,14 @@ const FOLDER: &str = "initial_state";
 
 /// What initial states are read from.
 #[derive(Clone, Debug, Default)]
-pub struct InitialFiles {
+pub struct InitialSources {
     /// Contents of files, by the name that the configuration gives them.
     pub files: BTreeMap<String, Vec<u8>>,
     /// The model's metadata, as far as it is text.
     pub metadata: BTreeMap<String, String>,
 }
 
-impl InitialFiles {
+impl InitialSources {
     /// Reads the files in a model's folder `initial_state`, and takes the model's metadata.
     pub fn read(repository: &Path, states: &States, metadata: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
         Ok(Self { files: read(repository, states.initial_files())?, metadata: metadata.clone() })

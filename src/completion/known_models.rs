@@ -93,8 +93,13 @@ impl Need {
 
     fn line(&self, model: &str) -> String {
         let line = parameter_line(&self.parameter, &self.write);
-        let verb = if self.is_wrong_without { "needs" } else { "may have" };
-        format!("the signature is that of {model}: '{}' {verb} {line}, because {}", self.input, self.why)
+        let (input, why) = (&self.input, &self.why);
+        let advice = if self.is_wrong_without {
+            format!("'{input}' needs {line}")
+        } else {
+            format!("for '{input}' you can write {line}")
+        };
+        format!("the signature is that of {model}: {advice}, because {why}")
     }
 }
 
@@ -131,10 +136,11 @@ mod tests {
         for KnownModel { model, inputs, outputs, needs, .. } in known {
             assert!(!inputs.is_empty() && !outputs.is_empty() && !needs.is_empty(), "{model}");
             for Need { parameter, input, write, why, .. } in needs {
-                let config = json!({ "parameters": { parameter: { "string_value": &write } } });
+                let config = json!({ "parameters": { &parameter: { "string_value": &write } } });
                 let read = PartialConfig::from_json(config.to_string().as_bytes());
                 assert!(read.is_ok(), "{model}: {}", read.unwrap_err());
                 assert!(write.starts_with(&format!("{input}=")) && !why.ends_with('.'), "{model}: {write}");
+                assert!(read.unwrap().gives(&parameter, &input), "{model}: {parameter} {write}");
             }
         }
     }
@@ -150,6 +156,7 @@ mod tests {
         assert_eq!(of(&json!({})), [true, true]);
         assert_eq!(of(&parameter("input_context", "input=32")), [false, true]);
         assert_eq!(of(&parameter("constant_inputs", "sr=8000")), [true, false]);
+        assert_eq!(of(&parameter("constant_inputs", "sr = 8000")), [true, false], "spaces don't matter");
         let input = |name: &str, dims: &[i64]| json!({ "name": name, "data_type": "TYPE_FP32", "dims": dims });
         assert_eq!(of(&json!({ "input": [input("input", &[576]), input("sr", &[1])] })), [false, false]);
         assert_eq!(of(&json!({ "input": [input("input", &[512])] })), [true, true]);
