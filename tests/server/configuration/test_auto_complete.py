@@ -32,7 +32,8 @@ WITHOUT = EXPORTS | {
 def test_an_exported_model_is_served_without_any_configuration(deployment, name):
     model = WITHOUT[name].served(name, f"none_{name}.stateful")
     talk(deployment, model)
-    assert warnings_of_load(deployment, model) == []
+    warnings = warnings_of_load(deployment, model)
+    assert [text for text in warnings if "the signature is that of" not in text] == []
 
 
 @pytest.mark.parametrize("name", ["silero_vad_v5", "zipformer", "decoder", "gtcrn"])

@@ -10,7 +10,7 @@ from harness import models
 from harness.graphs import BATCH
 from harness.logs import log_of_load, messages
 from harness.model import Model, State, Tensor
-from harness.models.exports import EXPORTS
+from harness.models import families
 from harness.state_api import with_state_api
 from support.paths import INSPECT
 
@@ -39,7 +39,7 @@ MODELS = {
     "padded": lambda name: models.masked(name, context=2).with_parameters(name, input_context="X=2"),
     "declared": declared,
     "state_api": lambda name: with_state_api(framed(name)),
-    "one_line": lambda name: EXPORTS["nemo_conformer"].served("model", name, written='backend: "stateful"'),
+    "one_line": lambda name: families.zipformer().served("model", name, written='backend: "stateful"'),
 }
 
 
