@@ -94,8 +94,9 @@ fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair]) 
         );
     }
     text + &format!(
-        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if the model has no states, serve it \
-         with Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
+        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if an LSTM, GRU or loop inside the \
+         model begins anew in each run, give the model states with stateful-convert; if it has no states, serve it with \
+         Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
          oldest {{ max_candidate_sequences: 1024 }} }}'",
         parameter_line("state_pairs", "<<<input, output>>>")
     )

@@ -177,7 +177,8 @@ impl Model {
         if self.binding.states.is_empty() {
             log::info!(
                 "model {name}: no states are kept: 'sequence_batching' is given, and no input and output of the model \
-                 are known for the two ends of a state. If there is one, write it in parameter 'state_pairs'"
+                 are known for the two ends of a state. If there is one, write it in parameter 'state_pairs'; if a recurrence \
+                 inside the model begins anew in each run, use stateful-convert"
             );
         }
         let bytes = self.binding.slot.slot_bytes();
