@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::binding::{Binding, BoundState, Initial, InitialContent};
+use crate::binding::{Binding, BoundContext, BoundState, Initial, InitialContent};
 use crate::error::SnapshotError;
 use crate::memory::{MemoryError, reserve, strings};
 use crate::model::Extras;
@@ -19,6 +19,7 @@ const MAGIC: &[u8; 8] = b"TRTSTATE";
 const VERSION: u32 = 1;
 /// Magic, version, checksum and the length of the header.
 const PREFIX_BYTES: usize = 20;
+const OTHER_SIZE: SnapshotError = SnapshotError::Damaged("a tensor has another size than its shape needs");
 
 /// What a sequence has.
 #[derive(Clone, Debug)]
@@ -64,9 +65,9 @@ impl Snapshot {
             entry(name, state.data_type, &value.dims, value_bytes(state.data_type, value))
         };
         let contexts = binding.contexts().zip(&self.state.contexts);
-        let context = |((input, ..), bytes): ((usize, _, _), &Vec<u8>)| {
-            let input = &binding.inputs[input];
-            entry(input.name.clone(), input.data_type, &[], bytes.len())
+        let context = |((input, _, of), bytes): ((usize, _, BoundContext), &Vec<u8>)| {
+            let data_type = binding.inputs[input].data_type;
+            entry(binding.context_name(input, of), data_type, &binding.context_dims(input, of), bytes.len())
         };
         let inputs = binding.request_inputs().zip(&self.extras.held);
         let held = inputs.filter_map(|((input, _), held)| Some((input.name.clone(), held.as_ref()?)));
@@ -136,17 +137,16 @@ impl Snapshot {
         for (entry, state) in header.states.iter().zip(&binding.states) {
             states.push(value(entry, state.data_type, &state.dims, take(entry)?)?);
         }
-        let of_model: Vec<_> = binding.contexts().map(|(input, ..)| binding.inputs[input].name.clone()).collect();
+        let of_model: Vec<_> = binding.contexts().map(|(input, _, of)| binding.context_name(input, of)).collect();
         same("contexts", &names(&header.contexts), &of_model)?;
         let mut contexts = Vec::new();
         for (entry, (input, _, of)) in header.contexts.iter().zip(binding.contexts()) {
-            let datatype = binding.inputs[input].data_type.protocol_name();
-            if entry.byte_size != of.bytes || entry.datatype != datatype {
-                let why = format!(
-                    "its context of '{}' is {} bytes of {}, and the model's {} bytes of {datatype}",
-                    entry.name, entry.byte_size, entry.datatype, of.bytes
-                );
-                return Err(SnapshotError::Foreign(why));
+            let (data_type, dims) = (binding.inputs[input].data_type, binding.context_dims(input, of));
+            if entry.datatype != data_type.protocol_name() || entry.shape != dims {
+                return Err(is_other(entry, data_type, &dims));
+            }
+            if entry.byte_size != of.bytes {
+                return Err(OTHER_SIZE);
             }
             contexts.push(take(entry)?.to_vec());
         }
@@ -219,18 +219,12 @@ fn append_strings<'a>(bytes: &mut Vec<u8>, elements: impl Iterator<Item = &'a [u
 
 /// Reads a tensor whose dims must be `dims`, where -1 is any.
 fn value(entry: &Entry, data_type: DataType, dims: &[i64], bytes: &[u8]) -> Result<Initial, SnapshotError> {
-    let Entry { name, datatype, shape, .. } = entry;
+    let Entry { datatype, shape, .. } = entry;
     let fits = |(&has, &wanted): (&i64, &i64)| has >= 0 && (has == wanted || wanted < 0);
     if datatype != data_type.protocol_name() || shape.len() != dims.len() || !shape.iter().zip(dims).all(fits) {
-        return Err(SnapshotError::Foreign(format!(
-            "its '{name}' is {datatype} {}, and the model's {} {}",
-            Dims(shape),
-            data_type.protocol_name(),
-            Dims(dims)
-        )));
+        return Err(is_other(entry, data_type, dims));
     }
-    let damaged = SnapshotError::Damaged("a tensor has another size than its shape needs");
-    let Some(count) = element_count(shape).filter(|_| fit_runtime(shape)) else { return Err(damaged) };
+    let Some(count) = element_count(shape).filter(|_| fit_runtime(shape)) else { return Err(OTHER_SIZE) };
     let content = match data_type.byte_size() {
         Some(size) if count.checked_mul(size) == Some(bytes.len()) => {
             let mut elements = reserve(bytes.len())?;
@@ -239,11 +233,21 @@ fn value(entry: &Entry, data_type: DataType, dims: &[i64], bytes: &[u8]) -> Resu
         }
         None => match strings::read(bytes)? {
             Some(elements) if elements.len() == count => InitialContent::Strings(elements),
-            _ => return Err(damaged),
+            _ => return Err(OTHER_SIZE),
         },
-        Some(_) => return Err(damaged),
+        Some(_) => return Err(OTHER_SIZE),
     };
     Ok(Initial { dims: shape.clone(), content })
+}
+
+fn is_other(entry: &Entry, data_type: DataType, dims: &[i64]) -> SnapshotError {
+    let Entry { name, datatype, shape, .. } = entry;
+    SnapshotError::Foreign(format!(
+        "its '{name}' is {datatype} {}, and the model's {} {}",
+        Dims(shape),
+        data_type.protocol_name(),
+        Dims(dims)
+    ))
 }
 
 fn same(what: &str, has: &[String], wanted: &[String]) -> Result<(), SnapshotError> {
@@ -262,7 +266,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::binding::{Counter, InputAxis};
+    use crate::binding::{Counter, InputAxis, Source};
+    use crate::config::FirstRequest;
     use crate::memory::Strings;
     use crate::store::test_binding;
 
@@ -325,6 +330,32 @@ mod tests {
     }
 
     #[test]
+    fn a_context_of_the_same_size_along_another_axis_is_refused() {
+        let with_context = |axis: usize, length: usize, first: FirstRequest| {
+            let mut binding = (*test_binding(true)).clone();
+            let (input, _, of) = binding.contexts().next().unwrap();
+            binding.inputs[input].dims = vec![-1, length as i64, length as i64];
+            let Source::Request(request) = &mut binding.inputs[input].source else { panic!() };
+            request.context = Some(BoundContext { axis, length, first, ..of });
+            binding
+        };
+        let bytes = snapshot().encode(&with_context(1, 2, FirstRequest::Zeros)).unwrap();
+        for (axis, length, first, name) in [
+            (2, 2, FirstRequest::Zeros, "X=2@2"),
+            (1, 3, FirstRequest::Zeros, "X=3@1"),
+            (1, 2, FirstRequest::Whole, "X=2@1:whole"),
+        ] {
+            let refused = Snapshot::decode(&bytes, &with_context(axis, length, first)).unwrap_err().to_string();
+            assert_eq!(refused, format!("is of another model: its contexts are X=2@1, and the model's {name}"));
+        }
+        let mut wider = with_context(1, 2, FirstRequest::Zeros);
+        let (input, ..) = wider.contexts().next().unwrap();
+        wider.inputs[input].dims = vec![-1, 2, 5];
+        let refused = Snapshot::decode(&bytes, &wider).unwrap_err().to_string();
+        assert_eq!(refused, "is of another model: its 'X=2@1' is FP32 [1, 2, 2], and the model's FP32 [1, 2, 5]");
+    }
+
+    #[test]
     fn zeros_are_written_as_such() {
         let binding = test_binding(true);
         let zeros = |dims: &[i64]| Initial { dims: dims.to_vec(), content: InitialContent::Zeros };
@@ -377,7 +408,7 @@ mod tests {
                     entry("S0", "FP32", &[1, dims[0]], sizes[0]), entry("S1", "FP32", &[1, 4], sizes[1]),
                     entry("S2", "FP32", &[1, dims[1]], sizes[2]), entry("S3", "BYTES", &[1, dims[2]], sizes[3]),
                 ],
-                "contexts": [entry("X", "FP32", &[], sizes[4])],
+                "contexts": [entry("X=2@1", "FP32", &[1, 2], sizes[4])],
                 "held_inputs": [entry("X", "FP32", &[1, dims[3]], sizes[5])],
                 "steps": 3,
             });

@@ -22,7 +22,8 @@ use work_folder::WorkFolder;
 struct Arguments {
     /// The model
     model: PathBuf,
-    /// The converted model. A config.pbtxt goes beside it, or beside its folder if that is named after a version
+    /// The converted model. A config.pbtxt goes beside it, or beside its folder if that is named after a version. Folders
+    /// that are missing are made
     #[arg(short, long, value_name = "FILE", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
     /// The axis of an input that has the steps, as in x@1; several with commas [default: found by its recurrence]
@@ -199,6 +200,7 @@ impl Targets {
     }
 
     fn write(&self, folder: &WorkFolder, converted: &Converted, chunk: Option<i64>) -> Result<(), Problem> {
+        fs::create_dir_all(self.folder()).map_err(at(self.folder()))?;
         folder.copy_weights(self.folder())?;
         fs::write(&self.model, &converted.model).map_err(at(&self.model))?;
         if let Some(bytes) = &converted.initial_states {

@@ -269,9 +269,12 @@ impl BoundState {
         }
     }
 
-    /// Whether a sequence starts with no elements of it, unless its request says otherwise.
-    pub fn starts_empty(&self) -> bool {
-        self.initial.content == InitialContent::Zeros && self.initial.dims.contains(&0)
+    /// The axes that the model leaves open and along which a sequence starts with no elements, unless its request says
+    /// otherwise.
+    pub fn empty_axes(&self) -> impl Iterator<Item = usize> {
+        let Self { dims, initial, .. } = self;
+        (0..dims.len())
+            .filter(|&axis| initial.content == InitialContent::Zeros && dims[axis] < 0 && initial.dims[axis] == 0)
     }
 
     /// A row of a batch with these dims that has a gap; `None` if it has none.

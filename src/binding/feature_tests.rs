@@ -57,6 +57,19 @@ fn a_declared_state_whose_input_the_model_does_not_take_is_left_out() {
 }
 
 #[test]
+fn only_a_dimension_that_the_model_leaves_open_is_a_doubtful_empty_start() {
+    let plain = with(&[]);
+    let [growing, fixed] = [&[-1, -1, 2][..], &[-1, 0, 2]].map(|dims| {
+        let mut model = with_state(dims);
+        model.inputs[1].symbols = vec!["batch".to_owned(), String::new(), String::new()];
+        bind(&plain, &model).unwrap()
+    });
+    assert_eq!([&growing, &fixed].map(|binding| binding.states[0].initial.dims.clone()), [[1, 0, 2], [1, 0, 2]]);
+    assert_eq!(growing.empty_starts().as_deref(), Some("'s_in' [1, 0, 2]"));
+    assert_eq!(fixed.empty_starts(), None);
+}
+
+#[test]
 fn an_initial_value_has_the_dims_that_its_elements_make() {
     let growing =
         signature(&[X, ("s_in", DataType::Fp32, &[-1, -1, 2])], &[Y, ("s_out", DataType::Fp32, &[-1, -1, 2])]);

@@ -169,7 +169,7 @@ impl Value<'_> {
         content.map(|(dims, content)| Initial { dims, content }).map_err(|why| self.error(why))
     }
 
-    /// Numbers that are separated by commas, spaces or line breaks, with or without the brackets of a list around them.
+    /// Numbers that are separated by a comma, spaces or line breaks, with or without the brackets of a list around them.
     fn read_metadata(
         &self,
         dims: &[i64],
@@ -184,6 +184,9 @@ impl Value<'_> {
                 let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
                 return Err(self.error(format!("the model has no metadata '{key}' (it has {known})")));
             };
+            if has_gap(text) {
+                return Err(self.error(format!("metadata '{key}' has a comma without a number in front")));
+            }
             let is_between = |letter: char| letter.is_whitespace() || [',', '[', ']'].contains(&letter);
             values.extend(text.split(is_between).filter(|value| !value.is_empty()).map(str::to_owned));
         }
@@ -237,6 +240,16 @@ impl Value<'_> {
             _ => Err(wrong(format!("more than one dimension of {} is open", Dims(dims)))),
         }
     }
+}
+
+/// Whether a comma of a list has nothing in front of it. One after the last element is fine.
+fn has_gap(text: &str) -> bool {
+    let mut before = ',';
+    text.chars().filter(|letter| !letter.is_whitespace()).any(|letter| {
+        let after_nothing = matches!(before, ',' | '[');
+        before = letter;
+        letter == ',' && after_nothing
+    })
 }
 
 impl fmt::Display for Initial {

@@ -3,7 +3,8 @@
 //! An array must have the state's type; its shape is checked before its data is read. Its byte order and its order of
 //! elements may be any.
 
-use std::io::{Cursor, Read};
+use std::fmt::Display;
+use std::io::{self, Cursor, Read};
 
 use npyz::{DType, Endianness, NpyHeader, Order, TypeChar, TypeStr};
 use zip::ZipArchive;
@@ -14,6 +15,15 @@ use crate::tensor::{DataType, Dims, element_count};
 
 /// What NumPy adds to an array's name in an archive.
 const EXTENSION: &str = ".npy";
+/// What a .npy file begins with.
+const MAGIC: &[u8] = b"\x93NUMPY";
+/// Most bytes of an array's header, as in NumPy.
+const MAX_HEADER_BYTES: usize = 10_000;
+/// Most opening brackets of a header: with their depth, the parser's stack grows, and its time exponentially. An array
+/// of numbers or strings has two. A small record has four, and is then refused for its type.
+const MAX_BRACKETS: usize = 4;
+/// Most characters of a header that an error repeats.
+const MAX_QUOTED: usize = 200;
 
 /// Reads the array `array`, else the one called `state`, else the only one. `dims_of_row` checks the shape, and
 /// makes of it the dims of a row.
@@ -27,9 +37,9 @@ pub fn read(
 ) -> Result<(Vec<i64>, InitialContent), String> {
     let mut archive = ZipArchive::new(Cursor::new(bytes)).map_err(|error| format!("it is no .npz file: {error}"))?;
     let name = find(&archive, array, state)?;
-    let damaged = |error: &dyn std::fmt::Display| format!("its array '{name}' cannot be read: {error}");
+    let damaged = |error: &dyn Display| format!("its array '{name}' cannot be read: {}", brief(error));
     let mut entry = archive.by_name(&format!("{name}{EXTENSION}")).map_err(|error| damaged(&error))?;
-    let header = NpyHeader::from_reader(&mut entry).map_err(|error| damaged(&error))?;
+    let header = read_header(&mut entry).map_err(|error| damaged(&error))?;
     let element = element(&header.dtype(), data_type)?;
     let shape: Vec<i64> = header.shape().iter().map(|&dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
     let dims = dims_of_row(&shape)?;
@@ -67,6 +77,41 @@ fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -
     })
 }
 
+/// Reads a header that can do no harm to its parser.
+fn read_header(file: &mut impl Read) -> io::Result<NpyHeader> {
+    // Magic, version, and the length, which has two bytes in version 1 and four in later ones.
+    let mut header = Vec::new();
+    file.by_ref().take(12).read_to_end(&mut header)?;
+    let (text_at, length) = match header.as_slice() {
+        &[_, _, _, _, _, _, 1, _, low, high, ..] => (10, u32::from(u16::from_le_bytes([low, high]))),
+        &[_, _, _, _, _, _, _, _, a, b, c, d] => (12, u32::from_le_bytes([a, b, c, d])),
+        short => (short.len(), 0),
+    };
+    let refused = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    let length = length as usize;
+    if header.starts_with(MAGIC) && length > MAX_HEADER_BYTES {
+        return refused(format!("its header has {length} bytes, and at most {MAX_HEADER_BYTES} are read"));
+    }
+    let rest = (text_at + length).saturating_sub(header.len());
+    file.by_ref().take(rest.min(MAX_HEADER_BYTES) as u64).read_to_end(&mut header)?;
+    let brackets = header[text_at..].iter().filter(|letter| b"([{".contains(letter)).count();
+    if brackets > MAX_BRACKETS {
+        return refused(format!("its header has {brackets} opening brackets, and that of numbers or strings has 2"));
+    }
+    NpyHeader::from_reader(header.as_slice())
+}
+
+/// The beginning of a text that may repeat a header.
+fn brief(text: &dyn Display) -> String {
+    let text = text.to_string();
+    let line = text.lines().next().unwrap_or_default();
+    let mut brief: String = line.chars().take(MAX_QUOTED).collect();
+    if brief.len() < line.len() {
+        brief += "...";
+    }
+    brief
+}
+
 /// How the elements of an array are stored.
 struct Element {
     bytes: usize,
@@ -78,7 +123,7 @@ struct Element {
 
 /// Checks that an array's type is the state's.
 fn element(stored: &DType, data_type: DataType) -> Result<Element, String> {
-    let wrong = || format!("its type is {}, and the state is {data_type}", stored.descr());
+    let wrong = || format!("its type is {}, and the state is {data_type}", brief(&stored.descr()));
     let DType::Plain(of) = stored else { return Err(wrong()) };
     let bytes = of.num_bytes().filter(|_| is_of_type(of, data_type)).ok_or_else(wrong)?;
     let form = of.type_char();
@@ -164,6 +209,12 @@ mod tests {
         [b"\x93NUMPY\x01\x00", &length[..], header.as_bytes(), data].concat()
     }
 
+    /// A .npy file of a later version with this header.
+    fn npy_2(header: &str, data: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(header.len()).unwrap().to_le_bytes();
+        [b"\x93NUMPY\x02\x00", &length[..], header.as_bytes(), data].concat()
+    }
+
     fn npz(arrays: &[(&str, Vec<u8>)]) -> Vec<u8> {
         let mut writer = ZipWriter::new(Cursor::new(Vec::new()));
         let method = zip::CompressionMethod::Stored;
@@ -227,6 +278,37 @@ mod tests {
         for (file, array) in [(&several, Some("b")), (&npz(&[("a", of(1)), ("b", of(2))]), None)] {
             let error = content(file, array, DataType::Uint8).unwrap_err();
             assert!(error.contains(&format!("'{}'", array.unwrap_or("s"))) && error.contains("'a'"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_would_overwhelm_its_parser_is_refused_and_not_repeated() {
+        let with_shape = |shape: &str| format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+        let nested =
+            |depth: usize, open: &str, close: &str| with_shape(&(open.repeat(depth) + "1" + &close.repeat(depth)));
+        let data = [0; 8];
+        for (header, words) in [
+            (nested(5000, "(", ",)"), ["15054 bytes", "10000"]),
+            (nested(2000, "(", ",)"), ["2001 opening brackets", "'s'"]),
+            (nested(40, "[", "]"), ["41 opening brackets", "has 2"]),
+            (nested(40, "{", "}"), ["41 opening brackets", "has 2"]),
+            (with_shape(&"1".repeat(1 << 20)), ["bytes", "10000"]),
+            (with_shape(&"x".repeat(9000)), ["cannot be read", "'s'"]),
+            (format!("{{{{{{{{{}", "1,".repeat(4900)), ["cannot be read", "'s'"]),
+            (format!("[[[[{}", "1,".repeat(4900)), ["cannot be read", "'s'"]),
+            (
+                with_shape("(2,)").replace("'<f4'", &format!("[('{}', '<f4')]", "f".repeat(9000))),
+                ["fff...", "TYPE_FP32"],
+            ),
+        ] {
+            let error = content(&npz(&[("s", npy_2(&header, &data))]), None, DataType::Fp32).unwrap_err();
+            assert!(words.iter().all(|word| error.contains(word)) && error.len() < 400, "{error}");
+        }
+        let file = npz(&[("s", npy_2(&with_shape("(2,)"), &data))]);
+        assert_eq!(content(&file, None, DataType::Fp32).unwrap(), (vec![2], InitialContent::Bytes(data.to_vec())));
+        let whole = npy("<f4", false, "(2,)", &data);
+        for length in 0..whole.len() {
+            content(&npz(&[("s", whole[..length].to_vec())]), None, DataType::Fp32).unwrap_err();
         }
     }
 

@@ -87,6 +87,15 @@ pub(super) fn request_input(
         return Err(BindingError::Optional { name: tensor.name.clone() });
     }
     let context = WrittenContext::find(config, tensor, info, batch_symbol)?;
+    if context.is_some() && is_held {
+        return Err(BindingError::Parameter {
+            parameter: "held_inputs",
+            value: tensor.name.clone(),
+            why: "the input has an input_context, which would put the end of the kept elements in front of the same \
+                  elements: take the input out of one of the two parameters"
+                .to_owned(),
+        });
+    }
     // The model's dims without the context, as clients send them.
     let mut dims = info.dims.clone();
     if let Some(context) = &context {

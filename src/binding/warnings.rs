@@ -30,9 +30,10 @@ impl Binding {
         empty_starts(&states).into_iter().chain(other_names(&states, batch_symbol)).collect()
     }
 
-    /// The states with which a sequence starts without elements, and their dims; `None` if there are none.
+    /// The states that the model leaves open and with which a sequence starts without elements, and their dims; `None` if
+    /// there are none.
     pub fn empty_starts(&self) -> Option<String> {
-        let empty = self.states.iter().filter(|state| state.starts_empty());
+        let empty = self.states.iter().filter(|state| state.empty_axes().next().is_some());
         let described =
             |state: &BoundState| format!("'{}' {}", self.inputs[state.input].name, Dims(&state.initial.dims));
         let described: Vec<_> = empty.map(described).collect();
@@ -43,10 +44,7 @@ impl Binding {
 /// Warns of states that start without elements along a dimension that has no name of its own. A state that grows starts
 /// so, but one that always has the same length then fails in the first run.
 fn empty_starts(states: &[Undeclared]) -> Option<String> {
-    let is_doubtful = |of: &&Undeclared| {
-        let dims = &of.state.initial.dims;
-        of.state.starts_empty() && (0..dims.len()).any(|axis| dims[axis] == 0 && of.info.symbol(axis).is_empty())
-    };
+    let is_doubtful = |of: &&Undeclared| of.state.empty_axes().any(|axis| of.info.symbol(axis).is_empty());
     let states: Vec<_> = states.iter().filter(is_doubtful).collect();
     let described = |of: &&Undeclared| format!("'{}' {}", of.info.name, Dims(&of.state.initial.dims));
     let dims = |of: &&Undeclared| StateDims {

@@ -30,7 +30,8 @@ pub fn confirmed(
 }
 
 /// Pairs each input with the output of the same type and dims. Of several that are alike, the first input goes with the
-/// first output. None if no two are alike; an error if more than one assignment fits.
+/// first output. None if no two are alike; an error if more than one assignment fits, as it does if the data of requests
+/// is like a state.
 pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, String> {
     let can_be_sent = |info: &&TensorInfo| !taken.otherwise.contains(&info.name.as_str()) && !is_number(info);
     let sent = signature.inputs.iter().find(can_be_sent);
@@ -42,11 +43,17 @@ pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, S
     let outputs: Vec<_> = signature.outputs.iter().filter(may_be).collect();
     let mut pairs = Vec::new();
     for input in &inputs {
-        let [sources, targets] = [&inputs, &outputs].map(|infos| alike(infos, input));
+        let [mut sources, mut targets] = [&inputs, &outputs].map(|infos| alike(infos, input));
         if targets.is_empty() {
             continue;
         }
-        if sources.len() != targets.len() {
+        // Data that is like a state can be the state, and the state the data.
+        let like_data = sent.zip(answer).filter(|(sent, _)| is_alike(sent, input));
+        if let Some((sent, answer)) = like_data {
+            sources.insert(0, sent);
+            targets.insert(0, answer);
+        }
+        if sources.len() != targets.len() || like_data.is_some() {
             return Err(format!(
                 "more than one assignment fits: of {} {}, the model has the inputs {} and the outputs {}",
                 input.data_type,
@@ -134,6 +141,11 @@ mod tests {
         let two: [(&str, &[i64]); 3] = [("x", &[1, 80]), ("a", &[1, 8]), ("b", &[1, 8])];
         let error = found(&two, &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
         assert!(["'a'", "'b'", "'c'", "[1, 8]"].iter().all(|word| error.contains(word)), "{error}");
+        let of_data: [(&str, &[i64]); 2] = [("input_1", &[-1, 8]), ("input_2", &[-1, 8])];
+        for outputs in [["dense", "lstm"], ["lstm", "dense"]] {
+            let error = found(&of_data, &outputs.map(|name| (name, &[-1, 8][..]))).unwrap_err();
+            assert!(["'input_1', 'input_2'", "'dense'", "'lstm'"].iter().all(|word| error.contains(word)), "{error}");
+        }
         let error = found(&[("a", &[1, 8])], &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
         assert!(error.contains("<<<a, c>>>") && error.contains("nothing would be left"), "{error}");
     }

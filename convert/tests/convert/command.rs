@@ -27,7 +27,7 @@ fn path(path: &Path) -> &str {
 #[test]
 fn a_model_repository_gets_the_model_its_initial_states_and_a_configuration() {
     let folder = folder();
-    fs::create_dir(folder.join("1")).unwrap();
+    let folder = folder.join("models/lstm");
     let output = folder.join("1/model.onnx");
     let done = command(&[path(&export("torch_lstm_learned")), "-o", path(&output), "--chunk", "5"]);
     assert!(done.status.success(), "{}", text(&done.stderr));

@@ -86,9 +86,13 @@ def test_dims_and_parameters_come_before_the_file(tmp_path):
         (["--dims", "FRAMES=x"], ["input=1,512"]),
         (["--config", folder / "nothing"], ["nothing", "cannot be read"]),
         (["--config", file], ["model.onnx", "cannot be read"]),
+        (["--config", "/dev/zero"], ["/dev/zero cannot be read: it is no file"]),
     ):
         ran = inspect(file, *arguments)
         assert ran.returncode and all(word in ran.stderr for word in words), ran.stderr
+    with_mark = folder / "marked.pbtxt"
+    with_mark.write_text(config.read_text(), "utf-8-sig")
+    assert inspect(file, "--config", with_mark).stdout == inspect(file, "--config", config).stdout != ""
     config.write_text(config.read_text() + "max_batchsize: 3\n")
     ran = inspect(file, "--config", config)
     line = len(config.read_text().splitlines())

@@ -80,6 +80,9 @@ def test_two_assignments_are_refused_even_if_confirmed(deployment):
     )
     model = export.served("model", "known_two_assignments", written=written(state_pairs="auto-by-shape"))
     refused(deployment, model, "auto-by-shape", "'input_2', 'input_3'", "'lstm'", "[1, 8]")
+    export = Export({"input_1": ("N", 8), "input_2": ("N", 8)}, {"dense": ("N", 8), "lstm": ("N", 8)}, {}, batch="N")
+    model = export.served("model", "known_like_data", written=written(state_pairs="auto-by-shape"))
+    refused(deployment, model, "auto-by-shape", "'input_1', 'input_2'", "'dense', 'lstm'", "[-1, 8]")
 
 
 def test_a_model_without_states_is_refused_with_what_to_do(deployment):

@@ -334,7 +334,7 @@ def test_a_script(deploy, tmp_path):
 
 def converted(page: str, file: str, model: bytes, folder: Path, replaced: Mapping[str, str] | None = None) -> Path:
     """Runs the page's commands in a folder that has the model in this file; the repository that they make."""
-    [commands] = re.findall(r"^```\n(mkdir .*?)^```$", PAGES[page].text, re.MULTILINE | re.DOTALL)
+    [commands] = re.findall(r"^```\n(build/bin/stateful-convert .*?)^```$", PAGES[page].text, re.MULTILINE | re.DOTALL)
     for written, other in {"build/bin/stateful-convert": str(CONVERT), **(replaced or {})}.items():
         assert written in commands
         commands = commands.replace(written, other)

@@ -294,5 +294,24 @@ def test_contexts_and_held_inputs_must_fit_too(serve, connect):
     )
     for one in (short, long):
         one.start()
-    with long.refuses("SNAPSHOT_INVALID"):
+    with long.refuses("SNAPSHOT_INVALID", "FRAMES=3@1", "FRAMES=4@1"):
         long.ask(restore=short.save())
+
+
+def test_a_context_along_another_axis_is_foreign(serve, connect):
+    def along(axis: int) -> StateSequence:
+        dims = tuple(-1 if other == axis else 4 for other in (1, 2))
+        says = f"FRAMES=2@{axis}:whole"
+
+        def make(name, **more):
+            shape = ["N", 4, 4]
+            return models.framed(f"{name}_{axis}", shape, (2, axis), dims, says, first="whole", window=4, **more)
+
+        return StateSequence(connect(), serve(make))
+
+    rows, columns = along(1), along(2)
+    for one in (rows, columns):
+        one.start({"FRAMES": np.arange(16, dtype=np.float32).reshape(1, 4, 4)})
+    with columns.refuses("SNAPSHOT_INVALID", "FRAMES=2@1:whole", "FRAMES=2@2:whole"):
+        columns.ask(restore=rows.save())
+    rows.ask(restore=rows.save())

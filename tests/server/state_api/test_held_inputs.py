@@ -40,6 +40,12 @@ def test_later_requests_leave_it_out_or_replace_it(talk, by, protocol):
     one.step(booked(1, None), get_state=True)
 
 
+def test_an_input_with_a_context_cannot_be_held(deployment):
+    model = models.framed("held_context", ["N", "T"], (3, 1), (-1,))
+    model = model.with_parameters("held_context", held_inputs="FRAMES")
+    load_refused(deployment, model, "held_inputs", "'FRAMES'", "input_context")
+
+
 @every_scheduler
 def test_start_must_carry_it(talk, by):
     one = talk(by)

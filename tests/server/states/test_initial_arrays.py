@@ -6,6 +6,7 @@ The models here answer the state that they were fed, and add nothing to it.
 import dataclasses
 import io
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -142,6 +143,15 @@ def arrays(says: str, type: str = "fp32", **arrays: np.ndarray) -> Model:
     return holding("", type, [BATCH, 2, 3], says, files=npz(**arrays))
 
 
+def with_header(shape: str) -> Mapping[str, bytes]:
+    """A file whose array S has this text as its shape."""
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("S.npy", b"\x93NUMPY\x02\x00" + len(header).to_bytes(4, "little") + header)
+    return {"initial_state/start.npz": content.getvalue()}
+
+
 def of_metadata(says: str, **metadata: str) -> Model:
     return holding("", "fp32", [BATCH, 3], says, metadata=metadata)
 
@@ -162,6 +172,15 @@ REFUSED = {
     "outside": (arrays("S=npz:../1/model.onnx", S=RIGHT), ["'../1/model.onnx'", "that folder"]),
     "no_such_key": (of_metadata("S=metadata:init", start="1"), ["no metadata 'init'", "'start'"]),
     "no_number": (of_metadata("S=metadata:init", init="1,x,2"), ["metadata 'init'", "'x'"]),
+    "gap": (of_metadata("S=metadata:init", init="1,,2,3"), ["metadata 'init'", "a comma without a number in front"]),
+    "nested_header": (
+        holding("", "fp32", [BATCH, 2, 3], "S=npz:start.npz", files=with_header("(" * 5000 + "1" + ",)" * 5000)),
+        ["'start.npz'", "array 'S'", "at most 10000"],
+    ),
+    "brackets": (
+        holding("", "fp32", [BATCH, 2, 3], "S=npz:start.npz", files=with_header("[" * 40 + "]" * 40)),
+        ["'start.npz'", "array 'S'", "41 opening brackets"],
+    ),
     "too_few": (of_metadata("S=metadata:init", init="1,2"), ["metadata 'init'", "2 elements", "3"]),
     "too_many": (of_metadata("S=metadata:init+zeros", init="1,2,3,4"), ["metadata 'init'", "4 elements", "3"]),
 }

@@ -139,6 +139,10 @@ impl Arguments {
         let mut config = match &self.config {
             Some(file) => {
                 let wrong = |why: String| Problem::Config { file: file.clone(), why };
+                // A device or a pipe may never end.
+                if !file.is_file() {
+                    return Err(wrong("it is no file".to_owned()));
+                }
                 let text = std::fs::read_to_string(file).map_err(|error| wrong(error.to_string()))?;
                 pbtxt::read(&text).map_err(wrong)?
             }

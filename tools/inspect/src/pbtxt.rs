@@ -13,7 +13,8 @@ const SCHEMA: &str = include_str!("model_config.proto");
 
 /// Reads a configuration. An error says what is wrong and where.
 pub fn read(text: &str) -> Result<Map<String, Value>, String> {
-    let text = &with_colons(text);
+    // Protobuf skips a byte order mark, as some editors write it, and the parser doesn't.
+    let text = &with_colons(text.strip_prefix('\u{feff}').unwrap_or(text));
     let read = DynamicMessage::parse_text_format(descriptor()?, text).map_err(|error| at_line(text, &error))?;
     let options = SerializeOptions::new().use_proto_field_name(true).stringify_64_bit_integers(false);
     let value = read.serialize_with_options(serde_json::value::Serializer, &options);
