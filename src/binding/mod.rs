@@ -76,7 +76,14 @@ impl Binding {
     ) -> Result<Self, BindingError> {
         check_names(config, state_pairs)?;
         let mut feeds = Feeds::new(signature);
-        let batch_symbol = signature.batch_symbol(|info| state_pairs.iter().any(|pair| pair.input == info.name));
+        let state_axes = |info: &TensorInfo| {
+            let is_state = state_pairs.iter().any(|pair| pair.input == info.name);
+            is_state.then(|| config.states.batch_axes(&info.name, info.symbols.len()))
+        };
+        let batch_symbol = match *signature.batch_symbols(state_axes).as_slice() {
+            [symbol] => Some(symbol),
+            _ => None,
+        };
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
             feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
