@@ -80,7 +80,8 @@ impl Binding {
             let is_state = state_pairs.iter().any(|pair| pair.input == info.name);
             is_state.then(|| config.states.batch_axes(&info.name, info.symbols.len()))
         };
-        let batch_symbol = match *signature.batch_symbols(state_axes).as_slice() {
+        let shared = signature.batch_symbols(state_axes);
+        let batch_symbol = match *shared.as_slice() {
             [symbol] => Some(symbol),
             _ => None,
         };
@@ -101,8 +102,15 @@ impl Binding {
         }
         let mut states = Vec::new();
         let batch_is_open = feeds.batch_is_open(config);
-        let binder =
-            StateBinder { config, initial_sources, signature, pairs: state_pairs, batch_symbol, batch_is_open };
+        let binder = StateBinder {
+            config,
+            initial_sources,
+            signature,
+            pairs: state_pairs,
+            batch_symbol,
+            batch_is_open,
+            shared: &shared,
+        };
         for pair in state_pairs {
             states.extend(binder.bind(pair, &mut feeds, &mut outputs, &states)?);
         }
