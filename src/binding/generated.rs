@@ -188,10 +188,12 @@ impl Binder<'_> {
         let named = open.iter().copied().find(|&axis| is_batch(&symbols[axis], self.batch_symbol));
         // Names such as `n` are usual for the batch, but a number of elements can have them, too.
         let named = named.filter(|_| has_one_value || open.len() > 1 || self.batch_symbol.is_some());
+        // A dimension with a name of its own is no batch that requests share.
+        let may_be_batch = |axis: usize| self.info.symbol(axis).is_empty() || (!self.config.is_batched() && axis == 0);
         let batch = match *open.as_slice() {
             _ if named.is_some() => named,
-            [only] if has_one_value || length_is_behind(only) => Some(only),
-            [first, _, ..] => Some(first),
+            [only] if may_be_batch(only) && (has_one_value || length_is_behind(only)) => Some(only),
+            [first, _, ..] if may_be_batch(first) => Some(first),
             _ => None,
         };
         let others: Vec<usize> = open.into_iter().filter(|&axis| Some(axis) != batch).collect();
@@ -210,15 +212,30 @@ impl Binder<'_> {
                 }
                 _ => {
                     let why = "more than one dimension beside the batch is open";
-                    return Err(self.error(format!("{why} in the input, {}: only one can be", self.described())));
+                    let names = self.other_names(batch);
+                    return Err(self.error(format!("{why} in the input, {}: only one can be{names}", self.described())));
                 }
             },
         };
         if (axis + 1..dims.len()).any(|behind| dims[behind] > 1) {
             let why = format!("its values stand along axis {axis}, and dimensions behind that must be 1");
-            return Err(self.error(format!("{why}; the input is {}", self.described())));
+            return Err(self.error(format!("{why}; the input is {}{}", self.described(), self.other_names(batch))));
         }
         Ok((batch, Some(axis)))
+    }
+
+    /// The names of open dimensions, where none is the batch.
+    fn other_names(&self, batch: Option<usize>) -> String {
+        let names: Vec<_> = (0..self.info.dims.len())
+            .filter(|&axis| !self.info.symbol(axis).is_empty())
+            .map(|axis| format!("axis {axis} is '{}'", self.info.symbol(axis)))
+            .collect();
+        match self.batch_symbol {
+            Some(symbol) if batch.is_none() && !names.is_empty() => {
+                format!(" ({}; the batch of requests is '{symbol}')", names.join(", "))
+            }
+            _ => String::new(),
+        }
     }
 
     fn counter(&self, count: &NamedCounter) -> Result<Counter, BindingError> {

@@ -18,7 +18,10 @@ fn model(inputs: &[(&str, DataType, &[&str])]) -> Signature {
         name: name.to_owned(),
         data_type,
         dims: dims.iter().map(|dim| dim.parse().unwrap_or(-1)).collect(),
-        symbols: dims.iter().map(|dim| if dim.parse::<i64>().is_ok() { "" } else { dim }.to_owned()).collect(),
+        symbols: dims
+            .iter()
+            .map(|dim| if *dim == "?" || dim.parse::<i64>().is_ok() { "" } else { dim }.to_owned())
+            .collect(),
     };
     let outputs: &[(&str, DataType, &[&str])] = &[
         ("y", DataType::Fp32, &["batch", "4"]),
@@ -63,13 +66,14 @@ fn the_batch_and_the_values_of_a_row_have_their_axes() {
         numbers("steps", &[][..], None),
         numbers("steps", &["1"], None),
         numbers("steps", &["batch"], Some(0)),
-        numbers("steps", &["other"], Some(0)),
+        numbers("steps", &["?"], Some(0)),
         numbers("steps", &["batch", "1"], Some(0)),
         numbers("steps", &["1", "batch"], Some(1)),
         numbers("elements(ids)", &["batch", "any"], Some(0)),
         numbers("length(keys)", &["3", "batch"], Some(1)),
         ("positions(ids)", &["batch", "n"], Some(0), Some(1)),
-        ("positions(ids)", &["other", "n"], Some(0), Some(1)),
+        ("positions(ids)", &["?", "n"], Some(0), Some(1)),
+        ("positions(ids)", &["g_dynamic_axes_1", "g_dynamic_axes_2"], Some(0), Some(1)),
         ("positions(ids)", &["n", "batch"], Some(1), Some(0)),
         ("positions(ids)", &["n"], None, Some(0)),
         ("positions(ids)", &["1", "n"], None, Some(1)),
@@ -80,7 +84,7 @@ fn the_batch_and_the_values_of_a_row_have_their_axes() {
         ("mask(keys)", &["1", "1", "past"], None, Some(2)),
         ("mask(keys, 16)", &["batch", "past + 16"], Some(0), Some(1)),
         ("last(steps, 80)", &["1", "1", "past"], None, Some(2)),
-        ("last(steps, 80)", &["other", "2", "past"], Some(0), Some(2)),
+        ("last(steps, 80)", &["?", "2", "past"], Some(0), Some(2)),
     ] {
         let (_, input, generated) = bound(entry, DataType::Int64, dims, 8);
         assert_eq!((input.batch_axis, generated.axis), (batch_axis, axis), "{entry} {dims:?}");
@@ -90,6 +94,12 @@ fn the_batch_and_the_values_of_a_row_have_their_axes() {
         expected.sort_unstable();
         assert_eq!(open, expected, "{entry} {dims:?}");
     }
+}
+
+#[test]
+fn a_counter_along_a_dimension_that_is_not_the_batch_is_one_for_all_rows() {
+    let (_, input, _) = bound("steps", DataType::Int64, &["layers"], 8);
+    assert_eq!((input.batch_axis, &*input.dims), (None, &[1][..]));
 }
 
 #[test]
@@ -108,7 +118,7 @@ fn the_elements_of_last_are_those_of_the_model_or_of_the_entry() {
         ("last(steps)", &["1", "1", "80"][..], 8, None, Some(2)),
         ("last(steps)", &["1", "1", "80"], 0, None, Some(2)),
         ("last(steps)", &["batch", "1", "80"], 8, Some(0), Some(2)),
-        ("last(steps)", &["other", "1", "80"], 8, Some(0), Some(2)),
+        ("last(steps)", &["?", "1", "80"], 8, Some(0), Some(2)),
         ("last(steps)", &["other", "1", "80"], 0, None, Some(2)),
         ("last(steps)", &["2", "batch", "80", "1"], 8, Some(1), Some(2)),
         ("last(elements(ids)*2+1)", &["16", "80"], 8, None, Some(1)),
@@ -192,6 +202,13 @@ fn what_does_not_fit_the_model_is_refused_with_the_entry_and_the_reason() {
         ("last(steps)", int, &["batch"], "write 'last(steps, LENGTH)'"),
         ("last(steps, 81)", int, &["1", "1", "80"], "81 values a row"),
         ("last(steps, 80)", int, &["batch", "n", "m"], "more than one dimension beside the batch"),
+        ("last(steps, 80)", int, &["n", "80"], "(axis 0 is 'n'; the batch of requests is 'batch')"),
+        ("last(steps)", int, &["1", "n", "80"], "the batch of requests is 'batch'"),
+        ("mask(keys, ids)", int, &["1", "n", "k"], "(axis 1 is 'n', axis 2 is 'k'; the batch of requests is 'batch')"),
+        ("mask(keys, ids)", int, &["1", "1", "n", "k"], "the batch of requests is 'batch'"),
+        ("mask(keys, ids)", int, &["heads", "k"], "the batch of requests is 'batch'"),
+        ("mask(keys, ids)", int, &["2", "k", "k2"], "the batch of requests is 'batch'"),
+        ("positions(ids)", int, &["n", "k"], "the batch of requests is 'batch'"),
         ("last(elements(keys), 80)", int, &["1", "80"], "'keys' is no input that requests carry"),
     ] {
         let config = config(&format!("g={entry}"), 8);

@@ -76,7 +76,15 @@ impl Binding {
     ) -> Result<Self, BindingError> {
         check_names(config, state_pairs)?;
         let mut feeds = Feeds::new(signature);
-        let batch_symbol = signature.batch_symbol(|info| state_pairs.iter().any(|pair| pair.input == info.name));
+        let state_axes = |info: &TensorInfo| {
+            let is_state = state_pairs.iter().any(|pair| pair.input == info.name);
+            is_state.then(|| config.states.batch_axes(&info.name, info.symbols.len()))
+        };
+        let shared = signature.batch_symbols(state_axes);
+        let batch_symbol = match *shared.as_slice() {
+            [symbol] => Some(symbol),
+            _ => None,
+        };
         for tensor in &config.inputs {
             let (index, info) = feeds.find(&tensor.name, "'input'")?;
             feeds.add(index, request_input(config, tensor, info, feeds.has_default(index), batch_symbol)?)?;
@@ -94,8 +102,15 @@ impl Binding {
         }
         let mut states = Vec::new();
         let batch_is_open = feeds.batch_is_open(config);
-        let binder =
-            StateBinder { config, initial_sources, signature, pairs: state_pairs, batch_symbol, batch_is_open };
+        let binder = StateBinder {
+            config,
+            initial_sources,
+            signature,
+            pairs: state_pairs,
+            batch_symbol,
+            batch_is_open,
+            shared: &shared,
+        };
         for pair in state_pairs {
             states.extend(binder.bind(pair, &mut feeds, &mut outputs, &states)?);
         }

@@ -29,6 +29,8 @@ pub(super) struct StateBinder<'a> {
     pub batch_symbol: Option<&'a str>,
     /// Whether an input of requests has an open batch dimension.
     pub batch_is_open: bool,
+    /// The names that requests and all states share, if none is a usual one of the batch and there are several.
+    pub shared: &'a [&'a str],
 }
 
 /// Which dimension of a state is the batch.
@@ -170,6 +172,10 @@ impl StateBinder<'_> {
         };
         let as_in_requests = if self.batch_symbol.is_some() { named(self.batch_symbol) } else { Vec::new() };
         let as_usual = named(None);
+        let is_shared = |axis: &&usize| self.shared.contains(&info.symbol(**axis));
+        if !is_batched && candidates.iter().filter(is_shared).count() > 1 {
+            return Ok(BatchAxis::Unclear);
+        }
         let all_have_names = candidates.iter().all(|&axis| !info.symbols[axis].is_empty());
         let all_are_told = candidates.iter().all(|&axis| !info.symbol(axis).is_empty());
         // Where Triton has no batch, or the model has a batch of one, a dimension with a name of its own varies.

@@ -322,6 +322,22 @@ fn a_state_without_a_batch_dimension_is_for_one_request_at_a_time() {
 }
 
 #[test]
+fn two_names_that_requests_and_states_share_are_asked_about_without_a_batch() {
+    let dims: &[i64] = &[-1, -1, 8];
+    let tensors = [("x", DataType::Fp32, dims), ("s_in", DataType::Fp32, dims)];
+    let mut signature = signature(&tensors, &[Y, ("s_out", DataType::Fp32, dims)]);
+    for input in &mut signature.inputs {
+        input.symbols = ["seq", "bsz", ""].map(str::to_owned).to_vec();
+    }
+    let config = with(&[
+        ("/max_batch_size", json!(0)),
+        ("/input/0/dims", json!([-1, -1, 8])),
+        ("/output/0/dims", json!([-1, 4])),
+    ]);
+    assert_refused(&config, &signature, &["state 's_in'", "do not say which is the batch", "'s_in=[batch, -1, 8]'"]);
+}
+
+#[test]
 fn the_name_of_the_batch_dimension_tells_it_from_another_open_one() {
     let dims: &[i64] = &[-1, -1, 8];
     let mut signature = signature(&[X, ("s_in", DataType::Fp32, dims)], &[Y, ("s_out", DataType::Fp32, dims)]);

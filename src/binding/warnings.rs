@@ -62,23 +62,35 @@ fn empty_starts(states: &[Undeclared]) -> Option<String> {
     })
 }
 
-/// Warns of states whose batch has another name than that of requests: it may be a dimension that varies.
+/// Warns of states whose batch has another name than that of requests, or none: it may be a dimension that varies.
 fn other_names(states: &[Undeclared], batch_symbol: Option<&str>) -> Option<String> {
     let batch_symbol = batch_symbol?;
     let is_doubtful = |of: &&Undeclared| {
-        let symbol = of.state.batch_axis.map_or("", |axis| of.info.symbol(axis));
-        !symbol.is_empty() && !is_batch(symbol, Some(batch_symbol)) && !is_batch(symbol, None)
+        let symbol = of.state.batch_axis.map(|axis| of.info.symbol(axis));
+        symbol.is_some_and(|symbol| {
+            symbol.is_empty() || (!is_batch(symbol, Some(batch_symbol)) && !is_batch(symbol, None))
+        })
     };
     let states: Vec<_> = states.iter().filter(is_doubtful).collect();
     let first = states.first()?;
     let axis = first.state.batch_axis?;
-    let dims =
-        |of: &&Undeclared| StateDims { name: of.info.name.clone(), dims: of.info.dims.clone(), batch_axis: None };
-    Some(format!(
-        "dimension {axis} of '{}' is taken for the batch, though its name is '{}' and that of the batch of requests \
-         '{batch_symbol}'; if such dimensions vary, write {}",
-        first.info.name,
-        first.info.symbol(axis),
+    let line = |with_batch: bool| {
+        let dims = |of: &&Undeclared| StateDims {
+            name: of.info.name.clone(),
+            dims: of.info.dims.clone(),
+            batch_axis: of.state.batch_axis.filter(|_| with_batch),
+        };
         state_dims_line(states.iter().map(dims))
+    };
+    let its_name = match first.info.symbol(axis) {
+        "" => "it has no name of its own".to_owned(),
+        symbol => format!("its name is '{symbol}'"),
+    };
+    Some(format!(
+        "dimension {axis} of '{}' is taken for the batch, though {its_name} and that of the batch of requests is \
+         '{batch_symbol}': if that is right, write {}; if such dimensions vary, write {}",
+        first.info.name,
+        line(true),
+        line(false)
     ))
 }

@@ -22,6 +22,8 @@ pub struct Known<'a> {
     pub taken: &'a [&'a str],
     /// Outputs that are the same in every run.
     pub constant_outputs: &'a [String],
+    /// Outputs that are scalars.
+    pub scalar_outputs: &'a [String],
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
     /// Whether a row's result depends on the other rows of its batch.
@@ -33,17 +35,20 @@ pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -
     let mut additions = Additions::default();
     let axes = BatchAxes::find(&config.states, signature, known);
     let has_batch = axes.as_ref().is_some_and(|axes| axes.fit_listed(config, signature));
-    if config.max_batch_size == 0 && has_batch {
-        add_batch(config, known, &mut additions);
+    if config.max_batch_size == 0 && has_batch && !is_unclear_batch(config, signature, known) {
+        add_batch(config, signature, known, &mut additions);
     }
     let max_batch_size = additions.max_batch_size.unwrap_or(config.max_batch_size);
     let axes = axes.filter(|_| max_batch_size > 0);
     if config.inputs.is_empty() {
+        if max_batch_size > 0 {
+            check_shared(config, signature, known, max_batch_size)?;
+        }
         additions.inputs = inputs(signature, known, &config.contexts, axes.as_ref())?;
     }
     if config.outputs.is_empty() {
         if max_batch_size > 0 && axes.is_none() {
-            check_batch(signature, known, max_batch_size)?;
+            check_batch(&config.states, signature, known, max_batch_size)?;
         }
         additions.outputs = outputs(signature, known, axes.as_ref());
     }
@@ -51,37 +56,156 @@ pub fn additions(config: &PartialConfig, signature: &Signature, known: &Known) -
     Ok(additions)
 }
 
-/// Warns that the batch was found by its position, if the exporter has numbered the dimensions of states. Writing
-/// `max_batch_size`, or where the batch of another state is, confirms it.
-pub fn position_warning(
+/// Warns that the batch was not found by a usual name: of each request's own run, or of the position where the batch was
+/// found. Writing `max_batch_size`, or where the batch of states is, confirms it. `filled` is the `max_batch_size` that
+/// was filled in.
+pub fn batch_warning(
+    config: &PartialConfig,
+    signature: &Signature,
+    known: &Known,
+    filled: Option<usize>,
+) -> Option<String> {
+    if config.max_batch_size > 0 {
+        return None;
+    }
+    match filled {
+        Some(size) => position_warning(config, signature, known, size),
+        // `state_dims` has said that a state has no batch.
+        None if config.states.without_batch().is_some() => None,
+        None => {
+            let axes = BatchAxes::find(&config.states, signature, known)?;
+            let is_unclear = axes.fit_listed(config, signature) && is_unclear_batch(config, signature, known);
+            is_unclear.then(|| unclear_warning(config, signature, known, &axes))
+        }
+    }
+}
+
+fn position_warning(
     config: &PartialConfig,
     signature: &Signature,
     known: &Known,
     max_batch_size: usize,
 ) -> Option<String> {
-    let is_confirmed = config.states.dims.iter().any(|state| state.batch_axis.is_some());
-    if is_confirmed || batch_symbol(signature, known).is_some() {
+    let symbol = batch_symbol(&config.states, signature, known);
+    let is_confirmed = config.states.dims.iter().any(|state| state.batch_axis.is_some()) || lists_tensors(config);
+    if is_confirmed || symbol.is_some_and(is_batch_name) {
         return None;
     }
-    let is_asked = |info: &&TensorInfo| known.is_state(info) && config.states.written_dims(&info.name).is_none();
-    let numbered = |info: &TensorInfo| {
-        let axis = batch_axis(info, None, true).filter(|&axis| !info.symbols[axis].is_empty())?;
-        Some((info.name.clone(), axis, info.dims.clone()))
+    // Requests with a second open dimension have a length there, so that of a state is rather the batch.
+    let have_lengths = signature.inputs.iter().any(|info| known.is_of_requests(info) && open_axes(info).len() > 1);
+    let doubtful = |info: &TensorInfo| {
+        let axis = batch_axis(info, symbol, true)?;
+        let has_one = info.dims.contains(&1);
+        let is_doubtful = !info.symbols[axis].is_empty() || has_one || !have_lengths;
+        is_doubtful.then(|| (info.name.clone(), axis, info.dims.clone()))
     };
-    let (name, axis, dims) = signature.inputs.iter().filter(is_asked).find_map(numbered)?;
+    let mut undecided = signature.inputs.iter().filter(|info| is_undecided(&config.states, known, info));
+    let (name, axis, dims) = undecided.find_map(doubtful)?;
     let varies = state_dims_line([StateDims { name: name.clone(), dims, batch_axis: None }]);
+    let place = match symbol {
+        Some(symbol) => format!("the one named '{symbol}', which requests and states share"),
+        None => "the first dimension of what requests carry, and the only open one of each state".to_owned(),
+    };
     Some(format!(
-        "the names of the model's dimensions do not say which is the batch, so it is taken to be the first dimension of \
-         what requests carry, and the only open one of each state, such as dimension {axis} of '{name}': if that is \
-         right, write max_batch_size: {max_batch_size}; if a state varies along that dimension instead, write {varies}"
+        "the names of the model's dimensions do not say which is the batch, so it is taken to be {place}, such as \
+         dimension {axis} of '{name}': if that is right, write max_batch_size: {max_batch_size}; if a state varies along \
+         that dimension instead, write {varies}"
     ))
 }
 
+fn unclear_warning(config: &PartialConfig, signature: &Signature, known: &Known, axes: &BatchAxes) -> String {
+    let with_batch = |(info, &batch_axis): (&TensorInfo, &Option<usize>)| {
+        let dims = StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis };
+        (is_undecided(&config.states, known, info) && batch_axis.is_some()).then_some(dims)
+    };
+    let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| {
+        axis.filter(|_| known.is_of_requests(info)).map(|axis| format!("dimension {axis} of '{}'", info.name))
+    };
+    let of_inputs = || signature.inputs.iter().zip(&axes.inputs);
+    let place = of_inputs().find_map(of_requests).unwrap_or_default();
+    let states: Vec<_> = of_inputs().filter_map(with_batch).collect();
+    let size = known.usual_batch();
+    let lines = if states.is_empty() {
+        format!("max_batch_size: {size}")
+    } else {
+        format!(
+            "max_batch_size: {size} and {}, with -1 in the place of each dimension that varies",
+            state_dims_line(states)
+        )
+    };
+    let name = batch_symbol(&config.states, signature, known).unwrap_or_default();
+    format!(
+        "max_batch_size is 0, so each request has a run of its own: {place}, '{name}', may be the batch, but it has no \
+         usual name of a batch, and may be a length; if it is the batch, write {lines}"
+    )
+}
+
+/// Whether a configuration that says nothing of the batch leaves open whether there is one, as its name is no usual one.
+/// A name is believed if it is the only one that requests and states share, and stands behind an open dimension with
+/// another name in requests, as in `[time, batch, features]`.
+fn is_unclear_batch(config: &PartialConfig, signature: &Signature, known: &Known) -> bool {
+    if lists_tensors(config) {
+        return false;
+    }
+    let Some(symbol) = batch_symbol(&config.states, signature, known) else { return false };
+    let says_so = |state: &StateDims| {
+        let info = signature.inputs.iter().find(|info| info.name == state.name);
+        info.zip(state.batch_axis).is_some_and(|(info, axis)| info.symbols.get(axis).is_some_and(|name| name == symbol))
+    };
+    if is_batch_name(symbol) || config.states.dims.iter().any(says_so) {
+        return false;
+    }
+    let is_behind = |info: &TensorInfo| {
+        info.symbols.iter().position(|name| name == symbol) == Some(1) && !info.symbol(0).is_empty()
+    };
+    let is_in_front = |info: &TensorInfo| info.symbols.iter().take(2).any(|name| name == symbol);
+    let agrees = |info: &TensorInfo| {
+        if known.is_state(info) {
+            is_in_front(info)
+        } else {
+            !known.is_of_requests(info) || is_fixed(info) || is_behind(info)
+        }
+    };
+    shared_symbols(&config.states, signature, known) != [symbol] || !signature.inputs.iter().all(agrees)
+}
+
+/// Refuses a batch that may be any of several dimensions.
+fn check_shared(
+    config: &PartialConfig,
+    signature: &Signature,
+    known: &Known,
+    max_batch_size: usize,
+) -> Result<(), CompletionError> {
+    let shared = shared_symbols(&config.states, signature, known);
+    if shared.len() < 2 {
+        return Ok(());
+    }
+    let undecided = signature.inputs.iter().filter(|info| is_undecided(&config.states, known, info));
+    let dims = |info: &TensorInfo| {
+        let batch_axis = info.symbols.iter().position(|name| *name == shared[0]);
+        StateDims { name: info.name.clone(), dims: info.dims.clone(), batch_axis }
+    };
+    let line = state_dims_line(undecided.map(dims));
+    let names = shared.iter().map(|name| format!("'{name}'")).collect();
+    Err(CompletionError::UnclearBatch { max_batch_size, names, line })
+}
+
+/// Whether dims of the configuration say where requests or responses have the batch.
+fn lists_tensors(config: &PartialConfig) -> bool {
+    !config.inputs.is_empty() || !config.outputs.is_empty()
+}
+
+/// Whether an input is that of a state of which the configuration gives no dims.
+fn is_undecided(states: &States, known: &Known, info: &TensorInfo) -> bool {
+    known.is_state(info) && states.written_dims(&info.name).is_none() && !states.is_declared(&info.name)
+}
+
 /// Adds `max_batch_size`. A run gets one row where the rows of a run change each other's results, and where a state has
-/// no batch dimension.
-fn add_batch(config: &PartialConfig, known: &Known, additions: &mut Additions) {
-    let usual = known.default_max_batch_size.max(MAX_BATCH_SIZE);
-    let has_one_row = known.mixes_rows || config.states.without_batch().is_some();
+/// no batch dimension, or may have none.
+fn add_batch(config: &PartialConfig, signature: &Signature, known: &Known, additions: &mut Additions) {
+    let usual = known.usual_batch();
+    let has_one_row =
+        known.mixes_rows || config.states.without_batch().is_some() || has_nameless_state(config, signature, known);
     if !has_one_row || config.has_rows_per_run() {
         additions.max_batch_size = Some(usual);
     } else if config.is_direct() {
@@ -91,6 +215,16 @@ fn add_batch(config: &PartialConfig, known: &Known, additions: &mut Additions) {
     } else {
         additions.max_batch_size = Some(1);
     }
+}
+
+/// Whether requests name the batch, and the open dimension of a state has no name.
+fn has_nameless_state(config: &PartialConfig, signature: &Signature, known: &Known) -> bool {
+    let symbol = batch_symbol(&config.states, signature, known);
+    let is_nameless = |info: &TensorInfo| {
+        is_undecided(&config.states, known, info)
+            && batch_axis(info, symbol, true).is_some_and(|axis| info.symbol(axis).is_empty())
+    };
+    symbol.is_some() && signature.inputs.iter().any(is_nameless)
 }
 
 /// The list `input`: what is left for requests. `axes` are those of a model with a batch.
@@ -117,8 +251,13 @@ fn outputs(signature: &Signature, known: &Known, axes: Option<&BatchAxes>) -> Ve
 }
 
 /// Refuses a `max_batch_size` where an output of the model has no batch dimension.
-fn check_batch(signature: &Signature, known: &Known, max_batch_size: usize) -> Result<(), CompletionError> {
-    let symbol = batch_symbol(signature, known);
+fn check_batch(
+    states: &States,
+    signature: &Signature,
+    known: &Known,
+    max_batch_size: usize,
+) -> Result<(), CompletionError> {
+    let symbol = batch_symbol(states, signature, known);
     // A dimension with a name of its own is no batch.
     let can_be_batch = |info: &TensorInfo, axis: usize| {
         info.symbol(axis).is_empty() || Some(info.symbol(axis)) == symbol || is_batch_name(info.symbol(axis))
@@ -184,6 +323,10 @@ fn context_axis(
 }
 
 impl Known<'_> {
+    fn usual_batch(&self) -> usize {
+        self.default_max_batch_size.max(MAX_BATCH_SIZE)
+    }
+
     fn is_state(&self, info: &TensorInfo) -> bool {
         self.pairs.iter().any(|pair| pair.input == info.name)
     }
@@ -212,7 +355,7 @@ struct BatchAxes {
 impl BatchAxes {
     /// `None` if the model has no batch dimension.
     fn find(states: &States, signature: &Signature, known: &Known) -> Option<Self> {
-        let symbol = batch_symbol(signature, known);
+        let symbol = batch_symbol(states, signature, known);
         let of_state = |info: &TensorInfo| match states.written_dims(&info.name) {
             Some(written) => Some(written.batch_axis),
             // The model is not bound without an answer to which it is.
@@ -237,9 +380,9 @@ impl BatchAxes {
             if is_fixed(info) && known.is_constant(info) {
                 return Some(None);
             }
-            // The dims of an output without any are not known.
             if info.dims.is_empty() {
-                return Some(Some(0));
+                // Of an output of unknown rank, the batch is the first dimension.
+                return (!known.scalar_outputs.contains(&info.name)).then_some(Some(0));
             }
             // The output of a state has its batch where the input has it, whatever the model says.
             let pair = known.pairs.iter().find(|pair| pair.output == info.name);
@@ -270,13 +413,17 @@ impl BatchAxes {
 
 /// The name of the batch dimension: the one that states and requests share, else that of the first dimension of an
 /// input of requests.
-fn batch_symbol<'a>(signature: &'a Signature, known: &Known) -> Option<&'a str> {
+fn batch_symbol<'a>(states: &States, signature: &'a Signature, known: &Known) -> Option<&'a str> {
     let of_requests = signature.inputs.iter().filter(|info| known.is_of_requests(info));
     let mut first = of_requests.filter(|info| info.dims.first().is_some_and(|&dim| dim < 0));
-    match signature.batch_symbol(|info| known.is_state(info)) {
+    match shared_symbols(states, signature, known).first() {
         Some(symbol) => Some(symbol),
         None => first.find_map(|info| Some(info.symbol(0)).filter(|symbol| !symbol.is_empty())),
     }
+}
+
+fn shared_symbols<'a>(states: &States, signature: &'a Signature, known: &Known) -> Vec<&'a str> {
+    signature.batch_symbols(|info| known.is_state(info).then(|| states.batch_axes(&info.name, info.symbols.len())))
 }
 
 /// The batch axis of an input; `None` if it has none that can be told.
@@ -376,7 +523,14 @@ mod tests {
 
     fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
         let pairs = self::pairs(pairs);
-        let known = Known { pairs: &pairs, taken, constant_outputs: &[], default_max_batch_size: 4, mixes_rows: false };
+        let known = Known {
+            pairs: &pairs,
+            taken,
+            constant_outputs: &[],
+            scalar_outputs: &[],
+            default_max_batch_size: 4,
+            mixes_rows: false,
+        };
         Some(filled(&config, signature, known).unwrap()).filter(|filled| *filled != config)
     }
 
@@ -412,7 +566,14 @@ mod tests {
             filled(
                 &config,
                 &model,
-                Known { pairs: &pairs, taken: &[], constant_outputs: &[], default_max_batch_size: 4, mixes_rows: true },
+                Known {
+                    pairs: &pairs,
+                    taken: &[],
+                    constant_outputs: &[],
+                    scalar_outputs: &[],
+                    default_max_batch_size: 4,
+                    mixes_rows: true,
+                },
             )
             .unwrap()
         };
@@ -467,6 +628,119 @@ mod tests {
         );
     }
 
+    /// `max_batch_size` as it is filled in, and the warning.
+    fn batch(config: Value, inputs: Specs) -> (Option<i64>, Option<String>) {
+        let model = signature(inputs, &[("y", inputs[0].1), ("s2", inputs[1].1)]);
+        let pairs = pairs(&S);
+        let known = Known {
+            pairs: &pairs,
+            taken: &[],
+            constant_outputs: &[],
+            scalar_outputs: &[],
+            default_max_batch_size: 4,
+            mixes_rows: false,
+        };
+        let partial = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
+        let size = additions(&partial, &model, &known).unwrap().max_batch_size;
+        (size.map(|size| size as i64), batch_warning(&partial, &model, &known, size))
+    }
+
+    #[test]
+    fn a_shared_name_that_may_be_a_length_makes_no_batch() {
+        let cases: [(Specs, &str); 8] = [
+            (&[("x", &["T", "4"]), ("s", &["T", "4"])], "s=[batch, 4]"),
+            (&[("x", &["time", "4"]), ("s", &["time", "4"])], "s=[batch, 4]"),
+            (&[("x", &["s77", "4"]), ("s", &["s77", "4"])], "s=[batch, 4]"),
+            (&[("x", &["seq", "bsz", "4"]), ("s", &["seq", "bsz", "4"])], "s=[batch, -1, 4]"),
+            (&[("x", &["time", "feat"]), ("s", &["time", "64"])], "s=[batch, 64]"),
+            (&[("x", &["frames", "1", "80"]), ("s", &["1", "frames", "64"])], "s=[1, batch, 64]"),
+            (&[("x", &["utt", "T", "80"]), ("s", &["12", "4", "T", "64"])], "s=[12, 4, batch, 64]"),
+            (&[("x", &["T", "80"]), ("s", &["1", "s_dim_1", "64"])], "s=[1, batch, 64]"),
+        ];
+        for (inputs, line) in cases {
+            let (size, warning) = batch(json!({}), inputs);
+            let warning = warning.unwrap();
+            assert!(size.is_none() && warning.contains("max_batch_size: 64") && warning.contains(line), "{warning}");
+            let dims = json!({ "state_dims": { "string_value": line } });
+            let written = batch(json!({ "max_batch_size": 64, "parameters": dims }), inputs);
+            assert_eq!(written, (None, None), "{inputs:?}: nothing is added");
+        }
+        let (inputs, _) = cases[0];
+        let dims = |text: &str| json!({ "parameters": { "state_dims": { "string_value": text } } });
+        assert_eq!(batch(dims("s=[batch, 4]"), inputs), (Some(64), None));
+        assert_eq!(batch(dims("s=[-1, 4]"), inputs), (None, None));
+    }
+
+    #[test]
+    fn a_batch_among_two_shared_names_is_asked_for() {
+        let model = signature(
+            &[("x", &["seq", "bsz", "4"]), ("s", &["seq", "bsz", "4"])],
+            &[("y", &["seq", "bsz", "4"]), ("s2", &["seq", "bsz", "4"])],
+        );
+        let pairs = pairs(&S);
+        let filled = |dims: Option<&str>| {
+            let parameters = dims.map_or(json!({}), |text| json!({ "state_dims": { "string_value": text } }));
+            let known = Known {
+                pairs: &pairs,
+                taken: &[],
+                constant_outputs: &[],
+                scalar_outputs: &[],
+                default_max_batch_size: 4,
+                mixes_rows: false,
+            };
+            filled(&json!({ "max_batch_size": 8, "parameters": parameters }), &model, known)
+        };
+        let error = filled(None).unwrap_err().to_string();
+        assert!(error.contains("'seq', 'bsz'") && error.contains("s=[batch, -1, 4]"), "{error}");
+        assert_eq!(dims(&filled(Some("s=[batch, -1, 4]")).unwrap(), "input")[0].1, json!([-1, 4]));
+        assert_eq!(dims(&filled(Some("s=[-1, batch, 4]")).unwrap(), "input")[0].1, json!([-1, -1, 4]));
+    }
+
+    #[test]
+    fn a_state_that_lacks_the_name_of_the_batch_has_runs_of_its_own() {
+        for symbol in ["s_dynamic_axes_1", "?"] {
+            let inputs: Specs = &[("x", &["batch", "time", "4"]), ("s", &["1", symbol, "4"])];
+            assert_eq!(batch(json!({}), inputs), (Some(1), None), "binding warns");
+            let dims = json!({ "state_dims": { "string_value": "s=[1, batch, 4]" } });
+            assert_eq!(batch(json!({ "parameters": dims }), inputs), (Some(64), None));
+        }
+    }
+
+    #[test]
+    fn what_the_position_tells_is_warned_of_unless_little_else_is_possible() {
+        let doubtful: [Specs; 4] = [
+            &[("x", &["?", "80"]), ("s", &["1", "?"])],
+            &[("x", &["?", "80"]), ("s", &["?", "80"])],
+            &[("x", &["?", "?"]), ("s", &["1", "?", "64"])],
+            &[("x", &["s77", "s27", "5"]), ("s", &["1", "s27", "6"])],
+        ];
+        for inputs in doubtful {
+            let (size, warning) = batch(json!({}), inputs);
+            assert!(size == Some(64) && warning.is_some(), "{inputs:?}");
+            assert_eq!(batch(json!({ "max_batch_size": 64 }), inputs), (None, None));
+        }
+        assert_eq!(batch(json!({}), &[("x", &["?", "?"]), ("s", &["2", "?", "128"])]), (Some(64), None));
+    }
+
+    #[test]
+    fn a_scalar_that_is_no_constant_makes_no_batch() {
+        let model = signature(&[("x", &["N", "4"]), ("s", &["N", "4"])], &[("y", &[]), ("s2", &["N", "4"])]);
+        let (pairs, scalars) = (pairs(&S), ["y".to_owned()]);
+        let with = |scalar_outputs| {
+            let known = Known {
+                pairs: &pairs,
+                taken: &[],
+                constant_outputs: &[],
+                scalar_outputs,
+                default_max_batch_size: 4,
+                mixes_rows: false,
+            };
+            filled(&json!({}), &model, known).unwrap().get("max_batch_size").cloned()
+        };
+        assert_eq!(with(&scalars), None);
+        assert_eq!(with(&[]), Some(json!(64)), "its rank is not known");
+    }
+
     #[test]
     fn a_growing_state_is_told_by_the_names() {
         let model = signature(
@@ -491,6 +765,7 @@ mod tests {
                 pairs: &pairs(&S),
                 taken: &[],
                 constant_outputs: &[],
+                scalar_outputs: &[],
                 default_max_batch_size: 4,
                 mixes_rows: false,
             };
@@ -527,6 +802,7 @@ mod tests {
             pairs: &pairs(&S),
             taken: &[],
             constant_outputs: &[],
+            scalar_outputs: &[],
             default_max_batch_size: 4,
             mixes_rows: false,
         };
@@ -610,10 +886,11 @@ mod tests {
                 pairs: &pairs,
                 taken: &[],
                 constant_outputs: &[],
+                scalar_outputs: &[],
                 default_max_batch_size: 4,
                 mixes_rows: false,
             };
-            position_warning(&config, &model, &known, 64)
+            batch_warning(&config, &model, &known, Some(64))
         };
         let text = warning(json!({})).unwrap();
         assert!(text.contains("dimension 1 of 'h'") && text.contains("'h=[1, -1, 640]'"), "{text}");
@@ -631,8 +908,14 @@ mod tests {
         );
         let (pairs, constants) = (pairs(&S), ["version".to_owned()]);
         let with = |constant_outputs| {
-            let known =
-                Known { pairs: &pairs, taken: &[], constant_outputs, default_max_batch_size: 4, mixes_rows: false };
+            let known = Known {
+                pairs: &pairs,
+                taken: &[],
+                constant_outputs,
+                scalar_outputs: &[],
+                default_max_batch_size: 4,
+                mixes_rows: false,
+            };
             filled(&json!({}), &model, known).unwrap()
         };
         let config = with(&constants);

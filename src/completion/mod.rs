@@ -64,6 +64,14 @@ pub enum CompletionError {
          '{output}' is {described}; write 'max_batch_size: 0', or export the model with a dynamic batch dimension"
     )]
     NoBatch { max_batch_size: usize, output: String, described: String },
+    /// `names` are those that the batch dimension may have. `line` is the line of config.pbtxt that says which it is.
+    #[error(
+        "max_batch_size is {max_batch_size}, but the names of the model's dimensions do not say which is the batch: \
+         requests and states share {}; write each dimension of the states as 'batch', as -1 if it varies, or as its \
+         length: {line}",
+        names.join(", ")
+    )]
+    UnclearBatch { max_batch_size: usize, names: Vec<String>, line: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
 }

@@ -62,7 +62,7 @@ impl Plan {
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let mut warnings = Vec::new();
         // A model is served even if ONNX Runtime alone can read its file.
-        let Nodes { batch_scale, constant_outputs } = Nodes::read(file).unwrap_or_else(|error| {
+        let Nodes { batch_scale, constant_outputs, scalar_outputs } = Nodes::read(file).unwrap_or_else(|error| {
             warnings.push(format!(
                 "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
                  its sequences change each other's answers unless max_batch_size is 1",
@@ -75,7 +75,7 @@ impl Plan {
         let additions = Additions::default();
         let mut plan = Self { pairs, additions, origins, warnings, notes, batch_scale, constant_outputs };
         if settings.completes {
-            plan.complete(config, signature, settings)?;
+            plan.complete(config, signature, &scalar_outputs, settings)?;
         }
         let requests = if inputs_completed { &plan.additions.inputs } else { &config.inputs };
         if config.generated.is_empty() {
@@ -88,6 +88,7 @@ impl Plan {
         &mut self,
         config: &PartialConfig,
         signature: &Signature,
+        scalar_outputs: &[String],
         settings: Settings,
     ) -> Result<(), CompletionError> {
         let taken = config.taken();
@@ -95,12 +96,12 @@ impl Plan {
             pairs: &self.pairs,
             taken: &taken,
             constant_outputs: &self.constant_outputs,
+            scalar_outputs,
             default_max_batch_size: settings.default_max_batch_size,
             mixes_rows: self.batch_scale.is_some(),
         };
         self.additions = fill::additions(config, signature, &known)?;
-        let filled = self.additions.max_batch_size;
-        self.warnings.extend(filled.and_then(|size| fill::position_warning(config, signature, &known, size)));
+        self.warnings.extend(fill::batch_warning(config, signature, &known, self.additions.max_batch_size));
         // An input that is listed is one that requests are to carry.
         if self.origins.inputs_completed {
             let held = config.held_inputs.iter().map(String::as_str);

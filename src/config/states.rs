@@ -187,6 +187,14 @@ impl States {
         self.dims.iter().find(|state| state.name == input)
     }
 
+    /// The dimensions that may be the batch of a state with so many: the one that `state_dims` says, or all.
+    pub fn batch_axes(&self, input: &str, rank: usize) -> Vec<usize> {
+        match self.written_dims(input) {
+            Some(written) => written.batch_axis.into_iter().filter(|&axis| axis < rank).collect(),
+            None => (0..rank).collect(),
+        }
+    }
+
     /// Whether `sequence_batching.state` has an entry for the state of this input.
     pub fn is_declared(&self, input: &str) -> bool {
         self.declared.iter().any(|state| state.pair.input == input)

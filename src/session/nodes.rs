@@ -18,12 +18,18 @@ use prost::bytes::Buf;
 /// Operators that compute their scale at run time, over all elements of their first input.
 const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
 
+/// Operators that give other values in each run. `Dropout` does so where it trains.
+const RANDOM: [&str; 7] =
+    ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
+
 /// What the nodes of a model say of its runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     pub batch_scale: Option<BatchScale>,
     /// The model's outputs that depend on none of its inputs.
     pub constant_outputs: Vec<String>,
+    /// The model's outputs that are scalars. (ONNX Runtime shows one whose rank is not known in the same way.)
+    pub scalar_outputs: Vec<String>,
 }
 
 /// The nodes of a model that quantize with one scale for the whole batch.
@@ -51,7 +57,11 @@ impl Nodes {
         let decoded = ModelProto::decode(&mut bytes);
         bytes.error.map_or(Ok(()), Err)?;
         let model = decoded.map_err(io::Error::other)?;
-        Ok(Self { batch_scale: model.batch_scale(), constant_outputs: model.constant_outputs() })
+        Ok(Self {
+            batch_scale: model.batch_scale(),
+            constant_outputs: model.constant_outputs(),
+            scalar_outputs: model.scalar_outputs(),
+        })
     }
 }
 
@@ -79,7 +89,30 @@ struct GraphProto {
 struct ValueInfoProto {
     #[prost(string, tag = "1")]
     name: String,
+    #[prost(message, optional, tag = "2")]
+    r#type: Option<TypeProto>,
 }
+
+#[derive(Message)]
+struct TypeProto {
+    #[prost(message, optional, tag = "1")]
+    tensor_type: Option<TensorTypeProto>,
+}
+
+#[derive(Message)]
+struct TensorTypeProto {
+    #[prost(message, optional, tag = "2")]
+    shape: Option<ShapeProto>,
+}
+
+#[derive(Message)]
+struct ShapeProto {
+    #[prost(message, repeated, tag = "1")]
+    dim: Vec<DimensionProto>,
+}
+
+#[derive(Message)]
+struct DimensionProto {}
 
 #[derive(Message)]
 struct FunctionProto {
@@ -144,6 +177,18 @@ impl ModelProto {
         let outputs = graph.output.iter().map(|output| &output.name);
         outputs.filter(|name| constants.contains(name.as_str())).cloned().collect()
     }
+
+    fn scalar_outputs(&self) -> Vec<String> {
+        let outputs = self.graph.iter().flat_map(|graph| &graph.output);
+        outputs.filter(|output| output.is_scalar()).map(|output| output.name.clone()).collect()
+    }
+}
+
+impl ValueInfoProto {
+    fn is_scalar(&self) -> bool {
+        let tensor_type = self.r#type.as_ref().and_then(|value| value.tensor_type.as_ref());
+        tensor_type.and_then(|tensor| tensor.shape.as_ref()).is_some_and(|shape| shape.dim.is_empty())
+    }
 }
 
 impl NodeProto {
@@ -153,7 +198,9 @@ impl NodeProto {
 
     /// Whether it gives the same in every run. A subgraph may take what is not listed among the node's inputs.
     fn is_constant(&self, constants: &HashSet<&str>) -> bool {
-        self.input.iter().all(|name| is_constant(name, constants)) && self.graphs().next().is_none()
+        self.input.iter().all(|name| is_constant(name, constants))
+            && self.graphs().next().is_none()
+            && !RANDOM.contains(&self.op_type.as_str())
     }
 }
 
@@ -292,18 +339,36 @@ mod tests {
     #[test]
     fn an_output_is_constant_if_it_depends_on_no_input() {
         let named = |names: &str| {
-            names.split_whitespace().map(|name| ValueInfoProto { name: name.to_owned() }).collect::<Vec<_>>()
+            names
+                .split_whitespace()
+                .map(|name| ValueInfoProto { name: name.to_owned(), r#type: None })
+                .collect::<Vec<_>>()
         };
         let nodes = vec![
             node("Identity", "version", "version_number"),
             node("Constant", "", "memory_size"),
             node("Add", "memory_size default", "of_default"),
             node("Mul", "x version", "y"),
+            node("RandomUniform", "", "noise"),
+            node("RandomNormalLike", "version", "more_noise"),
+            node("Add", "version noise", "of_noise"),
             around("If", "version", "chosen", graph("", vec![node("Identity", "x", "inner")])),
         ];
-        let outputs = named("version_number memory_size of_default y chosen version");
+        let outputs = named("version_number memory_size of_default y noise more_noise of_noise chosen version");
         let model = of(GraphProto { input: named("x default"), output: outputs, ..graph("version default", nodes) });
         assert_eq!(model.constant_outputs(), ["version_number", "memory_size", "version"]);
+    }
+
+    #[test]
+    fn a_scalar_is_told_from_an_output_of_unknown_rank() {
+        let output = |name: &str, dims: Option<usize>| {
+            let shape = dims.map(|dims| ShapeProto { dim: (0..dims).map(|_| DimensionProto {}).collect() });
+            let r#type = Some(TypeProto { tensor_type: Some(TensorTypeProto { shape }) });
+            ValueInfoProto { name: name.to_owned(), r#type }
+        };
+        let outputs = vec![output("scalar", Some(0)), output("unknown", None), output("one", Some(1))];
+        let model = of(GraphProto { output: outputs, ..graph("", Vec::new()) });
+        assert_eq!(model.scalar_outputs(), ["scalar"]);
     }
 
     #[test]

@@ -30,17 +30,29 @@ pub struct TensorInfo {
 }
 
 impl Signature {
-    /// The name of the batch dimension, if names tell it: a usual one, else one that every state and another input
-    /// have.
-    pub fn batch_symbol(&self, is_state: impl Fn(&TensorInfo) -> bool) -> Option<&str> {
-        let named = |info: &'_ TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
-        let (states, others): (Vec<_>, Vec<_>) = self.inputs.iter().partition(|info| is_state(info));
+    /// The names that the batch dimension may have: a usual one, else all that every state and another input have.
+    /// `state_axes` gives the dimensions of a state that may be the batch, and `None` for what is no state.
+    pub fn batch_symbols(&self, state_axes: impl Fn(&TensorInfo) -> Option<Vec<usize>>) -> Vec<&str> {
         let symbols = || self.inputs.iter().flat_map(|info| &info.symbols).filter(|symbol| !symbol.is_empty());
-        let is_shared = |symbol: &&String| {
-            states.iter().all(|state| named(state, symbol)) && others.iter().any(|other| named(other, symbol))
+        if let Some(usual) = symbols().find(|symbol| is_batch_name(symbol)) {
+            return vec![usual];
+        }
+        let axes: Vec<_> = self.inputs.iter().map(|info| (info, state_axes(info))).collect();
+        let has = |info: &TensorInfo, symbol: &str| info.symbols.iter().any(|other| other == symbol);
+        // A state without a batch has no name for it.
+        let states =
+            || axes.iter().filter_map(|(info, axes)| Some((info, axes.as_ref()?))).filter(|(_, a)| !a.is_empty());
+        let is_shared = |symbol: &str| {
+            states().all(|(info, axes)| axes.iter().any(|&axis| info.symbols[axis] == symbol))
+                && axes.iter().any(|(info, axes)| axes.is_none() && has(info, symbol))
         };
-        let shared = || symbols().find(is_shared).filter(|_| !states.is_empty());
-        symbols().find(|symbol| is_batch_name(symbol)).or_else(shared).map(String::as_str)
+        let mut shared: Vec<&str> = Vec::new();
+        for symbol in symbols() {
+            if states().next().is_some() && is_shared(symbol) && !shared.contains(&symbol.as_str()) {
+                shared.push(symbol);
+            }
+        }
+        shared
     }
 
     /// Names of what the model takes, also of what it has a value of its own for.

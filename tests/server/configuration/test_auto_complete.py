@@ -32,8 +32,10 @@ WITHOUT = EXPORTS | {
 def test_an_exported_model_is_served_without_any_configuration(deployment, name):
     model = WITHOUT[name].served(name, f"none_{name}.stateful")
     talk(deployment, model)
-    warnings = warnings_of_load(deployment, model)
-    assert [text for text in warnings if "the signature is that of" not in text] == []
+    warnings = [text for text in warnings_of_load(deployment, model) if "the signature is that of" not in text]
+    # Its batch has no usual name.
+    expected = ["'s27'"] if name == "dynamo_time_first" else []
+    assert [word for text, word in zip(warnings, expected, strict=True) if word in text] == expected
 
 
 @pytest.mark.parametrize("name", ["silero_vad_v5", "zipformer", "decoder", "gtcrn"])

@@ -10,9 +10,10 @@ from tritonclient.utils import InferenceServerException
 
 from harness.clients import new_id
 from harness.conversations import Conversation, some_at_once, talk
+from harness.graphs import graph, node
 from harness.logs import log_of_load, warnings_of_load
 from harness.model import Tensor
-from harness.models.exports import Export
+from harness.models.exports import Bare, Export
 from harness.models.numbered import (
     COUNTER,
     DECODER_JOINT,
@@ -165,6 +166,71 @@ def test_dims_that_do_not_fit_are_refused(deployment, name, dims, words):
     refused(deployment, fastconformer(f"axes_refused_{name}", written=written), *words)
 
 
+# ---- names that may be those of a length
+
+
+def mixing(folder: str, dims: tuple, state: tuple, nodes: list, kept: tuple = (), **changes) -> Bare:
+    """A model whose requests have [1, 4] and whose rows change each other's results, if they share a run."""
+
+    def build():
+        tensors = [("x", "fp32", dims), ("s_in", "fp32", state)], [("y", "fp32", dims), ("s_out", "fp32", kept or state)]
+        weights = {"AXIS": np.array(0, np.int64), "HALF": np.array(0.5, np.float32)}
+        return graph(nodes, *tensors, weights)
+
+    inputs, outputs = (Tensor("x", "fp32", dims, (-8, 8)),), (Tensor("y", "fp32", dims),)
+    states = (("s_in", "s_out"),)
+    fields = {"inputs": inputs, "outputs": outputs, "states": states, "max_batch_size": 0, "file_name": "export.onnx"}
+    return Bare(folder, build, **{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", ["T", "s77"])
+def test_a_shared_name_that_may_be_a_length_makes_no_batch(deployment, name):
+    nodes = [node("CumSum", "x AXIS", "sums"), node("Add", "sums s_in", "y"), node("Identity", "x", "s_out")]
+    model = mixing(f"axes_shared_{name}.stateful", (name, 4), (name, 4), nodes)
+    model = dataclasses.replace(model, inputs=(Tensor("x", "fp32", (1, 4), (-8, 8)),))
+    [warning] = warnings_of_load(deployment, model)
+    assert f"'{name}'" in warning and "max_batch_size: 64" in warning and line_to_write(warning) == "s_in=[batch, 4]"
+    assert deployment.admin.get_model_config(model.name).config.max_batch_size == 0
+    talk(deployment, model)
+    at_once(deployment, model)
+
+
+@pytest.mark.parametrize("written", [BACKEND, f"{BACKEND}\nmax_batch_size: 8"])
+def test_two_shared_names_are_asked_about(deployment, written):
+    nodes = [node("CumSum", "x AXIS", "sums"), node("Add", "sums s_in", "y"), node("Identity", "x", "s_out")]
+    dims = ("seq", "bsz", 4)
+    name = f"axes_two_shared_{len(written)}"
+    text = deployment.load_error(mixing(name, dims, dims, nodes, written=written))
+    assert line_to_write(text) == "s_in=[batch, -1, 4]"
+
+
+@pytest.mark.parametrize("symbol", ["s_in_dynamic_axes_1", None])
+def test_a_state_that_lacks_the_name_of_the_batch_has_runs_of_its_own(deployment, symbol):
+    nodes = [
+        node("ReduceMean", "s_in", "mean", axes=[1], keepdims=1),
+        node("Add", "x mean", "y"),
+        node("ReduceMean", "x", "new", axes=[0, 1], keepdims=1),
+        node("Mul", "s_in HALF", "half"),
+        node("Add", "half new", "s_out"),
+    ]
+    requests = Tensor("x", "fp32", (-1, 4), (-8, 8))
+    model = mixing(
+        f"axes_nameless_{symbol is None}.stateful",
+        ("batch", "time", 4),
+        (1, symbol, 4),
+        nodes,
+        inputs=(requests,),
+        outputs=(Tensor("y", "fp32", (-1, 4)),),
+        max_batch_size=1,
+        lengths_at_start={str(symbol): 1},
+    )
+    [warning] = warnings_of_load(deployment, model)
+    assert "'s_in=[1, batch, 4]'" in warning and "'s_in=[1, -1, 4]'" in warning
+    assert deployment.admin.get_model_config(model.name).config.max_batch_size == 1
+    talk(deployment, model)
+    at_once(deployment, model)
+
+
 # ---- outputs without a batch dimension
 
 
@@ -213,6 +279,13 @@ def test_a_fixed_output_that_depends_on_inputs_switches_batches_off(deployment):
     assert deployment.admin.get_model_config(model.name).config.max_batch_size == 0
     written = f'{BACKEND}\nmax_batch_size: 8\noutput {{ name: "y" data_type: TYPE_FP32 dims: [ 1, 2 ] }}'
     refused(deployment, served(export, "axes_not_constant_written", written=written), "'y'", "[1, 2]")
+
+
+def test_a_scalar_that_depends_on_inputs_switches_batches_off(deployment):
+    export = Export({"x": ("batch", 4), "s_in": ("batch", 8)}, {"y": (), "s_out": ("batch", 8)}, {"s_in": "s_out"})
+    model = served(export, "axes_scalar_output.stateful", max_batch_size=0)
+    deployment.serve(model)
+    assert deployment.admin.get_model_config(model.name).config.max_batch_size == 0
 
 
 # ---- scalars
@@ -267,7 +340,7 @@ def test_a_batch_with_another_name_than_that_of_requests_is_warned_of(deployment
     model = served(MIXED, "axes_other_name", written=f"{BACKEND}\nmax_batch_size: 8")
     [warning] = warnings_of_load(deployment, model)
     assert "'T_CACHE'" in warning and "'batch'" in warning
-    assert line_to_write(warning) == "att_cache=[2, 3, -1, 4]"
+    assert "'att_cache=[2, 3, batch, 4]'" in warning and "'att_cache=[2, 3, -1, 4]'" in warning
 
 
 def test_the_batch_of_a_model_with_such_a_state_is_one(deployment):
