@@ -173,7 +173,10 @@ def mixing(folder: str, dims: tuple, state: tuple, nodes: list, kept: tuple = ()
     """A model whose requests have [1, 4] and whose rows change each other's results, if they share a run."""
 
     def build():
-        tensors = [("x", "fp32", dims), ("s_in", "fp32", state)], [("y", "fp32", dims), ("s_out", "fp32", kept or state)]
+        tensors = (
+            [("x", "fp32", dims), ("s_in", "fp32", state)],
+            [("y", "fp32", dims), ("s_out", "fp32", kept or state)],
+        )
         weights = {"AXIS": np.array(0, np.int64), "HALF": np.array(0.5, np.float32)}
         return graph(nodes, *tensors, weights)
 
