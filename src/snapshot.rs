@@ -107,23 +107,8 @@ impl Snapshot {
 
     /// Reads a snapshot for a sequence of this model.
     pub fn decode(bytes: &[u8], binding: &Binding) -> Result<Self, SnapshotError> {
-        let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
-            return Err(SnapshotError::Damaged("it is too short"));
-        };
-        let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
-        if &prefix[..8] != MAGIC {
-            return Err(SnapshotError::Damaged("it does not begin with 'TRTSTATE'"));
-        }
-        if word(8) != VERSION {
-            return Err(SnapshotError::Version { came: word(8), known: VERSION });
-        }
-        if crc32fast::hash(&bytes[PREFIX_BYTES - 4..]) != word(12) {
-            return Err(SnapshotError::Damaged("its checksum is wrong"));
-        }
         let damaged = SnapshotError::Damaged;
-        let (header, mut data) =
-            rest.split_at_checked(word(16) as usize).ok_or(damaged("its header is longer than the snapshot"))?;
-        let header: Header = serde_json::from_slice(header).map_err(|_| damaged("its header cannot be read"))?;
+        let (header, mut data) = read_header(bytes)?;
         let mut take = |entry: &Entry| {
             let (taken, behind) =
                 data.split_at_checked(entry.byte_size).ok_or(damaged("it has less data than its header says"))?;
@@ -172,7 +157,7 @@ impl Snapshot {
             held[of.position] = Some(HeldInput { data_type: input.data_type, dims: shape, elements });
         }
         if !data.is_empty() {
-            return Err(SnapshotError::Damaged("it has more data than its header says"));
+            return Err(damaged("it has more data than its header says"));
         }
         let of_model: Vec<_> = binding.counters.iter().map(|&counter| binding.counter_name(counter)).collect();
         same("counters", &header.counters.iter().map(|of| of.name.clone()).collect::<Vec<_>>(), &of_model)?;
@@ -185,6 +170,26 @@ impl Snapshot {
 /// Whether ONNX Runtime can have a tensor of these dims. A huge dim overflows there even if another one is 0.
 pub fn fit_runtime(dims: &[i64]) -> bool {
     dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
+}
+
+/// The header of a snapshot, and the data behind it.
+fn read_header(bytes: &[u8]) -> Result<(Header, &[u8]), SnapshotError> {
+    let damaged = SnapshotError::Damaged;
+    let (prefix, rest) = bytes.split_first_chunk::<PREFIX_BYTES>().ok_or(damaged("it is too short"))?;
+    let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
+    if &prefix[..8] != MAGIC {
+        return Err(damaged("it does not begin with 'TRTSTATE'"));
+    }
+    if word(8) != VERSION {
+        return Err(SnapshotError::Version { came: word(8), known: VERSION });
+    }
+    if crc32fast::hash(&bytes[PREFIX_BYTES - 4..]) != word(12) {
+        return Err(damaged("its checksum is wrong"));
+    }
+    let (header, data) =
+        rest.split_at_checked(word(16) as usize).ok_or(damaged("its header is longer than the snapshot"))?;
+    let header = serde_json::from_slice(header).map_err(|_| damaged("its header cannot be read"))?;
+    Ok((header, data))
 }
 
 fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {

@@ -195,7 +195,7 @@ fn lists_tensors(config: &PartialConfig) -> bool {
     !config.inputs.is_empty() || !config.outputs.is_empty()
 }
 
-/// Whether an input is that of a state of which the configuration gives no dims.
+/// Whether an input is a state's, and the configuration does not give the dims of that state.
 fn is_undecided(states: &States, known: &Known, info: &TensorInfo) -> bool {
     known.is_state(info) && states.written_dims(&info.name).is_none() && !states.is_declared(&info.name)
 }
@@ -513,6 +513,12 @@ mod tests {
         pairs.iter().map(pair).collect()
     }
 
+    /// What is known of a model that has these states and nothing special.
+    fn known(pairs: &[StatePair]) -> Known<'_> {
+        let (taken, constant_outputs, scalar_outputs) = (&[][..], &[][..], &[][..]);
+        Known { pairs, taken, constant_outputs, scalar_outputs, default_max_batch_size: 4, mixes_rows: false }
+    }
+
     /// The document for Triton; the same as before if nothing is added.
     fn filled(config: &Value, signature: &Signature, known: Known) -> Result<Value, CompletionError> {
         let mut config = PartialConfig::from_json(config.to_string().as_bytes())?;
@@ -523,14 +529,7 @@ mod tests {
 
     fn completed(config: Value, signature: &Signature, pairs: &[(&str, &str)], taken: &[&str]) -> Option<Value> {
         let pairs = self::pairs(pairs);
-        let known = Known {
-            pairs: &pairs,
-            taken,
-            constant_outputs: &[],
-            scalar_outputs: &[],
-            default_max_batch_size: 4,
-            mixes_rows: false,
-        };
+        let known = Known { taken, ..known(&pairs) };
         Some(filled(&config, signature, known).unwrap()).filter(|filled| *filled != config)
     }
 
@@ -562,21 +561,7 @@ mod tests {
     fn a_model_that_mixes_rows_gets_batches_of_one() {
         let model = signature(&[("x", &["N", "T"]), ("s", &["N", "4"])], &[("y", &["N", "T"]), ("s2", &["N", "4"])]);
         let pairs = pairs(&S);
-        let filled = |config: Value| {
-            filled(
-                &config,
-                &model,
-                Known {
-                    pairs: &pairs,
-                    taken: &[],
-                    constant_outputs: &[],
-                    scalar_outputs: &[],
-                    default_max_batch_size: 4,
-                    mixes_rows: true,
-                },
-            )
-            .unwrap()
-        };
+        let filled = |config: Value| filled(&config, &model, Known { mixes_rows: true, ..known(&pairs) }).unwrap();
         let config = filled(json!({}));
         assert_eq!((&config["max_batch_size"], dims(&config, "input")[0].1.clone()), (&json!(1), json!([-1])));
         assert_eq!(filled(json!({ "max_batch_size": 8 }))["max_batch_size"], 8, "as it is written");
@@ -632,14 +617,7 @@ mod tests {
     fn batch(config: Value, inputs: Specs) -> (Option<i64>, Option<String>) {
         let model = signature(inputs, &[("y", inputs[0].1), ("s2", inputs[1].1)]);
         let pairs = pairs(&S);
-        let known = Known {
-            pairs: &pairs,
-            taken: &[],
-            constant_outputs: &[],
-            scalar_outputs: &[],
-            default_max_batch_size: 4,
-            mixes_rows: false,
-        };
+        let known = known(&pairs);
         let partial = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
         let size = additions(&partial, &model, &known).unwrap().max_batch_size;
         (size.map(|size| size as i64), batch_warning(&partial, &model, &known, size))
@@ -680,14 +658,7 @@ mod tests {
         let pairs = pairs(&S);
         let filled = |dims: Option<&str>| {
             let parameters = dims.map_or(json!({}), |text| json!({ "state_dims": { "string_value": text } }));
-            let known = Known {
-                pairs: &pairs,
-                taken: &[],
-                constant_outputs: &[],
-                scalar_outputs: &[],
-                default_max_batch_size: 4,
-                mixes_rows: false,
-            };
+            let known = known(&pairs);
             filled(&json!({ "max_batch_size": 8, "parameters": parameters }), &model, known)
         };
         let error = filled(None).unwrap_err().to_string();
@@ -727,14 +698,7 @@ mod tests {
         let model = signature(&[("x", &["N", "4"]), ("s", &["N", "4"])], &[("y", &[]), ("s2", &["N", "4"])]);
         let (pairs, scalars) = (pairs(&S), ["y".to_owned()]);
         let with = |scalar_outputs| {
-            let known = Known {
-                pairs: &pairs,
-                taken: &[],
-                constant_outputs: &[],
-                scalar_outputs,
-                default_max_batch_size: 4,
-                mixes_rows: false,
-            };
+            let known = Known { scalar_outputs, ..known(&pairs) };
             filled(&json!({}), &model, known).unwrap().get("max_batch_size").cloned()
         };
         assert_eq!(with(&scalars), None);
@@ -882,14 +846,7 @@ mod tests {
         let pairs = pairs(&h);
         let warning = |config: Value| {
             let config = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
-            let known = Known {
-                pairs: &pairs,
-                taken: &[],
-                constant_outputs: &[],
-                scalar_outputs: &[],
-                default_max_batch_size: 4,
-                mixes_rows: false,
-            };
+            let known = known(&pairs);
             batch_warning(&config, &model, &known, Some(64))
         };
         let text = warning(json!({})).unwrap();

@@ -194,7 +194,7 @@ impl fmt::Display for NamedAxis {
     }
 }
 
-/// Reads `*FACTOR+ADDEND`, of which either part may be missing.
+/// Reads `*FACTOR+ADDEND`. Either part may be missing.
 fn factor_and_addend(text: &str) -> Option<(i64, i64)> {
     let (factor, addend) = match text.split_once('+') {
         None => (text, 0),

@@ -364,7 +364,7 @@ pub fn assignments(name: &'static str, text: &str, form: &'static str) -> Result
     Ok(assigned)
 }
 
-/// Splits `text@axis`, of which `@axis` may be missing.
+/// Splits `text@axis`. `@axis` may be missing.
 pub fn with_axis(text: &str) -> Result<(&str, Option<usize>), String> {
     let Some((text, axis)) = text.rsplit_once('@') else { return Ok((text, None)) };
     let axis = axis.parse().map_err(|_| format!("'{axis}' is no axis: a whole number is expected"))?;

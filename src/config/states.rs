@@ -200,7 +200,7 @@ impl States {
         self.declared.iter().any(|state| state.pair.input == input)
     }
 
-    /// A state of which `state_dims` says that it has no batch dimension, so that sequences can't share a run.
+    /// A state that has no batch dimension according to `state_dims`. Then sequences can't share a run.
     pub fn without_batch(&self) -> Option<&StateDims> {
         self.dims.iter().find(|state| state.batch_axis.is_none())
     }

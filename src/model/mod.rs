@@ -181,6 +181,28 @@ impl Model {
                  inside the model begins anew in each run, use stateful-convert"
             );
         }
+        self.log_memory(&name);
+        if self.config.is_on_gpu() {
+            log::info!("model {name}: {}", self.sessions.providers());
+        }
+        self.warn_of_scheduling(&name, plan);
+        for note in &plan.notes {
+            log::info!("model {name}: {note}");
+        }
+        let of_binding = self.binding.warnings(&self.config, session.signature());
+        for warning in plan.warnings.iter().chain(&of_binding) {
+            log::warn!("model {name}: {warning}");
+        }
+        if self.config.states.limits.are_written && !self.binding.has_varying_states() {
+            log::warn!(
+                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' bound states that vary in size, and \
+                 have no effect here; others are bounded by the pool's capacity"
+            );
+        }
+    }
+
+    /// Logs how much memory states may take on each site.
+    fn log_memory(&self, name: &str) {
         let bytes = self.binding.slot.slot_bytes();
         let (buffers, rows) = (self.config.resident_batches + 1, self.config.most_rows());
         for Site { kind, placement, device, .. } in &self.sites {
@@ -194,9 +216,10 @@ impl Model {
                 self.binding.batch_bytes()
             );
         }
-        if self.config.is_on_gpu() {
-            log::info!("model {name}: {}", self.sessions.providers());
-        }
+    }
+
+    /// Warns of schedulings that surprise.
+    fn warn_of_scheduling(&self, name: &str, plan: &Plan) {
         if self.config.holds_one_sequence() {
             log::warn!(
                 "model {name}: with 'direct' and max_batch_size {}, each instance holds one sequence, and the START of \
@@ -216,19 +239,6 @@ impl Model {
             log::warn!(
                 "model {name}: core forgets a sequence that sends nothing for one second, which is Triton's default; for \
                  more, write 'sequence_batching {{ max_sequence_idle_microseconds: 60000000 ... }}'"
-            );
-        }
-        for note in &plan.notes {
-            log::info!("model {name}: {note}");
-        }
-        let of_binding = self.binding.warnings(&self.config, session.signature());
-        for warning in plan.warnings.iter().chain(&of_binding) {
-            log::warn!("model {name}: {warning}");
-        }
-        if self.config.states.limits.are_written && !self.binding.has_varying_states() {
-            log::warn!(
-                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' bound states that vary in size, and \
-                 have no effect here; others are bounded by the pool's capacity"
             );
         }
     }

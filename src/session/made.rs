@@ -68,7 +68,7 @@ impl MadeTensor {
                 let pieces = pieces_to_take(at, self.address()?, self.bytes, span.address(), storage);
                 keep_span(&mut queue, span);
                 queue.keep(self.value.clone());
-                // SAFETY: parts of a tensor and of memory of a state, both of which the queue keeps.
+                // SAFETY: the pieces lie within this tensor and within the span, and the queue keeps the memory of both.
                 unsafe { queue.move_pieces(&pieces, change_to(storage)) };
             }
             (to, Some(mut queue)) if self.is_on_device && self.bytes > 0 => {

@@ -36,7 +36,7 @@ impl Tensor {
         Self { elem, dims: Some(dims), ..Self::default() }
     }
 
-    /// A tensor of which only the type is known.
+    /// A tensor with a known type and an unknown shape.
     pub fn open(elem: i32) -> Self {
         Self { elem, ..Self::default() }
     }

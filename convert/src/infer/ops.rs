@@ -386,10 +386,7 @@ fn reduced(input: &Tensor, axes: Option<&[i64]>, keeps: bool, elem: i32) -> Resu
         }
         _ => (0..own.len()).collect(),
     };
-    let kept = |(axis, &dim): (usize, &i64)| match axes.contains(&axis) {
-        false => Some(dim),
-        true => keeps.then_some(1),
-    };
+    let kept = |(axis, &dim): (usize, &i64)| if axes.contains(&axis) { keeps.then_some(1) } else { Some(dim) };
     Ok(Tensor::shaped(elem, own.iter().enumerate().filter_map(kept).collect()))
 }
 

@@ -67,7 +67,7 @@ pub struct Tracker<'a> {
     certain: HashMap<String, Refusal>,
     /// Tensors that are made of the states which the model has already, and of nothing else that depends on steps.
     pub of_states: HashSet<String>,
-    /// What is followed are the rows of a batch. None may need another.
+    /// The tracker follows the rows of a batch in place of steps. Then no row may need another one.
     pub follows_rows: bool,
     pub found: Found,
 }

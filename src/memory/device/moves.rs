@@ -66,7 +66,7 @@ pub struct Pieces {
 }
 
 impl Pieces {
-    /// Joins pieces, of which each is an address to read, an address to write and bytes at the target.
+    /// Joins pieces. Each is an address to read, an address to write, and a number of bytes at the target.
     pub fn join(single: impl Iterator<Item = (u64, u64, u64)>) -> Vec<Self> {
         let mut joined: Vec<Self> = Vec::new();
         for (from, to, bytes) in single {

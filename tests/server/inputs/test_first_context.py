@@ -24,7 +24,7 @@ from harness.strategies import both_strategies
 
 pytestmark = pytest.mark.simulated_device
 
-# Zipformer: 45 frames, of which 13 stand for the chunk before
+# a Zipformer takes 45 frames, and the first 13 repeat the chunk before
 FRAMES = (13, 1)
 
 
