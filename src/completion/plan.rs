@@ -62,16 +62,29 @@ impl Plan {
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let mut warnings = Vec::new();
         // A model is served even if ONNX Runtime alone can read its file.
-        let Nodes { batch_scale, constant_outputs, scalar_outputs } = Nodes::read(file).unwrap_or_else(|error| {
-            warnings.push(format!(
+        let Nodes { batch_scale, recurrence, constant_outputs, scalar_outputs } =
+            Nodes::read(file).unwrap_or_else(|error| {
+                warnings.push(format!(
                 "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
                  its sequences change each other's answers unless max_batch_size is 1",
                 file.display()
             ));
-            Nodes::default()
-        });
-        let Advice { warnings: of_known, notes } = Advice::new(config, signature);
+                Nodes::default()
+            });
+        let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
         warnings.extend(of_known);
+        match recurrence {
+            Some(node) if pairs.is_empty() => warnings.push(format!(
+                "no states are kept, and {node} begins anew in each run: convert the model with stateful-convert, which \
+                 makes its state an input and an output"
+            )),
+            None if pairs.is_empty() => notes.push(
+                "no states are kept: 'sequence_batching' is given, and no input and output of the model are known for the \
+                 two ends of a state. If there is one, write it in parameter 'state_pairs'"
+                    .to_owned(),
+            ),
+            _ => {}
+        }
         let additions = Additions::default();
         let mut plan = Self { pairs, additions, origins, warnings, notes, batch_scale, constant_outputs };
         if settings.completes {

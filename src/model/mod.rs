@@ -174,13 +174,6 @@ impl Model {
             let level = if self.config.max_rows_per_run > 1 { log::Level::Warn } else { log::Level::Info };
             log::log!(level, "model {name}: {}", explain_batch_scale(scale, &self.config));
         }
-        if self.binding.states.is_empty() {
-            log::info!(
-                "model {name}: no states are kept: 'sequence_batching' is given, and no input and output of the model \
-                 are known for the two ends of a state. If there is one, write it in parameter 'state_pairs'; if a recurrence \
-                 inside the model begins anew in each run, use stateful-convert"
-            );
-        }
         self.log_memory(&name);
         if self.config.is_on_gpu() {
             log::info!("model {name}: {}", self.sessions.providers());

@@ -1,5 +1,5 @@
 //! What a model's nodes say of its runs: whether some quantize with one scale for the whole batch, so that one row's
-//! result depends on the others; and which outputs are the same in every run.
+//! result depends on the others; whether one has a recurrence inside; and which outputs are the same in every run.
 //!
 //! The nodes are read from the model's file, because ONNX Runtime does not list a model's nodes. Only the fields that are
 //! declared here are read; weights are skipped.
@@ -18,6 +18,9 @@ use prost::bytes::Buf;
 /// Operators that compute their scale at run time, over all elements of their first input.
 const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
 
+/// Operators that pass a state from element to element of their input.
+const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN", "Scan"];
+
 /// Operators that give other values in each run. `Dropout` does so where it trains.
 const RANDOM: [&str; 7] =
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
@@ -26,6 +29,8 @@ const RANDOM: [&str; 7] =
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     pub batch_scale: Option<BatchScale>,
+    /// The first node with a recurrence inside, in words.
+    pub recurrence: Option<String>,
     /// The model's outputs that depend on none of its inputs.
     pub constant_outputs: Vec<String>,
     /// The model's outputs that are scalars. (ONNX Runtime shows one whose rank is not known in the same way.)
@@ -59,6 +64,7 @@ impl Nodes {
         let model = decoded.map_err(io::Error::other)?;
         Ok(Self {
             batch_scale: model.batch_scale(),
+            recurrence: model.recurrence(),
             constant_outputs: model.constant_outputs(),
             scalar_outputs: model.scalar_outputs(),
         })
@@ -158,9 +164,14 @@ impl ModelProto {
             search(&function.node, HashSet::new(), &mut found);
         }
         let first = found.first()?;
-        let name = if first.name.is_empty() { first.output.first() } else { Some(&first.name) };
-        let (node, operator) = (name.cloned().unwrap_or_default(), first.op_type.clone());
-        Some(BatchScale { node, operator, nodes: found.len() })
+        Some(BatchScale { node: first.known_as(), operator: first.op_type.clone(), nodes: found.len() })
+    }
+
+    fn recurrence(&self) -> Option<String> {
+        let nodes = self.graph.iter().flat_map(|graph| &graph.node);
+        let of_functions = self.functions.iter().flat_map(|function| &function.node);
+        let node = nodes.chain(of_functions).find_map(NodeProto::recurrent)?;
+        Some(format!("node '{}' ({})", node.known_as(), node.op_type))
     }
 
     fn constant_outputs(&self) -> Vec<String> {
@@ -194,6 +205,20 @@ impl ValueInfoProto {
 impl NodeProto {
     fn graphs(&self) -> impl Iterator<Item = &GraphProto> {
         self.attribute.iter().flat_map(|attribute| attribute.g.iter().chain(&attribute.graphs))
+    }
+
+    /// Its name; its output if it has none.
+    fn known_as(&self) -> String {
+        let name = if self.name.is_empty() { self.output.first() } else { Some(&self.name) };
+        name.cloned().unwrap_or_default()
+    }
+
+    /// The node itself if it has a recurrence inside, or the first such node of its graphs.
+    fn recurrent(&self) -> Option<&Self> {
+        if RECURRENT.contains(&self.op_type.as_str()) {
+            return Some(self);
+        }
+        self.graphs().flat_map(|graph| &graph.node).find_map(Self::recurrent)
     }
 
     /// Whether it gives the same in every run. A subgraph may take what is not listed among the node's inputs.
@@ -334,6 +359,23 @@ mod tests {
         );
         assert_eq!(found(&of(graph("w", vec![node("QuantizeLinear", "x w", "y")]))), None);
         assert_eq!(found(&ModelProto { graph: None, functions: Vec::new() }), None);
+    }
+
+    #[test]
+    fn the_first_recurrence_is_found_in_any_graph() {
+        let inner = || graph("", vec![node("Relu", "x", "a"), node("LSTM", "a w r", "b")]);
+        let described = |model: ModelProto| model.recurrence();
+        assert_eq!(described(of(inner())).unwrap(), "node 'b node' (LSTM)");
+        let outer = vec![node("Relu", "x", "c"), around("If", "c", "d", inner()), node("GRU", "d w r", "e")];
+        assert_eq!(described(of(graph("", outer))).unwrap(), "node 'b node' (LSTM)");
+        assert_eq!(
+            described(of(graph("", vec![around("Scan", "s x", "y", inner())]))).unwrap(),
+            "node 'y node' (Scan)"
+        );
+        let function = FunctionProto { node: vec![node("RNN", "x w r", "y")] };
+        let of_function = ModelProto { graph: Some(graph("", Vec::new())), functions: vec![function] };
+        assert_eq!(described(of_function).unwrap(), "node 'y node' (RNN)");
+        assert_eq!(described(of(graph("", vec![node("Relu", "x", "a")]))), None);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 """Models without any state whose configuration has `sequence_batching`: served, with all that sequences have."""
 
+import shutil
+
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -12,6 +14,7 @@ from harness.model import READY, START, Control, Model, Tensor
 from harness.models.exports import Bare
 from harness.refusals import refused
 from harness.strategies import both_strategies, strategy
+from support.paths import ROOT
 
 
 @both_strategies
@@ -114,6 +117,19 @@ def test_sequence_batching_alone_is_enough_and_the_log_says_that_there_is_no_sta
     log = deployment.server.log_text()
     assert "model stateless_bare version 1: no states are kept" in log
     assert "model stateless_bare version 1: state: 0 bytes" not in log
+
+
+def test_a_recurrence_inside_the_model_is_warned_of(deployment):
+    name = "stateless_lstm"
+    file = deployment.repository / name / "1" / "model.onnx"
+    file.parent.mkdir(parents=True)
+    shutil.copy(ROOT / "convert" / "tests" / "exports" / "torch_lstm2.onnx", file)
+    batching = "sequence_batching { oldest { max_candidate_sequences: 64 } }"
+    (deployment.repository / name / "config.pbtxt").write_text(f'backend: "stateful" {batching}')
+    deployment.admin.load_model(name)
+    lines = [line for line in deployment.server.log_text().splitlines() if f"{name} version 1: no states" in line]
+    assert len(lines) == 1 and lines[0].startswith("W"), lines
+    assert "(LSTM) begins anew in each run" in lines[0] and "stateful-convert" in lines[0], lines
 
 
 def test_it_is_served_without_completion_and_a_model_with_states_still_needs_its_pairs(deploy):
