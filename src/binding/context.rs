@@ -11,7 +11,7 @@ impl Binding {
     /// What a snapshot calls a context of an input: its entry of `input_context`, with the axis.
     pub fn context_name(&self, input: usize, of: BoundContext) -> String {
         let input = self.inputs[input].name.clone();
-        Context { input, length: of.length, axis: Some(of.axis), first: of.first }.to_string()
+        Context { input, length: of.length, new: None, axis: Some(of.axis), first: of.first }.to_string()
     }
 
     /// The dims of what one row of an input leaves as its context.
@@ -28,8 +28,8 @@ impl Binding {
 pub(super) struct WrittenContext<'a> {
     written: &'a Context,
     axis: usize,
-    /// The model's dimension there.
-    of_model: i64,
+    /// The model's window there; -1 is open.
+    window: i64,
 }
 
 impl<'a> WrittenContext<'a> {
@@ -43,18 +43,18 @@ impl<'a> WrittenContext<'a> {
         let written = config.contexts.iter().find(|context| context.input == tensor.name);
         let Some(written) = written else { return Ok(None) };
         let axis = Search { config, tensor, info, batch_symbol, written }.axis()?;
-        Ok(Some(Self { written, axis, of_model: info.dims[axis] }))
+        Ok(Some(Self { written, axis, window: written.window(info.dims[axis]) }))
     }
 
     /// Takes the context off the model's dims.
     pub fn take_off(&self, dims: &mut [i64]) {
-        dims[self.axis] = without(dims[self.axis], self.written);
+        take_off(dims, self.axis, self.written);
     }
 
     /// Undoes [`WrittenContext::take_off`].
     pub fn put_back(&self, dims: &mut [i64]) {
         if self.written.first == FirstRequest::Whole {
-            dims[self.axis] = self.of_model;
+            dims[self.axis] = self.window;
         } else if dims[self.axis] >= 0 {
             dims[self.axis] += self.written.length as i64;
         }
@@ -120,13 +120,11 @@ impl<'a> WrittenContext<'a> {
     }
 }
 
-/// The part of a model's dimension that clients send: -1 for any length, 0 if the context leaves nothing.
-fn without(dim: i64, context: &Context) -> i64 {
-    match (dim - context.length as i64).max(0) {
-        _ if dim < 0 => dim,
-        left if left > 0 && context.first == FirstRequest::Whole => -1,
-        left => left,
-    }
+/// Takes a context off the model's dims along `axis`; false if it cannot stand there.
+fn take_off(dims: &mut [i64], axis: usize, context: &Context) -> bool {
+    let sent = context.sent(dims[axis]);
+    dims[axis] = sent.unwrap_or(0);
+    sent.is_some()
 }
 
 /// The search for a context's axis: the one that is written, else the one along which the configuration's dims differ
@@ -164,7 +162,7 @@ impl Search<'_> {
     /// may belong to an axis of fixed length.
     fn check_only_open(&self, axis: usize) -> Result<usize, BindingError> {
         let dims = &self.info.dims;
-        let can_be = |&other: &usize| dims[other] > self.written.length as i64;
+        let can_be = |&other: &usize| self.written.sent(dims[other]).is_some();
         let others: Vec<usize> = (0..dims.len()).filter(|&other| other != axis).filter(can_be).collect();
         if others.is_empty() {
             return Ok(axis);
@@ -172,7 +170,7 @@ impl Search<'_> {
         let line = |axis| context_line(&self.config.contexts, &self.written.input, axis);
         let with_dims = |&axis: &usize| {
             let mut sent = dims.clone();
-            sent[axis] = without(sent[axis], self.written);
+            take_off(&mut sent, axis, self.written);
             // A context needs the lengths of the other dimensions.
             sent.iter_mut()
                 .enumerate()
@@ -209,14 +207,14 @@ impl Search<'_> {
     /// The batch axis of the input if the context is kept along `axis`; `None` if the dims do not fit then.
     fn batch_axis(&self, axis: usize) -> Option<Option<usize>> {
         let mut sent = self.info.dims.clone();
-        sent[axis] = without(sent[axis], self.written);
         // The first request and later ones have different lengths.
-        if self.written.first == FirstRequest::Whole && self.configured(axis) != Some(-1) {
+        let lets_both_in = self.written.first != FirstRequest::Whole || self.configured(axis) == Some(-1);
+        if !take_off(&mut sent, axis, self.written) || !lets_both_in {
             return None;
         }
         let (batch, _) =
             match_dims(self.config, INPUT, self.tensor, &sent, &self.info.symbols, self.batch_symbol).ok()?;
-        (sent[axis] != 0).then_some(batch)
+        Some(batch)
     }
 
     /// The configuration's dimension for an axis of the model; dims that leave the batch out leave out the first one.
@@ -248,7 +246,8 @@ impl Search<'_> {
             .map(|dims| format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&dims)))
             .collect();
         if entries.is_empty() {
-            return format!("{wrong}: the dimension that the context stands along must be longer than {length}");
+            let wanted = self.written.wanted();
+            return format!("{wrong}: the dimension that the context stands along must be {wanted}");
         }
         format!("{wrong}: write input {}", entries.join(" or "))
     }
@@ -256,7 +255,7 @@ impl Search<'_> {
     /// The dims to write for a context along `axis`; `None` if there are none.
     fn dims_to_write(&self, axis: usize) -> Option<Vec<i64>> {
         let mut whole = self.info.dims.clone();
-        whole[axis] = without(whole[axis], self.written);
+        take_off(&mut whole, axis, self.written);
         let mut behind = whole.clone();
         behind.remove(0);
         let written = |dims: Vec<i64>| {

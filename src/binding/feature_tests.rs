@@ -183,6 +183,13 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
         (&[-1, 45, 8], &[-1, 8], "x=13:whole", 1, 417),
         (&[-1, -1, 8], &[-1, 8], "x=13@1:whole", 1, 417),
         (&[-1, 45, 8], &[32, 8], "x=13:repeat", 1, 417),
+        // The number of new elements fixes an open dimension.
+        (&[-1, -1], &[512], "x=64+512", 1, 256),
+        (&[-1, -1], &[-1], "x=64+512", 1, 256),
+        (&[-1, 576], &[512], "x=64+512", 1, 256),
+        (&[-1, 45, -1], &[45, 2], "x=3+2", 2, 540),
+        (&[-1, 45, -1], &[45, 42], "x=3+42@2", 2, 540),
+        (&[-1, -1, 8], &[-1, 8], "x=13+32:whole", 1, 417),
     ] {
         let found = context(model, configured, written).unwrap();
         assert_eq!((found.axis, found.bytes), (axis, bytes), "{model:?} {configured:?} {written}");
@@ -208,6 +215,10 @@ fn a_context_is_kept_along_the_axis_in_which_the_dims_differ_or_the_only_open_on
         (&[-1, 45, 8], &[45, 8], "x=13@1:whole", "':whole'"),
         (&[-1, -1, 8], &[32, 8], "x=13:whole", "input { name: 'x' data_type: TYPE_FP32 dims: [-1, 8] }"),
         (&[-1, 13, 8], &[-1, 8], "x=13@1:whole", "must be longer than 13"),
+        (&[-1, 45, 8], &[-1, 8], "x=13+30@1:whole", "must be 43, or open"),
+        (&[-1, 576], &[512], "x=64+256@1", "must be 320, or open"),
+        (&[-1, -1], &[500], "x=64+512@1", "input { name: 'x' data_type: TYPE_FP32 dims: [512] }"),
+        (&[-1, -1, 8], &[32, 8], "x=13+32@1:whole", "input { name: 'x' data_type: TYPE_FP32 dims: [-1, 8] }"),
     ] {
         let error = context(model, configured, written).unwrap_err().to_string();
         assert!(error.contains("'input_context'") && error.contains(word), "{error}");
@@ -227,18 +238,20 @@ fn requests_bring_what_the_context_leaves() {
 
 #[test]
 fn the_first_request_brings_the_whole_window() {
-    let mut config = with_parameters(&[("input_context", "x=13@1:whole")]);
-    config["input"][0]["dims"] = json!([-1, 5]);
-    for dim in [45, -1] {
+    for (dim, written, window) in
+        [(45, "x=13@1:whole", 45), (45, "x=13+32@1:whole", 45), (-1, "x=13+32@1:whole", 45), (-1, "x=13@1:whole", -1)]
+    {
+        let mut config = with_parameters(&[("input_context", written)]);
+        config["input"][0]["dims"] = json!([-1, 5]);
         let binding = bind(&config, &signature(&[("x", DataType::Fp32, &[-1, dim, 5]), S_IN], &[Y, S_OUT])).unwrap();
         let Source::Request(request) = &input(&binding, "x").source else { panic!("x is of requests") };
-        assert_eq!(input(&binding, "x").dims, [-1, dim, 5], "what the model takes");
+        assert_eq!(input(&binding, "x").dims, [-1, window, 5], "what the model takes");
         assert_eq!(request.request_dims(input(&binding, "x")), [1, -1, 5]);
         let lengths = |own: i64, is_first| request.row_length(&[1, own, 5], 1, is_first);
         assert_eq!((lengths(45, true), lengths(32, false)), (45, 45));
         let context = request.context.unwrap();
-        let allowed = |is_first| context.lengths(dim, is_first);
-        let exactly = |length| (dim > 0).then_some(length);
+        let allowed = |is_first| context.lengths(window, is_first);
+        let exactly = |length| (window > 0).then_some(length);
         assert_eq!((allowed(true), allowed(false)), ((13, exactly(45)), (0, exactly(32))));
     }
 }

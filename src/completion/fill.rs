@@ -2,8 +2,8 @@
 
 use super::CompletionError;
 use crate::config::{
-    Additions, Context, FirstRequest, OldestSequences, PartialConfig, StateDims, StatePair, States, TensorConfig,
-    context_line, state_dims_line,
+    Additions, Context, OldestSequences, PartialConfig, StateDims, StatePair, States, TensorConfig, context_line,
+    state_dims_line,
 };
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::{Dims, is_batch_name};
@@ -290,27 +290,26 @@ fn dims_of_requests(
     if let Some(context) = contexts.iter().find(|context| context.input == info.name) {
         // An axis that the input does not have is refused when the model is bound.
         let axis = context.axis.map_or_else(|| context_axis(contexts, context, info, batch_axis), Ok)?;
-        if let Some(dim) = dims.get_mut(axis).filter(|dim| **dim > context.length as i64) {
-            *dim = if context.first == FirstRequest::Whole { -1 } else { *dim - context.length as i64 };
+        if let Some(dim) = dims.get_mut(axis) {
+            *dim = context.sent(*dim).unwrap_or(*dim);
         }
     }
     Ok(dims)
 }
 
-/// The only axis that a context can stand along: an open one, or one that is longer.
+/// The only axis that a context can stand along.
 fn context_axis(
     contexts: &[Context],
     context: &Context,
     info: &TensorInfo,
     batch_axis: Option<usize>,
 ) -> Result<usize, CompletionError> {
-    let can_be =
-        |&axis: &usize| batch_axis != Some(axis) && (info.dims[axis] < 0 || info.dims[axis] > context.length as i64);
+    let can_be = |&axis: &usize| batch_axis != Some(axis) && context.sent(info.dims[axis]).is_some();
     let axes: Vec<usize> = (0..info.dims.len()).filter(can_be).collect();
     let (length, dims) = (context.length, Dims(&info.dims));
     let why = match axes.as_slice() {
         &[axis] => return Ok(axis),
-        [] => format!("no dimension of the model's {dims} is longer than {length}"),
+        [] => format!("no dimension of the model's {dims} is {}", context.wanted()),
         axes => {
             let lines: Vec<_> = axes.iter().map(|&axis| context_line(contexts, &info.name, axis)).collect();
             format!(
@@ -721,8 +720,7 @@ mod tests {
 
     #[test]
     fn requests_bring_what_the_context_leaves() {
-        let dims = |model: &[&str], axis: Option<usize>| {
-            let context = axis.map_or("x=64".to_owned(), |axis| format!("x=64@{axis}"));
+        let dims = |model: &[&str], context: &str| {
             let config = json!({ "parameters": { "input_context": { "string_value": context } } });
             let model = signature(&[("x", model), ("s", &["N", "4"])], &[("y", &["N", "3"]), ("s2", &["N", "4"])]);
             let known = Known {
@@ -735,16 +733,20 @@ mod tests {
             };
             Ok::<_, CompletionError>(super::tests::dims(&filled(&config, &model, known)?, "input").remove(0).1)
         };
-        assert_eq!(dims(&["N", "576"], None).unwrap(), json!([512]));
-        assert_eq!(dims(&["N", "T"], None).unwrap(), json!([-1]));
-        assert_eq!(dims(&["N", "80", "70"], Some(2)).unwrap(), json!([80, 6]));
-        assert_eq!(dims(&["N", "60", "70"], None).unwrap(), json!([60, 6]));
-        for (model, words) in [
-            (["N", "80", "70"], ["'x=64'", "[-1, 80, 70]", "'x=64@1'", "'x=64@2'"]),
-            (["N", "T", "80"], ["'x=64'", "[-1, -1, 80]", "'x=64@1'", "'x=64@2'"]),
-            (["N", "60", "64"], ["'x=64'", "[-1, 60, 64]", "no dimension", "longer than 64"]),
+        assert_eq!(dims(&["N", "576"], "x=64").unwrap(), json!([512]));
+        assert_eq!(dims(&["N", "T"], "x=64").unwrap(), json!([-1]));
+        assert_eq!(dims(&["N", "80", "70"], "x=64@2").unwrap(), json!([80, 6]));
+        assert_eq!(dims(&["N", "60", "70"], "x=64").unwrap(), json!([60, 6]));
+        assert_eq!(dims(&["N", "T"], "x=64+512").unwrap(), json!([512]));
+        assert_eq!(dims(&["N", "T"], "x=64+512:whole").unwrap(), json!([-1]));
+        assert_eq!(dims(&["N", "80", "70"], "x=64+6").unwrap(), json!([80, 6]));
+        for (model, context, words) in [
+            (["N", "80", "70"], "x=64", ["'x=64'", "[-1, 80, 70]", "'x=64@1'", "'x=64@2'"]),
+            (["N", "T", "80"], "x=64", ["'x=64'", "[-1, -1, 80]", "'x=64@1'", "'x=64@2'"]),
+            (["N", "60", "64"], "x=64", ["'x=64'", "[-1, 60, 64]", "no dimension", "longer than 64"]),
+            (["N", "80", "70"], "x=64+9", ["'x=64+9'", "[-1, 80, 70]", "no dimension", "is 73, or open"]),
         ] {
-            let error = dims(&model, None).unwrap_err().to_string();
+            let error = dims(&model, context).unwrap_err().to_string();
             assert!(words.iter().all(|word| error.contains(word)), "{error}");
         }
     }

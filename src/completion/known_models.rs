@@ -151,7 +151,7 @@ mod tests {
         let parameter = |name: &str, value: &str| json!({ "parameters": { name: { "string_value": value } } });
         let of = |config: &Value| {
             let lines = advised(config, &silero);
-            ["'input=64@1'", "'sr=16000'"].map(|word| lines.iter().any(|line| line.contains(word)))
+            ["'input=64+512@1'", "'sr=16000'"].map(|word| lines.iter().any(|line| line.contains(word)))
         };
         assert_eq!(of(&json!({})), [true, true]);
         assert_eq!(of(&parameter("input_context", "input=32")), [false, true]);

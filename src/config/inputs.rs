@@ -11,6 +11,8 @@ pub struct Context {
     pub input: String,
     /// Elements of the previous input, along the axis.
     pub length: usize,
+    /// Elements behind them that the model's window has, if they are written.
+    pub new: Option<usize>,
     /// The axis in the model, if it is written.
     pub axis: Option<usize>,
     pub first: FirstRequest,
@@ -60,18 +62,23 @@ const ALL: &str = "all";
 const CONTEXT: &str = "input_context";
 
 pub(super) fn contexts(parameters: &Parameters) -> Result<Vec<Context>, ConfigError> {
-    const FORM: &str = "'input=elements', then '@axis' and ':zeros', ':repeat' or ':whole' if needed, separated by \
-                        spaces or commas, is expected";
+    const FORM: &str = "'input=elements', then '+new_elements', '@axis' and ':zeros', ':repeat' or ':whole' if needed, \
+                        separated by spaces or commas, is expected";
     let Some(text) = parameters.text(CONTEXT) else { return Ok(Vec::new()) };
     let context = |(input, value)| {
         let (value, first) = with_first(text, FORM, value)?;
         let (value, axis) = with_axis(CONTEXT, text, FORM, value)?;
-        match value.parse() {
+        let elements = |number: &str| match number.parse::<u32>() {
             Ok(0) | Err(_) => {
-                Err(bad(CONTEXT, text, format!("'{input}' has '{value}' elements: 1 or more are expected")))
+                Err(bad(CONTEXT, text, format!("'{input}' has '{number}' elements: 1 or more are expected; {FORM}")))
             }
-            Ok(length) => Ok(Context { input, length, axis, first }),
-        }
+            Ok(elements) => Ok(elements as usize),
+        };
+        let (length, new) = match value.split_once('+') {
+            Some((length, new)) => (elements(length)?, Some(elements(new)?)),
+            None => (elements(&value)?, None),
+        };
+        Ok(Context { input, length, new, axis, first })
     };
     parameters::assignments(CONTEXT, text, FORM)?.into_iter().map(context).collect()
 }
@@ -85,9 +92,39 @@ pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
     parameter_line(CONTEXT, &contexts.iter().map(written).collect::<Vec<_>>().join(" "))
 }
 
+impl Context {
+    /// The model's window along a dimension of the model: -1 for any length.
+    pub fn window(&self, of_model: i64) -> i64 {
+        self.new.filter(|_| of_model < 0).map_or(of_model, |new| (self.length + new) as i64)
+    }
+
+    /// What clients send along a dimension of the model: -1 for different lengths, `None` if the context cannot stand
+    /// along it.
+    pub fn sent(&self, of_model: i64) -> Option<i64> {
+        let window = self.window(of_model);
+        let new = window - self.length as i64;
+        if window < 0 {
+            return Some(-1);
+        }
+        let fits = self.new.map_or(new > 0, |written| written as i64 == new);
+        fits.then_some(if self.first == FirstRequest::Whole { -1 } else { new })
+    }
+
+    /// Which dimension of the model it can stand along.
+    pub fn wanted(&self) -> String {
+        match self.new {
+            Some(new) => format!("{}, or open", self.length + new),
+            None => format!("longer than {}", self.length),
+        }
+    }
+}
+
 impl fmt::Display for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}={}", self.input, self.length)?;
+        if let Some(new) = self.new {
+            write!(f, "+{new}")?;
+        }
         if let Some(axis) = self.axis {
             write!(f, "@{axis}")?;
         }
@@ -184,23 +221,24 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let config = config(&[
-            ("input_context", "audio=64 features=7@1 x=13@1:whole, z=2:repeat w=2@0:zeros"),
+            ("input_context", "audio=64 features=7@1 x=13+32@1:whole, z=2:repeat w=2@0:zeros"),
             ("padded_inputs", "audio=len, features=flen@1"),
             ("padded_outputs", "y=ylen z=all"),
             ("warmup_batch_sizes", "1, 4"),
         ]);
         let config = config.unwrap();
-        let context = |input: &str, length, axis, first| Context { input: input.to_owned(), length, axis, first };
+        let context =
+            |input: &str, length, axis, first| Context { input: input.to_owned(), length, new: None, axis, first };
         let expected = [
             context("audio", 64, None, FirstRequest::Zeros),
             context("features", 7, Some(1), FirstRequest::Zeros),
-            context("x", 13, Some(1), FirstRequest::Whole),
+            Context { new: Some(32), ..context("x", 13, Some(1), FirstRequest::Whole) },
             context("z", 2, None, FirstRequest::Repeat),
             context("w", 2, Some(0), FirstRequest::Zeros),
         ];
         assert_eq!(config.contexts, expected);
         let written: Vec<String> = expected.iter().map(Context::to_string).collect();
-        assert_eq!(written.join(" "), "audio=64 features=7@1 x=13@1:whole z=2:repeat w=2@0");
+        assert_eq!(written.join(" "), "audio=64 features=7@1 x=13+32@1:whole z=2:repeat w=2@0");
         assert_eq!(config.ragged.inputs[1].lengths, "flen");
         assert_eq!((config.ragged.inputs[0].axis, config.ragged.inputs[1].axis), (None, Some(1)));
         assert_eq!(config.ragged.outputs[0].lengths.as_deref(), Some("ylen"));
@@ -214,6 +252,9 @@ mod tests {
             ("input_context", "audio", "input=elements"),
             ("input_context", "audio=0", "1 or more"),
             ("input_context", "audio=-3", "1 or more"),
+            ("input_context", "audio=3+", "'audio' has '' elements: 1 or more"),
+            ("input_context", "audio=3+0@1", "'audio' has '0' elements: 1 or more"),
+            ("input_context", "audio=3@1+2", "'1+2' is no axis"),
             ("input_context", "audio=[1]", "input=elements"),
             ("input_context", "audio=3@x", "'x' is no axis"),
             ("input_context", "audio=3:all", "'all' is none of 'zeros', 'repeat', 'whole'"),

@@ -38,6 +38,12 @@ def open_whole(name: str, **changes) -> Model:
     return models.framed(name, [BATCH, "T", 3], (4, 1), (-1, 3), "FRAMES=4:whole", first="whole", **changes)
 
 
+def written_window(name: str, **changes) -> Model:
+    """The model would take any length."""
+    says = "FRAMES=13+32@1:whole"
+    return models.framed(name, [BATCH, "T", 3], FRAMES, (-1, 3), says, first="whole", window=45, **changes)
+
+
 def repeated(name: str, **changes) -> Model:
     return models.framed(name, [BATCH, "T", 3], (4, 1), (-1, 3), "FRAMES=4:repeat", first="repeat", **changes)
 
@@ -53,7 +59,7 @@ def raw(deployment):
 
 
 @both_strategies
-@pytest.mark.parametrize("kind", [zipformer, open_whole, repeated])
+@pytest.mark.parametrize("kind", [zipformer, written_window, open_whole, repeated])
 def test_sequences_begin_with_what_the_parameter_says(deployment, kind, direct):
     model = kind(f"first_{kind.__name__}_{'oldest' if direct is None else 'direct'}", direct=direct)
     interleave(deployment.connect(), deployment.serve(model), np.random.default_rng(1), sequences=6)
@@ -127,8 +133,9 @@ def refuses(task, *words) -> None:
     assert all(re.search(rf"(?<!\d){word}(?!\d)", str(caught.value)) for word in words), caught.value
 
 
-def test_a_request_of_the_wrong_length_is_refused_and_harms_nothing(deployment):
-    model = deployment.serve(zipformer("first_wrong_lengths"))
+@pytest.mark.parametrize("kind", [zipformer, written_window])
+def test_a_request_of_the_wrong_length_is_refused_and_harms_nothing(deployment, kind):
+    model = deployment.serve(kind(f"first_wrong_lengths_{kind.__name__}"))
     client = deployment.connect()
     talk = Conversation(client, model, np.random.default_rng(4))
     for length in (32, 44, 46, 0):
@@ -140,6 +147,10 @@ def test_a_request_of_the_wrong_length_is_refused_and_harms_nothing(deployment):
     # A START that is refused ends the sequence, as any START that fails.
     refuses(lambda: talk.start(frames(32)), "first inference")
     refuses(lambda: talk.step(frames(32)), "not live")
+
+
+def test_without_a_window_the_first_request_has_the_context_at_least(deployment):
+    client = deployment.connect()
     other = deployment.serve(open_whole("first_wrong_open_lengths"))
     talk = Conversation(client, other, np.random.default_rng(5))
     refuses(lambda: talk.start(frames(3)), "at least 4")
