@@ -32,7 +32,10 @@ pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origin
         states.add_row(explained.state(state));
     }
     let slot = &binding.slot;
-    let bytes = format!("state: {} bytes a sequence, {} with alignment", slot.state_bytes(), slot.slot_bytes());
+    let mut bytes = format!("state: {} bytes a sequence, {} with alignment", slot.state_bytes(), slot.slot_bytes());
+    if binding.has_varying_states() {
+        bytes += &format!("; and up to {} bytes of states that vary in size", config.states.limits.per_sequence);
+    }
     [lines(&tensors), lines(&states), vec![bytes]].concat().join("\n")
 }
 
@@ -72,7 +75,8 @@ impl Explained<'_> {
         let (taken_for, why) = match bound.map(|input| &input.source) {
             None => ("its default".to_owned(), "nothing feeds it".to_owned()),
             Some(Source::Request(request)) => {
-                (requests(request, info, self.config), listed("'input'", self.origins.inputs_completed))
+                let dims = bound.map_or(&[][..], |input| &input.dims);
+                (requests(request, dims, self.config), listed("'input'", self.origins.inputs_completed))
             }
             Some(Source::Lengths { of }) => {
                 (format!("lengths of {}", self.binding.inputs[*of].name), "'padded_inputs'".to_owned())
@@ -173,21 +177,26 @@ fn dims(dims: &[i64], symbols: &[String]) -> String {
     format!("[{}]", dims.iter().enumerate().map(dim).collect::<Vec<_>>().join(", "))
 }
 
-fn requests(request: &RequestInput, info: &TensorInfo, config: &Config) -> String {
+/// `dims`: the model's, -1 where they are open.
+fn requests(request: &RequestInput, dims: &[i64], config: &Config) -> String {
     let mut text = "requests".to_owned();
     text += match request.form {
         ShapeForm::Plain => "",
         ShapeForm::BatchInside => ", Triton's batch dimension in front of the model's",
         // Triton has no scalars.
         ShapeForm::Unbatched if !config.is_batched() => ", sent as [1]",
-        ShapeForm::Unbatched if info.dims.is_empty() => ", one value for a batch, sent as [1, 1]",
+        ShapeForm::Unbatched if dims.is_empty() => ", one value for a batch, sent as [1, 1]",
         ShapeForm::Unbatched => ", one value for a batch",
     };
     if request.optional {
         text += ", may be left out";
     }
     if let Some(context) = request.context {
-        text += &format!(", {} of the last in front along axis {}", context.length, context.axis);
+        let (length, axis) = (context.length, context.axis);
+        text += &match usize::try_from(dims[axis]) {
+            Ok(window) => format!(", {length} of the last in front of {} along axis {axis}", window - length),
+            Err(_) => format!(", {length} of the last in front along axis {axis}"),
+        };
         text += match context.first {
             FirstRequest::Zeros => "",
             FirstRequest::Repeat => ", at first the first element repeated",

@@ -76,11 +76,11 @@ def test_dims_and_parameters_come_before_the_file(tmp_path):
     ran = inspect(file, "-p", "input_context=FRAMES=4")
     assert ran.returncode and "'FRAMES=4@0'" in ran.stderr and "'FRAMES=4@1'" in ran.stderr, ran.stderr
     ran = inspect(file, "-p", "input_context=FRAMES=4", "--dims", "FRAMES=1,5")
-    assert "4 of the last in front along axis 1" in ran.stderr, ran.stderr
+    assert "4 of the last in front of 5 along axis 1" in ran.stderr, ran.stderr
     assert 'input { name: "FRAMES" data_type: TYPE_FP32 dims: [ 1, 5 ] }' in ran.stdout
     config = folder / "config.pbtxt"
     ran = inspect(file, "--config", config, "-p", "input_context=FRAMES=3", "--dims", "FRAMES=2,6")
-    assert "3 of the last in front along axis 1" in ran.stderr and "dims: [ 2, 6 ]" in ran.stdout, ran.stderr
+    assert "3 of the last in front of 6 along axis 1" in ran.stderr and "dims: [ 2, 6 ]" in ran.stdout, ran.stderr
     for arguments, words in (
         (["--dims", "NOISE=1"], ["no input 'NOISE'", "FRAMES"]),
         (["--dims", "FRAMES=x"], ["input=1,512"]),
