@@ -30,9 +30,15 @@ impl<'a> Model<'a> {
     }
 
     fn attention_mask(&self) -> Option<String> {
-        let (past, new) = self.requested(ATTENTION_MASK)?.symbols.last()?.split_once(" + ")?;
+        let symbol = self.requested(ATTENTION_MASK)?.symbols.last()?;
+        // Optimum names the sum, and onnxruntime-genai's builder the total.
+        let (past, new) = match (symbol.split_once(" + "), symbol.strip_prefix("total_")) {
+            (Some((past, new)), _) => (past.to_owned(), new),
+            (None, Some(new)) => (format!("past_{new}"), new),
+            (None, None) => return None,
+        };
         let is_state = |info: &&TensorInfo| self.pairs.iter().any(|pair| pair.input == info.name);
-        let state = self.signature.inputs.iter().filter(is_state).find(|info| has_symbol(info, past))?;
+        let state = self.signature.inputs.iter().filter(is_state).find(|info| has_symbol(info, &past))?;
         Some(format!("{ATTENTION_MASK}=mask({}, {})", state.name, self.data_with(new)?.name))
     }
 
@@ -100,6 +106,12 @@ mod tests {
         assert_eq!(of(&["input_ids", "position_ids"]), [true, false]);
         assert_eq!(of(&["input_ids"]), [false, false]);
         assert_eq!(of(&["attention_mask", "position_ids"]), [false, false], "no data has the new elements");
+        let of_builder = [
+            info("input_ids", &["batch", "length"]),
+            info("attention_mask", &["batch", "total_length"]),
+            info("past.0", &["batch", "past_length"]),
+        ];
+        assert!(noted(&of_builder, &["input_ids", "attention_mask"]).unwrap().contains(mask));
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod plan;
 mod unpaired;
 
 use by_shape::by_shape;
+pub use known_models::Advice;
 use pairing::{Taken, described, state_pairs};
 pub use plan::{Origins, Plan, Settings};
 

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use super::fill::{self, Known};
-use super::known_models::Advice;
 use super::pairing::Taken;
-use super::{CompletionError, by_shape, could_be_generated, state_pairs, unpaired};
-use crate::config::{Additions, ConfigError, PairsFrom, PartialConfig, StatePair, StatePairs};
+use super::{Advice, CompletionError, by_shape, could_be_generated, state_pairs, unpaired};
+use crate::config::{
+    Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
+    parameter_line,
+};
 use crate::session::{BatchScale, Nodes, Signature};
 
 /// What a configuration lacks, and the states of its model.
@@ -90,6 +92,7 @@ impl Plan {
         if settings.completes {
             plan.complete(config, signature, &scalar_outputs, settings)?;
         }
+        plan.notes.extend(padding_note(config));
         let requests = if inputs_completed { &plan.additions.inputs } else { &config.inputs };
         if config.generated.is_empty() {
             plan.notes.extend(could_be_generated::note(signature, requests, &plan.pairs));
@@ -124,6 +127,18 @@ impl Plan {
         }
         Ok(())
     }
+}
+
+/// Says that sequences can share runs, if there is a mask that tells padding from the elements of growing states.
+fn padding_note(config: &PartialConfig) -> Option<String> {
+    let has_mask = config.generated.iter().any(|generated| matches!(generated.kind, GeneratedKind::Mask { .. }));
+    (has_mask && config.states.growing_padding.is_none()).then(|| {
+        format!(
+            "sequences whose growing states have different lengths run one by one: to let them share runs, write {}; the \
+             backend checks at load that answers stay the same",
+            parameter_line(GROWING_PADDING, "left")
+        )
+    })
 }
 
 fn found_pairs(

@@ -198,7 +198,7 @@ impl PartialConfig {
             "generated_inputs" => self.generated.iter().any(|generated| generated.input == input),
             "initial_states" => self.states.initial.iter().any(|(name, _)| name == input),
             "input_context" => self.contexts.iter().any(|context| context.input == input),
-            "state_dims" => self.states.written_dims(input).is_some(),
+            "state_dims" => self.states.written_dims(input).is_some() || self.states.is_declared(input),
             "padded_inputs" => self.ragged.inputs.iter().any(|padded| padded.input == input),
             _ => false,
         }

@@ -71,6 +71,9 @@ pub enum LoadError {
     /// The code of this library is wrong; the server lives on.
     #[error(transparent)]
     Panic(#[from] Panic),
+    /// What the users of a known model have to write, behind any of the others.
+    #[error("{error}; {advice}")]
+    Advised { error: Box<LoadError>, advice: String },
 }
 
 impl LoadError {
@@ -88,6 +91,7 @@ impl LoadError {
     /// it (`INTERNAL`).
     fn code(&self) -> Code {
         match self {
+            Self::Advised { error, .. } => error.code(),
             Self::Triton(error) => error.code,
             Self::Config(_)
             | Self::Completion(_)

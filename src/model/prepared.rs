@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
-use crate::completion::{Plan, Settings};
+use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
 use crate::error::LoadError;
 use crate::session::{Library, Provider, Session};
@@ -23,8 +23,24 @@ pub struct Prepared {
 
 impl Prepared {
     /// Completes the configuration from the signature of the model in `file`, and binds the two. `repository` is the
-    /// model's folder.
+    /// model's folder. The error for a known model has the parameters that it needs.
     pub fn new(
+        partial: &mut PartialConfig,
+        session: &Session,
+        file: &Path,
+        repository: &Path,
+        settings: Settings,
+    ) -> Result<Self, LoadError> {
+        Self::prepare(partial, session, file, repository, settings).map_err(|error| {
+            let needs = Advice::new(partial, session.signature()).warnings;
+            if needs.is_empty() {
+                return error;
+            }
+            LoadError::Advised { error: Box::new(error), advice: needs.join("; ") }
+        })
+    }
+
+    fn prepare(
         partial: &mut PartialConfig,
         session: &Session,
         file: &Path,

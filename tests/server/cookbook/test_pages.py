@@ -117,6 +117,38 @@ def test_a_configuration_follows_the_advice_for_known_models(tmp_path, page, mod
     assert "the signature is that of" not in said.stderr
 
 
+#: A line of a message, with a parameter and its value; with other quotation marks, one of a configuration.
+PARAMETER = r"\{ key: '(\w+)' value \{ string_value: '([^']*)' \} \}"
+#: Parameters of pages that nothing needs, or that no signature shows.
+NOT_ADVISED = {"max_rows_per_run", "state_api", "nemo_decoder: state_dims", "nemo_decoder: state_pairs"}
+
+
+#: Models that need parameters, with those.
+WITH_PARAMETERS = {
+    model: (page, parameters)
+    for page, model in MODELS
+    if (parameters := re.findall(PARAMETER.replace("'", '"'), PAGES[page].models[model][1]))
+}
+
+
+@pytest.mark.parametrize("model", WITH_PARAMETERS)
+def test_stateful_inspect_tells_the_lines_of_the_page(tmp_path, model):
+    page, shown = WITH_PARAMETERS[model]
+    fixture = PAGES[page].fixture(model)
+    file = tmp_path / "model.onnx"
+    file.write_bytes(graph(PAGES[page], model))
+    wanted = [line for line in shown if not {line[0], f"{fixture}: {line[0]}"} & NOT_ADVISED]
+    assert len(wanted) <= 3, "a model needs three lines at most"
+    written: list[tuple[str, str]] = []
+    # What it has told is written, and then it may tell more.
+    while len(written) < len(wanted):
+        arguments = [f"-p{name}={value}" for name, value in written]
+        said = subprocess.run([INSPECT, file, "--quiet", *arguments], capture_output=True, text=True).stderr
+        told = [line for line in re.findall(PARAMETER, said) if line in wanted and line not in written]
+        assert told, f"{written} are written, {wanted} are wanted: {said}"
+        written += told
+
+
 def steps(model: str, **how) -> dict[str, Steps]:
     return {model: Steps(export(page_of(model).fixture(model)), **how)}
 
