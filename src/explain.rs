@@ -152,6 +152,7 @@ impl Explained<'_> {
             PairsFrom::Description => "the graph's description",
             PairsFrom::Names => "their names",
             PairsFrom::Shapes => "'state_pairs': by their names or dims",
+            PairsFrom::Conversion => "the conversion at load",
         };
         why.to_owned()
     }

@@ -16,9 +16,10 @@
 //! | [`snapshot`] | the state of a sequence as bytes | store, model, error, binding, memory, triton, tensor |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
-//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session, tensor |
-//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, binding, completion, session, triton, config, scheduler, sequence, memory, tensor |
+//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, tensor |
+//! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | completion, session, config |
 //! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory, state, tensor |
 //! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config, tensor |
 //! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory, tensor |
@@ -36,6 +37,7 @@ mod batch;
 mod binding;
 mod completion;
 mod config;
+mod conversion;
 mod error;
 mod explain;
 pub mod exports;
@@ -59,7 +61,8 @@ mod workers;
 /// [`exports`], [`memory`] and [`tensor`].
 pub mod inspect {
     pub use crate::completion::Settings;
-    pub use crate::config::PartialConfig;
+    pub use crate::config::{PairsFrom, PartialConfig};
+    pub use crate::conversion::Served;
     pub use crate::error::LoadError;
     pub use crate::explain::{explain, explain_batch_scale};
     pub use crate::model::Prepared;

@@ -44,7 +44,7 @@ pub struct Analysis {
 /// Why a model's steps can't be followed.
 #[derive(Debug)]
 pub enum Obstacle {
-    Refused(Refusal),
+    Refused(Vec<Refusal>),
     /// Neither recurrence nor window; with what stopped each axis that was tried.
     Nothing(Vec<String>),
     Unknown(String),
@@ -76,7 +76,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     }
     let mut stopped = Vec::new();
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
-        let mut refused: Option<(usize, Refusal)> = None;
+        let mut refused: Option<(usize, Vec<Refusal>)> = None;
         let mut best: Option<Analysis> = None;
         for axes in axes {
             let name = format!("{}@{}", axes[0].input, axes[0].axis);
@@ -88,7 +88,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
                 }
                 (_, Ok(())) => stopped.push(format!("along {name} nothing needs earlier steps")),
                 (analysis, Err(refusal)) => {
-                    stopped.push(format!("along {name}, {refusal}"));
+                    stopped.push(format!("along {name}, {}", refusal[0]));
                     if analysis.found.reached > refused.as_ref().map_or(0, |(reached, _)| *reached) {
                         refused = Some((analysis.found.reached, refusal));
                     }
@@ -136,7 +136,12 @@ fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     inputs.iter().flat_map(of_input).collect()
 }
 
-fn attempt(graph: &GraphProto, opset: i64, time: Vec<InputAxis>, states: &[String]) -> (Analysis, Result<(), Refusal>) {
+fn attempt(
+    graph: &GraphProto,
+    opset: i64,
+    time: Vec<InputAxis>,
+    states: &[String],
+) -> (Analysis, Result<(), Vec<Refusal>>) {
     let infer = |steps: i64, other: i64| {
         let sized = |input: &ValueInfoProto| {
             let size = |(axis, dim): (usize, Dim)| match dim {

@@ -6,11 +6,12 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::InputAxis;
+use crate::convert::ConvertError;
 use crate::graph::{Names, required_inputs, sort};
 use crate::infer::shaping::list;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use crate::onnx::{Dim, element_count, int64s};
+use crate::onnx::{Dim, bracketed, element_count, int64s};
 use crate::report::Pair;
 use crate::time::{Layout, Place, Refusal, Tracker, refuse};
 
@@ -25,39 +26,84 @@ const SYMBOL: &str = "batch";
 const MOST_CHOICES: usize = 512;
 const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";
 
-/// The graph with an open batch, and the axes of the inputs that were opened.
+/// A graph whose batch was opened.
+pub struct Opened {
+    pub graph: GraphProto,
+    /// The axes of the inputs that were opened.
+    pub axes: Vec<InputAxis>,
+    /// Other axes that could have been opened, if there are any.
+    pub others: Option<Vec<InputAxis>>,
+}
+
+/// Opens the batch along the axes that are `given`, and of other inputs along an axis that can be opened.
 pub fn open(
     graph: &GraphProto,
     opset: i64,
     pairs: &[Pair],
     time: &[InputAxis],
-) -> Result<(GraphProto, Vec<InputAxis>), Refusal> {
-    let mut first = None;
-    for axes in choices(graph, time).into_iter().take(MOST_CHOICES) {
-        match open_axes(graph, opset, &axes, pairs) {
-            Ok(opened) => return Ok((opened, axes)),
-            Err(refusal) => first = first.or(Some(refusal)),
+    given: &[InputAxis],
+) -> Result<Opened, ConvertError> {
+    check_given(graph, given)?;
+    let mut refused: Option<Vec<Refusal>> = None;
+    let mut opened: Option<Opened> = None;
+    for axes in choices(graph, time, given).into_iter().take(MOST_CHOICES) {
+        match (open_axes(graph, opset, &axes, pairs), &mut opened) {
+            (Ok(_), Some(opened)) => {
+                opened.others = Some(axes);
+                break;
+            }
+            (Ok(graph), None) => opened = Some(Opened { graph, axes, others: None }),
+            // With the axes that fit best, the fewest nodes are in the way.
+            (Err(found), _) if refused.as_ref().is_none_or(|refused| found.len() < refused.len()) => {
+                refused = Some(found);
+            }
+            (Err(_), _) => {}
         }
     }
-    Err(first.unwrap_or_else(|| Refusal {
+    opened.ok_or_else(|| ConvertError::Refused(refused.unwrap_or_else(|| vec![no_batch(graph)])))
+}
+
+fn no_batch(graph: &GraphProto) -> Refusal {
+    Refusal {
         node: graph.input.first().map_or("", ValueInfoProto::name).to_owned(),
         operator: "input".to_owned(),
         why: "has no dimension of 1 that could be a batch".to_owned(),
         help: HELP.to_owned(),
-    }))
+    }
+}
+
+/// Refuses an axis for the batch that the model doesn't fix to 1.
+fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), ConvertError> {
+    for InputAxis { input: name, axis } in given {
+        let Some(input) = required_inputs(graph).find(|input| input.name() == name) else {
+            let names: Vec<&str> = required_inputs(graph).map(ValueInfoProto::name).collect();
+            return Err(ConvertError::Option(format!("the model has no input '{name}' (it has {})", names.join(", "))));
+        };
+        let dims = input.dims().unwrap_or_default();
+        if dims.get(*axis) != Some(&Dim::Known(1)) {
+            let why = format!(
+                "axis {axis} of input '{name}' can't be the batch: the input is {}, and a 1 is wanted there",
+                bracketed(&dims)
+            );
+            return Err(ConvertError::Option(why));
+        }
+    }
+    Ok(())
 }
 
 /// Which axes may be the batch: an axis for each input with a dimension of 1. Inputs of one shape have it on one axis.
-fn choices(graph: &GraphProto, time: &[InputAxis]) -> Vec<Vec<InputAxis>> {
+fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<Vec<InputAxis>> {
     let mut shapes: Vec<(Vec<Dim>, Vec<String>, Vec<usize>)> = Vec::new();
     for input in required_inputs(graph) {
         let dims = input.dims().unwrap_or_default();
         let is_time = |axis: usize| time.iter().any(|seed| seed.input == input.name() && seed.axis == axis);
-        let axes: Vec<usize> = (0..dims.len()).filter(|&axis| dims[axis] == Dim::Known(1) && !is_time(axis)).collect();
+        let is_other = |axis: usize| given.iter().any(|seed| seed.input == input.name() && seed.axis != axis);
+        let is_open = |&axis: &usize| dims[axis] == Dim::Known(1) && !is_time(axis) && !is_other(axis);
+        let axes: Vec<usize> = (0..dims.len()).filter(is_open).collect();
         if axes.is_empty() {
             continue;
         }
-        match shapes.iter_mut().find(|(known, _, _)| *known == dims) {
+        match shapes.iter_mut().find(|(known, _, of)| *known == dims && *of == axes) {
             Some((_, inputs, _)) => inputs.push(input.name().to_owned()),
             None => shapes.push((dims, vec![input.name().to_owned()], axes)),
         }
@@ -77,7 +123,7 @@ fn choices(graph: &GraphProto, time: &[InputAxis]) -> Vec<Vec<InputAxis>> {
     choices
 }
 
-fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair]) -> Result<GraphProto, Refusal> {
+fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair]) -> Result<GraphProto, Vec<Refusal>> {
     let mut graph = graph.clone();
     for axis in axes {
         let Some(input) = graph.input.iter_mut().find(|input| input.name() == axis.input) else { continue };
@@ -97,25 +143,25 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
             continue;
         }
         followed.result.clone()?;
-        check(&graph, &followed, axes, pairs)?;
+        check(&graph, &followed, axes, pairs).map_err(|refusal| vec![refusal])?;
         expand_starts(&mut graph, &followed, &mut names);
         sort(&mut graph);
         finish(&mut graph, &followed);
         return Ok(graph);
     }
-    Err(Refusal {
+    Err(vec![Refusal {
         node: String::new(),
         operator: "graph".to_owned(),
         why: "has shapes that can't be opened".to_owned(),
         help: HELP.to_owned(),
-    })
+    }])
 }
 
 /// The rows in a graph.
 struct Followed {
     few: Shapes,
     places: HashMap<String, Place>,
-    result: Result<(), Refusal>,
+    result: Result<(), Vec<Refusal>>,
 }
 
 fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
@@ -135,15 +181,15 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
     let mut tracker = Tracker::new(graph, opset, (&few, &many), places);
     tracker.follows_rows = true;
-    let result = tracker.run().map_err(of_rows);
+    let mut refused: Vec<Refusal> = tracker.run().err().into_iter().flatten().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);
-    let mixed = found.quantized.first().map(|node| Refusal {
+    refused.extend(found.quantized.iter().map(|node| Refusal {
         node: node.clone(),
         operator: "quantization".to_owned(),
         why: "takes one scale over all rows, so rows would change each other's answers".to_owned(),
         help: HELP.to_owned(),
-    });
-    Followed { few, places: found.places, result: result.and(mixed.map_or(Ok(()), Err)) }
+    }));
+    Followed { few, places: found.places, result: if refused.is_empty() { Ok(()) } else { Err(refused) } }
 }
 
 /// The words for rows in place of those for steps.

@@ -7,9 +7,11 @@ use crate::batch;
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{prune, required_inputs, sort};
 use crate::onnx::schema::{GraphProto, ModelProto, ValueInfoProto};
-use crate::onnx::{self, Dim, ReadError, opset};
+use crate::onnx::{self, Dim, ReadError, external_files, opset};
 use crate::report::{Pair, Report, Role, StartsAt, State, StepInput, StepOutput};
 use crate::time::{Place, Refusal};
+
+const CONSTANT_STARTS: &str = "start at constants that aren't zero";
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -18,10 +20,12 @@ pub struct Options {
     pub time: Vec<InputAxis>,
     /// Inputs and outputs of the model that are the two ends of a state already.
     pub states: Vec<Pair>,
+    /// Give no states to recurrences inside the model.
+    pub keep_recurrences: bool,
     /// Open the batch dimension, which the model fixes to 1.
     pub open_batch: bool,
-    /// All states start at zero, whatever the model starts at.
-    pub zero_initial_states: bool,
+    /// The axes of the inputs that are the batch. Without them, those are taken that can be opened.
+    pub batch: Vec<InputAxis>,
 }
 
 /// A converted model.
@@ -31,8 +35,23 @@ pub struct Converted {
     pub model: Vec<u8>,
     /// A model that computes where states start, if that isn't zero: what `initial_state_model` takes.
     pub initial_states: Option<Vec<u8>>,
+    /// The files that hold weights of the model, relative to its folder.
+    pub weights: Vec<String>,
     /// What was done.
     pub report: Report,
+}
+
+impl Converted {
+    /// The same model, whose states start at zero, whatever the original starts at. Compare the models before, because
+    /// this changes their answers.
+    pub fn starting_at_zero(mut self) -> Self {
+        self.initial_states = None;
+        for state in self.report.states.iter_mut().filter(|state| state.starts_at == StartsAt::Model) {
+            state.starts_at = StartsAt::Zero;
+        }
+        self.report.warnings.retain(|warning| !warning.contains(CONSTANT_STARTS));
+        self
+    }
 }
 
 /// Why a model isn't converted.
@@ -41,9 +60,9 @@ pub enum ConvertError {
     /// Not a model.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// A node needs more than the steps so far.
-    #[error("{0}")]
-    Refused(Refusal),
+    /// Nodes need more than the steps so far. The first may be what makes others stand in the way.
+    #[error("{}", lines(.0))]
+    Refused(Vec<Refusal>),
     /// No recurrence was found.
     #[error("{}", nothing(.0))]
     Nothing(Vec<String>),
@@ -55,12 +74,23 @@ pub enum ConvertError {
     Option(String),
 }
 
+/// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
+const MOST_LISTED: usize = 8;
+
+fn lines(refused: &[Refusal]) -> String {
+    let mut lines: Vec<String> = refused.iter().take(MOST_LISTED).map(Refusal::to_string).collect();
+    if refused.len() > MOST_LISTED {
+        lines.push(format!("{} more nodes stand in the way", refused.len() - MOST_LISTED));
+    }
+    lines.join("\n")
+}
+
 fn nothing(stopped: &[String]) -> String {
     let mut text = "no axis of the inputs leads to a recurrence or a causal convolution".to_owned();
     for line in stopped {
         text += &format!("\n  {line}");
     }
-    text + "\nname the time axis with --time INPUT@AXIS; if the model has state inputs, name the pairs with --states"
+    text
 }
 
 /// Converts a model.
@@ -71,19 +101,25 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs)?;
-    let mut opened = Vec::new();
+    let (mut opened, mut others) = (Vec::new(), None);
     if options.open_batch {
-        (graph, opened) = batch::open(&graph, opset, &pairs, &options.time).map_err(ConvertError::Refused)?;
+        let made = batch::open(&graph, opset, &pairs, &options.time, &options.batch)?;
+        (graph, opened, others) = (made.graph, made.axes, made.others);
     }
     let states: Vec<String> = pairs.iter().map(|pair| pair.input.clone()).collect();
-    // What the user asked for may be done although nothing is to be cut.
-    let is_done_without = options.time.is_empty() && (!pairs.is_empty() || options.open_batch);
+    // What the user asked for may be done although nothing is to be cut. A model without any state can't be served.
+    let is_done_without = options.time.is_empty() && !pairs.is_empty();
     let mut uncut = None;
-    let analysis = match analyse(&graph, opset, &options.time, &states) {
+    let analysed = if options.keep_recurrences {
+        Ok(Analysis::without_time(&graph, opset))
+    } else {
+        analyse(&graph, opset, &options.time, &states)
+    };
+    let analysis = match analysed {
         Ok(analysis) => analysis,
         Err(Obstacle::Nothing(_)) if is_done_without => Analysis::without_time(&graph, opset),
         Err(Obstacle::Refused(refusal)) if is_done_without => {
-            uncut = Some(format!("no recurrence inside the model got a state: {refusal}"));
+            uncut = Some(format!("no recurrence inside the model got a state: {}", lines(&refusal)));
             Analysis::without_time(&graph, opset)
         }
         Err(Obstacle::Refused(refusal)) => return Err(ConvertError::Refused(refusal)),
@@ -91,22 +127,38 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         Err(Obstacle::Unknown(why)) => return Err(ConvertError::Option(why)),
     };
     check_outputs(&graph, &analysis)?;
-    let made = cut(&graph, opset, &analysis, options.zero_initial_states).map_err(ConvertError::Refused)?;
+    let made = cut(&graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(vec![refusal]))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;
     let kept = kept_states(&cut_graph, &pairs);
     let mut report = report(&graph, &analysis, kept, &states);
+    report.warnings.extend(others.map(|others| two_batches(&opened, &others)));
     report.opened = opened;
     report.warnings.extend(uncut);
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
     describe(&mut cut_graph, &described, &report);
+    let converted = with_graph(&model, cut_graph);
     Ok(Converted {
-        model: onnx::write(&with_graph(&model, cut_graph)),
+        model: onnx::write(&converted),
         initial_states: initial.map(|model| onnx::write(&model)),
+        weights: external_files(&converted),
         report,
     })
+}
+
+/// The warning where two dimensions of an input could be the batch.
+fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> String {
+    let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
+        let differ = axes.iter().filter(|axis| !beside.contains(axis));
+        differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
+    };
+    format!(
+        "{} was taken for the batch, and {} could be opened, too: --batch-axis (at load: open_batch) says which it is",
+        listed(opened, others),
+        listed(others, opened)
+    )
 }
 
 fn with_graph(model: &ModelProto, graph: GraphProto) -> ModelProto {
@@ -189,12 +241,12 @@ fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertE
             Some(Place::Sequence) => "is a sequence of steps",
             _ => continue,
         };
-        return Err(ConvertError::Refused(Refusal {
+        return Err(ConvertError::Refused(vec![Refusal {
             node: output.name().to_owned(),
             operator: "output".to_owned(),
             why: why.to_owned(),
             help: "give out a tensor that has an entry for each step".to_owned(),
-        }));
+        }]));
     }
     Ok(())
 }
@@ -248,8 +300,8 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
     constant.dedup();
     if !constant.is_empty() {
         warnings.push(format!(
-            "{} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held when it \
-             was exported; --zero-initial-states starts them at zero",
+            "{} {CONSTANT_STARTS}: learned values, or what a Keras layer with stateful=True held when it was exported; \
+             --zero-initial-states (at load: use_const_initializer) starts them at zero",
             constant.join(", ")
         ));
     }

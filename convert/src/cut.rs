@@ -43,12 +43,11 @@ pub struct CutGraph {
     pub states: Vec<NewState>,
 }
 
-/// Cuts a graph at the places that the analysis found. With `zero` all states start at zero.
-pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis, zero: bool) -> Result<CutGraph, Refusal> {
+/// Cuts a graph at the places that the analysis found.
+pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGraph, Refusal> {
     let mut cutter = Cutter {
         analysis,
         opset,
-        zero,
         uses: crate::graph::uses(graph),
         names: Names::of(graph),
         graph: graph.clone(),
@@ -80,7 +79,6 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis, zero: bool) -> R
 struct Cutter<'a> {
     analysis: &'a Analysis,
     opset: i64,
-    zero: bool,
     uses: HashMap<String, usize>,
     names: Names,
     graph: GraphProto,
@@ -129,12 +127,12 @@ impl Cutter<'_> {
         let constant = start.is_some_and(|start| self.content.get(start).is_none_or(HashSet::is_empty));
         let start = match start {
             None => Start::Fill(fill),
-            Some(_) if self.zero => Start::Fill(0.0),
             Some(name) if self.analysis.is_zero(name) => Start::Fill(0.0),
             Some(name) => {
                 if let Some(from) = self.content.get(name).and_then(|inputs| inputs.iter().min()) {
                     let help = format!(
-                        "if input '{from}' is a state, name it and its output with --states '<<<{from}, OUTPUT>>>'"
+                        "if input '{from}' is a state, name it and its output, as '<<<{from}, OUTPUT>>>', with --states (at \
+                         load: state_pairs)"
                     );
                     return Err(refuse(node, format!("starts from input '{from}'"), &help));
                 }

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
-use stateful_convert::verify::{self, Compared, Given, Models, VerifyError};
+use stateful_convert::verify::{self, Compared, Given, Models, Source, VerifyError};
 use stateful_convert::{ConvertError, Converted, InputAxis, Options, convert, pairs};
 use work_folder::WorkFolder;
 
@@ -35,6 +35,10 @@ struct Arguments {
     /// Open the batch dimension, which the model fixes to 1
     #[arg(long)]
     open_batch: bool,
+    /// The axis of an input that is the batch of 1, as in x@1; several with commas. Opens the batch, too [default: one that
+    /// can be opened]
+    #[arg(long, value_name = "INPUT@AXIS", value_delimiter = ',', value_parser = input_axis)]
+    batch_axis: Vec<InputAxis>,
     /// All states start at zero, whatever the model starts at
     #[arg(long)]
     zero_initial_states: bool,
@@ -81,10 +85,20 @@ enum Problem {
     NoLibrary,
     #[error("{} has weights in the file '{file}', which isn't there", model.display())]
     NoWeights { model: PathBuf, file: String },
-    #[error(transparent)]
+    #[error("{0}{advice}", advice = advice(.0))]
     Convert(#[from] ConvertError),
     #[error("{0}; nothing was written")]
     Verify(#[from] VerifyError),
+}
+
+/// The options that help where no recurrence was found.
+fn advice(error: &ConvertError) -> &'static str {
+    if matches!(error, ConvertError::Nothing(_)) {
+        "\nname the time axis with --time INPUT@AXIS; if the model has state inputs, name the pairs with --states \
+         (stateful-inspect prints those that their names tell)"
+    } else {
+        ""
+    }
 }
 
 fn main() -> ExitCode {
@@ -110,8 +124,9 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     let options = Options {
         time: arguments.time.clone(),
         states,
-        open_batch: arguments.open_batch,
-        zero_initial_states: arguments.zero_initial_states,
+        keep_recurrences: false,
+        open_batch: arguments.open_batch || !arguments.batch_axis.is_empty(),
+        batch: arguments.batch_axis.clone(),
     };
     let converted = convert(bytes.into(), &options)?;
     let targets = arguments.output.as_deref().filter(|_| !arguments.dry_run).map(Targets::new);
@@ -120,6 +135,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     }
     let folder = WorkFolder::new(&arguments.model, &converted, targets.as_ref().map(Targets::folder))?;
     let compared = compare(arguments, &folder, &converted)?;
+    let converted = if arguments.zero_initial_states { converted.starting_at_zero() } else { converted };
     if let Some(targets) = &targets {
         targets.write(&folder, &converted, arguments.chunk)?;
     }
@@ -139,9 +155,9 @@ fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) ->
     let environment = verify::environment(&library)?;
     let (model, initial_states) = (folder.model(), folder.initial_states());
     let models = Models {
-        original: &arguments.model,
-        converted: &model,
-        initial_states: converted.initial_states.as_ref().map(|_| initial_states.as_path()),
+        original: Source::File(&arguments.model),
+        converted: Source::File(&model),
+        initial_states: converted.initial_states.as_ref().map(|_| Source::File(&initial_states)),
     };
     let mut given = Given { chunk: arguments.chunk, ..Given::default() };
     for input in &arguments.compare_with {

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use stateful_convert::Converted;
-use stateful_convert::onnx::{self, external_files};
 
 use crate::{Problem, at};
 
@@ -20,8 +19,7 @@ pub struct WorkFolder {
 impl WorkFolder {
     pub fn new(original: &Path, converted: &Converted, beside: Option<&Path>) -> Result<Self, Problem> {
         let source = here(original.parent()).to_owned();
-        let model = onnx::read(converted.model.clone().into()).map_err(stateful_convert::ConvertError::from)?;
-        let weights = external_files(&model);
+        let weights = converted.weights.clone();
         // Links to weights need the same file system.
         let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
         let folder = near.map(Path::to_owned).chain([std::env::temp_dir()]);

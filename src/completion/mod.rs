@@ -17,7 +17,7 @@ mod unpaired;
 use by_shape::by_shape;
 pub use known_models::Advice;
 use pairing::{Taken, described, state_pairs};
-pub use plan::{Origins, Plan, Settings};
+pub use plan::{Origins, Plan, Settings, own_pairs};
 
 use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
 use crate::session::Signature;
@@ -31,9 +31,10 @@ pub enum CompletionError {
         readings.join(", ")
     )]
     Ambiguous { readings: Vec<String> },
-    /// `proposed` are pairs by their types, dims and order, where exactly one assignment fits.
-    #[error("{}", no_pairs_text(inputs, outputs, proposed))]
-    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair> },
+    /// `proposed` are pairs by their types, dims and order, where exactly one assignment fits. `recurrence` is the first
+    /// node that goes over a sequence within one run.
+    #[error("{}", no_pairs_text(inputs, outputs, proposed, recurrence.as_deref()))]
+    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair>, recurrence: Option<String> },
     #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
     Shapes { why: String },
     #[error(
@@ -78,17 +79,26 @@ pub enum CompletionError {
 }
 
 impl CompletionError {
+    /// The error with the node that may need states.
+    fn with_recurrence(mut self, node: Option<String>) -> Self {
+        if let Self::NoPairs { recurrence, .. } = &mut self {
+            *recurrence = node;
+        }
+        self
+    }
+
     fn no_pairs(signature: &Signature, taken: Taken) -> Self {
         Self::NoPairs {
             inputs: described(&signature.inputs),
             outputs: described(&signature.outputs),
             proposed: by_shape(signature, taken).unwrap_or_default(),
+            recurrence: None,
         }
     }
 }
 
 /// Says what to write for a model whose names tell no state.
-fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair]) -> String {
+fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair], recurrence: Option<&str>) -> String {
     let mut text = format!(
         "no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); ",
         inputs.join(", "),
@@ -102,9 +112,15 @@ fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair]) 
             parameter_line("state_pairs", BY_SHAPE)
         );
     }
+    if let Some(node) = recurrence {
+        text += &format!(
+            "{node} begins anew in each run: if it has to go on where the last run ended, write {}, or give the model \
+             states with stateful-convert; else ",
+            parameter_line("low_latency_transformation", "true")
+        );
+    }
     text + &format!(
-        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if an LSTM, GRU or loop inside the \
-         model begins anew in each run, give the model states with stateful-convert; if it has no states, serve it with \
+        "list the states: {}, or a pattern of their names in 'state_pair_patterns'; if it has no states, serve it with \
          Triton's onnxruntime backend (backend: 'onnxruntime'), or with this one by adding 'sequence_batching {{ \
          oldest {{ max_candidate_sequences: 1024 }} }}'",
         parameter_line("state_pairs", "<<<input, output>>>")

@@ -1,7 +1,5 @@
 //! The states of a model and what its configuration lacks, found together.
 
-use std::path::Path;
-
 use super::fill::{self, Known};
 use super::pairing::Taken;
 use super::{Advice, CompletionError, by_shape, could_be_generated, state_pairs, unpaired};
@@ -9,7 +7,7 @@ use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
 };
-use crate::session::{BatchScale, Nodes, Signature};
+use crate::session::{BatchScale, ModelSource, Nodes, Signature};
 
 /// What a configuration lacks, and the states of its model.
 #[derive(Clone, Debug)]
@@ -51,34 +49,37 @@ pub struct Settings {
 }
 
 impl Plan {
-    /// Finds the states of the model in `file`, and what the configuration lacks.
+    /// Finds the states of the model, and what the configuration lacks.
     pub fn new(
         config: &PartialConfig,
-        file: &Path,
+        model: &ModelSource,
         signature: &Signature,
         graph_description: Option<&str>,
         settings: Settings,
     ) -> Result<Self, CompletionError> {
-        let (pairs, from) = config.states.all_pairs(graph_description, || found_pairs(config, signature, settings))?;
-        let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
-        let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let mut warnings = Vec::new();
         // A model is served even if ONNX Runtime alone can read its file.
-        let Nodes { batch_scale, recurrence, constant_outputs, scalar_outputs } =
-            Nodes::read(file).unwrap_or_else(|error| {
-                warnings.push(format!(
+        let nodes = Nodes::of(model).unwrap_or_else(|error| {
+            warnings.push(format!(
                 "the nodes of {} cannot be read: {error}. If the model quantizes with one scale for the whole batch, \
                  its sequences change each other's answers unless max_batch_size is 1",
-                file.display()
+                model.file().display()
             ));
-                Nodes::default()
-            });
+            Nodes::default()
+        });
+        let Nodes { batch_scale, constant_outputs, scalar_outputs, recurrence } = nodes;
+        let find =
+            || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence.clone()));
+        let (pairs, from) = config.states.all_pairs(graph_description, find)?;
+        let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
+        let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
         warnings.extend(of_known);
         match recurrence {
             Some(node) if pairs.is_empty() => warnings.push(format!(
-                "no states are kept, and {node} begins anew in each run: convert the model with stateful-convert, which \
-                 makes its state an input and an output"
+                "no states are kept, and {node} begins anew in each run: write {}, or convert the model with \
+                 stateful-convert, which makes its state an input and an output",
+                parameter_line("low_latency_transformation", "true")
             )),
             None if pairs.is_empty() => notes.push(
                 "no states are kept: 'sequence_batching' is given, and no input and output of the model are known for the \
@@ -141,6 +142,17 @@ fn padding_note(config: &PartialConfig) -> Option<String> {
     })
 }
 
+/// The states that a model has before it is converted.
+pub fn own_pairs(
+    config: &PartialConfig,
+    signature: &Signature,
+    graph_description: Option<&str>,
+    settings: Settings,
+) -> Result<Vec<StatePair>, CompletionError> {
+    let found = config.states.all_pairs(graph_description, || found_pairs(config, signature, settings));
+    found.map(|(pairs, _)| pairs)
+}
+
 fn found_pairs(
     config: &PartialConfig,
     signature: &Signature,
@@ -155,7 +167,12 @@ fn found_pairs(
         return by_shape::confirmed(signature, found, taken);
     }
     let found = match found {
-        Err(CompletionError::NoPairs { .. }) if config.allows_no_states() => return Ok(Vec::new()),
+        // A conversion at load gives states to a model that has none.
+        Err(CompletionError::NoPairs { .. })
+            if config.allows_no_states() || config.conversion.recurrences.is_some() =>
+        {
+            return Ok(Vec::new());
+        }
         found => found,
     };
     if !settings.completes && !config.wants_found_pairs() {

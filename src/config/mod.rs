@@ -12,6 +12,7 @@
 
 mod cache_folder;
 mod controls;
+mod conversion;
 mod error;
 mod generated;
 mod initial_sources;

@@ -163,11 +163,5 @@ pub(super) fn check_stateful(parameters: &Parameters) -> Result<(), ConfigError>
     if !parameters.flag("stateful", true)? {
         return Err(bad("stateful", "false", "this backend serves stateful models: leave it out, or write 'true'"));
     }
-    if parameters.flag("low_latency_transformation", false)? {
-        log::info!(
-            "parameter 'low_latency_transformation' has no effect: the model's states are those of its inputs and \
-             outputs"
-        );
-    }
     Ok(())
 }

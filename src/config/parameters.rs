@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 59] = [
+const KNOWN: [&str; 61] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -51,6 +51,7 @@ const KNOWN: [&str; 59] = [
     "metric_logging_frequency_seconds",
     "on_duplicate_start",
     "onnx_file_name",
+    "open_batch",
     "ort_ep",
     "padded_inputs",
     "padded_outputs",
@@ -69,6 +70,7 @@ const KNOWN: [&str; 59] = [
     "store_states_as_fp16",
     "subsequent_buffer_size",
     "trt_cache_dir",
+    "use_const_initializer",
     "warmup_batch_sizes",
     "worker_count",
 ];

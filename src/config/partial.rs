@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::controls::{Control, controls};
+use super::conversion::Conversion;
 use super::error::{ConfigError, field};
 use super::generated::{GeneratedInput, generated_inputs};
 use super::inputs::{Context, Ragged, contexts};
@@ -55,6 +56,8 @@ pub struct PartialConfig {
     pub providers: Providers,
     /// How many instances there are of each kind.
     pub instances: BTreeMap<InstanceKind, usize>,
+    /// How the model is converted at load.
+    pub conversion: Conversion,
     /// What the configuration says about states.
     pub states: States,
     /// Inputs that requests carry.
@@ -164,6 +167,7 @@ impl PartialConfig {
             instances,
             model_file: model_file(&parameters, raw.default_model_filename),
             session: SessionOptions::new(&parameters, &raw.optimization)?,
+            conversion: Conversion::new(&parameters)?,
             states: States::new(&parameters, batching.map_or(&[], |batching| batching.state.as_slice()))?,
             contexts: contexts(&parameters)?,
             max_batch_size: unsigned("max_batch_size", raw.max_batch_size)?,

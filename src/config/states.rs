@@ -48,6 +48,8 @@ pub enum StatePairs {
     /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types, dims and order.
     AutoByShape,
     Listed(Vec<StatePair>),
+    /// The states of a model that was converted at load.
+    Converted(Vec<StatePair>),
 }
 
 /// The value of `state_pairs` that confirms pairs that are found by types, dims and order.
@@ -64,6 +66,8 @@ pub enum PairsFrom {
     Names,
     /// Their names, and where those say nothing, their types, dims and order.
     Shapes,
+    /// The conversion at load.
+    Conversion,
 }
 
 /// An entry of `sequence_batching.state`.
@@ -145,6 +149,7 @@ impl States {
     ) -> Result<(Vec<StatePair>, PairsFrom), E> {
         let (found, from) = match &self.pairs {
             StatePairs::Listed(pairs) => (pairs.clone(), PairsFrom::Parameter),
+            StatePairs::Converted(pairs) => (pairs.clone(), PairsFrom::Conversion),
             StatePairs::Auto => (find()?, PairsFrom::Names),
             StatePairs::AutoByShape => (find()?, PairsFrom::Shapes),
             StatePairs::Absent if !self.declared.is_empty() => (Vec::new(), PairsFrom::Names),
@@ -154,6 +159,31 @@ impl States {
             }
         };
         Ok((self.union(&found)?, from))
+    }
+
+    /// Takes the states of a converted model, and the values at which they start. `has_model` says whether the conversion
+    /// made a model for initial states.
+    pub fn set_converted(
+        &mut self,
+        pairs: Vec<StatePair>,
+        values: Vec<(String, f64)>,
+        has_model: bool,
+    ) -> Result<(), ConfigError> {
+        if let Some(file) = self.initial_model.as_ref().filter(|_| has_model) {
+            let rule = "the converted model computes where its states start: leave it out, or write \
+                        'use_const_initializer' 'true'";
+            return Err(bad("initial_state_model", file, rule));
+        }
+        for (state, value) in values {
+            // What the configuration says comes first.
+            if self.initial.iter().all(|(name, _)| *name != state) {
+                self.initial.push((state, InitialValue::Fill(value.to_string())));
+            }
+        }
+        if !pairs.is_empty() {
+            self.pairs = StatePairs::Converted(pairs);
+        }
+        Ok(())
     }
 
     /// The pairs that are `found` and those that are declared. A name may be in one pair only.

@@ -4,6 +4,7 @@ use super::{RequestError, memory_code, session_code};
 use crate::binding::BindingError;
 use crate::completion::CompletionError;
 use crate::config::ConfigError;
+use crate::conversion::ConversionError;
 use crate::memory::MemoryError;
 use crate::memory::device::DeviceError;
 use crate::panic::Panic;
@@ -33,6 +34,9 @@ pub enum LoadError {
     /// The configuration cannot be completed.
     #[error(transparent)]
     Completion(#[from] CompletionError),
+    /// The model cannot be converted as the configuration asks.
+    #[error(transparent)]
+    Conversion(#[from] ConversionError),
     /// The model does not fit its configuration.
     #[error(transparent)]
     Binding(#[from] BindingError),
@@ -103,7 +107,10 @@ impl LoadError {
             Self::Server(_) => Code::Unsupported,
             Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),
-            Self::Open(OpenError::Session(error)) => session_code(error),
+            Self::Open(OpenError::Session(error))
+            | Self::Conversion(ConversionError::Open(OpenError::Session(error))) => session_code(error),
+            Self::Conversion(ConversionError::Open(_) | ConversionError::Read { .. }) => Code::Internal,
+            Self::Conversion(_) => Code::InvalidArg,
             Self::Library(_) | Self::Open(_) | Self::NoSite { .. } | Self::InitialModel { .. } | Self::Panic(_) => {
                 Code::Internal
             }

@@ -25,6 +25,7 @@ pub use site::Site;
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement};
+use crate::conversion::Served;
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
@@ -82,19 +83,22 @@ impl Model {
             partial.states.initial_model.as_deref(),
             &version_dir,
         )?;
-        let mut sessions = Sessions::new(library.clone(), file, partial.session.clone(), partial.providers.clone());
+        let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
+        let Served { model, initial_states, notes, warnings } = Served::new(&mut partial, file, library, settings)?;
+        let mut sessions = Sessions::new(library.clone(), model, partial.session.clone(), partial.providers.clone());
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
-        let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let mut prepared = Prepared::new(&mut partial, &session, sessions.file(), &location.repository, settings)?;
+        let mut prepared = Prepared::new(&mut partial, &session, sessions.source(), &location.repository, settings)?;
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
             triton.set_config_json(partial.document().to_string().as_bytes())?;
         }
         sessions.complete(&prepared.config, &prepared.binding);
         prepared.config.session = sessions.options().clone();
-        let initial_model = prepared.load_initial_model(&version_dir, library)?;
-        let Prepared { mut config, binding, state_api, plan, .. } = prepared;
+        let initial_model = prepared.load_initial_model(initial_states, &version_dir, library)?;
+        let Prepared { mut config, binding, state_api, mut plan, .. } = prepared;
+        plan.notes.extend(notes);
+        plan.warnings.extend(warnings);
         if sessions.providers().cuda_graph && config.warmup_batch_sizes.is_empty() {
             // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
@@ -162,7 +166,7 @@ impl Model {
         let name = format!("{} version {}", self.config.model, location.version);
         log::info!(
             "model {name}: {} on ONNX Runtime {} from {}",
-            self.sessions.file().display(),
+            self.sessions.source(),
             library.version(),
             library.path().display()
         );

@@ -8,7 +8,7 @@ use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
 use crate::error::LoadError;
-use crate::session::{Library, Provider, Session};
+use crate::session::{Library, ModelSource, Provider, Session};
 
 /// A configuration that is complete and fits its model.
 #[expect(missing_docs, reason = "the types say what they are")]
@@ -22,16 +22,16 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Completes the configuration from the signature of the model in `file`, and binds the two. `repository` is the
-    /// model's folder. The error for a known model has the parameters that it needs.
+    /// Completes the configuration from the signature of the model, and binds the two. `repository` is the model's folder.
+    /// The error for a known model has the parameters that it needs.
     pub fn new(
         partial: &mut PartialConfig,
         session: &Session,
-        file: &Path,
+        model: &ModelSource,
         repository: &Path,
         settings: Settings,
     ) -> Result<Self, LoadError> {
-        Self::prepare(partial, session, file, repository, settings).map_err(|error| {
+        Self::prepare(partial, session, model, repository, settings).map_err(|error| {
             let needs = Advice::new(partial, session.signature()).warnings;
             if needs.is_empty() {
                 return error;
@@ -43,7 +43,7 @@ impl Prepared {
     fn prepare(
         partial: &mut PartialConfig,
         session: &Session,
-        file: &Path,
+        model: &ModelSource,
         repository: &Path,
         settings: Settings,
     ) -> Result<Self, LoadError> {
@@ -51,7 +51,7 @@ impl Prepared {
         let (inputs, outputs) = (signature.input_names(), signature.output_names());
         let listed = partial.take_id_tensors(&inputs, &outputs, settings.completes)?;
         partial.take_state_tensors(&inputs, &outputs);
-        let plan = Plan::new(partial, file, signature, description, settings)?;
+        let plan = Plan::new(partial, model, signature, description, settings)?;
         partial.add(&plan.additions);
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
@@ -71,23 +71,28 @@ impl Prepared {
         Ok(Self { config, binding, state_api, plan, has_additions })
     }
 
-    /// Loads the model for initial states from the folder of the model's version. One without inputs gives the same each
+    /// Loads the model for initial states: the one that a conversion made, or a file in the folder of the model's version.
+    /// One without inputs gives the same each
     /// time, so it runs only once, here.
     pub fn load_initial_model(
         &mut self,
+        converted: Option<ModelSource>,
         version_dir: &Path,
         library: &Library,
     ) -> Result<Option<LoadedInitialModel>, LoadError> {
-        let Some(name) = &self.config.states.initial_model else { return Ok(None) };
-        let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
-        let session = Arc::new(Session::open(library, &file, &self.config.session, Provider::Cpu)?);
+        let source = match (converted, &self.config.states.initial_model) {
+            (Some(converted), _) => converted,
+            (None, Some(name)) => config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?.into(),
+            (None, None) => return Ok(None),
+        };
+        let session = Arc::new(Session::open(library, &source, &self.config.session, Provider::Cpu)?);
         let bound = InitialModel::new(&self.binding, session.signature())?;
         if !bound.inputs.is_empty() {
             self.binding.set_initial_from_model(&bound);
             return Ok(Some(LoadedInitialModel { session, binding: bound }));
         }
         let ran = InitialStep::new(session, &bound)?.run(&self.binding, &bound, None);
-        let initial = ran.map_err(|error| LoadError::InitialModel { file: name.clone(), source: error })?;
+        let initial = ran.map_err(|error| LoadError::InitialModel { file: source.to_string(), source: error })?;
         self.binding.set_initial(initial);
         Ok(None)
     }

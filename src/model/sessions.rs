@@ -1,7 +1,6 @@
 //! The sessions of a model: one for all instances on the CPU, where its runs may overlap; and one for each instance on
 //! a GPU, where a session has a single stream.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -10,7 +9,7 @@ use crate::binding::Binding;
 use crate::config::{Config, Providers, SessionOptions};
 use crate::error::LoadError;
 use crate::memory::device::{Device, OwnedStream};
-use crate::session::{Library, Provider, Session};
+use crate::session::{Library, ModelSource, Provider, Session};
 
 /// A session, and the device's stream for its runs.
 pub struct Opened {
@@ -22,7 +21,7 @@ pub struct Opened {
 /// How sessions of a model are opened, and the open ones that have no instance of their own.
 pub struct Sessions {
     library: Arc<Library>,
-    file: PathBuf,
+    source: ModelSource,
     options: SessionOptions,
     providers: Providers,
     on_cpu: Mutex<Option<Arc<Session>>>,
@@ -32,13 +31,13 @@ pub struct Sessions {
 
 impl Sessions {
     /// Opens no session yet.
-    pub fn new(library: Arc<Library>, file: PathBuf, options: SessionOptions, providers: Providers) -> Self {
+    pub fn new(library: Arc<Library>, source: ModelSource, options: SessionOptions, providers: Providers) -> Self {
         let (on_cpu, spare) = (Mutex::default(), Mutex::default());
-        Self { library, file, options, providers, on_cpu, spare }
+        Self { library, source, options, providers, on_cpu, spare }
     }
 
-    pub const fn file(&self) -> &PathBuf {
-        &self.file
+    pub const fn source(&self) -> &ModelSource {
+        &self.source
     }
 
     pub const fn options(&self) -> &SessionOptions {
@@ -106,7 +105,7 @@ impl Sessions {
         if let Some(session) = &*on_cpu {
             return Ok(session.clone());
         }
-        let session = Session::open(&self.library, &self.file, &self.options, Provider::Cpu)?;
+        let session = Session::open(&self.library, &self.source, &self.options, Provider::Cpu)?;
         Ok(on_cpu.insert(Arc::new(session)).clone())
     }
 
@@ -114,7 +113,7 @@ impl Sessions {
         let stream = OwnedStream::open(device)?;
         let session = match Provider::of(stream.clone(), providers.clone()) {
             Provider::Cpu => self.on_cpu()?,
-            gpu => Arc::new(Session::open(&self.library, &self.file, &self.options, gpu)?),
+            gpu => Arc::new(Session::open(&self.library, &self.source, &self.options, gpu)?),
         };
         Ok(Opened { session, stream: Some(stream) })
     }

@@ -8,6 +8,7 @@
 mod allocator;
 mod batch_tensor;
 mod bound_run;
+mod compare;
 mod copier;
 mod graphs;
 mod library;
@@ -18,16 +19,19 @@ mod open;
 mod output;
 mod providers;
 mod signature;
+mod source;
 mod spec;
 mod step;
 mod value;
 
 pub use batch_tensor::BatchTensor;
+pub use compare::compare;
 pub use copier::Copier;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use made::MadeTensor;
 pub use nodes::{BatchScale, Nodes};
 pub use open::{OpenError, Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
+pub use source::ModelSource;
 pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};
 pub use step::{Given, OutputCopy, Overlay, Run, Step, StringTensor};

@@ -15,6 +15,8 @@ use std::path::Path;
 use prost::Message;
 use prost::bytes::Buf;
 
+use super::source::ModelSource;
+
 /// Operators that compute their scale at run time, over all elements of their first input.
 const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
 
@@ -56,18 +58,28 @@ impl fmt::Display for BatchScale {
 }
 
 impl Nodes {
-    /// Reads the nodes of an ONNX file.
-    pub fn read(file: &Path) -> io::Result<Self> {
+    /// Reads the nodes of a model.
+    pub fn of(source: &ModelSource) -> io::Result<Self> {
+        let Some(bytes) = source.bytes() else { return Self::read(source.file()) };
+        Ok(ModelProto::decode(bytes).map_err(io::Error::other)?.into())
+    }
+
+    fn read(file: &Path) -> io::Result<Self> {
         let mut bytes = FileBytes::open(file)?;
         let decoded = ModelProto::decode(&mut bytes);
         bytes.error.map_or(Ok(()), Err)?;
-        let model = decoded.map_err(io::Error::other)?;
-        Ok(Self {
+        Ok(decoded.map_err(io::Error::other)?.into())
+    }
+}
+
+impl From<ModelProto> for Nodes {
+    fn from(model: ModelProto) -> Self {
+        Self {
             batch_scale: model.batch_scale(),
             recurrence: model.recurrence(),
             constant_outputs: model.constant_outputs(),
             scalar_outputs: model.scalar_outputs(),
-        })
+        }
     }
 }
 

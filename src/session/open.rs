@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::mem::ManuallyDrop;
-use std::path::Path;
 use std::ptr;
 use std::sync::Arc;
 
@@ -14,6 +13,7 @@ use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use super::library::Library;
 use super::providers::{self, Refused};
 use super::signature::Signature;
+use super::source::ModelSource;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::memory::MemoryError;
@@ -119,15 +119,19 @@ impl Session {
     /// Loads the model for the provider.
     pub fn open(
         library: &Library,
-        path: &Path,
+        source: &ModelSource,
         options: &SessionOptions,
         provider: Provider,
     ) -> Result<Self, OpenError> {
-        let load = |why: String| OpenError::Load { path: path.display().to_string(), why };
+        let load = |why: String| OpenError::Load { path: source.to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
         let _no_capture = matches!(provider, Provider::Gpu { .. }).then(while_nothing_is_captured);
         provider.append_to(&mut builder)?;
-        let session = builder.commit_from_file(path).map_err(|error| load(error.to_string()))?;
+        let session = match source.bytes() {
+            Some(bytes) => builder.commit_from_memory(bytes),
+            None => builder.commit_from_file(source.file()),
+        };
+        let session = session.map_err(|error| load(error.to_string()))?;
         let signature = Signature::of(&session)?;
         let (graph_description, metadata) = described(&session);
         let run_options = RunOptions::new(options, &provider, None).map_err(load)?;

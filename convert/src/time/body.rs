@@ -29,6 +29,11 @@ enum Carried {
 }
 
 impl<'a> Tracker<'a> {
+    /// Follows the steps through a body or a branch. The first node in the way stands for all.
+    fn run_inner(&mut self) -> Result<(), Refusal> {
+        self.run().map_err(|mut refused| refused.remove(0))
+    }
+
     pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         let captured = captured(body);
@@ -66,7 +71,7 @@ impl<'a> Tracker<'a> {
         };
         let (short, long) = (inferred(self.short, &short), inferred(self.long, &long));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
-        tracker.run()?;
+        tracker.run_inner()?;
         self.absorb(node, &tracker)?;
         let mut outputs = Vec::new();
         for (carried, &kind) in kinds.iter().enumerate() {
@@ -140,7 +145,7 @@ impl<'a> Tracker<'a> {
         };
         let (short, long) = (inferred(self.short), inferred(self.long));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
-        tracker.run()?;
+        tracker.run_inner()?;
         self.absorb(node, &tracker)?;
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
         let output = |(output, value): (usize, &ValueInfoProto)| {
@@ -203,7 +208,7 @@ impl<'a> Tracker<'a> {
         let (short, long) = (inferred(self.short), inferred(self.long));
         let places = captured(graph).into_iter().map(|name| (name.clone(), self.place(&name))).collect();
         let mut tracker = Tracker::new(graph, self.opset, (&short, &long), places);
-        tracker.run()?;
+        tracker.run_inner()?;
         if !tracker.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
         }

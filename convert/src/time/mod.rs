@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, inputs_of, producers};
 use crate::infer::{Shapes, Tensor};
-use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, NodeProto};
 
 pub use place::{Layout, Place, Refusal};
 
@@ -49,7 +49,7 @@ pub struct Found {
     pub multiple: i64,
     /// Nodes that take one quantization scale over all steps.
     pub quantized: Vec<String>,
-    /// How many recurrences and windows the steps had reached when the graph ended or was refused.
+    /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
     pub reached: usize,
 }
 
@@ -70,6 +70,8 @@ pub struct Tracker<'a> {
     /// The tracker follows the rows of a batch in place of steps. Then no row may need another one.
     pub follows_rows: bool,
     pub found: Found,
+    /// Nodes in the way, in the order of the graph.
+    refused: Vec<Refusal>,
 }
 
 impl<'a> Tracker<'a> {
@@ -92,13 +94,25 @@ impl<'a> Tracker<'a> {
             of_states: HashSet::new(),
             follows_rows: false,
             found,
+            refused: Vec::new(),
         }
     }
 
-    /// Follows the steps to the outputs.
-    pub fn run(&mut self) -> Result<(), Refusal> {
+    /// Follows the steps to the outputs. An error has all nodes that are in the way. The first is in front of the
+    /// others, so it may be what makes them stand in the way.
+    pub fn run(&mut self) -> Result<(), Vec<Refusal>> {
+        let mut reached = None;
         for (index, node) in self.graph.node.iter().enumerate() {
-            let places = self.node(index, node)?;
+            let places = match self.node(index, node) {
+                Ok(places) => places,
+                Err(refusal) => {
+                    reached.get_or_insert(self.found.reached);
+                    if !self.refused.contains(&refusal) {
+                        self.refused.push(refusal);
+                    }
+                    node.output.iter().map(|name| self.likely_place(name)).collect()
+                }
+            };
             for (output, name) in node.output.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
                 let place = places.get(output).copied().unwrap_or(Place::Free);
                 if place == Place::Free && self.depends_on_length(node, name) {
@@ -114,8 +128,26 @@ impl<'a> Tracker<'a> {
                 self.found.places.insert(name.clone(), place);
             }
         }
-        let of_output = |value: &ValueInfoProto| self.certain.get(value.name()).cloned();
-        self.graph.output.iter().find_map(of_output).map_or(Ok(()), Err)
+        let of_outputs = self.graph.output.iter().filter_map(|value| self.certain.get(value.name()).cloned());
+        for refusal in of_outputs {
+            if !self.refused.contains(&refusal) {
+                self.refused.push(refusal);
+            }
+        }
+        self.found.reached = reached.unwrap_or(self.found.reached);
+        let refused = std::mem::take(&mut self.refused);
+        if refused.is_empty() { Ok(()) } else { Err(refused) }
+    }
+
+    /// Where an output of a node in the way would have the steps, so that the nodes behind it can be looked at: on the
+    /// only axis that has their length.
+    fn likely_place(&self, name: &str) -> Place {
+        let (Some(short), Some(long)) = (self.short.dims(name), self.long.dims(name)) else { return Place::Free };
+        let mut axes = (0..short.len()).filter(|&axis| long.get(axis).is_some_and(|&long| long != short[axis]));
+        match (axes.next(), axes.next()) {
+            (Some(axis), None) => Place::At(Layout::clean(axis, short[axis])),
+            _ => Place::Free,
+        }
     }
 
     fn node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {

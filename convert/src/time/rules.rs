@@ -183,7 +183,8 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
                         ));
                     }
                     let help = "positions and masks over the whole input can't run in steps; if it is an input that \
-                                has the steps too, name its axis with --time";
+                                has the steps too, name its axis with --time (at load: \
+                                low_latency_transformation)";
                     return Err(refuse(node, format!("takes '{name}', which has its own value for each step"), help));
                 }
             }

@@ -56,13 +56,21 @@ pub struct Compared {
     pub step: Option<i64>,
 }
 
-/// The three models of a comparison, and the environment that runs them.
+/// A model to run. One in memory has no weights in files of their own.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Source<'a> {
+    File(&'a Path),
+    Bytes(&'a [u8]),
+}
+
+/// The three models of a comparison.
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Models<'a> {
-    pub original: &'a Path,
-    pub converted: &'a Path,
+    pub original: Source<'a>,
+    pub converted: Source<'a>,
     /// The one that computes where states start.
-    pub initial_states: Option<&'a Path>,
+    pub initial_states: Option<Source<'a>>,
 }
 
 /// What a comparison takes for inputs that can't be just anything.
@@ -95,7 +103,7 @@ pub fn verify(
 ) -> Result<Vec<Compared>, VerifyError> {
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
-    let mut starts = models.initial_states.map(|path| Graph::open(environment, path, "initial")).transpose()?;
+    let mut starts = models.initial_states.map(|source| Graph::open(environment, source, "initial")).transpose()?;
     let mut comparison =
         Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
     let total = comparison.total(given.chunk);

@@ -1,15 +1,14 @@
 //! A model in ONNX Runtime.
 
 use std::borrow::Cow;
-use std::path::Path;
 
 use half::f16;
 use ort::environment::Environment;
 use ort::session::{Session, SessionInputValue};
 use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
 
-use super::VerifyError;
 use super::host::Host;
+use super::{Source, VerifyError};
 use crate::onnx::{DataType, type_name};
 
 /// A model that runs.
@@ -20,11 +19,15 @@ pub struct Graph {
 }
 
 impl Graph {
-    pub fn open(environment: &Environment, path: &Path, model: &'static str) -> Result<Self, VerifyError> {
+    pub fn open(environment: &Environment, source: Source, model: &'static str) -> Result<Self, VerifyError> {
         let failed = |why: String| VerifyError::Load { model, why: why.trim_end().to_owned() };
         let builder = Session::builder(environment).map_err(|error| failed(error.to_string()))?;
         let mut builder = builder.with_intra_threads(1).map_err(|error| failed(error.to_string()))?;
-        let session = builder.commit_from_file(path).map_err(|error| failed(error.to_string()))?;
+        let session = match source {
+            Source::File(path) => builder.commit_from_file(path),
+            Source::Bytes(bytes) => builder.commit_from_memory(bytes),
+        };
+        let session = session.map_err(|error| failed(error.to_string()))?;
         let inputs = session.inputs().iter().map(|input| input.name().to_owned()).collect();
         Ok(Self { session, model, inputs })
     }

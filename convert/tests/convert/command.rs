@@ -48,6 +48,14 @@ fn a_model_repository_gets_the_model_its_initial_states_and_a_configuration() {
 }
 
 #[test]
+fn states_may_start_at_zero_although_the_model_starts_elsewhere() {
+    let output = folder().join("1/model.onnx");
+    let done = command(&[path(&export("torch_lstm_learned")), "-o", path(&output), "--zero-initial-states"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    assert!(output.exists() && !output.with_file_name("model_initial_states.onnx").exists());
+}
+
+#[test]
 fn the_page_shows_what_is_printed() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/convert.md");
     let page = fs::read_to_string(page).unwrap();
@@ -126,6 +134,19 @@ fn weights_in_files_of_their_own_stay_there() {
 }
 
 #[test]
+fn a_batch_is_not_opened_without_the_states_that_a_configuration_needs() {
+    let folder = folder();
+    let model = export("torch_dual_path");
+    let output = folder.join("model.onnx");
+    let without = command(&[path(&model), "-o", path(&output), "--open-batch"]);
+    let error = text(&without.stderr);
+    for part in ["name the pairs with --states", "stateful-inspect"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!(folder.read_dir().unwrap().count(), 0);
+}
+
+#[test]
 fn options_that_are_wrong_say_what_is_expected() {
     let model = export("torch_gru");
     for (arguments, expected) in [
@@ -135,6 +156,8 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests"),
         (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: its rank is 3"),
         (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not 'sr'"),
+        (vec!["--dry-run", "--batch-axis", "x"], "INPUT@AXIS is expected, not 'x'"),
+        (vec!["--dry-run", "--batch-axis", "x@2"], "axis 2 of input 'x' can't be the batch"),
         (vec!["--dry-run", "--open-batch"], "has no dimension of 1 that could be a batch"),
     ] {
         let all: Vec<&str> = [path(&model)].into_iter().chain(arguments).collect();

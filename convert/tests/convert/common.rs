@@ -9,7 +9,7 @@ use stateful_convert::onnx::schema::{
     GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, ValueInfoProto,
 };
 use stateful_convert::onnx::{DataType, Dim, write};
-use stateful_convert::verify::{Compared, Given, Models, VerifyError, environment, verify};
+use stateful_convert::verify::{Compared, Given, Models, Source, VerifyError, environment, verify};
 use stateful_convert::{ConvertError, Converted, Options, Pair, convert};
 
 /// ONNX Runtime: `ORT_DYLIB_PATH`, or the library of the repository's Python environment.
@@ -53,18 +53,12 @@ pub fn checked(bytes: Vec<u8>, options: &Options) -> Result<(Converted, Vec<Comp
 
 /// Compares a converted model with its original.
 pub fn compare(original: &[u8], converted: &Converted) -> Result<Vec<Compared>, VerifyError> {
-    let folder = folder();
-    let file = |name: &str, bytes: &[u8]| {
-        let path = folder.join(name);
-        std::fs::write(&path, bytes).unwrap();
-        path
+    let models = Models {
+        original: Source::Bytes(original),
+        converted: Source::Bytes(&converted.model),
+        initial_states: converted.initial_states.as_deref().map(Source::Bytes),
     };
-    let (original, model) = (file("original.onnx", original), file("converted.onnx", &converted.model));
-    let initial_states = converted.initial_states.as_ref().map(|bytes| file("initial_states.onnx", bytes));
-    let models = Models { original: &original, converted: &model, initial_states: initial_states.as_deref() };
-    let compared = verify(runtime(), &models, &converted.report, &Given::default());
-    std::fs::remove_dir_all(folder).unwrap();
-    compared
+    verify(runtime(), &models, &converted.report, &Given::default())
 }
 
 /// In chunks of several lengths the answers are the original's. Some processors round a product of few rows otherwise

@@ -6,7 +6,7 @@ use stateful_convert::report::StartsAt;
 use stateful_convert::verify::Compared;
 use stateful_convert::{InputAxis, Options, convert};
 
-use crate::common::{Build, FLOAT, checked, compare, dims, node, refusal, states, with_graph, with_text};
+use crate::common::{Build, FLOAT, checked, compare, dims, node, pair, refusal, states, with_graph, with_text};
 
 fn any() -> Options {
     Options::default()
@@ -304,6 +304,76 @@ fn mixing_in_front_of_a_layer_is_refused() {
         let message = refusal(build.bytes(), &along_time());
         assert!(message.contains(expected) && message.contains("'s'"), "{op}: {message}");
     }
+}
+
+#[test]
+fn all_nodes_in_the_way_are_listed_and_the_first_comes_first() {
+    let both = |node: NodeProto| with_text(node, "direction", "bidirectional").with_int("hidden_size", 3);
+    let build = Build::new().input("x", "time batch 4").output("y", "1 2 batch 3").weights("w", &[2, 12, 4]);
+    let build = build.weights("r", &[2, 12, 3]).node(both(node("LSTM", "x w r", "a")));
+    let mean = node("ReduceMean", "b", "y").with_ints("axes", &[0]).with_int("keepdims", 1);
+    let bytes = build.node(node("Softmax", "a", "b").with_int("axis", 0)).node(mean).bytes();
+    let message = refusal(bytes, &any());
+    let lines: Vec<&str> = message.lines().collect();
+    let expected = ["LSTM 'the lstm' is bidirectional", "Softmax 'the softmax'", "ReduceMean 'the reducemean'"];
+    assert_eq!(lines.len(), expected.len(), "{message}");
+    assert!(lines.iter().zip(expected).all(|(line, node)| line.starts_with(node)), "{message}");
+}
+
+#[test]
+fn of_many_nodes_in_the_way_the_first_are_listed() {
+    let mut build = Build::new().input("x", "time batch 4").output("y10", "time batch 4");
+    for number in 0..=10 {
+        let (from, to) = (if number == 0 { "x".to_owned() } else { format!("y{}", number - 1) }, format!("y{number}"));
+        build = build.node(NodeProto::make("Softmax", &format!("s{number}"), &[&from], &[&to]).with_int("axis", 0));
+    }
+    let along = Options { time: vec![InputAxis { input: "x".to_owned(), axis: 0 }], ..any() };
+    let message = refusal(build.bytes(), &along);
+    let lines: Vec<&str> = message.lines().collect();
+    assert!(lines.len() == 9 && lines[7].starts_with("Softmax 's7'"), "{message}");
+    assert_eq!(lines[8], "3 more nodes stand in the way");
+}
+
+/// A state that is added up, in a model whose axes 0 and 1 can both be the batch.
+fn square() -> Vec<u8> {
+    let build = Build::new().input("x", "1 1 4").input("h", "1 1 4").output("y", "1 1 4").output("hn", "1 1 4");
+    build.node(node("Add", "x h", "hn")).node(node("Relu", "hn", "y")).bytes()
+}
+
+#[test]
+fn of_several_axes_that_could_be_the_batch_one_can_be_named() {
+    let axis = |input: &str, axis| InputAxis { input: input.to_owned(), axis };
+    let open = Options { open_batch: true, states: vec![pair("h", "hn")], ..any() };
+    let (converted, _) = checked(square(), &open).unwrap();
+    assert_eq!(converted.report.opened, [axis("x", 0), axis("h", 0)]);
+    let [warning] = converted.report.warnings.as_slice() else { panic!("{:?}", converted.report.warnings) };
+    assert!(warning.starts_with("x@0,h@0 was taken for the batch, and x@1,h@1 could be opened, too"), "{warning}");
+    let named = Options { batch: vec![axis("x", 1)], ..open.clone() };
+    let (converted, _) = checked(square(), &named).unwrap();
+    assert_eq!(converted.report.opened, [axis("x", 1), axis("h", 1)]);
+    assert_eq!(converted.report.warnings, [""; 0]);
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, batch, 4]");
+    for (wrong, expected) in [
+        (axis("z", 0), "the model has no input 'z' (it has x, h)"),
+        (axis("x", 2), "axis 2 of input 'x' can't be the batch: the input is [1, 1, 4], and a 1 is wanted there"),
+        (axis("x", 3), "axis 3 of input 'x' can't be the batch: the input is [1, 1, 4], and a 1 is wanted there"),
+    ] {
+        assert_eq!(refusal(square(), &Options { batch: vec![wrong], ..open.clone() }), expected);
+    }
+}
+
+#[test]
+fn a_batch_is_not_opened_where_no_state_is_known() {
+    let open = Options { open_batch: true, ..any() };
+    assert!(refusal(square(), &open).starts_with("no axis of the inputs leads to a recurrence"));
+}
+
+#[test]
+fn recurrences_stay_if_that_is_wanted() {
+    let build = layer("GRU", 3, |node| node).input("h", "1 4").output("hn", "1 4").node(node("Relu", "h", "hn"));
+    let stay = Options { keep_recurrences: true, states: vec![pair("h", "hn")], ..any() };
+    let converted = convert(build.bytes().into(), &stay).unwrap();
+    assert_eq!(states(&converted), ["h"]);
 }
 
 #[test]

@@ -13,7 +13,7 @@ from support.paths import MODELS
 
 def log_of_load(deployment: Deployment, model: Model) -> str:
     deployment.serve(model)
-    return _log_since(deployment, model.name)
+    return log_since(deployment, model.name)
 
 
 def warnings_of_load(deployment: Deployment, model: Model) -> list[str]:
@@ -27,7 +27,7 @@ def log_of_shipped(deployment: Deployment, name: str) -> str:
         shutil.copytree(MODELS / name, deployment.repository / name)
         deployment.admin.load_model(name)
         deployment.loaded[name] = "as shipped"
-    return _log_since(deployment, name)
+    return log_since(deployment, name)
 
 
 def messages(log: str, levels: str = "IWE") -> list[str]:
@@ -35,5 +35,6 @@ def messages(log: str, levels: str = "IWE") -> list[str]:
     return [json.loads(text) for text in re.findall(rf"^[{levels}]\d+ .*?\] (\".*\")$", log, re.MULTILINE)]
 
 
-def _log_since(deployment: Deployment, name: str) -> str:
+def log_since(deployment: Deployment, name: str) -> str:
+    """The log since the last load of a model of this name began."""
     return deployment.server.log_text().rpartition(f"loading: {name}:")[2]

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
-    EnvironmentOptions, Library, LoadError, LogLevel, PartialConfig, Prepared, Provider, SearchPath, Session, Settings,
-    explain, explain_batch_scale,
+    EnvironmentOptions, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider, SearchPath, Served,
+    Session, Settings, explain, explain_batch_scale,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -96,19 +96,21 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let mut written = arguments.config()?;
     let mut partial = PartialConfig::new(written.clone()).map_err(LoadError::from)?;
     let library = library(arguments)?;
-    let session =
-        Session::open(&library, &arguments.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     if !arguments.dims.is_empty() {
+        let model = arguments.model.clone().into();
+        let session = Session::open(&library, &model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
         list_inputs(&mut written, &arguments.dims, &session)?;
         partial = PartialConfig::new(written).map_err(LoadError::from)?;
     }
     let settings = Settings { completes: true, default_max_batch_size: 0 };
+    let served = Served::new(&mut partial, arguments.model.clone(), &library, settings).map_err(LoadError::from)?;
+    let session = Session::open(&library, &served.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     // The file is in the folder of its version. The files of initial states are beside that folder.
     let version_dir = arguments.model.parent().unwrap_or(Path::new(""));
     let beside = arguments.config.as_deref().and_then(Path::parent);
     let repository = beside.or(version_dir.parent()).unwrap_or(Path::new(".."));
-    let mut prepared = Prepared::new(&mut partial, &session, &arguments.model, repository, settings)?;
-    prepared.load_initial_model(version_dir, &library)?;
+    let mut prepared = Prepared::new(&mut partial, &session, &served.model, repository, settings)?;
+    prepared.load_initial_model(served.initial_states, version_dir, &library)?;
     let Prepared { config, binding, plan, .. } = prepared;
     let mut completed = partial.document().as_object().cloned().unwrap_or_default();
     let pairs: Vec<String> = plan.pairs.iter().map(ToString::to_string).collect();
@@ -116,7 +118,8 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     completed.entry("instance_group").or_insert_with(|| json!([{ "kind": "KIND_CPU" }]));
     // People write the parameters last.
     let mut parameters = completed.shift_remove("parameters").unwrap_or_default();
-    if !pairs.is_empty() {
+    // The states of a model that was converted at load are not in its file.
+    if !pairs.is_empty() && plan.origins.pairs != PairsFrom::Conversion {
         parameters["state_pairs"] = json!({ "string_value": pairs.join(" ") });
     }
     completed.insert("parameters".to_owned(), parameters);
@@ -127,8 +130,8 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let of_binding = binding.warnings(&config, session.signature());
     Ok(Inspected {
         table,
-        notes: plan.notes,
-        warnings: plan.warnings.into_iter().chain(of_binding).collect(),
+        notes: served.notes.into_iter().chain(plan.notes).collect(),
+        warnings: served.warnings.into_iter().chain(plan.warnings).chain(of_binding).collect(),
         pbtxt: pbtxt::write(&completed).map_err(Problem::Write)?,
     })
 }

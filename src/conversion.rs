@@ -1,0 +1,194 @@
+//! Converts a model at load, in memory: recurrences inside it get states, and a batch of 1 is opened.
+//!
+//! Rules: the model repository is never written. A converted model is served only if its answers are those of the
+//! original, which is checked on random data. Not for: how a graph is converted (the crate `stateful_convert`).
+
+#![forbid(unsafe_code)]
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use stateful_convert::report::{Report, StartsAt};
+use stateful_convert::verify::{Compared, Models, Source, VerifyError};
+use stateful_convert::{ConvertError, Converted, InputAxis, Options, Pair};
+
+use crate::completion::{CompletionError, Settings, own_pairs};
+use crate::config::{ConfigError, PartialConfig, StatePair};
+use crate::session::{Library, ModelSource, OpenError, Provider, Session, compare};
+
+/// Why a model is not converted.
+#[derive(Debug, thiserror::Error)]
+pub enum ConversionError {
+    #[error("{} cannot be read: {why}", file.display())]
+    Read { file: PathBuf, why: std::io::Error },
+    #[error("{} cannot be converted as parameter '{parameter}' asks: {why}", file.display())]
+    Refused { file: PathBuf, parameter: &'static str, why: String },
+    #[error(
+        "{} cannot be converted at load, because it has weights in files of their own ({}): convert it with \
+         stateful-convert, and serve what that writes",
+        file.display(),
+        weights.join(", ")
+    )]
+    Weights { file: PathBuf, weights: Vec<String> },
+    #[error(
+        "{} was converted, and the check of the conversion failed: {why}; stateful-convert runs the same check, and its \
+         --compare-with gives values to inputs that cannot be random",
+        file.display()
+    )]
+    Check { file: PathBuf, why: VerifyError },
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Completion(#[from] CompletionError),
+    #[error(transparent)]
+    Open(#[from] OpenError),
+}
+
+/// A model as it is served.
+pub struct Served {
+    /// What sessions open.
+    pub model: ModelSource,
+    /// A model that computes where the states start, if the conversion made one.
+    pub initial_states: Option<ModelSource>,
+    /// What was done.
+    pub notes: Vec<String>,
+    /// For the operator.
+    pub warnings: Vec<String>,
+}
+
+impl Served {
+    /// The model in `file`, converted if the configuration asks for that. Then the configuration gets the states of the
+    /// converted model.
+    pub fn new(
+        partial: &mut PartialConfig,
+        file: PathBuf,
+        library: &Library,
+        settings: Settings,
+    ) -> Result<Self, ConversionError> {
+        let asked = partial.conversion.clone();
+        if asked.recurrences.is_none() && asked.batch.is_none() {
+            return Ok(Self::unchanged(file));
+        }
+        let begun = Instant::now();
+        let original = Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu)?;
+        let pairs = own_pairs(partial, original.signature(), original.graph_description(), settings)?;
+        drop(original);
+        let cuts = asked.recurrences.is_some() && pairs.is_empty();
+        let mut notes = Vec::new();
+        if asked.recurrences.is_some() && !cuts {
+            let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
+            notes.push(format!(
+                "parameter 'low_latency_transformation' has no effect: the model's states are inputs and outputs already: {}",
+                listed.join(" ")
+            ));
+        }
+        if !cuts && asked.batch.is_none() {
+            return Ok(Self { notes, ..Self::unchanged(file) });
+        }
+        let converted = convert(partial, &file, &pairs, cuts)?;
+        let compared = check(library, &file, &converted)?;
+        let converted = if asked.zero_initial_states { converted.starting_at_zero() } else { converted };
+        if cuts {
+            add_states(partial, &converted)?;
+        }
+        notes.extend(described(&converted.report, &compared));
+        notes.push(format!("the conversion and its check took {} ms", begun.elapsed().as_millis()));
+        let Converted { model, initial_states, report, .. } = converted;
+        let source = |bytes| ModelSource::converted(file.clone(), bytes);
+        let (model, initial_states) = (source(model), initial_states.map(source));
+        Ok(Self { model, initial_states, notes, warnings: report.warnings })
+    }
+
+    fn unchanged(file: PathBuf) -> Self {
+        Self { model: file.into(), initial_states: None, notes: Vec::new(), warnings: Vec::new() }
+    }
+}
+
+fn convert(
+    partial: &PartialConfig,
+    file: &Path,
+    pairs: &[StatePair],
+    cuts: bool,
+) -> Result<Converted, ConversionError> {
+    let asked = &partial.conversion;
+    let axes = |written: &Option<Vec<(String, usize)>>| -> Vec<InputAxis> {
+        let axis = |(input, axis): &(String, usize)| InputAxis { input: input.clone(), axis: *axis };
+        written.iter().flatten().map(axis).collect()
+    };
+    let options = Options {
+        time: if cuts { axes(&asked.recurrences) } else { Vec::new() },
+        states: pairs.iter().map(|pair| Pair { input: pair.input.clone(), output: pair.output.clone() }).collect(),
+        keep_recurrences: !cuts,
+        open_batch: asked.batch.is_some(),
+        batch: axes(&asked.batch),
+    };
+    let bytes = std::fs::read(file).map_err(|why| ConversionError::Read { file: file.to_owned(), why })?;
+    let parameter = if cuts { "low_latency_transformation" } else { "open_batch" };
+    let refused = |error: ConvertError| {
+        let mut why = error.to_string().replace("\n  ", "; ").replace('\n', "; ");
+        if matches!(error, ConvertError::Nothing(_)) {
+            why += "; name the axis of the steps in place of 'true', as INPUT@AXIS; if the model has states, name them \
+                    in 'state_pairs'";
+        }
+        ConversionError::Refused { file: file.to_owned(), parameter, why }
+    };
+    let converted = stateful_convert::convert(bytes.into(), &options).map_err(refused)?;
+    if converted.weights.is_empty() {
+        Ok(converted)
+    } else {
+        Err(ConversionError::Weights { file: file.to_owned(), weights: converted.weights })
+    }
+}
+
+fn check(library: &Library, file: &Path, converted: &Converted) -> Result<Vec<Compared>, ConversionError> {
+    let models = Models {
+        original: Source::File(file),
+        converted: Source::Bytes(&converted.model),
+        initial_states: converted.initial_states.as_deref().map(Source::Bytes),
+    };
+    let compared = compare(library, &models, &converted.report);
+    compared.map_err(|why| ConversionError::Check { file: file.to_owned(), why })
+}
+
+/// Gives the configuration the states of the converted model, and where they start.
+fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), ConfigError> {
+    let pair = |pair: &Pair| StatePair { input: pair.input.clone(), output: pair.output.clone() };
+    let states = &converted.report.states;
+    let value = |starts_at| if let StartsAt::Value(value) = starts_at { Some(value) } else { None };
+    partial.states.set_converted(
+        states.iter().map(|state| pair(&state.pair)).collect(),
+        states.iter().filter_map(|state| Some((state.pair.input.clone(), value(state.starts_at)?))).collect(),
+        converted.initial_states.is_some(),
+    )
+}
+
+/// What was done, in lines for the log.
+fn described(report: &Report, compared: &[Compared]) -> Vec<String> {
+    let mut lines = Vec::new();
+    let named = |axes: &[InputAxis]| {
+        axes.iter().map(|axis| format!("{}@{}", axis.input, axis.axis)).collect::<Vec<_>>().join(", ")
+    };
+    let cut: Vec<String> = report
+        .states
+        .iter()
+        .filter(|state| !state.node.is_empty())
+        .map(|state| format!("{} of {} '{}'", state.pair, state.operator, state.node))
+        .collect();
+    if !cut.is_empty() {
+        lines.push(format!(
+            "the model was converted: the steps are on {}, and it has the states {}",
+            named(&report.time),
+            cut.join(", ")
+        ));
+    }
+    if !report.opened.is_empty() {
+        lines.push(format!("the model was converted: the batch is open on {}", named(&report.opened)));
+    }
+    let result = |compared: &Compared| match compared.largest {
+        0.0 => format!("{} equal bit by bit", compared.what),
+        largest => format!("{} differ by {largest:.1e} at most, in '{}'", compared.what, compared.output),
+    };
+    let results: Vec<String> = compared.iter().map(result).collect();
+    lines.push(format!("the converted model was compared with the original: {}", results.join("; ")));
+    lines
+}

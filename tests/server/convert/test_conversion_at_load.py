@@ -1,0 +1,243 @@
+"""Models that the backend converts when it loads them: they answer in steps as the original does at once."""
+
+import shutil
+import subprocess
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from onnx.external_data_helper import convert_model_to_external_data
+from tritonclient.utils import InferenceServerException
+
+from harness import models
+from harness.clients import new_id
+from harness.conversations import together
+from harness.graphs import graph, node
+from harness.logs import log_since, messages
+from harness.own import own
+from harness.refusals import said
+from harness.whole_sequences import EXPORTS, STEPS, assert_steps_are_the_whole, steps, whole
+from support.paths import INSPECT
+
+RNG = np.random.default_rng(9)
+
+
+def config(**parameters: str) -> str:
+    lines = [f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}' for key, value in parameters.items()]
+    return "\n".join(['backend: "stateful"', *lines])
+
+
+def written(deployment, served: str, model: onnx.ModelProto | str, **parameters: str) -> Path:
+    """The folder of a model, with nothing in its configuration but these parameters."""
+    folder = Path(deployment.repository) / served
+    (folder / "1").mkdir(parents=True)
+    if isinstance(model, str):
+        shutil.copy(EXPORTS / f"{model}.onnx", folder / "1" / "model.onnx")
+    else:
+        onnx.save(model, folder / "1" / "model.onnx")
+    (folder / "config.pbtxt").write_text(config(**parameters))
+    return folder
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def load(deployment, served: str, model: onnx.ModelProto | str, **parameters: str) -> str:
+    """Loads the model, and checks that its folder is as it was. Answers what the backend says of the load."""
+    folder = written(deployment, served, model, **parameters)
+    before = contents(folder)
+    deployment.admin.load_model(served)
+    assert contents(folder) == before
+    return "\n".join(messages(log_since(deployment, served)))
+
+
+def load_error(deployment, model: onnx.ModelProto | str, **parameters: str) -> str:
+    served = f"refused_{new_id()}"
+    folder = written(deployment, served, model, **parameters)
+    try:
+        with pytest.raises(InferenceServerException) as refused:
+            deployment.admin.load_model(served)
+    finally:
+        shutil.rmtree(folder)
+    return refused.value.message()
+
+
+def assert_said(text: str, *words: str) -> None:
+    missing = [word for word in words if not said(word, text)]
+    assert not missing, f"{missing} not in: {text}"
+
+
+def lstm(name: str, h: np.ndarray | None = None, c: np.ndarray | None = None, hidden: int = 5) -> onnx.ModelProto:
+    """An LSTM over one row, `[time, 1, 4]`, that starts at these values."""
+    rng = np.random.default_rng(3)
+    shapes = {"W": (1, 4 * hidden, 4), "R": (1, 4 * hidden, hidden), "B": (1, 8 * hidden)}
+    weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in shapes.items()}
+    starts = {"H": h, "C": c} if h is not None else {}
+    all_inputs = "x W R B - H C" if starts else "x W R B"
+    made = node("LSTM", all_inputs, "y", hidden_size=hidden, name=name)
+    outputs = [("y", "fp32", ("time", 1, 1, hidden))]
+    return graph([made], [("x", "fp32", ("time", 1, 4))], outputs, weights | starts)
+
+
+@pytest.mark.simulated_device
+@pytest.mark.parametrize(
+    "name",
+    [
+        "torch_lstm2",
+        "torch_gru",
+        "torch_lstm_learned",
+        "torch_script_loop",
+        "dynamo_scan",
+        "torch_conv_gru",
+        "keras_lstm2",
+        "keras_gru_reset_before",
+    ],
+)
+def test_a_model_that_is_converted_at_load_answers_in_steps_as_at_once(deployment, name):
+    served = f"at_load_{name}"
+    log = load(deployment, served, name, low_latency_transformation="true")
+    assert_said(log, "the model was converted", "compared with the original", "chunks of 1")
+    assert_steps_are_the_whole(deployment.connect(), served, name)
+
+
+def test_the_axis_of_the_steps_may_be_named(deployment):
+    load(deployment, "at_load_axis", "torch_gru", low_latency_transformation="x@1")
+    assert_steps_are_the_whole(deployment.connect(), "at_load_axis", "torch_gru")
+    error = load_error(deployment, "torch_gru", low_latency_transformation="z@1")
+    assert_said(error, "low_latency_transformation", "no input 'z'")
+
+
+def test_a_complete_configuration_needs_no_states_of_the_converted_model(deploy):
+    own = deploy(extra_args=["--disable-auto-complete-config"])
+    folder = written(own, "complete", "torch_gru", low_latency_transformation="true")
+    with (folder / "config.pbtxt").open("a") as file:
+        file.write("\nmax_batch_size: 8 sequence_batching { oldest { max_candidate_sequences: 8 } }\n")
+        file.write("input { name: 'x' data_type: TYPE_FP32 dims: [ -1, 4 ] }\n")
+        file.write("output { name: 'y' data_type: TYPE_FP32 dims: [ -1, 3 ] }\n")
+    own.admin.load_model("complete")
+    assert_steps_are_the_whole(own.connect(), "complete", "torch_gru")
+
+
+def test_states_start_at_zero_with_use_const_initializer(deployment):
+    h, c = (RNG.normal(size=(1, 1, 5)).astype(np.float32) for _ in "hc")
+    zeros = np.zeros((1, 1, 5), np.float32)
+    x = RNG.normal(size=(6, 1, 4)).astype(np.float32)
+    answers = {}
+    for served, more in {"learned": {}, "zero": {"use_const_initializer": "true"}}.items():
+        load(deployment, f"at_load_{served}", lstm("rnn", h, c), low_latency_transformation="true", **more)
+        start = (h, c) if served == "learned" else (zeros, zeros)
+        expected = onnxruntime.InferenceSession(lstm("rnn", *start).SerializeToString()).run(None, {"x": x})[0]
+        client, sequence_id = deployment.connect(), new_id()
+        came = [
+            client.step(f"at_load_{served}", sequence_id, {"x": x[at : at + 2]}, start=at == 0, end=at == 4)["y"]
+            for at in (0, 2, 4)
+        ]
+        answers[served] = np.concatenate(came)
+        np.testing.assert_allclose(answers[served], expected, rtol=0, atol=1e-6)
+    assert np.abs(answers["learned"] - answers["zero"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("batch", ["true", "x@0"])
+def test_a_batch_is_opened_and_the_recurrence_cut(deployment, batch):
+    served = f"at_load_batch_{batch.replace('@', '_')}"
+    both = {"low_latency_transformation": "true", "open_batch": batch}
+    log = load(deployment, served, "torch_lstm_batch_one", **both)
+    assert_said(log, "the batch is open on x@0", "rows together and alone")
+    assert deployment.admin.get_model_config(served).config.max_batch_size > 1
+    rows = [RNG.normal(size=(1, STEPS, 4)).astype(np.float32) for _ in range(3)]
+    for row, answers in zip(rows, steps(deployment.connect(), served, "", rows, 1), strict=True):
+        came = np.concatenate(answers, axis=1)
+        np.testing.assert_allclose(came, whole("torch_lstm_batch_one", row), rtol=0, atol=1e-6)
+
+
+def test_the_batch_of_a_denoiser_is_opened_and_its_states_found_by_their_names(deployment):
+    served = "at_load_denoiser"
+    load(deployment, served, "torch_dual_path", open_batch="true")
+    assert deployment.admin.get_model_config(served).config.max_batch_size > 1
+    original = onnxruntime.InferenceSession(EXPORTS / "torch_dual_path.onnx")
+    client = deployment.connect()
+    talks = [(new_id(), np.zeros((2, 1, 16, 8), np.float32)) for _ in range(4)]
+    for step in range(6):
+        fed = [RNG.normal(size=(1, 1, 16, 2)).astype(np.float32) for _ in talks]
+        tasks = [
+            partial(client.step, served, sequence_id, {"x": x}, outputs=["y"], start=step == 0, end=step == 5)
+            for (sequence_id, _), x in zip(talks, fed, strict=True)
+        ]
+        for row, (answer, x) in enumerate(zip(together(tasks), fed, strict=True)):
+            sequence_id, cache = talks[row]
+            expected, cache = original.run(["y", "inter_cache_out"], {"x": x, "inter_cache": cache})
+            talks[row] = sequence_id, cache
+            np.testing.assert_allclose(answer["y"], expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_that_has_states_is_served_as_it_is(deployment):
+    model = own(models.counter(name="at_load_counter"), low_latency_transformation="true")
+    deployment.serve(model)
+    log = "\n".join(messages(log_since(deployment, model.name)))
+    assert_said(log, "'low_latency_transformation' has no effect", "inputs and outputs already")
+    assert "was converted" not in log
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("torch_lstm_bidirectional", ["LSTM '/r/LSTM' is bidirectional", "train the model with a forward layer"]),
+        ("torch_mixing_mean", ["ReduceMean '/ReduceMean' reduces over time"]),
+        ("torch_unrolled", ["an unrolled loop can't run in steps"]),
+    ],
+)
+def test_what_cannot_run_in_steps_is_refused_with_the_node_and_what_would_help(deployment, name, words):
+    error = load_error(deployment, name, low_latency_transformation="true")
+    assert_said(error, "low_latency_transformation", "model.onnx", *words)
+
+
+def test_a_batch_that_cannot_be_opened_is_refused(deployment):
+    both = {"low_latency_transformation": "true"}
+    assert_said(load_error(deployment, "torch_gru", open_batch="true", **both), "no dimension of 1")
+    error = load_error(deployment, "torch_lstm_batch_one", open_batch="x@2", **both)
+    assert_said(error, "axis 2 of input 'x'", "[1, time, 4]")
+
+
+def test_weights_in_files_of_their_own_are_left_to_the_command(deployment):
+    model = onnx.load(EXPORTS / "torch_lstm2.onnx")
+    convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
+    error = load_error(deployment, model, low_latency_transformation="true")
+    assert_said(error, "weights.bin", "stateful-convert")
+
+
+def test_a_converted_model_that_answers_otherwise_does_not_load(deployment):
+    """Dropout that trains drops other elements in each run, so no conversion is right."""
+    made = lstm("rnn")
+    made.graph.node[0].output[0] = "all"
+    made.graph.node.append(node("Dropout", "all half trains", "y"))
+    constants = {"half": np.float32(0.5), "trains": np.bool_(True)}
+    made.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), key) for key, value in constants.items())
+    error = load_error(deployment, made, low_latency_transformation="true")
+    assert_said(error, "the check of the conversion failed", "chunks of 1", "output 'y' differs", "--compare-with")
+
+
+def test_a_model_without_states_is_refused_with_the_node_that_has_them_inside(deployment):
+    error = load_error(deployment, lstm("encoder/rnn"))
+    assert_said(error, "node 'encoder/rnn' (LSTM)", "'low_latency_transformation'", "stateful-convert")
+    plain = graph([node("Relu", "x", "y")], [("x", "fp32", ("N", 4))], [("y", "fp32", ("N", 4))])
+    assert not said("low_latency_transformation", load_error(deployment, plain))
+
+
+def test_inspect_shows_the_converted_model():
+    command = [INSPECT, EXPORTS / "torch_lstm_learned.onnx", "--parameter", "low_latency_transformation=true"]
+    shown = subprocess.run(list(map(str, command)), capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "the conversion at load" in shown.stderr and "compared with the original" in shown.stderr
+    # The file has no such inputs: the configuration asks for the conversion, and names none of its states.
+    assert "low_latency_transformation" in shown.stdout and "state_pairs" not in shown.stdout
+
+
+def test_a_model_for_initial_states_beside_that_of_the_conversion_is_refused(deployment):
+    both = {"low_latency_transformation": "true", "initial_state_model": "start.onnx"}
+    error = load_error(deployment, "torch_lstm_learned", **both)
+    assert_said(error, "initial_state_model", "start.onnx", "use_const_initializer")

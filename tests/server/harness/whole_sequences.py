@@ -1,0 +1,64 @@
+"""Models of whole sequences, as real exporters made them, and how they are served in steps once they have states."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+
+from harness.clients import Client, new_id
+from support.paths import ROOT
+
+EXPORTS = ROOT / "convert" / "tests" / "exports"
+STEPS = 24
+#: Lengths of the requests of a sequence, in turn; each is a multiple of what strides need.
+CHUNKS = [4, 8, 4]
+
+TIME_FIRST = {"torch_lstm_time_major", "torch_script_loop", "dynamo_scan"}
+#: The output is that of the last step.
+LAST = {"torch_lstm_last"}
+
+
+def whole(name: str, x: np.ndarray) -> np.ndarray:
+    """What the original gives for all steps of one row, in the order batch, time."""
+    session = onnxruntime.InferenceSession(EXPORTS / f"{name}.onnx")
+    fed = x.swapaxes(0, 1) if name in TIME_FIRST else x
+    answer = session.run(None, {"x": np.ascontiguousarray(fed)})[0]
+    return answer.swapaxes(0, 1) if name == "torch_lstm_time_major" else answer
+
+
+def steps(client: Client, model: str, name: str, rows: list[np.ndarray], time: int) -> list[list[np.ndarray]]:
+    """The answers to sequences that take turns, chunk by chunk."""
+    ids = [new_id() for _ in rows]
+    answers: list[list[np.ndarray]] = [[] for _ in rows]
+    start, turn = 0, 0
+    while start < STEPS:
+        count = min(CHUNKS[turn % len(CHUNKS)], STEPS - start)
+        for row, sequence_id in enumerate(ids):
+            part = np.take(rows[row], range(start, start + count), axis=time)
+            # Triton's batch dimension stands in front of a model's that has it elsewhere.
+            fed = {"x": part.swapaxes(0, 1)[None] if name in TIME_FIRST else part}
+            said = client.step(model, sequence_id, fed, start=start == 0, end=start + count == STEPS)
+            [answer] = [said[key] for key in said if key in ("y", "output", "Identity:0")]
+            answers[row].append(answer)
+        start, turn = start + count, turn + 1
+    return answers
+
+
+def assert_steps_are_the_whole(client: Client, model: str, name: str) -> None:
+    """Sequences of the served model, in steps and in turns, get the original's answers to whole sequences."""
+    rng = np.random.default_rng(5)
+    if name in TIME_FIRST:
+        time, shape = 1, (1, STEPS, 4)
+    else:
+        time, shape = (2, (1, 4, STEPS)) if name == "torch_tcn" else (1, (1, STEPS, 4))
+    rows = [rng.normal(size=shape).astype(np.float32) for _ in range(3)]
+    for row, answers in zip(rows, steps(client, model, name, rows, time), strict=True):
+        expected = whole(name, row)
+        if name in TIME_FIRST:
+            # Where the batch is in an answer depends on the model; it is one row.
+            expected = np.squeeze(expected)
+            came = np.concatenate([answer.reshape(-1, answer.shape[-1]) for answer in answers])
+        else:
+            came = answers[-1] if name in LAST else np.concatenate(answers, axis=time)
+        assert came.shape == expected.shape
+        np.testing.assert_allclose(came, expected, rtol=0, atol=1e-6)
