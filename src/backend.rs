@@ -40,7 +40,7 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     let library = Library::load(&search, environment_options(&command_line)?)?;
     log::info!(
         "stateful backend {}: ONNX Runtime {} from {} ({})",
-        env!("CARGO_PKG_VERSION"),
+        crate::VERSION,
         library.version(),
         library.path().display(),
         library.build_info()

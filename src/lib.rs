@@ -57,6 +57,12 @@ pub mod tensor;
 mod triton;
 mod workers;
 
+/// The version in the log and in `stateful-inspect --version`. `scripts/release` adds the commit.
+pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The other tools and the tests use
 /// [`exports`], [`memory`] and [`tensor`].
 pub mod inspect {

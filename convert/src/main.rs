@@ -15,10 +15,16 @@ use stateful_convert::verify::{self, Compared, Given, Models, Source, VerifyErro
 use stateful_convert::{ConvertError, Converted, InputAxis, Options, convert, pairs};
 use work_folder::WorkFolder;
 
+/// What `--version` says. `scripts/release` adds the commit.
+const VERSION: &str = match option_env!("STATEFUL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// Gives an ONNX model of whole sequences the state inputs and outputs that serving in steps needs, and compares it
 /// with the original.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = VERSION)]
 struct Arguments {
     /// The model
     model: PathBuf,

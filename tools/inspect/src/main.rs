@@ -18,7 +18,7 @@ use triton_stateful::inspect::{
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
 /// states. Prints a config.pbtxt ready to save.
 #[derive(Parser)]
-#[command(version)]
+#[command(version = triton_stateful::VERSION)]
 struct Arguments {
     /// The model
     model: PathBuf,

@@ -1,0 +1,111 @@
+"""The manifests of deploy/kubernetes against Kubernetes' schemas and each other, and docker/Dockerfile against hadolint."""
+
+import copy
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from support.paths import BUILD, ROOT
+
+CHECKS = BUILD / "deploy-checks"
+sys.path.append(str(CHECKS))
+fastjsonschema = pytest.importorskip("fastjsonschema", reason="scripts/test installs it")
+yaml = pytest.importorskip("yaml", reason="scripts/test installs it")
+
+SCHEMAS = json.loads((ROOT / "tests/deploy/kubernetes-1.37.json").read_text())
+KINDS = {"Deployment": "io.k8s.api.apps.v1.Deployment", "Service": "io.k8s.api.core.v1.Service"}
+GROUPS = {"Deployment": "apps/v1", "Service": "v1", "PodMonitor": "monitoring.coreos.com/v1"}
+
+
+@pytest.fixture(scope="module")
+def documents():
+    files = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
+    read = [document for file in files for document in yaml.safe_load_all(file.read_text())]
+    return {document["kind"]: document for document in read}
+
+
+@pytest.fixture(scope="module")
+def validators():
+    return {kind: fastjsonschema.compile(SCHEMAS | {"$ref": f"#/$defs/{name}"}) for kind, name in KINDS.items()}
+
+
+@pytest.fixture
+def container(documents):
+    [container] = documents["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return container
+
+
+def test_the_manifests_are_of_the_kinds_that_are_checked(documents):
+    assert {kind: document["apiVersion"] for kind, document in documents.items()} == GROUPS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fields_and_types_are_those_of_kubernetes(documents, validators, kind):
+    validators[kind](documents[kind])
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (["spec", "replicaz"], 1),
+        (["spec", "replicas"], "1"),
+        (["spec", "template", "spec", "containers", 0, "readinessProbe", "httpGet", "prot"], 8000),
+        (["spec", "template", "spec", "containers", 0, "command"], "tritonserver"),
+        (["spec", "template", "spec", "terminationGracePeriodSeconds"], "90s"),
+        (["spec", "template", "spec", "volumes", 0, "persistentVolumeClaim", "claimName"], None),
+    ],
+)
+def test_a_wrong_field_or_type_is_found(documents, validators, path, value):
+    wrong = copy.deepcopy(documents["Deployment"])
+    place = wrong
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(fastjsonschema.JsonSchemaValueException):
+        validators["Deployment"](wrong)
+
+
+def test_everything_selects_the_pods_of_the_deployment(documents):
+    labels = documents["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert documents["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert documents["Service"]["spec"]["selector"] == labels
+    assert documents["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
+
+
+def test_ports_are_named_as_in_the_container(documents, container):
+    names = {port["name"] for port in container["ports"]}
+    named = {port["targetPort"] for port in documents["Service"]["spec"]["ports"]}
+    named |= {endpoint["port"] for endpoint in documents["PodMonitor"]["spec"]["podMetricsEndpoints"]}
+    named |= {container[f"{probe}Probe"]["httpGet"]["port"] for probe in ("startup", "readiness", "liveness")}
+    assert named <= names
+
+
+def test_mounts_are_volumes_of_the_pod(documents, container):
+    volumes = {volume["name"] for volume in documents["Deployment"]["spec"]["template"]["spec"]["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+def test_a_pod_has_the_time_to_drain(documents, container):
+    [drain] = [int(found) for found in re.findall(r"--exit-timeout-secs=(\d+)", " ".join(container["args"]))]
+    _, before = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert documents["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain + int(before)
+
+
+def test_the_image_is_of_this_version(container):
+    [version] = re.findall(r'^version = "(.*)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
+    assert container["image"].endswith(f":{version}")
+
+
+def test_hadolint_has_nothing_to_say_about_the_dockerfile():
+    ran = subprocess.run(
+        [CHECKS / "bin" / "hadolint", "--no-color", ROOT / "docker" / "Dockerfile"], capture_output=True, text=True
+    )
+    assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
+def test_the_dockerfile_s_rust_is_the_oldest_that_cargo_toml_allows():
+    [rust] = re.findall(r"^ARG RUST_VERSION=(.*)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
+    assert f'rust-version = "{rust}"' in (ROOT / "Cargo.toml").read_text()
