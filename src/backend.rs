@@ -45,6 +45,7 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
         library.path().display(),
         library.build_info()
     );
+    triton::log_limits();
     Ok(())
 }
 

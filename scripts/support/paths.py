@@ -21,7 +21,11 @@ INSPECT = BUILD / "bin" / "stateful-inspect"
 CONVERT = BUILD / "bin" / "stateful-convert"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
-TRITONSERVER = SITE_PACKAGES / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+#: Where nvidia-pytriton, which has the server, is unpacked; scripts/test --servers names older ones.
+_SERVER = Path(os.environ.get("STATEFUL_TEST_SERVER", SITE_PACKAGES))
+TRITONSERVER = _SERVER / "pytriton" / "tritonserver" / "bin" / "tritonserver"
 #: The libraries of that server; the program finds them by itself.
-TRITON_LIBRARIES = SITE_PACKAGES / "nvidia_pytriton.libs"
+TRITON_LIBRARIES = _SERVER / "nvidia_pytriton.libs"
+#: The ONNX Runtime of the tests' servers, if it is not the one beside the backend.
+TEST_ONNXRUNTIME = os.environ.get("STATEFUL_TEST_ONNXRUNTIME")
 SILERO_VAD = SITE_PACKAGES / "silero_vad" / "data" / "silero_vad.onnx"

@@ -10,6 +10,7 @@ The server dies with the process that started it, however that ends. It dies als
 from __future__ import annotations
 
 import atexit
+import functools
 import http.client
 import json
 import os
@@ -55,6 +56,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 #: What puts the models of the tests on simulated devices.
 _DEVICE_ENV = {"TRITON_STATEFUL_SIMULATED_DEVICES": "1"} if paths.TEST_DEVICE == "simulated" else {}
 
+_ONNXRUNTIME = {"ort-library-path": paths.TEST_ONNXRUNTIME} if paths.TEST_ONNXRUNTIME else {}
+
 
 class ServerError(RuntimeError):
     """The server didn't start, died, or refused a request; the text says which and why."""
@@ -98,7 +101,7 @@ class TritonServer:
         self.backends = Path(backends)
         self.model_control = model_control
         self.load_models = list(load_models)
-        self.backend_config = dict(backend_config)
+        self.backend_config = {**_ONNXRUNTIME, **backend_config}
         self.extra_args = list(extra_args)
         self.env = dict(env)
         self.log_path = Path(log_path) if log_path is not None else None
@@ -279,7 +282,7 @@ class TritonServer:
             f"--log-verbose={self.log_verbose}",
             *self.extra_args,
             f"--id={self._id}",
-            *(f"--{name}-address={self.address}" for name in self._ports),
+            *(f"--{name}-address={self.address}" for name in self._ports if _has_option(f"--{name}-address")),
             *(f"--{name}-port={port}" for name, port in self._ports.items()),
         ]
 
@@ -358,6 +361,12 @@ class TritonServer:
     def _log_tail(self, lines: int = 40) -> str:
         tail = self.log_text().splitlines()[-lines:]
         return "\n".join([".\nThe end of its log:", *(f"  | {line}" for line in tail)])
+
+
+@functools.cache
+def _has_option(name: str) -> bool:
+    """Servers before 2.36 (23.07) have no --metrics-address, and bind the metrics to every address."""
+    return f"  {name} " in subprocess.run([paths.TRITONSERVER, "--help"], capture_output=True, text=True).stderr
 
 
 def _free_port(address: str, exclude: Collection[int]) -> int:

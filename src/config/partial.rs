@@ -292,6 +292,12 @@ impl PartialConfig {
         self.document != before
     }
 
+    /// Whether `sequence_batching` is there with `oldest`, and without `max_candidate_sequences`.
+    pub fn has_default_candidates(&self) -> bool {
+        let oldest = self.sequence_batching.as_ref().and_then(|batching| batching.oldest.as_ref());
+        oldest.is_some_and(|oldest| oldest.max_candidate_sequences.0 == 0)
+    }
+
     /// Whether `sequence_batching` is there with the strategy `direct`.
     pub fn is_direct(&self) -> bool {
         self.sequence_batching.as_ref().is_some_and(|batching| batching.oldest.is_none())

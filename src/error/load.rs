@@ -19,6 +19,17 @@ pub enum LoadError {
     /// The server is not one that this library can serve in.
     #[error(transparent)]
     Server(#[from] triton::ServerError),
+    /// `commit: false` and `sequence_step` would be ignored, so a request could change a state that it must not change.
+    #[error(
+        "parameter 'state_api' is 'true', but this Triton server gives backends no request parameters (it has no \
+         TRITONBACKEND_RequestParameter): leave 'state_api' out, or use Triton 23.03 or newer"
+    )]
+    NoRequestParameters,
+    #[error(
+        "'sequence_batching.oldest.max_candidate_sequences' is 0, which this Triton server takes as no place for any \
+         sequence: write a number, such as {wanted}, or use Triton 23.09 or newer"
+    )]
+    NoDefaultCandidates { wanted: usize },
     /// A call to Triton failed.
     #[error(transparent)]
     Triton(#[from] triton::Error),
@@ -102,9 +113,10 @@ impl LoadError {
             | Self::Binding(_)
             | Self::BackendConfig { .. }
             | Self::Open(OpenError::ProviderOptions { .. })
+            | Self::NoDefaultCandidates { .. }
             | Self::CudaGraph(_)
             | Self::GrowingPadding { .. } => Code::InvalidArg,
-            Self::Server(_) => Code::Unsupported,
+            Self::Server(_) | Self::NoRequestParameters => Code::Unsupported,
             Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),
             Self::Open(OpenError::Session(error))

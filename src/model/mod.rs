@@ -89,6 +89,12 @@ impl Model {
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let mut prepared = Prepared::new(&mut partial, &session, sessions.source(), &location.repository, settings)?;
+        if prepared.state_api.is_some() && !triton::gives_request_parameters() {
+            return Err(LoadError::NoRequestParameters);
+        }
+        if partial.has_default_candidates() && !triton::has_default_candidates() {
+            return Err(LoadError::NoDefaultCandidates { wanted: prepared.config.max_batch_size.max(1) });
+        }
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
             triton.set_config_json(partial.document().to_string().as_bytes())?;

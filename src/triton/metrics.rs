@@ -7,6 +7,7 @@ use std::ffi::CString;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use triton_sys::{
     TRITONSERVER_Metric, TRITONSERVER_MetricArgs, TRITONSERVER_MetricFamily, TRITONSERVER_MetricKind,
     TRITONSERVER_Parameter, call,
@@ -59,6 +60,11 @@ struct Metric {
 
 struct RawMetric(NonNull<TRITONSERVER_Metric>);
 
+/// Held while a metric is made or deleted. Metrics with the same labels share one of Prometheus's. If the last of them is
+/// deleted while core makes another, core gives that one a pointer to freed memory. A model that is loaded while its
+/// previous load is still being unloaded does this.
+static MAKING_OR_DELETING: Mutex<()> = Mutex::new(());
+
 // SAFETY: Triton guards metrics with locks of its own.
 unsafe impl Send for RawMetric {}
 // SAFETY: as above.
@@ -105,10 +111,12 @@ impl Metric {
                     .push(call!(TRITONSERVER_ParameterNew(name.as_ptr(), kind, value.as_ptr().cast()))?.cast_const());
             }
             let (family, labels, count) = (family.0.as_ptr(), parameters.as_mut_ptr(), parameters.len() as u64);
+            let making = MAKING_OR_DELETING.lock();
             let made = check(match args {
                 None => call!(TRITONSERVER_MetricNew(&mut metric, family, labels, count)),
                 Some(args) => call!(TRITONSERVER_MetricNewWithArgs(&mut metric, family, labels, count, args.0)),
             });
+            drop(making);
             for parameter in parameters {
                 call!(TRITONSERVER_ParameterDelete(parameter.cast_mut()))?;
             }
@@ -124,6 +132,7 @@ impl Metric {
 
 impl Drop for Metric {
     fn drop(&mut self) {
+        let _deleting = MAKING_OR_DELETING.lock();
         // SAFETY: alive; its family is still held.
         let _ = unsafe { check(call!(TRITONSERVER_MetricDelete(self.raw.0.as_ptr()))) };
     }

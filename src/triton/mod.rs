@@ -24,10 +24,33 @@ pub use model::{Backend, Model};
 pub use request::{HeldElements, HeldInput, Input, NotCopied, ParameterValue, Request, c_name};
 pub use response::{Answer, OutputMemory, Response};
 
-use triton_sys::Version;
+use triton_sys::{Api, Version, Versions};
 
-/// The oldest backend API with all that a request needs. 1.6 added sequence ids that are strings (Triton 21.10).
-const OLDEST_BACKEND_API: u32 = 6;
+/// The oldest backend API with all that a request needs. 1.8 added the flags START and END (Triton 22.02).
+const OLDEST_BACKEND_API: u32 = 8;
+
+/// What older servers cannot do, and what this backend then does. Metrics have log lines of their own.
+const LIMITS: [Limit; 4] = [
+    Limit { is_absent: |api| !has_request_parameters(api), effect: "models with parameter 'state_api' are refused" },
+    Limit { is_absent: |api| api.TRITONBACKEND_RequestIsCancelled.is_none(), effect: "cancelled requests are run" },
+    Limit {
+        is_absent: |api| api.TRITONBACKEND_InferenceRequestTimeoutMicroseconds.is_none(),
+        effect: "without 'sequence_batching', the timeouts of requests are ignored",
+    },
+    Limit {
+        is_absent: |api| api.TRITONBACKEND_ModelInstanceReportMemoryUsage.is_none(),
+        effect: "memory on GPUs is not reported to the server",
+    },
+];
+
+struct Limit {
+    is_absent: fn(&Api) -> bool,
+    effect: &'static str,
+}
+
+const fn has_request_parameters(api: &Api) -> bool {
+    api.TRITONBACKEND_RequestParameterCount.is_some() && api.TRITONBACKEND_RequestParameter.is_some()
+}
 
 /// Why the library cannot serve in this process.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +60,7 @@ pub enum ServerError {
     Load(#[from] triton_sys::LoadError),
     /// A server that lacks what every request needs.
     #[error(
-        "this Triton server has backend API {0}, but 1.{OLDEST_BACKEND_API} or newer is needed (Triton 21.10): use a \
+        "this Triton server has backend API {0}, but 1.{OLDEST_BACKEND_API} or newer is needed (Triton 22.02): use a \
          newer server"
     )]
     TooOld(Version),
@@ -47,6 +70,27 @@ pub enum ServerError {
 pub fn load() -> Result<(), ServerError> {
     triton_sys::load()?;
     triton_sys::versions().map_or(Ok(()), |offered| check_version(offered.backend))
+}
+
+/// Whether requests have custom parameters that a backend can read.
+pub fn gives_request_parameters() -> bool {
+    has_request_parameters(triton_sys::api())
+}
+
+/// Whether core has a default for `max_candidate_sequences`. Without it (before Triton 23.09), core takes 0 as no place for
+/// any sequence, and its requests wait for ever.
+pub fn has_default_candidates() -> bool {
+    const SINCE: Version = Version { major: 1, minor: 16 };
+    triton_sys::versions().is_none_or(|offered| offered.backend >= SINCE)
+}
+
+/// Logs what this backend does differently because the server is old.
+pub fn log_limits() {
+    let api = triton_sys::api();
+    let without: Vec<_> = LIMITS.iter().filter(|limit| (limit.is_absent)(api)).map(|limit| limit.effect).collect();
+    if let (false, Some(Versions { backend, .. })) = (without.is_empty(), triton_sys::versions()) {
+        ::log::warn!("this Triton server has backend API {backend}, which is old: {}", without.join("; "));
+    }
 }
 
 const fn check_version(offered: Version) -> Result<(), ServerError> {
@@ -62,9 +106,9 @@ mod tests {
 
     #[test]
     fn a_server_that_is_too_old_is_refused_with_both_versions() {
-        assert!(check_version(Version { major: 1, minor: 6 }).is_ok());
+        assert!(check_version(Version { major: 1, minor: 8 }).is_ok());
         assert!(check_version(Version { major: 1, minor: 19 }).is_ok());
-        let error = check_version(Version { major: 1, minor: 5 }).unwrap_err().to_string();
-        assert!(error.contains("API 1.5") && error.contains("1.6"), "{error}");
+        let error = check_version(Version { major: 1, minor: 7 }).unwrap_err().to_string();
+        assert!(error.contains("API 1.7") && error.contains("1.8"), "{error}");
     }
 }

@@ -7,7 +7,7 @@ import pytest
 from support.bench import report, service
 from support.bench.models import MODELS
 from support.bench.service import Served
-from support.bench.soak import Sums
+from support.bench.soak import Sums, grown
 
 CSV = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,p50 latency,p90 latency,p99 latency
 64,7033.25,12,3456,8719,11000,17878
@@ -93,3 +93,14 @@ def test_the_soaks_sums_start_again_after_an_end():
     assert sums.expect(1, 3.0, end=True) == 5.0
     assert sums.start(1)
     assert sums.expect(1, 4.0, end=False) == 4.0
+
+
+def test_the_soak_notices_memory_and_files_that_grow():
+    assert grown([]) == grown([(100, 10)]) == []
+    flat = [(50, 5), (100, 10), (90, 12), (95, 9)] * 4
+    assert grown(flat) == []
+    assert grown([(2 * bytes, files) for bytes, files in flat[:2]] + flat) == []
+    [memory] = grown([(100 + 10 * number, 10) for number in range(16)])
+    assert "memory grew from 170 to 220" in memory
+    [files] = grown([(100, 10 + 10 * number) for number in range(16)])
+    assert "files grew from 80 to 130" in files

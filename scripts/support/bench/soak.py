@@ -1,7 +1,9 @@
 """The soak: hours of sequences that start, step, end or vanish at random, every answer checked.
 
-Three models, so that each trouble has its own: `steady` gets most of the requests; clients of `vanishing` are gone with
-requests on their way; `reloaded` is unloaded and loaded. It ends at the first answer that is wrong or missing.
+Four models, so that each trouble has its own: `steady` gets most of the requests; clients of `vanishing` break off their
+streams, or are killed, with requests on their way; `reloaded` is unloaded and loaded; the states of `stated` are read,
+written, copied and saved. It ends at the first answer that is wrong or missing. In the end, the memory and the file
+descriptors of the server must not have grown, and no sequence of a vanished client may be left.
 
 No request of ours is on its way when its model is unloaded: tritonserver 2.51 itself has died of that.
 """
@@ -9,6 +11,9 @@ No request of ours is on its way when its model is unloaded: tritonserver 2.51 i
 from __future__ import annotations
 
 import queue
+import re
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +37,29 @@ ANSWER_S = 60
 """No answer takes longer on a machine that lives."""
 VANISHED_IDLE_US = 5_000_000
 """What nobody comes back to is over after this."""
+LIFE_S = 3.0
+"""A client that is killed has so long: about a second to start, the rest to send."""
+MEMORY_GROWN = 1.1
+"""The server's memory in the last quarter may be so much of that in the second; it goes up and down by less."""
+FILES_GROWN = 16
+"""So many more files may be open: gRPC opens a few for its threads. There are more reloads and killed clients than that
+between the two quarters of a soak of three minutes."""
+
+# Sends on a stream until it is killed.
+_MORTAL = """
+import sys
+import numpy as np
+import tritonclient.grpc as grpc
+client = grpc.InferenceServerClient(sys.argv[1])
+client.start_stream(lambda result, error: None)
+tensor = grpc.InferInput("X", [1, 1], "FP32")
+tensor.set_data_from_numpy(np.ones((1, 1), np.float32))
+number = 0
+while True:
+    sequence = int(sys.argv[2]) + number % 4
+    client.async_stream_infer("vanishing", [tensor], sequence_id=sequence, sequence_start=number < 4)
+    number += 1
+"""
 
 
 class Sums:
@@ -58,23 +86,28 @@ class Soak:
     def __init__(self, minutes: float) -> None:
         self.until = time.monotonic() + 60 * minutes
         self.wrong: list[str] = []
-        self.counts = {"answers": 0, "vanished": 0, "reloads": 0}
+        self.counts = {"answers": 0, "vanished": 0, "killed": 0, "reloads": 0, "state calls": 0}
+        self.seen: list[tuple[int, int]] = []
+        """The server's memory in bytes and its file descriptors, at each report."""
         self._lock = threading.Lock()
 
     def run(self) -> bool:
         """Prints a line every ten seconds. Whether every answer was right."""
         with tempfile.TemporaryDirectory(prefix="stateful-soak-") as folder:
             repository = Path(folder) / "repository"
-            names = ["steady", "vanishing", "reloaded"]
+            names = ["steady", "vanishing", "reloaded", "stated"]
             for name in names:
                 _write(repository, name)
             with TritonServer(repository, backends=BACKENDS, model_control="explicit", load_models=names) as server:
                 troubles: list[Callable[[], None]] = [partial(self.steady, server, number) for number in range(THREADS)]
-                troubles += [lambda: self.vanish(server), lambda: self.reload(server)]
+                others = (self.vanish, self.die, self.reload, self.call_states)
+                troubles += [partial(trouble, server) for trouble in others]
                 threads = [threading.Thread(target=self._guarded, args=(trouble,)) for trouble in troubles]
                 for thread in threads:
                     thread.start()
                 self._watch(server, threads)
+                self._guarded(lambda: self._settles(server))
+        self.wrong += grown(self.seen)
         for what in self.wrong:
             print(what)
         return not self.wrong and all(self.counts.values())
@@ -89,10 +122,20 @@ class Soak:
         self._print(server)
 
     def _print(self, server: TritonServer) -> None:
-        rss = psutil.Process(server.pid).memory_info().rss / 2**20 if server.is_alive() else 0
+        if not server.is_alive():
+            self.wrong.append(f"the server ended with {server.exit_code}:\n{server.log_text()[-4000:]}")
+            return
+        process = psutil.Process(server.pid)
+        self.seen.append((process.memory_info().rss, process.num_fds()))
+        rss, files = self.seen[-1][0] / 2**20, self.seen[-1][1]
         left = max(0, self.until - time.monotonic())
         counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
-        print(f"{left:7.0f} s left: {counts}, {len(self.wrong)} wrong, server {rss:.0f} MiB", flush=True)
+        print(f"{left:7.0f} s left: {counts}, {len(self.wrong)} wrong, server {rss:.0f} MiB, {files} files", flush=True)
+
+    def _settles(self, server: TritonServer) -> None:
+        """The sequences of clients that are gone are removed."""
+        live = r'^stateful_live_sequences{.*model="vanishing".*} 0$'
+        self._until(lambda: bool(re.search(live, server.metrics(), re.MULTILINE)))
 
     def goes_on(self) -> bool:
         return time.monotonic() < self.until and not self.wrong
@@ -161,6 +204,49 @@ class Soak:
             first_id, kinds = first_id + 4, kinds + 1
             time.sleep(0.02)
 
+    def die(self, server: TritonServer) -> None:
+        """Kills processes that send on a stream as fast as they can."""
+        first_id = 1 << 32
+        while self.goes_on():
+            command = [sys.executable, "-c", _MORTAL, server.grpc_url, str(first_id)]
+            with subprocess.Popen(command) as client:
+                time.sleep(LIFE_S)
+                if client.poll() is not None:
+                    self.wrong.append(f"a client that was to be killed ended with {client.returncode}")
+                client.kill()
+            self._count("killed")
+            first_id += 4
+
+    def call_states(self, server: TritonServer) -> None:
+        """Reads, sets, resets, copies and saves the state of a sequence, in rounds. Every answer has the sum."""
+        random = np.random.default_rng(THREADS + 2)
+        client, total, first = grpc.InferenceServerClient(server.grpc_url), 0.0, 1
+
+        def ask(sequence: int, inputs: list[grpc.InferInput], start=False, end=False, **parameters) -> grpc.InferResult:
+            flags = {"sequence_id": sequence, "sequence_start": start, "sequence_end": end}
+            self._count("state calls")
+            return client.infer("stated", inputs, parameters=parameters, client_timeout=ANSWER_S, **flags)
+
+        while self.goes_on():
+            value = float(random.integers(100))
+            total = value
+            answer = ask(first, [_input(value)], start=True)
+            self._check(first, answer.as_numpy("Y").item(), total)
+            answer = ask(first, [_input(value)], commit=False)
+            self._check(first, answer.as_numpy("Y").item(), total + value)
+            self._check(first, ask(first, [], get_state=True).as_numpy("state.SUM_IN").item(), total)
+            saved = grpc.InferInput("state_snapshot", [1, 1], "BYTES")
+            saved.set_data_from_numpy(ask(first, [], snapshot=True).as_numpy("state_snapshot"))
+            ask(first + 1, [], start=True, clone_of=first)
+            ask(first, [_input(value, "state.SUM_IN")])
+            ask(first + 2, [saved], start=True)
+            ask(first, [], reset_state=True)
+            for sequence, expected in ((first, value), (first + 1, total + value), (first + 2, total + value)):
+                answer = ask(sequence, [_input(value)], end=True)
+                self._check(sequence, answer.as_numpy("Y").item(), expected)
+            first += 3
+        client.close()
+
     def reload(self, server: TritonServer) -> None:
         """Unloads and loads a model with live sequences, which are over then."""
         random = np.random.default_rng(THREADS + 1)
@@ -189,9 +275,26 @@ class Soak:
             time.sleep(0.02)
 
 
+def grown(seen: list[tuple[int, int]]) -> list[str]:
+    """What has grown between the second and the last quarter of these memory sizes and numbers of files."""
+    quarter = len(seen) // 4
+    if not quarter:
+        return []
+    second, last = seen[quarter : 2 * quarter], seen[-quarter:]
+    memory = min(bytes for bytes, _ in last), max(bytes for bytes, _ in second)
+    files = min(files for _, files in last), max(files for _, files in second)
+    found = []
+    if memory[0] > MEMORY_GROWN * memory[1]:
+        found.append(f"the server's memory grew from {memory[1]} to {memory[0]} bytes")
+    if files[0] > files[1] + FILES_GROWN:
+        found.append(f"the server's open files grew from {files[1]} to {files[0]}")
+    return found
+
+
 def _write(repository: Path, name: str) -> None:
     model = MODELS["accumulate"]
-    config = model.config("stateful", 16, candidates=4096, parameters={"resident_batches": "2"})
+    parameters = {"state_api": "true"} if name == "stated" else {"resident_batches": "2"}
+    config = model.config("stateful", 16, candidates=4096, parameters=parameters, own=name == "stated")
     if name == "vanishing":
         # the benchmark's models keep what is idle for longer than a soak
         idle = "max_sequence_idle_microseconds: "
@@ -200,7 +303,7 @@ def _write(repository: Path, name: str) -> None:
     model.write(repository, name, config)
 
 
-def _input(value: float) -> grpc.InferInput:
-    tensor = grpc.InferInput("X", [1, 1], "FP32")
+def _input(value: float, name: str = "X") -> grpc.InferInput:
+    tensor = grpc.InferInput(name, [1, 1], "FP32")
     tensor.set_data_from_numpy(np.array([[value]], np.float32))
     return tensor
