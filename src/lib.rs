@@ -39,6 +39,8 @@ mod config;
 mod error;
 mod explain;
 pub mod exports;
+#[cfg(test)]
+mod fuzzing;
 mod instance;
 pub mod memory;
 mod model;
