@@ -265,7 +265,7 @@ fn differ(what: &str, has: &[String], wanted: &[String]) -> SnapshotError {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
     use proptest::prelude::*;
@@ -276,7 +276,7 @@ mod tests {
     use crate::memory::Strings;
     use crate::store::test_binding;
 
-    fn snapshot() -> Snapshot {
+    pub fn snapshot() -> Snapshot {
         let value =
             |dims: &[i64], bytes: Vec<u8>| Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytes) };
         let strings: Strings = ["", "a", "bcd"].iter().collect();
@@ -293,9 +293,10 @@ mod tests {
     }
 
     /// A snapshot with this header and data, whose checksum is right.
-    fn sealed(header: &str, data: &[u8]) -> Vec<u8> {
+    pub fn sealed(header: impl AsRef<[u8]>, data: &[u8]) -> Vec<u8> {
+        let header = header.as_ref();
         let length = (header.len() as u32).to_le_bytes();
-        let checked = [&length[..], header.as_bytes(), data].concat();
+        let checked = [&length[..], header, data].concat();
         [&MAGIC[..], &VERSION.to_le_bytes(), &crc32fast::hash(&checked).to_le_bytes(), &checked].concat()
     }
 
@@ -417,7 +418,7 @@ mod tests {
                 "held_inputs": [entry("X", "FP32", &[1, dims[3]], sizes[5])],
                 "steps": 3,
             });
-            let bytes = sealed(&header.to_string(), &vec![0; data]);
+            let bytes = sealed(header.to_string(), &vec![0; data]);
             if let Ok(read) = Snapshot::decode(&bytes, &test_binding(true)) {
                 prop_assert_eq!(read.state.states.iter().map(|state| state.dims.len()).collect::<Vec<_>>(), vec![2; 4]);
             }

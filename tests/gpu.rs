@@ -121,7 +121,7 @@ fn by_chance(
     at_start: &[f32],
 ) {
     // Whole numbers that fp16 can hold.
-    let mut random = Random(7);
+    let mut random = Random::new(7);
     let mut live: HashMap<u64, Vec<f32>> = HashMap::new();
     for round in 0..300 {
         let first = 1 + random.below(20);

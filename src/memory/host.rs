@@ -1,35 +1,28 @@
 //! Host memory.
 
-use memmap2::{Advice, MmapMut, MmapRaw, RemapOptions};
-
 use super::MemoryError;
-
-/// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB misses.
-const HUGE_FROM: usize = 4 << 20;
+#[cfg(feature = "exact-buffers")]
+use super::exact::Exact as Pages;
+#[cfg(not(feature = "exact-buffers"))]
+use pages::Pages;
 
 /// Zeroed host memory, aligned to a page. The pages come from the system when they are first touched, and go back to it
 /// when the buffer is dropped. (An allocator could keep them.)
 pub struct Buffer {
-    pages: MmapRaw,
+    pages: Pages,
     bytes: usize,
 }
 
 impl Buffer {
     /// Allocates `bytes` bytes. An empty buffer has a valid address, too.
     pub fn new(bytes: usize) -> Result<Self, MemoryError> {
-        let pages = MmapMut::map_anon(bytes.max(1)).map_err(|_| MemoryError::Host { bytes })?;
-        if bytes >= HUGE_FROM {
-            // A system that does not follow this advice gives small pages, which work as well.
-            let _ = pages.advise(Advice::HugePage);
-        }
-        Ok(Self { pages: pages.into(), bytes })
+        let pages = Pages::new(bytes).ok_or(MemoryError::Host { bytes })?;
+        Ok(Self { pages, bytes })
     }
 
     /// Grows or shrinks the buffer. The bytes that still fit keep their values, without being copied.
     pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryError> {
-        // SAFETY: the mapping is anonymous and belongs to this buffer; `&mut self` proves that no slice of it exists.
-        unsafe { self.pages.remap(bytes.max(1), RemapOptions::new().may_move(true)) }
-            .map_err(|_| MemoryError::Host { bytes })?;
+        self.pages.resize(bytes).ok_or(MemoryError::Host { bytes })?;
         self.bytes = bytes;
         Ok(())
     }
@@ -51,7 +44,7 @@ impl Buffer {
 
     /// The bytes, to read.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping has at least `bytes` bytes, is initialised with zeros, and is borrowed from `self`.
+        // SAFETY: the memory has at least `bytes` bytes, is initialised with zeros, and is borrowed from `self`.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), self.bytes) }
     }
 
@@ -59,6 +52,37 @@ impl Buffer {
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`; `&mut self` makes this slice the only access.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.bytes) }
+    }
+}
+
+#[cfg(not(feature = "exact-buffers"))]
+mod pages {
+    use memmap2::{Advice, MmapMut, MmapRaw, RemapOptions};
+
+    /// Buffers of this many bytes and more ask for pages of 2 MiB, so that copies of large states have fewer TLB misses.
+    const HUGE_FROM: usize = 4 << 20;
+
+    /// An anonymous mapping.
+    pub struct Pages(MmapRaw);
+
+    impl Pages {
+        pub fn new(bytes: usize) -> Option<Self> {
+            let pages = MmapMut::map_anon(bytes.max(1)).ok()?;
+            if bytes >= HUGE_FROM {
+                // A system that does not follow this advice gives small pages, which work as well.
+                let _ = pages.advise(Advice::HugePage);
+            }
+            Some(Self(pages.into()))
+        }
+
+        pub fn resize(&mut self, bytes: usize) -> Option<()> {
+            // SAFETY: the mapping is anonymous and belongs to this; `&mut self` proves that no slice of it exists.
+            unsafe { self.0.remap(bytes.max(1), RemapOptions::new().may_move(true)) }.ok()
+        }
+
+        pub fn as_mut_ptr(&self) -> *mut u8 {
+            self.0.as_mut_ptr()
+        }
     }
 }
 

@@ -12,6 +12,8 @@
 mod bytes;
 pub mod client;
 pub mod device;
+#[cfg(feature = "exact-buffers")]
+mod exact;
 mod host;
 pub mod rows;
 mod slab;

@@ -184,7 +184,7 @@ impl<'a> RowWriter<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -220,32 +220,39 @@ mod tests {
         fn rows_land_where_a_row_major_tensor_has_them_and_come_back(
             outer in 1usize..5, inner_bytes in 1usize..9, rows in 1usize..6, cut in 0usize..40, seed in any::<u8>(),
         ) {
-            let layout = RowLayout { outer, inner_bytes };
-            let mut batch = vec![0; layout.row_bytes() * rows];
-            let row = |index: usize| -> Vec<u8> {
-                (0..layout.row_bytes()).map(|i| seed.wrapping_add((index * 50 + i) as u8)).collect()
-            };
-            for index in 0..rows {
-                let bytes = row(index);
-                let (first, second) = bytes.split_at(cut.min(bytes.len()));
-                let mut writer = RowWriter::new(layout, &mut batch, at(index, rows));
-                writer.write(first.into());
-                writer.write(second.into());
-                writer.finish();
-            }
-            for index in 0..rows {
-                let expected = row(index);
-                for (i, byte) in expected.iter().enumerate() {
-                    prop_assert_eq!(batch[place(layout, i, index, rows)], *byte);
-                }
-                let mut back = vec![0; layout.row_bytes()];
-                take(layout, &batch, at(index, rows), &mut back);
-                prop_assert_eq!(back, expected);
-            }
-            zero(layout, &mut batch, at(0, rows));
-            let zeros = batch.iter().enumerate().filter(|(byte, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *byte));
-            prop_assert!(zeros.map(|(_, byte)| *byte).all(|byte| byte == 0));
+            rows_come_back(RowLayout { outer, inner_bytes }, rows, cut, seed);
         }
+    }
+
+    /// Writes rows, each cut in two pieces, reads them back, and zeroes the first.
+    pub fn rows_come_back(layout: RowLayout, rows: usize, cut: usize, seed: u8) {
+        let mut batch = vec![0; layout.row_bytes() * rows];
+        let row = |index: usize| -> Vec<u8> {
+            (0..layout.row_bytes()).map(|i| seed.wrapping_add((index * 50 + i) as u8)).collect()
+        };
+        for index in 0..rows {
+            let bytes = row(index);
+            let (first, second) = bytes.split_at(cut.min(bytes.len()));
+            let mut writer = RowWriter::new(layout, &mut batch, at(index, rows));
+            writer.write(first.into());
+            writer.write(second.into());
+            writer.finish();
+        }
+        for index in 0..rows {
+            let expected = row(index);
+            for (i, byte) in expected.iter().enumerate() {
+                assert_eq!(batch[place(layout, i, index, rows)], *byte);
+            }
+            let mut back = vec![0; layout.row_bytes()];
+            take(layout, &batch, at(index, rows), &mut back);
+            assert_eq!(back, expected);
+        }
+        zero(layout, &mut batch, at(0, rows));
+        let zeros = batch
+            .iter()
+            .enumerate()
+            .filter(|(byte, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *byte));
+        assert!(zeros.map(|(_, byte)| *byte).all(|byte| byte == 0));
     }
 
     #[test]

@@ -17,9 +17,13 @@ pub struct SlotSpec {
     pub device: Option<(Arc<Device>, usize)>,
 }
 
+/// Whether each slot has a buffer of its own.
+const SLOTS_APART: bool = cfg!(feature = "exact-buffers");
+
 /// Memory of a number of slots, one after another. Only [`SlotMemory`] gives access to the contents.
 pub struct Slab {
-    host: Buffer,
+    /// One buffer for all slots, or one for each ([`SLOTS_APART`]).
+    host: Vec<Buffer>,
     /// Bytes of each slot that are on the host.
     host_bytes: usize,
     device: Option<DeviceBuffer>,
@@ -42,7 +46,12 @@ impl Slab {
             Some((device, _)) => Some(device.allocate(all(device_bytes)?)?),
             None => None,
         };
-        Ok(Self { host: Buffer::new(all(host_bytes)?)?, host_bytes, device, device_bytes, taken })
+        let host = if SLOTS_APART {
+            (0..slots).map(|_| Buffer::new(host_bytes)).collect::<Result<_, _>>()?
+        } else {
+            vec![Buffer::new(all(host_bytes)?)?]
+        };
+        Ok(Self { host, host_bytes, device, device_bytes, taken })
     }
 
     /// Access to slot `index`. `None` if the slot's [`SlotMemory`] exists already, or if the slab has no such slot.
@@ -112,8 +121,11 @@ impl SlotMemory {
     }
 
     fn host_start(&self) -> *mut u8 {
+        if SLOTS_APART {
+            return self.slab.host[self.index].as_ptr();
+        }
         // SAFETY: `take` checked that the slot lies within the buffer.
-        unsafe { self.slab.host.as_ptr().add(self.index * self.slab.host_bytes) }
+        unsafe { self.slab.host[0].as_ptr().add(self.index * self.slab.host_bytes) }
     }
 }
 

@@ -18,6 +18,8 @@ use std::time::Duration;
 pub use initial::InitialStep;
 pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
 pub use metrics::Ran;
+#[cfg(test)]
+pub use prepared::OfModel;
 pub use prepared::Prepared;
 pub use sessions::Opened;
 pub use site::Site;

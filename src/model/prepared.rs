@@ -1,5 +1,6 @@
 //! A configuration and its ONNX model, understood together: what a server serves and `stateful-inspect` shows.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
 use crate::error::LoadError;
-use crate::session::{Library, ModelSource, Provider, Session};
+use crate::session::{Library, ModelSource, Provider, Session, Signature};
 
 /// A configuration that is complete and fits its model.
 #[expect(missing_docs, reason = "the types say what they are")]
@@ -21,6 +22,15 @@ pub struct Prepared {
     pub has_additions: bool,
 }
 
+/// What an ONNX model says of itself.
+#[derive(Clone, Copy)]
+pub struct OfModel<'a> {
+    pub signature: &'a Signature,
+    /// The graph's description.
+    pub description: Option<&'a str>,
+    pub metadata: &'a BTreeMap<String, String>,
+}
+
 impl Prepared {
     /// Completes the configuration from the signature of the model, and binds the two. `repository` is the model's folder.
     /// The error for a known model has the parameters that it needs.
@@ -31,8 +41,24 @@ impl Prepared {
         repository: &Path,
         settings: Settings,
     ) -> Result<Self, LoadError> {
-        Self::prepare(partial, session, model, repository, settings).map_err(|error| {
-            let needs = Advice::new(partial, session.signature()).warnings;
+        let of_model = OfModel {
+            signature: session.signature(),
+            description: session.graph_description(),
+            metadata: session.metadata(),
+        };
+        Self::of_model(partial, of_model, model, repository, settings)
+    }
+
+    /// As [`Prepared::new`], without a session.
+    pub fn of_model(
+        partial: &mut PartialConfig,
+        of_model: OfModel,
+        model: &ModelSource,
+        repository: &Path,
+        settings: Settings,
+    ) -> Result<Self, LoadError> {
+        Self::prepare(partial, of_model, model, repository, settings).map_err(|error| {
+            let needs = Advice::new(partial, of_model.signature).warnings;
             if needs.is_empty() {
                 return error;
             }
@@ -42,12 +68,11 @@ impl Prepared {
 
     fn prepare(
         partial: &mut PartialConfig,
-        session: &Session,
+        OfModel { signature, description, metadata }: OfModel,
         model: &ModelSource,
         repository: &Path,
         settings: Settings,
     ) -> Result<Self, LoadError> {
-        let (signature, description) = (session.signature(), session.graph_description());
         let (inputs, outputs) = (signature.input_names(), signature.output_names());
         let listed = partial.take_id_tensors(&inputs, &outputs, settings.completes)?;
         partial.take_state_tensors(&inputs, &outputs);
@@ -55,7 +80,7 @@ impl Prepared {
         partial.add(&plan.additions);
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
-        let sources = InitialSources::read(repository, &config.states, session.metadata())?;
+        let sources = InitialSources::read(repository, &config.states, metadata)?;
         let binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;
@@ -72,8 +97,7 @@ impl Prepared {
     }
 
     /// Loads the model for initial states: the one that a conversion made, or a file in the folder of the model's version.
-    /// One without inputs gives the same each
-    /// time, so it runs only once, here.
+    /// One without inputs gives the same each time, so it runs only once, here.
     pub fn load_initial_model(
         &mut self,
         converted: Option<ModelSource>,

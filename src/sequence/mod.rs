@@ -48,6 +48,8 @@
 
 mod id;
 mod table;
+#[cfg(test)]
+pub(crate) use table::model_tests;
 mod watermark;
 
 pub use id::{Key, SequenceId};

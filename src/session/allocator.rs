@@ -36,7 +36,8 @@ const SPARE_COUNT: usize = 8;
 impl Pages {
     fn alloc(&mut self, bytes: usize) -> Option<*mut c_void> {
         // Pages that are never touched cost nothing.
-        let bytes = if bytes <= SPARE_TO { bytes.next_power_of_two() } else { bytes };
+        let bytes =
+            if bytes <= SPARE_TO && !cfg!(feature = "exact-buffers") { bytes.next_power_of_two() } else { bytes };
         let spare = self.spare.iter().position(|pages| pages.len() == bytes);
         let pages = spare.map_or_else(|| Buffer::new(bytes).ok(), |at| Some(self.spare.swap_remove(at)))?;
         let address = pages.as_ptr();

@@ -68,13 +68,20 @@ impl BatchTensor {
     /// Makes room for the elements in the current shape.
     pub(super) fn reserve(&mut self) -> Result<(), MemoryError> {
         if self.bytes > self.memory.byte_len()
+            || (self.is_exact() && self.bytes != self.memory.byte_len())
             || (self.device.is_some() && matches!(self.memory, TensorMemory::Host(_)))
         {
             self.by_rows.clear();
-            let bytes = self.bytes.checked_next_power_of_two().ok_or(MemoryError::Host { bytes: self.bytes })?;
+            let more = if self.is_exact() { Some(self.bytes) } else { self.bytes.checked_next_power_of_two() };
+            let bytes = more.ok_or(MemoryError::Host { bytes: self.bytes })?;
             self.memory = TensorMemory::new(self.device.as_ref(), bytes)?;
         }
         Ok(())
+    }
+
+    /// Whether the buffer has no more bytes than the current shape needs. (A simulated device checks its memory itself.)
+    const fn is_exact(&self) -> bool {
+        cfg!(feature = "exact-buffers") && self.device.is_none()
     }
 
     /// The elements in the current shape, for the host to read and write.

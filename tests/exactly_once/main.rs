@@ -10,6 +10,7 @@
 mod fake_triton;
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,12 +26,14 @@ use triton_sys::{
 };
 
 mod failures;
+mod fuzzed;
 mod own;
 #[cfg(feature = "fault-injection")]
 mod panics;
 mod requests;
 mod shared_memory;
 mod traffic;
+mod two_instances;
 
 fn config(scheduler: Value) -> Value {
     running_sum::config(scheduler, json!({ "count": 1, "kind": "KIND_CPU" }))
@@ -103,4 +106,14 @@ fn assert_error(request: &Request, code: triton_sys::TRITONSERVER_Error_Code, pa
     let (came, text) = request.error().unwrap_or_else(|| panic!("'{part}' was expected: {:?}", request.answer()));
     assert!(came == code && text.contains(part), "code {} and '{part}' were expected: {} {text}", code.0, came.0);
     assert_eq!(request.fate.lock().statistics, [false], "a failure is counted as one");
+}
+
+/// `scripts/sanitize` runs it to see that a sanitizer watches the buffers.
+#[cfg(feature = "exact-buffers")]
+#[test]
+#[ignore = "it reads a byte behind a buffer, which only a sanitizer notices"]
+fn a_byte_behind_a_buffer_is_read() {
+    let buffer = triton_stateful::memory::Buffer::new(100).unwrap();
+    // SAFETY: it is not safe. That is what is to be seen.
+    assert!(std::hint::black_box(unsafe { buffer.as_ptr().add(100).read_volatile() }) < 255);
 }

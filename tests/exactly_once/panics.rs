@@ -88,7 +88,7 @@ fn a_panic_outside_of_a_batch_costs_the_payload_and_no_state() {
 fn panics_and_failures_by_chance_leave_nothing_behind() {
     let Some(triton) = Triton::start() else { return };
     silence();
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     let model = load(&triton, &oldest(6));
     let mut all = Vec::new();
     for _ in 0..300 {

@@ -1,5 +1,6 @@
 //! Payloads by chance, held against what a client can know.
 
+use super::fuzzed::altered;
 use super::*;
 
 /// What a client knows of its sequence's sum.
@@ -11,46 +12,67 @@ enum Known {
 }
 
 /// Payloads by chance, over a few sequences, held against what a client can know.
-struct Traffic {
+pub struct Traffic {
     random: Random,
+    /// Whether some requests are altered in any way.
+    alters: bool,
     known: BTreeMap<u64, Known>,
     /// Ids that two live sequences may have had at once. An END may end only one of the two.
     mixed: Vec<u64>,
-    held: Vec<Arc<Request>>,
+    pub held: Vec<Arc<Request>>,
     answers: usize,
+}
+
+/// A request of [`Traffic`], and whether nothing is wrong with it.
+struct Chosen {
+    request: Request,
+    is_good: bool,
 }
 
 impl Traffic {
     fn new(seed: u64, ids: u64) -> Self {
         let known = (1..=ids).map(|id| (id, Known::Dead)).collect();
-        Self { random: Random(seed), known, mixed: Vec::new(), held: Vec::new(), answers: 0 }
+        let random = Random::new(seed);
+        Self { random, alters: false, known, mixed: Vec::new(), held: Vec::new(), answers: 0 }
     }
 
-    fn step(&mut self, model: &Loaded, faults: Option<u64>) {
+    /// As a fuzzer's bytes choose, with requests that are altered in any way.
+    pub fn of_bytes(random: Random, ids: u64) -> Self {
+        Self { random, alters: true, ..Self::new(0, ids) }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.random.is_used_up()
+    }
+
+    pub fn step(&mut self, model: &Loaded, faults: Option<u64>) {
         self.held.retain(|request| !request.is_released());
-        let mut payload = Vec::new();
+        let (mut payload, mut good) = (Vec::new(), Vec::new());
         let mut busy: Vec<u64> = self.held.iter().filter_map(|request| number(request)).collect();
         for _ in 0..=self.random.below(7) {
             let id = 1 + self.random.below(self.known.len() as u64);
             // Core sends the next request of a sequence when the last one is released.
             if !busy.contains(&id) {
                 busy.push(id);
-                payload.push(self.request(id));
+                let Chosen { request, is_good } = self.request(id);
+                payload.push(request);
+                good.push(is_good);
             }
         }
         if self.random.one_in(4) {
             payload.push(Request::new(Id::Number(0), 0, vec![], &[]));
+            good.push(true);
         }
-        let random = Random(self.random.below(u64::MAX));
+        let random = Random::new(self.random.below(u64::MAX));
         let faults = faults.map_or(Faults::None, |one_in| Faults::Random { random, one_in });
         let (payload, failed) = model.run_with(faults, payload);
-        for request in &payload {
-            self.learn(request, failed > 0);
+        for (request, is_good) in payload.iter().zip(good) {
+            self.learn(request, is_good, failed > 0);
         }
         self.held.extend(payload);
     }
 
-    fn request(&mut self, id: u64) -> Request {
+    fn request(&mut self, id: u64) -> Chosen {
         let random = &mut self.random;
         let live = self.known[&id] != Known::Dead;
         let start = if live { random.one_in(40) } else { !random.one_in(10) };
@@ -58,12 +80,16 @@ impl Traffic {
         if random.one_in(8) {
             let wrong = wrong(id, flags);
             let chosen = random.below(wrong.len() as u64) as usize;
-            return wrong.into_iter().nth(chosen).unwrap().0;
+            return Chosen { request: wrong.into_iter().nth(chosen).unwrap().0, is_good: false };
         }
-        request(id, flags, [random.below(100) as f32, random.below(100) as f32])
+        let request = request(id, flags, [random.below(100) as f32, random.below(100) as f32]);
+        if self.alters && random.one_in(4) {
+            return Chosen { request: altered(random, request), is_good: false };
+        }
+        Chosen { request, is_good: true }
     }
 
-    fn learn(&mut self, request: &Request, faults: bool) {
+    fn learn(&mut self, request: &Request, is_good: bool, faults: bool) {
         let Some(id) = number(request) else { return };
         let (start, end) = (request.flags & START != 0, request.flags & END != 0);
         let before = self.known[&id];
@@ -99,6 +125,7 @@ impl Traffic {
         if !faults && !start && matches!(before, Known::Sum(_)) {
             let refused = request.error().filter(|(code, _)| *code == TRITONSERVER_ERROR_NOT_FOUND);
             assert_eq!(refused, None, "sequence {id} was live");
+            assert!(sum.is_some() || !is_good || !is_certain, "nothing was wrong: {:?}", request.answer());
         }
         self.known.insert(id, after);
     }
@@ -112,9 +139,9 @@ fn number(request: &Request) -> Option<u64> {
 }
 
 /// The value that a request carries, as far as it is one.
-fn row_of(request: &Request) -> [u8; 8] {
-    let pieces = request.inputs.iter().find(|input| input.name.as_bytes() == b"VALUE").map(|input| &input.pieces);
-    pieces.and_then(|pieces| pieces.first()?.as_slice().try_into().ok()).unwrap_or_default()
+pub fn row_of(request: &Request) -> [u8; 8] {
+    let value = request.inputs.iter().find(|input| input.name.as_bytes() == b"VALUE");
+    value.and_then(|value| value.pieces.concat().try_into().ok()).unwrap_or_default()
 }
 
 #[test]
@@ -173,32 +200,55 @@ fn answers_that_take_long_leave_while_the_next_payload_runs_and_before_the_model
 #[test]
 fn lanes_of_the_direct_strategy_keep_their_sums_apart() {
     let Some(triton) = Triton::start() else { return };
-    let (model, mut random) = (load(&triton, &direct()), Random(21));
-    // One sequence at a time has a lane; two lanes may have the same id.
-    let mut lanes: [Option<(u64, Row)>; 4] = [None; 4];
-    for _ in 0..300 {
-        let mut expected = Vec::new();
-        let mut payload = Vec::new();
-        for lane in &mut lanes {
-            let row = [random.below(100) as f32, random.below(100) as f32];
-            let end = random.one_in(6);
-            let (id, sum, flags) = match lane {
-                _ if random.one_in(5) => (0, None, 0),
-                Some((id, sum)) if !random.one_in(10) => (*id, Some([sum[0] + row[0], sum[1] + row[1]]), 0),
-                _ => (1 + random.below(5), Some(row), START),
-            };
-            match (id, sum) {
-                (0, _) => payload.push(Request::new(Id::Number(0), 0, vec![], &[])),
-                _ => payload.push(request(id, flags | if end { END } else { 0 }, row)),
-            }
-            if let Some(sum) = sum {
-                *lane = (!end).then_some((id, sum));
-            }
-            expected.push(sum);
-        }
-        let sums = sums(&model.run(payload));
-        assert_eq!(sums, expected);
-    }
+    let (model, mut random) = (load(&triton, &direct()), Random::new(21));
+    let mut lanes = Lanes::default();
+    (0..300).for_each(|_| lanes.step(&model, &mut random, false));
     model.unload();
     triton.assert_clean();
+}
+
+/// What clients know of the lanes of the direct strategy. One sequence at a time has a lane; two lanes may have the
+/// same id.
+#[derive(Default)]
+pub struct Lanes([Option<(u64, Row)>; 4]);
+
+impl Lanes {
+    /// Runs a payload by chance. If `alters`, some requests are altered in any way.
+    pub fn step(&mut self, model: &Loaded, random: &mut Random, alters: bool) {
+        let (mut asked, mut payload) = (Vec::new(), Vec::new());
+        for lane in &self.0 {
+            let row = [random.below(100) as f32, random.below(100) as f32];
+            let end = if random.one_in(6) { END } else { 0 };
+            if random.one_in(5) {
+                asked.push(None);
+                payload.push(Request::new(Id::Number(0), 0, vec![], &[]));
+                continue;
+            }
+            let (id, before, start) = match lane {
+                Some((id, sum)) if !random.one_in(10) => (*id, *sum, 0),
+                _ => (1 + random.below(5), [0.0; 2], START),
+            };
+            let is_altered = alters && random.one_in(6);
+            let request = request(id, start | end, row);
+            payload.push(if is_altered { altered(random, request) } else { request });
+            asked.push(Some((id, before, is_altered)));
+        }
+        for ((lane, asked), request) in self.0.iter_mut().zip(asked).zip(model.run(payload)) {
+            let Some((id, before, is_altered)) = asked else { continue };
+            let row = bytemuck::pod_read_unaligned::<Row>(&row_of(&request));
+            let expected = [before[0] + row[0], before[1] + row[1]];
+            let is_start = request.flags & START != 0;
+            *lane = match sum(&request) {
+                Some(sum) => {
+                    assert_eq!(sum, expected, "sequence {id}");
+                    Some((id, sum))
+                }
+                None => {
+                    assert!(is_altered, "nothing was wrong: {:?}", request.answer());
+                    (!is_start).then_some((id, before))
+                }
+            };
+            lane.take_if(|_| request.flags & END != 0);
+        }
+    }
 }

@@ -26,14 +26,37 @@ pub enum Faults {
     Random { random: Random, one_in: u64 },
 }
 
-/// Numbers that look random and are the same for the same seed (splitmix64).
+/// Choices: those of a fuzzer's bytes, and behind their end numbers that look random and are the same for the same seed
+/// (splitmix64).
 #[derive(Clone, Debug)]
-pub struct Random(pub u64);
+pub struct Random {
+    seed: u64,
+    /// The bytes that are left, the next one last.
+    bytes: Vec<u8>,
+}
 
 impl Random {
+    pub const fn new(seed: u64) -> Self {
+        Self { seed, bytes: Vec::new() }
+    }
+
+    pub fn of_bytes(bytes: &[u8]) -> Self {
+        Self { seed: 0, bytes: bytes.iter().rev().copied().collect() }
+    }
+
+    /// Whether the fuzzer's bytes are used up.
+    pub fn is_used_up(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
     pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let bytes = if limit <= 256 { 1 } else { 8 };
+        if let Some(behind) = self.bytes.len().checked_sub(bytes) {
+            return self.bytes.drain(behind..).fold(0, |number, byte| number << 8 | u64::from(byte)) % limit;
+        }
+        self.bytes.clear();
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         (mixed ^ (mixed >> 31)) % limit
     }
@@ -42,7 +65,6 @@ impl Random {
         self.below(chances) == 0
     }
 
-    #[cfg(feature = "fault-injection")]
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }

@@ -112,7 +112,7 @@ impl Core {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Op {
+pub enum Op {
     Send {
         id: u64,
         start: bool,
@@ -178,7 +178,7 @@ struct InFlight {
 
 /// Whether clients keep the rules for using an id again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Clients {
+pub enum Clients {
     /// Clients wait for the answer to a START before they send the next one with the same id. They start a sequence
     /// over without END only when all its requests are answered.
     KeepRules,
@@ -359,7 +359,7 @@ fn cases(normal: u32) -> ProptestConfig {
     ProptestConfig { cases: if cfg!(miri) { 4 } else { normal }, failure_persistence: None, ..Default::default() }
 }
 
-fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseError> {
+pub fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseError> {
     let policy = Policy {
         idle_limit: DROPPED * 1000,
         dropped_after: DROPPED,
