@@ -109,7 +109,10 @@ impl Chains {
             if record.superseded != Superseded::No {
                 continue;
             }
-            record.superseded = supersedes;
+            // Core sends the requests of a slot one at a time. If it sends this START while the earlier incarnation has a
+            // request in flight, the two are in different slots, and either can have more requests in core.
+            let is_contested = supersedes == Superseded::Soon && matches!(record.phase, Phase::InFlight { .. });
+            record.superseded = if is_contested { Superseded::Contested } else { supersedes };
             if matches!(record.phase, Phase::Waiting) {
                 chain.earlier_released_by = chain.earlier_released_by.max(record.released_by);
             }

@@ -411,6 +411,24 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCase
     Ok(())
 }
 
+/// Found by chance. Core sends the START of the third sequence of id 1 together with a request of the fifth.
+#[test]
+fn a_delayed_start_beside_a_request_of_a_later_sequence_ends_both() {
+    let send = |id, start, end| Op::Send { id, start, end };
+    let ops = [
+        send(3, true, false),
+        send(3, false, true),
+        send(1, true, true),
+        send(1, true, false),
+        send(1, true, true),
+        send(1, true, false),
+        send(1, false, false),
+        Op::Quiet,
+        send(1, false, false),
+    ];
+    play(ops.to_vec(), 2, Clients::BreakRules).unwrap();
+}
+
 proptest! {
     #![proptest_config(cases(3000))]
     #[test]

@@ -27,7 +27,8 @@ pub(super) enum Superseded {
     No,
     /// Another START arrived so soon that the client may have sent it before this incarnation's.
     Soon,
-    /// Another START arrived soon, and after that a request of this incarnation. So core has requests of both.
+    /// Another START arrived soon, and core may have requests of both: this incarnation had a request in flight, or has
+    /// received one since.
     Contested,
     /// Another START arrived that the client sent after this incarnation's.
     Later,
