@@ -487,6 +487,23 @@ fn a_sequence_that_goes_on_after_another_start_and_then_rests_ends_with_the_othe
 }
 
 #[test]
+fn a_start_that_comes_beside_a_request_of_the_front_incarnation_may_end_both() {
+    let (mut table, now) = (table(4), Instant::now());
+    step(&mut table, 1, true, true, now).unwrap();
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    let admission = |start| Admission { key: key(1), start, end: false };
+    let mut released = Vec::new();
+    let admitted = admit_all(&mut table, &[admission(true), admission(false)], now, &mut released);
+    let [Ok(second), Ok(of_first)] = admitted[..] else { panic!("{admitted:?}") };
+    assert_eq!(of_first, first);
+    assert!(table.settle(second, Outcome::Advanced, false, now, &mut released));
+    table.hold(second, 0, &mut released);
+    settle(&mut table, 0, first, Outcome::Advanced, false, now);
+    assert_eq!(tick(&mut table, now + QUIET), 1);
+    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown), "of which one, nothing tells");
+}
+
+#[test]
 fn a_start_that_an_earlier_incarnation_may_have_delayed_does_not_end_the_front_incarnation() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();

@@ -77,7 +77,7 @@ def lstm(name: str, h: np.ndarray | None = None, c: np.ndarray | None = None, hi
     rng = np.random.default_rng(3)
     shapes = {"W": (1, 4 * hidden, 4), "R": (1, 4 * hidden, hidden), "B": (1, 8 * hidden)}
     weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in shapes.items()}
-    starts = {"H": h, "C": c} if h is not None else {}
+    starts = {"H": h, "C": c} if h is not None and c is not None else {}
     all_inputs = "x W R B - H C" if starts else "x W R B"
     made = node("LSTM", all_inputs, "y", hidden_size=hidden, name=name)
     outputs = [("y", "fp32", ("time", 1, 1, hidden))]
