@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -109,3 +110,22 @@ def test_hadolint_has_nothing_to_say_about_the_dockerfile():
 def test_the_dockerfile_s_rust_is_the_oldest_that_cargo_toml_allows():
     [rust] = re.findall(r"^ARG RUST_VERSION=(.*)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
     assert f'rust-version = "{rust}"' in (ROOT / "Cargo.toml").read_text()
+
+
+def test_the_dockerfile_copies_what_the_build_needs(tmp_path):
+    [stage] = re.findall(
+        r"^WORKDIR /src$.*?^RUN cargo build", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE | re.DOTALL
+    )
+    for line in re.findall(r"^COPY (.*)$", stage, re.MULTILINE):
+        *sources, target = line.split()
+        for source in sources:
+            if (ROOT / source).is_dir():
+                shutil.copytree(ROOT / source, tmp_path / target)
+            else:
+                (tmp_path / target).mkdir(exist_ok=True)
+                shutil.copy(ROOT / source, tmp_path / target)
+    # It fails if a package or a target of one is missing.
+    subprocess.run(["cargo", "metadata", "--no-deps", "--offline", "--format-version", "1"], cwd=tmp_path, check=True)
+    for file in tmp_path.rglob("*.rs"):
+        for included in re.findall(r'include_(?:str|bytes)!\("(.*?)"\)', file.read_text()):
+            assert (file.parent / included).exists(), f"{file.relative_to(tmp_path)}: {included}"
