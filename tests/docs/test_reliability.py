@@ -1,4 +1,4 @@
-"""Each test that docs/reliability.md names exists."""
+"""Each test that docs/reliability.md and convert/tests/README.md name exists."""
 
 import re
 
@@ -6,9 +6,13 @@ import pytest
 
 from support.paths import ROOT
 
-NAMED = re.findall(r"`((?:test_)?\w+_\w+_\w+_\w+\w*)`", (ROOT / "docs/reliability.md").read_text())
+PAGES = {page: (ROOT / page).read_text() for page in ("docs/reliability.md", "convert/tests/README.md")}
+NAMED = sorted({name for text in PAGES.values() for name in re.findall(r"`((?:test_)?\w+_\w+_\w+_\w+\w*)`", text)})
 SOURCES = "\n".join(
-    file.read_text() for folder in ("tests", "src") for kind in ("*.py", "*.rs") for file in (ROOT / folder).rglob(kind)
+    file.read_text()
+    for folder in ("tests", "src", "convert/tests")
+    for kind in ("*.py", "*.rs")
+    for file in (ROOT / folder).rglob(kind)
 )
 
 
@@ -18,4 +22,11 @@ def test_the_tests_that_are_named_exist(name):
 
 
 def test_many_are_named():
-    assert len(NAMED) > 20
+    assert len(NAMED) > 50
+
+
+def test_each_case_of_the_converter_has_a_test():
+    rows = re.findall(r"^\| (C.*?) \|.*`\w+` \|$", PAGES["convert/tests/README.md"], re.MULTILINE)
+    ends = [re.findall(r"\d+", row) for row in rows]
+    cases = [case for first, *last in ends for case in range(int(first), int((last or [first])[0]) + 1)]
+    assert cases == list(range(1, 37))
