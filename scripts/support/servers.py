@@ -80,9 +80,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/test --servers", description=__doc__.partition("\n\n")[0])
     parser.add_argument("versions", nargs="*", help="such as 2.28; all servers if none is named")
     versions = parser.parse_args().versions
-    servers = [server for server in find() if not versions or server.version in versions]
-    if not servers:
-        parser.error(f"none of these servers is known: {' '.join(versions)}")
+    known = list(find())
+    chosen = [(version, wheel) for version, wheel in known if not versions or version in versions]
+    if unknown := set(versions) - {version for version, _ in known}:
+        parser.error(f"there are {', '.join(version for version, _ in known)}, and not {', '.join(sorted(unknown))}")
+    servers = [Server(version, unpacked(*wheel) if wheel else SITE_PACKAGES) for version, wheel in chosen]
     newest = installed("onnxruntime")
     rows = []
     for server in servers:
@@ -95,13 +97,13 @@ def main() -> int:
     return int(any(row.failed for row in rows))
 
 
-def find() -> Iterator[Server]:
-    """Oldest first."""
+def find() -> Iterator[tuple[str, tuple[str, str] | None]]:
+    """The servers, oldest first: version, and the version and line of the wheel that has to be downloaded."""
     for line in REQUIREMENTS.read_text().splitlines():
         if requirement := re.match(r"nvidia-pytriton==(\S+) --hash=\S+ +# (\S+)", line):
-            yield Server(requirement[2], unpacked(requirement[1], line))
+            yield requirement[2], (requirement[1], line)
     [pinned] = re.findall(r"tritonserver (\d+\.\d+)", (ROOT / "scripts" / "requirements-nodeps.txt").read_text())
-    yield Server(pinned, SITE_PACKAGES)
+    yield pinned, None
 
 
 def unpacked(version: str, requirement: str) -> Path:
