@@ -78,15 +78,15 @@ impl Signature {
 impl TensorInfo {
     /// The name of a dimension, if it tells which dimensions of other tensors are the same; else empty. PyTorch's
     /// exporter gives a dimension without a name one that is made of the tensor's name and a number, such as
-    /// `audio_signal_dynamic_axes_1`, and tf2onnx a number of its own, such as `unk__12`. Each tensor then has another name for
-    /// the same batch.
+    /// `audio_signal_dynamic_axes_1`. Each tensor then has another name for the same batch.
     pub fn symbol(&self, axis: usize) -> &str {
         let symbol = self.symbols.get(axis).map_or("", String::as_str);
         let stem = symbol.trim_end_matches(|letter: char| letter.is_ascii_digit());
-        let is_of_tensor = |ending: &str| stem.strip_suffix(ending).is_some_and(|front| front.ends_with(&self.name));
-        let says_nothing =
-            stem.len() < symbol.len() && (stem == "unk__" || ["_dynamic_axes_", "_dim_"].into_iter().any(is_of_tensor));
-        if says_nothing { "" } else { symbol }
+        let is_numbered = |ending: &str| {
+            stem.len() < symbol.len()
+                && stem.strip_suffix(ending).is_some_and(|front| front.ends_with(self.name.as_str()))
+        };
+        if ["_dynamic_axes_", "_dim_"].into_iter().any(is_numbered) { "" } else { symbol }
     }
 
     fn new(name: &str, value: &ValueType) -> Result<Self, OpenError> {
@@ -137,7 +137,6 @@ mod tests {
             ("cache_last_time", "cache_last_time_dynamic_axes_2"),
             ("states.1", "states.1_dim_1"),
             ("74", "LSTM74_dim_1"),
-            ("input_1", "unk__123"),
         ] {
             assert_eq!(symbol(name, numbered), "");
         }
@@ -147,7 +146,6 @@ mod tests {
             ("past", "past_dim_"),
             ("x", "batch"),
             ("x", "s77"),
-            ("x", "unk__"),
             ("x", ""),
         ] {
             assert_eq!(symbol(name, said), said);

@@ -6,7 +6,6 @@ The names, types and dims are those of the real exporters; a few lengths are sma
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
 
 import numpy as np
@@ -43,24 +42,19 @@ def scalar_of_requests(tensor: Tensor) -> Tensor:
     return tensor if tensor.dims else dataclasses.replace(tensor, dims=(1,), unbatched=())
 
 
-PYTORCH = "{tensor}_dynamic_axes_{number}"
-TF2ONNX = "unk__{count}"
-
-
-def numbered(model: Served, opened: Mapping[str, tuple[int, ...]] = {}, names: str = PYTORCH) -> Served:
-    """The model with the names that an exporter gives to dimensions for which the exporting script has none.
+def numbered(model: Served, opened: Mapping[str, tuple[int, ...]] = {}) -> Served:
+    """The model with the names that PyTorch gives to dimensions that the exporting script lists without one.
 
     `opened`: more dimensions that are open in the signature, though the graph works with one length only.
     """
 
     def build() -> onnx.ModelProto:
         made = model.build()
-        count = itertools.count(6)
         for value in [*made.graph.input, *made.graph.output]:
             dims = value.type.tensor_type.shape.dim
             open_dims = [dim for at, dim in enumerate(dims) if dim.dim_param or at in opened.get(value.name, ())]
             for number, dim in enumerate(open_dims, start=1):
-                dim.dim_param = names.format(tensor=value.name, number=number, count=next(count))
+                dim.dim_param = f"{value.name}_dynamic_axes_{number}"
         return made
 
     return dataclasses.replace(model, build=build)
