@@ -35,6 +35,8 @@ struct ExpectedInput {
     is_copied: bool,
     /// All rows of a batch have the same value of it: grouping compares the values.
     is_shared: bool,
+    /// A node that must not run over no steps, if nothing stands in front of the request's elements.
+    needs_elements: Option<String>,
 }
 
 /// What came of a request.
@@ -61,7 +63,8 @@ impl Expected {
                 request.window_axis().is_none() && input.batch_axis.is_some() && data_type != DataType::Bytes;
             let is_shared = request.form == ShapeForm::Unbatched;
             let optional = request.optional || request.is_held;
-            ExpectedInput { name, data_type, dims, optional, is_copied, is_shared }
+            let needs_elements = binding.needs_steps.clone().filter(|_| request.context.is_none());
+            ExpectedInput { name, data_type, dims, optional, is_copied, is_shared, needs_elements }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -169,6 +172,10 @@ impl ExpectedInput {
             return Err(RequestError::InputShape { name: self.name.clone(), came, wanted });
         }
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
+        if let (0, Some(node)) = (count, &self.needs_elements) {
+            let (name, came) = (self.name.clone(), input.dims().to_vec());
+            return Err(RequestError::NoSteps { name, came, node: node.clone() });
+        }
         if self.data_type == DataType::Bytes {
             let came = request.read_strings(index).map_err(|error| self.not_copied(error))?;
             if came != Some(count) {

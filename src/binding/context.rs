@@ -242,6 +242,7 @@ impl Search<'_> {
         };
         let entries: Vec<String> = axes
             .iter()
+            .filter(|&&axis| !is_batch(&self.info.symbols[axis], self.batch_symbol))
             .filter_map(|&axis| self.dims_to_write(axis))
             .map(|dims| format!("{{ name: '{name}' data_type: {data_type} dims: {} }}", Dims(&dims)))
             .collect();

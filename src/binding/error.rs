@@ -41,7 +41,7 @@ pub enum BindingError {
          in 'generated_inputs'"
     )]
     Unfed { name: String, data_type: DataType, dims: String },
-    #[error("the model's input '{name}' is fed by {first} and by {second}; one of them has to go")]
+    #[error("the model's input '{name}' is fed by {first} and by {second}: take it out of one of them")]
     FedTwice { name: String, first: &'static str, second: &'static str },
     #[error(
         "the state pair <<<{input}, {output}>>> has {input_is} as input and {output_is} as output; they must agree"

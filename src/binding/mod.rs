@@ -62,6 +62,8 @@ pub struct Binding {
     pub growing_padding: Option<GrowingPadding>,
     /// Where a slot has the states, and behind them the contexts.
     pub slot: SlotLayout,
+    /// A node that must not run over no steps, so that no input may be empty.
+    pub needs_steps: Option<String>,
 }
 
 impl Binding {
@@ -124,7 +126,7 @@ impl Binding {
         mark_only_kept(&mut outputs, &states);
         let slot = lay_out(&mut inputs, &states).ok_or(BindingError::StatesOverflow)?;
         let growing_padding = bind_growing_padding(config, signature, &inputs, &mut states)?;
-        Ok(Self { inputs, outputs, states, counters, growing_padding, slot })
+        Ok(Self { inputs, outputs, states, counters, growing_padding, slot, needs_steps: None })
     }
 
     /// Makes the model for initial states give the initial value of its states at each START.

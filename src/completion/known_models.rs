@@ -6,9 +6,10 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+use serde_json::json;
 
-use crate::config::{PartialConfig, parameter_line};
-use crate::session::Signature;
+use crate::config::{PartialConfig, StateDims, parameter_line, state_dims_line};
+use crate::session::{Signature, TensorInfo};
 
 const TABLE: &str = include_str!("../../assets/known-models.json");
 
@@ -60,7 +61,7 @@ impl Advice {
         for known in known.iter().filter(|known| known.is(signature)) {
             for need in known.needs.iter().filter(|need| need.is_lacking(config, signature)) {
                 let lines = if need.is_wrong_without { &mut advice.warnings } else { &mut advice.notes };
-                lines.push(need.line(&known.model));
+                lines.push(need.line(&known.model, signature));
             }
         }
         advice
@@ -86,13 +87,54 @@ impl Need {
         let has_input = signature.input_names().contains(&input.as_str());
         let listed = config.inputs.iter().find(|tensor| tensor.name == *input);
         let says_dims = listed.is_some_and(|tensor| tensor.dims.iter().any(|dim| self.unless_dims.contains(dim)));
+        let is_given = match config.states.written_dims(input) {
+            // A length that the model leaves open, and that the configuration leaves open, too, is still lacking.
+            Some(given) if self.parameter == "state_dims" => self.state_dims(signature).is_none_or(|needed| {
+                let lacks = |(&given, &needed): (&i64, &i64)| given < 0 && needed >= 0;
+                !given.dims.iter().zip(&needed[0].dims).any(lacks)
+            }),
+            _ => config.gives(&self.parameter, input),
+        };
         // A listed input is one that requests are to carry. The context and the padding of an input do not change that.
         let is_carried = listed.is_some() && ["constant_inputs", "generated_inputs"].contains(&self.parameter.as_str());
-        has_input && !says_dims && !is_carried && !config.gives(&self.parameter, input)
+        has_input && !says_dims && !is_carried && !is_given && self.fits(signature)
     }
 
-    fn line(&self, model: &str) -> String {
-        let line = parameter_line(&self.parameter, &self.write);
+    /// Whether the model's dims leave room for what is written: another export of the model may have fixed them.
+    fn fits(&self, signature: &Signature) -> bool {
+        let (Some(written), Some(info)) = (self.written(), input(signature, &self.input)) else { return false };
+        if let Some(dims) = written.states.written_dims(&self.input) {
+            return dims.dims.iter().zip(&info.dims).any(|(&written, &of_model)| written >= 0 && of_model < 0);
+        }
+        let contexts = written.contexts.iter().filter(|context| context.input == self.input);
+        contexts
+            .filter_map(|context| info.dims.get(context.axis?).map(|&of_model| context.sent(of_model)))
+            .all(|sent| sent.is_some())
+    }
+
+    /// The configuration that has only this parameter.
+    fn written(&self) -> Option<PartialConfig> {
+        let config = json!({ "parameters": { &self.parameter: { "string_value": &self.write } } });
+        PartialConfig::from_json(config.to_string().as_bytes()).ok()
+    }
+
+    /// What `state_dims` needs, with the dims that the model fixes; `None` for other parameters.
+    fn state_dims(&self, signature: &Signature) -> Option<Vec<StateDims>> {
+        let mut needed = self.written()?.states.dims;
+        for state in &mut needed {
+            let info = input(signature, &state.name)?;
+            for (dim, &of_model) in state.dims.iter_mut().zip(&info.dims).filter(|(_, of_model)| **of_model >= 0) {
+                *dim = of_model;
+            }
+        }
+        Some(needed).filter(|needed| !needed.is_empty())
+    }
+
+    fn line(&self, model: &str, signature: &Signature) -> String {
+        let line = match self.state_dims(signature) {
+            Some(needed) => state_dims_line(needed),
+            None => parameter_line(&self.parameter, &self.write),
+        };
         let (input, why) = (&self.input, &self.why);
         let advice = if self.is_wrong_without {
             format!("'{input}' needs {line}")
@@ -103,12 +145,15 @@ impl Need {
     }
 }
 
+fn input<'a>(signature: &'a Signature, name: &str) -> Option<&'a TensorInfo> {
+    signature.inputs.iter().find(|info| info.name == name)
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::Value;
 
     use super::*;
-    use crate::session::TensorInfo;
     use crate::tensor::DataType;
 
     fn signature(inputs: &[(&str, usize)], outputs: &[&str]) -> Signature {
@@ -162,6 +207,30 @@ mod tests {
         assert_eq!(of(&json!({ "input": [input("input", &[512])] })), [true, true]);
         let without_rate = signature(&[("input", 2), ("state", 3)], &["output", "stateN"]);
         assert_eq!(advised(&json!({}), &without_rate).len(), 1);
+    }
+
+    #[test]
+    fn nothing_is_needed_where_the_model_fixes_another_length() {
+        let mut silero = signature(&[("input", 2), ("state", 3)], &["output", "stateN"]);
+        for (dims, is_needed) in [([-1, -1], true), ([1, 576], true), ([-1, 80], false)] {
+            silero.inputs[0].dims = dims.to_vec();
+            assert_eq!(!advised(&json!({}), &silero).is_empty(), is_needed, "{dims:?}");
+        }
+        let inputs = [("audio_signal", 3), ("length", 1), ("cache_last_channel", 4), ("cache_last_time", 4)];
+        let inputs = [&inputs[..], &[("cache_last_channel_len", 1)]].concat();
+        let mut nemo = signature(&inputs, &["cache_last_channel_next", "cache_last_time_next"]);
+        for (dims, is_needed) in [([-1, 17, -1, 512], true), ([-1, 18, 56, 640], false)] {
+            nemo.inputs[2].dims = dims.to_vec();
+            let lines = advised(&json!({}), &nemo);
+            assert_eq!(lines.iter().any(|line| line.contains("'state_dims'")), is_needed, "{dims:?}");
+        }
+        nemo.inputs[2].dims = vec![-1, 17, -1, 640];
+        for (given, is_needed) in [("[batch, 17, 56, 640]", false), ("[batch, 17, -1, 640]", true)] {
+            let given = format!("cache_last_channel={given}");
+            let config = json!({ "parameters": { "state_dims": { "string_value": given } } });
+            let said = "cache_last_channel=[batch, 17, 70, 640]";
+            assert_eq!(advised(&config, &nemo).iter().any(|line| line.contains(said)), is_needed, "{given}");
+        }
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub struct Plan {
     pub batch_scale: Option<BatchScale>,
     /// Outputs of the model that are the same in every run.
     pub constant_outputs: Vec<String>,
+    /// A node that must not run over no steps.
+    pub needs_steps: Option<String>,
 }
 
 /// Where the parts of a configuration come from.
@@ -67,7 +69,7 @@ impl Plan {
             ));
             Nodes::default()
         });
-        let Nodes { batch_scale, constant_outputs, scalar_outputs, recurrence } = nodes;
+        let Nodes { batch_scale, constant_outputs, scalar_outputs, recurrence, needs_steps } = nodes;
         let find =
             || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence.clone()));
         let (pairs, from) = config.states.all_pairs(graph_description, find)?;
@@ -89,7 +91,7 @@ impl Plan {
             _ => {}
         }
         let additions = Additions::default();
-        let mut plan = Self { pairs, additions, origins, warnings, notes, batch_scale, constant_outputs };
+        let mut plan = Self { pairs, additions, origins, warnings, notes, batch_scale, constant_outputs, needs_steps };
         if settings.completes {
             plan.complete(config, signature, &scalar_outputs, settings)?;
         }

@@ -86,8 +86,8 @@ pub enum LoadError {
     /// The code of this library is wrong; the server lives on.
     #[error(transparent)]
     Panic(#[from] Panic),
-    /// What the users of a known model have to write, behind any of the others.
-    #[error("{error}; {advice}")]
+    /// What the users of a known model have to write, in front of any of the others.
+    #[error("{advice}; without it: {error}")]
     Advised { error: Box<LoadError>, advice: String },
 }
 

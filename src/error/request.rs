@@ -192,6 +192,9 @@ pub enum RequestError {
          'input_context' puts {length} elements in front"
     )]
     InputLength { name: String, axis: usize, came: usize, rule: String, length: usize },
+    /// An input without elements, in a model with a recurrence inside.
+    #[error("input '{name}' has no elements, with shape {}, and {node} must not run over no steps", Dims(came))]
+    NoSteps { name: String, came: Vec<i64>, node: String },
     /// An input has another number of bytes than its shape needs.
     #[error("input '{name}' has {came} bytes, but its shape needs {wanted}")]
     InputBytes { name: String, came: usize, wanted: usize },
@@ -332,6 +335,7 @@ impl RequestError {
             | Self::InputType { .. }
             | Self::InputShape { .. }
             | Self::InputLength { .. }
+            | Self::NoSteps { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::GeneratedTooLarge { .. } => Reason::Input,
@@ -415,6 +419,7 @@ impl RequestError {
             | Self::InputType { .. }
             | Self::InputShape { .. }
             | Self::InputLength { .. }
+            | Self::NoSteps { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::StateParameter { .. }

@@ -81,7 +81,8 @@ impl Prepared {
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
         let sources = InitialSources::read(repository, &config.states, metadata)?;
-        let binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
+        let mut binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
+        binding.needs_steps = plan.needs_steps.clone();
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;
         if settings.completes {

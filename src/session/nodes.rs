@@ -23,6 +23,9 @@ const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "D
 /// Operators that pass a state from element to element of their input.
 const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN", "Scan"];
 
+/// Operators that must not run over no steps: ONNX Runtime gives back states of zeros, or ends the process (GRU, 1.31.1).
+const NEED_STEPS: [&str; 4] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "RNN"];
+
 /// Operators that give other values in each run. `Dropout` does so where it trains.
 const RANDOM: [&str; 7] =
     ["Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"];
@@ -33,6 +36,8 @@ pub struct Nodes {
     pub batch_scale: Option<BatchScale>,
     /// The first node with a recurrence inside, in words.
     pub recurrence: Option<String>,
+    /// The first node that must not run over no steps, in words.
+    pub needs_steps: Option<String>,
     /// The model's outputs that depend on none of its inputs.
     pub constant_outputs: Vec<String>,
     /// The model's outputs that are scalars. (ONNX Runtime shows one whose rank is not known in the same way.)
@@ -76,7 +81,8 @@ impl From<ModelProto> for Nodes {
     fn from(model: ModelProto) -> Self {
         Self {
             batch_scale: model.batch_scale(),
-            recurrence: model.recurrence(),
+            recurrence: model.first(&RECURRENT),
+            needs_steps: model.first(&NEED_STEPS),
             constant_outputs: model.constant_outputs(),
             scalar_outputs: model.scalar_outputs(),
         }
@@ -179,10 +185,11 @@ impl ModelProto {
         Some(BatchScale { node: first.known_as(), operator: first.op_type.clone(), nodes: found.len() })
     }
 
-    fn recurrence(&self) -> Option<String> {
+    /// The first node with one of these operators, also in graphs within graphs and in functions.
+    fn first(&self, operators: &[&str]) -> Option<String> {
         let nodes = self.graph.iter().flat_map(|graph| &graph.node);
         let of_functions = self.functions.iter().flat_map(|function| &function.node);
-        let node = nodes.chain(of_functions).find_map(NodeProto::recurrent)?;
+        let node = nodes.chain(of_functions).find_map(|node| node.first(operators))?;
         Some(format!("node '{}' ({})", node.known_as(), node.op_type))
     }
 
@@ -225,12 +232,12 @@ impl NodeProto {
         name.cloned().unwrap_or_default()
     }
 
-    /// The node itself if it has a recurrence inside, or the first such node of its graphs.
-    fn recurrent(&self) -> Option<&Self> {
-        if RECURRENT.contains(&self.op_type.as_str()) {
+    /// The node itself if it has one of these operators, or the first such node of its graphs.
+    fn first(&self, operators: &[&str]) -> Option<&Self> {
+        if operators.contains(&self.op_type.as_str()) {
             return Some(self);
         }
-        self.graphs().flat_map(|graph| &graph.node).find_map(Self::recurrent)
+        self.graphs().flat_map(|graph| &graph.node).find_map(|node| node.first(operators))
     }
 
     /// Whether it gives the same in every run. A subgraph may take what is not listed among the node's inputs.
@@ -376,7 +383,7 @@ mod tests {
     #[test]
     fn the_first_recurrence_is_found_in_any_graph() {
         let inner = || graph("", vec![node("Relu", "x", "a"), node("LSTM", "a w r", "b")]);
-        let described = |model: ModelProto| model.recurrence();
+        let described = |model: ModelProto| model.first(&RECURRENT);
         assert_eq!(described(of(inner())).unwrap(), "node 'b node' (LSTM)");
         let outer = vec![node("Relu", "x", "c"), around("If", "c", "d", inner()), node("GRU", "d w r", "e")];
         assert_eq!(described(of(graph("", outer))).unwrap(), "node 'b node' (LSTM)");

@@ -101,6 +101,7 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
         counters: Vec::new(),
         growing_padding: None,
         slot: SlotLayout::new(&sizes).unwrap(),
+        needs_steps: None,
     })
 }
 

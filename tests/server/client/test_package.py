@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from support import paths
 
 SOURCE = paths.ROOT / "clients" / "python"
+[VERSION] = re.findall(r'^version = "(.*)"$', (SOURCE / "pyproject.toml").read_text(), re.MULTILINE)
 
 
 def test_the_package_is_installed_with_its_types(tmp_path):
@@ -28,7 +30,7 @@ def test_the_package_is_installed_with_its_types(tmp_path):
     [metadata] = (tmp_path / "installed").glob("triton_stateful-*.dist-info/METADATA")
     text = metadata.read_text()
     for line in (
-        "Version: 0.1.0",
+        f"Version: {VERSION}",
         "Requires-Python: >=3.9",
         "Classifier: License :: OSI Approved :: Apache Software License",
         "Requires-Dist: tritonclient[grpc,http]",

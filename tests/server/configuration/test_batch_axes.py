@@ -39,8 +39,8 @@ def parameter(name: str, value: str) -> str:
 
 
 def line_to_write(text: str) -> str:
-    """The dims of states that a message says are to be written. Advice for known models comes last."""
-    dims, *_ = re.findall(r"parameters \{ key: 'state_dims' value \{ string_value: '([^']*)' \} \}", text)
+    """The dims of states that a message says are to be written. Advice for known models comes first."""
+    *_, dims = re.findall(r"parameters \{ key: 'state_dims' value \{ string_value: '([^']*)' \} \}", text)
     return dims
 
 
@@ -63,7 +63,7 @@ def test_a_state_with_two_numbered_dimensions_is_asked_for_with_the_line_to_writ
     text = deployment.load_error(fastconformer("axes_numbered.stateful"))
     assert "'cache_last_channel'" in text and "as -1 if it varies" in text
     assert line_to_write(text) == CACHES
-    assert "the signature is that of NeMo's cache-aware FastConformer" in text and "[batch, 17, 70, 512]" in text
+    assert "the signature is that of NeMo's cache-aware FastConformer" in text and "=[batch, 3, 70, 8]" in text
     written = f"{BACKEND}\n{parameter('state_dims', CACHES.replace('-1, 8]', '7, 8]').replace('-1]', '5]'))}"
     model = fastconformer("axes_numbered_written", written=written)
     assert warnings_of_load(deployment, model) == []

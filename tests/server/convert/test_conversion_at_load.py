@@ -105,6 +105,19 @@ def test_a_model_that_is_converted_at_load_answers_in_steps_as_at_once(deploymen
     assert_steps_are_the_whole(deployment.connect(), served, name)
 
 
+@pytest.mark.parametrize("name", ["torch_gru", "torch_lstm2", "torch_rnn_relu"])
+def test_a_request_without_steps_is_refused_and_the_sequence_goes_on(deployment, name):
+    """ONNX Runtime's GRU ends the process, and its LSTM and RNN give back states of zeros."""
+    served = f"at_load_no_steps_{name}"
+    load(deployment, served, name, low_latency_transformation="true")
+    x, client, sequence_id = RNG.normal(size=(1, 6, 4)).astype(np.float32), deployment.connect(), new_id()
+    came = [client.step(served, sequence_id, {"x": x[:, :4]}, start=True)["y"]]
+    with pytest.raises(InferenceServerException, match=r"input 'x' has no elements, with shape \[1, 0, 4\], and node"):
+        client.step(served, sequence_id, {"x": x[:, :0]})
+    came.append(client.step(served, sequence_id, {"x": x[:, 4:]}, end=True)["y"])
+    np.testing.assert_allclose(np.concatenate(came, axis=1), whole(name, x), rtol=0, atol=1e-6)
+
+
 def test_the_axis_of_the_steps_may_be_named(deployment):
     load(deployment, "at_load_axis", "torch_gru", low_latency_transformation="x@1")
     assert_steps_are_the_whole(deployment.connect(), "at_load_axis", "torch_gru")
