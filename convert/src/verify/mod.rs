@@ -41,6 +41,8 @@ pub enum VerifyError {
     Run { model: &'static str, why: String },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
+    #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
+    Nothing(String),
 }
 
 /// How one comparison went.
@@ -350,6 +352,9 @@ impl Comparison<'_> {
                     "in {}, output '{}' is {:?} and not {:?}",
                     worst.what, output.name, joined.dims, expected.dims
                 )));
+            }
+            if !expected.bytes.is_empty() && !expected.numbers().iter().any(|number| number.is_finite()) {
+                return Err(VerifyError::Nothing(output.name.clone()));
             }
             let Difference { largest, at, scale } = expected.difference(&joined);
             let tolerance = if self.report.quantizes { QUANTIZED_TOLERANCE } else { TOLERANCE };

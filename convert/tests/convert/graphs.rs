@@ -458,6 +458,17 @@ fn a_comparison_finds_a_state_that_is_lost() {
 }
 
 #[test]
+fn a_comparison_of_nothing_but_nan_says_nothing() {
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(1);
+    let nodes = [node("Abs", "x", "a"), node("Neg", "a", "n"), node("Sqrt", "n", "z")];
+    let build = nodes.into_iter().fold(build, Build::node);
+    let bytes = build.node(node("RNN", "z w r b", "y").with_int("hidden_size", 3)).bytes();
+    let converted = convert(bytes.clone().into(), &any()).unwrap();
+    let error = compare(&bytes, &converted).unwrap_err().to_string();
+    assert!(error.contains("says nothing") && error.contains("output 'y' has no finite number"), "{error}");
+}
+
+#[test]
 fn what_the_schema_knows_survives() {
     let mut model = read(layer("LSTM", 4, |node| node).bytes().into()).unwrap();
     model.producer_name = Some("somebody".to_owned());
