@@ -1,12 +1,12 @@
-//! Inputs for a fuzz target where no fuzzer runs: its corpus, and bytes by chance that are the same each time.
+//! Inputs for a fuzz target where no fuzzer runs: its corpus, and random inputs that are the same each time.
 
 use std::fs;
 use std::path::Path;
 
-/// Bytes of an input by chance at most.
+/// Most bytes of a random input.
 const BYTES_MAX: u64 = 600;
 
-/// Runs a target on each file of its corpus, and on `count` inputs by chance. `STATEFUL_FUZZ_FACTOR` multiplies the
+/// Runs a target on each file of its corpus, and on `count` random inputs. `STATEFUL_FUZZ_FACTOR` multiplies the
 /// count. An input on which the target panics is printed.
 pub fn run(name: &str, count: u64, target: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);

@@ -8,12 +8,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use stateful_convert::report::{Report, StartsAt};
+use stateful_convert::report::{Report, StartsAt, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
-use stateful_convert::{ConvertError, Converted, InputAxis, Options, Pair};
+use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, Pair};
 
 use crate::completion::{CompletionError, Settings, own_pairs};
-use crate::config::{ConfigError, PartialConfig, StatePair};
+use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair};
 use crate::session::{Library, ModelSource, OpenError, Provider, Session, compare};
 
 /// Why a model is not converted.
@@ -56,52 +56,67 @@ pub struct Served {
     pub warnings: Vec<String>,
 }
 
-impl Served {
-    /// The model in `file`, converted if the configuration asks for that. Then the configuration gets the states of the
-    /// converted model.
-    pub fn new(
-        partial: &mut PartialConfig,
-        file: PathBuf,
-        library: &Library,
-        settings: Settings,
-    ) -> Result<Self, ConversionError> {
-        let asked = partial.conversion.clone();
-        if asked.recurrences.is_none() && asked.batch.is_none() {
-            return Ok(Self::unchanged(file));
-        }
-        let begun = Instant::now();
-        let original = Session::open(library, &file.clone().into(), &partial.session, Provider::Cpu)?;
-        let pairs = own_pairs(partial, original.signature(), original.graph_description(), settings)?;
-        drop(original);
-        let cuts = asked.recurrences.is_some() && pairs.is_empty();
-        let mut notes = Vec::new();
-        if asked.recurrences.is_some() && !cuts {
-            let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
-            notes.push(format!(
-                "parameter 'low_latency_transformation' has no effect: the model's states are inputs and outputs already: {}",
-                listed.join(" ")
-            ));
-        }
-        if !cuts && asked.batch.is_none() {
-            return Ok(Self { notes, ..Self::unchanged(file) });
-        }
-        let converted = convert(partial, &file, &pairs, cuts)?;
-        let compared = check(library, &file, &converted)?;
-        let converted = if asked.zero_initial_states { converted.starting_at_zero() } else { converted };
-        if cuts {
-            add_states(partial, &converted)?;
-        }
-        notes.extend(described(&converted.report, &compared));
-        notes.push(format!("the conversion and its check took {} ms", begun.elapsed().as_millis()));
-        let Converted { model, initial_states, report, .. } = converted;
-        let source = |bytes| ModelSource::converted(file.clone(), bytes);
-        let (model, initial_states) = (source(model), initial_states.map(source));
-        Ok(Self { model, initial_states, notes, warnings: report.warnings })
+/// The model in `file`, converted if the configuration asks for that. Then the configuration gets the states of the
+/// converted model.
+pub fn convert_if_asked(
+    partial: &mut PartialConfig,
+    file: PathBuf,
+    library: &Library,
+    settings: Settings,
+) -> Result<Served, ConversionError> {
+    let asked = partial.conversion.clone();
+    if asked.recurrences.is_none() && asked.batch.is_none() {
+        return Ok(Served::unchanged(file));
     }
+    let begun = Instant::now();
+    let pairs = own_states(partial, &file, library, settings)?;
+    let cuts = asked.recurrences.is_some() && pairs.is_empty();
+    let mut notes = Vec::new();
+    if asked.recurrences.is_some() && !cuts {
+        let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
+        notes.push(format!(
+            "parameter 'low_latency_transformation' has no effect: the model's states are inputs and outputs already: {}",
+            listed.join(" ")
+        ));
+    }
+    if !cuts && asked.batch.is_none() {
+        return Ok(Served { notes, ..Served::unchanged(file) });
+    }
+    let converted = convert(partial, &file, &pairs, cuts)?;
+    let compared = check(library, &file, &converted)?;
+    let converted = if asked.zero_initial_states { converted.starting_at_zero() } else { converted };
+    if cuts {
+        add_states(partial, &converted)?;
+    }
+    notes.extend(described(&converted.report, &compared));
+    notes.push(format!("the conversion and its check took {} ms", begun.elapsed().as_millis()));
+    Ok(Served::converted(&file, converted, notes))
+}
 
+impl Served {
     fn unchanged(file: PathBuf) -> Self {
         Self { model: file.into(), initial_states: None, notes: Vec::new(), warnings: Vec::new() }
     }
+
+    fn converted(file: &Path, converted: Converted, notes: Vec<String>) -> Self {
+        Self {
+            model: ModelSource::converted(file.to_owned(), converted.model),
+            initial_states: converted.initial_states.map(|bytes| ModelSource::initial_states(file.to_owned(), bytes)),
+            notes,
+            warnings: converted.report.warnings.iter().map(with_parameter).collect(),
+        }
+    }
+}
+
+/// The states that the model has before it is converted.
+fn own_states(
+    partial: &PartialConfig,
+    file: &Path,
+    library: &Library,
+    settings: Settings,
+) -> Result<Vec<StatePair>, ConversionError> {
+    let original = Session::open(library, &file.to_owned().into(), &partial.session, Provider::Cpu)?;
+    Ok(own_pairs(partial, original.signature(), original.graph_description(), settings)?)
 }
 
 fn convert(
@@ -123,20 +138,37 @@ fn convert(
         batch: axes(&asked.batch),
     };
     let bytes = std::fs::read(file).map_err(|why| ConversionError::Read { file: file.to_owned(), why })?;
-    let parameter = if cuts { "low_latency_transformation" } else { "open_batch" };
-    let refused = |error: ConvertError| {
-        let mut why = error.to_string().replace("\n  ", "; ").replace('\n', "; ");
-        if matches!(error, ConvertError::Nothing(_)) {
-            why += "; name the axis of the steps in place of 'true', as INPUT@AXIS; if the model has states, name them \
-                    in 'state_pairs'";
-        }
-        ConversionError::Refused { file: file.to_owned(), parameter, why }
-    };
-    let converted = stateful_convert::convert(bytes.into(), &options).map_err(refused)?;
+    let converted = stateful_convert::convert(bytes.into(), &options).map_err(|error| refused(file, cuts, &error))?;
     if converted.weights.is_empty() {
         Ok(converted)
     } else {
         Err(ConversionError::Weights { file: file.to_owned(), weights: converted.weights })
+    }
+}
+
+/// Names the parameter that asks for what is refused, and the parameters that would help.
+fn refused(file: &Path, cuts: bool, error: &ConvertError) -> ConversionError {
+    let is_batch = !cuts || matches!(error, ConvertError::Batch(_));
+    let mut why = error.to_string().replace("\n  ", "; ").replace('\n', "; ");
+    for hint in error.hints() {
+        why += &format!("; {}", parameter(hint));
+    }
+    let parameter = if is_batch { "open_batch" } else { "low_latency_transformation" };
+    ConversionError::Refused { file: file.to_owned(), parameter, why }
+}
+
+fn with_parameter(warning: &Warning) -> String {
+    let text = warning.to_string().replace('\n', "; ");
+    warning.hint().map_or_else(|| text.clone(), |hint| format!("{text}; {}", parameter(hint)))
+}
+
+/// The parameter for a hint.
+const fn parameter(hint: Hint) -> &'static str {
+    match hint {
+        Hint::Time => "name the axis of the steps in place of 'true' in 'low_latency_transformation', as INPUT@AXIS",
+        Hint::States => "if the model has states, name them in 'state_pairs'",
+        Hint::Batch => "'open_batch' says which it is, as INPUT@AXIS in place of 'true'",
+        Hint::StartAtZero => "'use_const_initializer' starts them at zero",
     }
 }
 
@@ -155,11 +187,11 @@ fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), 
     let pair = |pair: &Pair| StatePair { input: pair.input.clone(), output: pair.output.clone() };
     let states = &converted.report.states;
     let value = |starts_at| if let StartsAt::Value(value) = starts_at { Some(value) } else { None };
-    partial.states.set_converted(
-        states.iter().map(|state| pair(&state.pair)).collect(),
-        states.iter().filter_map(|state| Some((state.pair.input.clone(), value(state.starts_at)?))).collect(),
-        converted.initial_states.is_some(),
-    )
+    partial.states.set_converted(ConvertedStates {
+        pairs: states.iter().map(|state| pair(&state.pair)).collect(),
+        values: states.iter().filter_map(|state| Some((state.pair.input.clone(), value(state.starts_at)?))).collect(),
+        has_initial_model: converted.initial_states.is_some(),
+    })
 }
 
 /// What was done, in lines for the log.

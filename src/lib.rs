@@ -70,7 +70,7 @@ pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
 pub mod inspect {
     pub use crate::completion::Settings;
     pub use crate::config::{PairsFrom, PartialConfig};
-    pub use crate::conversion::Served;
+    pub use crate::conversion::convert_if_asked;
     pub use crate::error::LoadError;
     pub use crate::explain::{explain, explain_batch_scale};
     pub use crate::model::Prepared;

@@ -6,7 +6,7 @@ use crate::graph::required_inputs;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::time::{Found, Place, Refusal, Tracker};
+use crate::time::{Found, Place, Refusals, Tracker};
 
 /// Lengths that shapes are computed for. They have many divisors, so that strides divide them.
 const SHORT: i64 = 48;
@@ -44,7 +44,7 @@ pub struct Analysis {
 /// Why a model's steps can't be followed.
 #[derive(Debug)]
 pub enum Obstacle {
-    Refused(Vec<Refusal>),
+    Refused(Refusals),
     /// Neither recurrence nor window; with what stopped each axis that was tried.
     Nothing(Vec<String>),
     Unknown(String),
@@ -76,7 +76,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     }
     let mut stopped = Vec::new();
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
-        let mut refused: Option<(usize, Vec<Refusal>)> = None;
+        let mut refused: Option<(usize, Refusals)> = None;
         let mut best: Option<Analysis> = None;
         for axes in axes {
             let name = format!("{}@{}", axes[0].input, axes[0].axis);
@@ -87,10 +87,10 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
                     }
                 }
                 (_, Ok(())) => stopped.push(format!("along {name} nothing needs earlier steps")),
-                (analysis, Err(refusal)) => {
-                    stopped.push(format!("along {name}, {}", refusal[0]));
+                (analysis, Err(refusals)) => {
+                    stopped.push(format!("along {name}, {}", refusals.first));
                     if analysis.found.reached > refused.as_ref().map_or(0, |(reached, _)| *reached) {
-                        refused = Some((analysis.found.reached, refusal));
+                        refused = Some((analysis.found.reached, refusals));
                     }
                 }
             }
@@ -98,8 +98,8 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
         if let Some(best) = best {
             return Ok(best);
         }
-        if let Some((_, refusal)) = refused {
-            return Err(Obstacle::Refused(refusal));
+        if let Some((_, refusals)) = refused {
+            return Err(Obstacle::Refused(refusals));
         }
     }
     Err(Obstacle::Nothing(stopped))
@@ -141,7 +141,7 @@ fn attempt(
     opset: i64,
     time: Vec<InputAxis>,
     states: &[String],
-) -> (Analysis, Result<(), Vec<Refusal>>) {
+) -> (Analysis, Result<(), Refusals>) {
     let infer = |steps: i64, other: i64| {
         let sized = |input: &ValueInfoProto| {
             let size = |(axis, dim): (usize, Dim)| match dim {

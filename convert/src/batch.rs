@@ -6,14 +6,13 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::InputAxis;
-use crate::convert::ConvertError;
-use crate::graph::{Names, required_inputs, sort};
+use crate::graph::{Names, is_recurrent, required_inputs, sort};
 use crate::infer::shaping::list;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, element_count, int64s};
 use crate::report::Pair;
-use crate::time::{Layout, Place, Refusal, Tracker, refuse};
+use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
 
 /// Rows that shapes are computed for.
 const FEW: i64 = 48;
@@ -35,6 +34,24 @@ pub struct Opened {
     pub others: Option<Vec<InputAxis>>,
 }
 
+impl Opened {
+    /// A graph that keeps its batch as it is.
+    pub const fn unchanged(graph: GraphProto) -> Self {
+        Self { graph, axes: Vec::new(), others: None }
+    }
+}
+
+/// Why the batch can't be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// Nodes would mix the rows.
+    #[error("{0}")]
+    Refused(Refusals),
+    /// An axis that is given can't be the batch.
+    #[error("{0}")]
+    Axis(String),
+}
+
 /// Opens the batch along the axes that are `given`, and of other inputs along an axis that can be opened.
 pub fn open(
     graph: &GraphProto,
@@ -42,9 +59,9 @@ pub fn open(
     pairs: &[Pair],
     time: &[InputAxis],
     given: &[InputAxis],
-) -> Result<Opened, ConvertError> {
+) -> Result<Opened, BatchError> {
     check_given(graph, given)?;
-    let mut refused: Option<Vec<Refusal>> = None;
+    let mut refused: Option<Refusals> = None;
     let mut opened: Option<Opened> = None;
     for axes in choices(graph, time, given).into_iter().take(MOST_CHOICES) {
         match (open_axes(graph, opset, &axes, pairs), &mut opened) {
@@ -54,13 +71,13 @@ pub fn open(
             }
             (Ok(graph), None) => opened = Some(Opened { graph, axes, others: None }),
             // With the axes that fit best, the fewest nodes are in the way.
-            (Err(found), _) if refused.as_ref().is_none_or(|refused| found.len() < refused.len()) => {
+            (Err(found), _) if refused.as_ref().is_none_or(|refused| found.others.len() < refused.others.len()) => {
                 refused = Some(found);
             }
             (Err(_), _) => {}
         }
     }
-    opened.ok_or_else(|| ConvertError::Refused(refused.unwrap_or_else(|| vec![no_batch(graph)])))
+    opened.ok_or_else(|| BatchError::Refused(refused.unwrap_or_else(|| no_batch(graph).into())))
 }
 
 fn no_batch(graph: &GraphProto) -> Refusal {
@@ -69,15 +86,16 @@ fn no_batch(graph: &GraphProto) -> Refusal {
         operator: "input".to_owned(),
         why: "has no dimension of 1 that could be a batch".to_owned(),
         help: HELP.to_owned(),
+        hint: None,
     }
 }
 
 /// Refuses an axis for the batch that the model doesn't fix to 1.
-fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), ConvertError> {
+fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), BatchError> {
     for InputAxis { input: name, axis } in given {
         let Some(input) = required_inputs(graph).find(|input| input.name() == name) else {
             let names: Vec<&str> = required_inputs(graph).map(ValueInfoProto::name).collect();
-            return Err(ConvertError::Option(format!("the model has no input '{name}' (it has {})", names.join(", "))));
+            return Err(BatchError::Axis(format!("the model has no input '{name}' (it has {})", names.join(", "))));
         };
         let dims = input.dims().unwrap_or_default();
         if dims.get(*axis) != Some(&Dim::Known(1)) {
@@ -85,15 +103,22 @@ fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), ConvertErr
                 "axis {axis} of input '{name}' can't be the batch: the input is {}, and a 1 is wanted there",
                 bracketed(&dims)
             );
-            return Err(ConvertError::Option(why));
+            return Err(BatchError::Axis(why));
         }
     }
     Ok(())
 }
 
+/// Inputs of one shape, and the axes that may be their batch.
+struct AlikeInputs {
+    dims: Vec<Dim>,
+    axes: Vec<usize>,
+    names: Vec<String>,
+}
+
 /// Which axes may be the batch: an axis for each input with a dimension of 1. Inputs of one shape have it on one axis.
 fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<Vec<InputAxis>> {
-    let mut shapes: Vec<(Vec<Dim>, Vec<String>, Vec<usize>)> = Vec::new();
+    let mut shapes: Vec<AlikeInputs> = Vec::new();
     for input in required_inputs(graph) {
         let dims = input.dims().unwrap_or_default();
         let is_time = |axis: usize| time.iter().any(|seed| seed.input == input.name() && seed.axis == axis);
@@ -103,18 +128,19 @@ fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<V
         if axes.is_empty() {
             continue;
         }
-        match shapes.iter_mut().find(|(known, _, of)| *known == dims && *of == axes) {
-            Some((_, inputs, _)) => inputs.push(input.name().to_owned()),
-            None => shapes.push((dims, vec![input.name().to_owned()], axes)),
+        let name = input.name().to_owned();
+        match shapes.iter_mut().find(|known| known.dims == dims && known.axes == axes) {
+            Some(known) => known.names.push(name),
+            None => shapes.push(AlikeInputs { dims, axes, names: vec![name] }),
         }
     }
     if shapes.is_empty() {
         return Vec::new();
     }
     let mut choices: Vec<Vec<InputAxis>> = vec![Vec::new()];
-    for (_, inputs, axes) in &shapes {
+    for AlikeInputs { axes, names, .. } in &shapes {
         let with = |choice: &Vec<InputAxis>, axis: usize| {
-            let more = inputs.iter().map(|input| InputAxis { input: input.clone(), axis });
+            let more = names.iter().map(|input| InputAxis { input: input.clone(), axis });
             choice.iter().cloned().chain(more).collect::<Vec<_>>()
         };
         choices =
@@ -123,7 +149,7 @@ fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<V
     choices
 }
 
-fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair]) -> Result<GraphProto, Vec<Refusal>> {
+fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair]) -> Result<GraphProto, Refusals> {
     let mut graph = graph.clone();
     for axis in axes {
         let Some(input) = graph.input.iter_mut().find(|input| input.name() == axis.input) else { continue };
@@ -143,25 +169,26 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
             continue;
         }
         followed.result.clone()?;
-        check(&graph, &followed, axes, pairs).map_err(|refusal| vec![refusal])?;
+        check(&graph, &followed, axes, pairs)?;
         expand_starts(&mut graph, &followed, &mut names);
         sort(&mut graph);
         finish(&mut graph, &followed);
         return Ok(graph);
     }
-    Err(vec![Refusal {
+    Err(Refusals::from(Refusal {
         node: String::new(),
         operator: "graph".to_owned(),
         why: "has shapes that can't be opened".to_owned(),
         help: HELP.to_owned(),
-    }])
+        hint: None,
+    }))
 }
 
 /// The rows in a graph.
 struct Followed {
     few: Shapes,
     places: HashMap<String, Place>,
-    result: Result<(), Vec<Refusal>>,
+    result: Result<(), Refusals>,
 }
 
 fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
@@ -181,15 +208,16 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
     let mut tracker = Tracker::new(graph, opset, (&few, &many), places);
     tracker.follows_rows = true;
-    let mut refused: Vec<Refusal> = tracker.run().err().into_iter().flatten().map(of_rows).collect();
+    let mut refused: Vec<Refusal> = tracker.run().err().iter().flat_map(Refusals::iter).cloned().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);
     refused.extend(found.quantized.iter().map(|node| Refusal {
         node: node.clone(),
         operator: "quantization".to_owned(),
         why: "takes one scale over all rows, so rows would change each other's answers".to_owned(),
         help: HELP.to_owned(),
+        hint: None,
     }));
-    Followed { few, places: found.places, result: if refused.is_empty() { Ok(()) } else { Err(refused) } }
+    Followed { few, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }
 
 /// The words for rows in place of those for steps.
@@ -201,7 +229,7 @@ fn of_rows(refusal: Refusal) -> Refusal {
         .replace("steps", "rows")
         .replace("step", "row");
     let why = why.replace("is fixed to one length of the input", "has the batch of 1 in its shape");
-    Refusal { why, help: HELP.to_owned(), ..refusal }
+    Refusal { why, help: HELP.to_owned(), hint: None, ..refusal }
 }
 
 /// Puts the batch into the first node that needs it. `done` has the nodes that are right as they are.
@@ -219,7 +247,7 @@ fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut H
             graph.node[index].set_input(1, &name);
             return Some(graph);
         }
-        if is_recurrent(node)
+        if is_recurrent(node.op_type())
             && layout.axis == 1
             && layout.outer == 1
             && layout.inner > 1
@@ -270,10 +298,6 @@ fn merge_starts(
         is_edited = true;
     }
     is_edited.then_some(edited)
-}
-
-fn is_recurrent(node: &NodeProto) -> bool {
-    matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM")
 }
 
 /// The target of a `Reshape` with the batch in it, if it has a 1 in its place.
@@ -360,7 +384,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        if !is_recurrent(&node) {
+        if !is_recurrent(node.op_type()) {
             continue;
         }
         let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };

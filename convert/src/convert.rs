@@ -3,15 +3,13 @@
 use bytes::Bytes;
 
 use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
-use crate::batch;
+use crate::batch::{self, BatchError, Opened};
 use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{prune, required_inputs, sort};
+use crate::graph::{is_recurrent, prune, required_inputs, sort};
 use crate::onnx::schema::{GraphProto, ModelProto, ValueInfoProto};
 use crate::onnx::{self, Dim, ReadError, external_files, opset};
-use crate::report::{Pair, Report, Role, StartsAt, State, StepInput, StepOutput};
-use crate::time::{Place, Refusal};
-
-const CONSTANT_STARTS: &str = "start at constants that aren't zero";
+use crate::report::{Pair, Report, Role, StartsAt, State, StepInput, StepOutput, Warning};
+use crate::time::{Hint, Place, Refusal, Refusals};
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -42,14 +40,14 @@ pub struct Converted {
 }
 
 impl Converted {
-    /// The same model, whose states start at zero, whatever the original starts at. Compare the models before, because
-    /// this changes their answers.
+    /// The same model, whose states start at zero in place of learned or constant values. Padding of convolutions and
+    /// pooling keeps its value. Compare the models before, because this changes their answers.
     pub fn starting_at_zero(mut self) -> Self {
         self.initial_states = None;
         for state in self.report.states.iter_mut().filter(|state| state.starts_at == StartsAt::Model) {
             state.starts_at = StartsAt::Zero;
         }
-        self.report.warnings.retain(|warning| !warning.contains(CONSTANT_STARTS));
+        self.report.warnings.retain(|warning| !matches!(warning, Warning::StartAtConstants(_)));
         self
     }
 }
@@ -60,9 +58,12 @@ pub enum ConvertError {
     /// Not a model.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Nodes need more than the steps so far. The first may be what makes others stand in the way.
-    #[error("{}", lines(.0))]
-    Refused(Vec<Refusal>),
+    /// Nodes need more than the steps so far.
+    #[error("{0}")]
+    Refused(Refusals),
+    /// The batch can't be opened.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
     /// No recurrence was found.
     #[error("{}", nothing(.0))]
     Nothing(Vec<String>),
@@ -74,15 +75,18 @@ pub enum ConvertError {
     Option(String),
 }
 
-/// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
-const MOST_LISTED: usize = 8;
-
-fn lines(refused: &[Refusal]) -> String {
-    let mut lines: Vec<String> = refused.iter().take(MOST_LISTED).map(Refusal::to_string).collect();
-    if refused.len() > MOST_LISTED {
-        lines.push(format!("{} more nodes stand in the way", refused.len() - MOST_LISTED));
+impl ConvertError {
+    /// What the caller could say that would help.
+    pub fn hints(&self) -> Vec<Hint> {
+        match self {
+            Self::Nothing(_) => vec![Hint::Time, Hint::States],
+            Self::Refused(refusals) => {
+                let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
+                [Hint::Time, Hint::States].into_iter().filter(hinted).collect()
+            }
+            Self::Read(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
+        }
     }
-    lines.join("\n")
 }
 
 fn nothing(stopped: &[String]) -> String {
@@ -96,45 +100,25 @@ fn nothing(stopped: &[String]) -> String {
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     let mut model = onnx::read(bytes)?;
-    let mut graph = model.graph.take().unwrap_or_default();
+    let graph = model.graph.take().unwrap_or_default();
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs)?;
-    let (mut opened, mut others) = (Vec::new(), None);
-    if options.open_batch {
-        let made = batch::open(&graph, opset, &pairs, &options.time, &options.batch)?;
-        (graph, opened, others) = (made.graph, made.axes, made.others);
-    }
-    let states: Vec<String> = pairs.iter().map(|pair| pair.input.clone()).collect();
-    // What the user asked for may be done although nothing is to be cut. A model without any state can't be served.
-    let is_done_without = options.time.is_empty() && !pairs.is_empty();
-    let mut uncut = None;
-    let analysed = if options.keep_recurrences {
-        Ok(Analysis::without_time(&graph, opset))
+    let opened = if options.open_batch {
+        batch::open(&graph, opset, &pairs, &options.time, &options.batch)?
     } else {
-        analyse(&graph, opset, &options.time, &states)
+        Opened::unchanged(graph)
     };
-    let analysis = match analysed {
-        Ok(analysis) => analysis,
-        Err(Obstacle::Nothing(_)) if is_done_without => Analysis::without_time(&graph, opset),
-        Err(Obstacle::Refused(refusal)) if is_done_without => {
-            uncut = Some(format!("no recurrence inside the model got a state: {}", lines(&refusal)));
-            Analysis::without_time(&graph, opset)
-        }
-        Err(Obstacle::Refused(refusal)) => return Err(ConvertError::Refused(refusal)),
-        Err(Obstacle::Nothing(stopped)) => return Err(ConvertError::Nothing(stopped)),
-        Err(Obstacle::Unknown(why)) => return Err(ConvertError::Option(why)),
-    };
-    check_outputs(&graph, &analysis)?;
-    let made = cut(&graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(vec![refusal]))?;
+    let (analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
+    check_outputs(&opened.graph, &analysis)?;
+    let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;
-    let kept = kept_states(&cut_graph, &pairs);
-    let mut report = report(&graph, &analysis, kept, &states);
-    report.warnings.extend(others.map(|others| two_batches(&opened, &others)));
-    report.opened = opened;
-    report.warnings.extend(uncut);
+    let mut report = report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs), &states);
+    report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
+    report.warnings.extend(uncut.map(Warning::Uncut));
+    report.opened = opened.axes;
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
@@ -148,17 +132,38 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     })
 }
 
+/// Follows the steps. Where that isn't possible and isn't needed either, the recurrences inside the model stay as they
+/// are, with the nodes in the way.
+fn analysed(
+    graph: &GraphProto,
+    opset: i64,
+    pairs: &[Pair],
+    options: &Options,
+) -> Result<(Analysis, Option<Refusals>), ConvertError> {
+    let without_time = || Analysis::without_time(graph, opset);
+    if options.keep_recurrences {
+        return Ok((without_time(), None));
+    }
+    let states: Vec<String> = pairs.iter().map(|pair| pair.input.clone()).collect();
+    // What the user asked for may be done although nothing is to be cut. A model without any state can't be served.
+    let is_done_without = options.time.is_empty() && !pairs.is_empty();
+    match analyse(graph, opset, &options.time, &states) {
+        Ok(analysis) => Ok((analysis, None)),
+        Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
+        Err(Obstacle::Refused(refusals)) if is_done_without => Ok((without_time(), Some(refusals))),
+        Err(Obstacle::Refused(refusals)) => Err(ConvertError::Refused(refusals)),
+        Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing(stopped)),
+        Err(Obstacle::Unknown(why)) => Err(ConvertError::Option(why)),
+    }
+}
+
 /// The warning where two dimensions of an input could be the batch.
-fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> String {
+fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
     let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
         let differ = axes.iter().filter(|axis| !beside.contains(axis));
         differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
     };
-    format!(
-        "{} was taken for the batch, and {} could be opened, too: --batch-axis (at load: open_batch) says which it is",
-        listed(opened, others),
-        listed(others, opened)
-    )
+    Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
 }
 
 fn with_graph(model: &ModelProto, graph: GraphProto) -> ModelProto {
@@ -241,12 +246,14 @@ fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertE
             Some(Place::Sequence) => "is a sequence of steps",
             _ => continue,
         };
-        return Err(ConvertError::Refused(vec![Refusal {
+        let refusal = Refusal {
             node: output.name().to_owned(),
             operator: "output".to_owned(),
             why: why.to_owned(),
             help: "give out a tensor that has an entry for each step".to_owned(),
-        }]));
+            hint: None,
+        };
+        return Err(ConvertError::Refused(refusal.into()));
     }
     Ok(())
 }
@@ -295,24 +302,17 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         },
     };
     let mut warnings = Vec::new();
-    let mut constant: Vec<&str> =
-        made.iter().filter(|state| state.starts_at_constant).map(|state| state.node.as_str()).collect();
+    let mut constant: Vec<String> =
+        made.iter().filter(|state| state.starts_at_constant).map(|state| state.node.clone()).collect();
     constant.dedup();
     if !constant.is_empty() {
-        warnings.push(format!(
-            "{} {CONSTANT_STARTS}: learned values, or what a Keras layer with stateful=True held when it was exported; \
-             --zero-initial-states (at load: use_const_initializer) starts them at zero",
-            constant.join(", ")
-        ));
+        warnings.push(Warning::StartAtConstants(constant));
     }
     if !analysis.found.quantized.is_empty() {
-        warnings.push(format!(
-            "{} take one quantization scale over a whole request, so answers depend a little on its length",
-            analysis.found.quantized.join(", ")
-        ));
+        warnings.push(Warning::Quantizes(analysis.found.quantized.clone()));
     }
     if analysis.found.multiple > 1 {
-        warnings.push(format!("a request must have a multiple of {} steps", analysis.found.multiple));
+        warnings.push(Warning::StepsMultiple(analysis.found.multiple));
     }
     Report {
         time: analysis.time.clone(),
@@ -328,8 +328,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 
 /// Whether an input is the lengths of a recurrent node's rows.
 fn is_lengths(graph: &GraphProto, input: &str) -> bool {
-    let lens =
-        graph.node.iter().filter(|node| matches!(node.op_type(), "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM"));
+    let lens = graph.node.iter().filter(|node| is_recurrent(node.op_type()));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
     while let Some(name) = names.pop() {

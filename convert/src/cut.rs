@@ -9,7 +9,7 @@ use crate::infer::loops::scan_counts;
 use crate::infer::ops::hidden_size;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
-use crate::time::{Cut, Refusal, refuse};
+use crate::time::{Cut, Hint, Refusal, refuse};
 
 /// Where a state starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -130,11 +130,10 @@ impl Cutter<'_> {
             Some(name) if self.analysis.is_zero(name) => Start::Fill(0.0),
             Some(name) => {
                 if let Some(from) = self.content.get(name).and_then(|inputs| inputs.iter().min()) {
-                    let help = format!(
-                        "if input '{from}' is a state, name it and its output, as '<<<{from}, OUTPUT>>>', with --states (at \
-                         load: state_pairs)"
-                    );
-                    return Err(refuse(node, format!("starts from input '{from}'"), &help));
+                    let help =
+                        format!("if input '{from}' is a state, name it and its output, as '<<<{from}, OUTPUT>>>'");
+                    let refusal = refuse(node, format!("starts from input '{from}'"), &help);
+                    return Err(Refusal { hint: Some(Hint::States), ..refusal });
                 }
                 Start::Tensor(name.to_owned())
             }

@@ -4,6 +4,11 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
+/// Whether an operator has hidden states, which it passes from step to step.
+pub fn is_recurrent(operator: &str) -> bool {
+    matches!(operator, "DynamicQuantizeLSTM" | "GRU" | "LSTM" | "RNN")
+}
+
 /// The node that makes each tensor.
 pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
     let outputs = |(index, node)| NodeProto::named_outputs(node).map(move |name| (name, index));

@@ -3,7 +3,7 @@
 //! A model with an LSTM inside takes a whole sequence and keeps its recurrence to itself. [`convert`] cuts the
 //! recurrence open: each recurrent node, each loop and each causal convolution gets a state input and a state output.
 //! The converted model takes chunks of any length, and its answers are those of one run over everything. A model whose
-//! answers depend on later steps is refused with the node that stands in the way.
+//! answers depend on later steps is refused with the nodes that stand in the way.
 //!
 //! | module | |
 //! |---|---|
@@ -32,6 +32,7 @@ mod time;
 pub mod verify;
 
 pub use analysis::InputAxis;
+pub use batch::BatchError;
 pub use convert::{ConvertError, Converted, Options, convert, pairs};
 pub use report::Pair;
-pub use time::Refusal;
+pub use time::{Hint, Refusal, Refusals};

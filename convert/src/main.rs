@@ -11,8 +11,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
+use stateful_convert::report::Warning;
 use stateful_convert::verify::{self, Compared, Given, Models, Source, VerifyError};
-use stateful_convert::{ConvertError, Converted, InputAxis, Options, convert, pairs};
+use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, convert, pairs};
 use work_folder::WorkFolder;
 
 /// What `--version` says. `scripts/release` adds the commit.
@@ -45,7 +46,7 @@ struct Arguments {
     /// can be opened]
     #[arg(long, value_name = "INPUT@AXIS", value_delimiter = ',', value_parser = input_axis)]
     batch_axis: Vec<InputAxis>,
-    /// All states start at zero, whatever the model starts at
+    /// States start at zero instead of at learned or constant values; padding of convolutions and pooling keeps its value
     #[arg(long)]
     zero_initial_states: bool,
     /// Steps in a request: goes into config.pbtxt, and the comparison has chunks of it
@@ -97,13 +98,26 @@ enum Problem {
     Verify(#[from] VerifyError),
 }
 
-/// The options that help where no recurrence was found.
-fn advice(error: &ConvertError) -> &'static str {
-    if matches!(error, ConvertError::Nothing(_)) {
-        "\nname the time axis with --time INPUT@AXIS; if the model has state inputs, name the pairs with --states \
-         (stateful-inspect prints those that their names tell)"
-    } else {
-        ""
+/// The options that help.
+fn advice(error: &ConvertError) -> String {
+    let options: Vec<&str> = error.hints().into_iter().map(option).collect();
+    if options.is_empty() { String::new() } else { format!("\n{}", options.join("; ")) }
+}
+
+fn with_option(warning: &Warning) -> String {
+    warning.hint().map_or_else(|| warning.to_string(), |hint| format!("{warning}; {}", option(hint)))
+}
+
+/// The option for a hint.
+const fn option(hint: Hint) -> &'static str {
+    match hint {
+        Hint::Time => "name the axis of the steps with --time INPUT@AXIS",
+        Hint::States => {
+            "if the model has state inputs, name the pairs with --states (stateful-inspect prints those that their names \
+             tell)"
+        }
+        Hint::Batch => "--batch-axis INPUT@AXIS says which it is",
+        Hint::StartAtZero => "--zero-initial-states starts them at zero",
     }
 }
 
@@ -145,11 +159,14 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     if let Some(targets) = &targets {
         targets.write(&folder, &converted, arguments.chunk)?;
     }
+    let warnings: Vec<String> = converted.report.warnings.iter().map(with_option).collect();
     if arguments.json {
-        let done = json!({ "report": converted.report, "compared": compared, "written": targets.map(|targets| targets.names(&converted)) });
+        let mut report = json!(converted.report);
+        report["warnings"] = json!(warnings);
+        let done = json!({ "report": report, "compared": compared, "written": targets.map(|targets| targets.names(&converted)) });
         return Ok(format!("{done:#}"));
     }
-    let mut text = table::table(&converted.report, &compared);
+    let mut text = table::table(&converted.report, &compared, &warnings);
     for path in targets.iter().flat_map(|targets| targets.names(&converted)) {
         text += &format!("\nwritten: {}", path.display());
     }

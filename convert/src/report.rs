@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 
 use crate::analysis::InputAxis;
 use crate::onnx::{Dim, type_bytes, type_name};
+use crate::time::{Hint, Refusals};
 
 /// The two ends of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -114,7 +115,58 @@ pub struct Report {
     pub steps_multiple: i64,
     /// Some node takes one quantization scale over a whole request.
     pub quantizes: bool,
-    pub warnings: Vec<String>,
+    /// Each caller writes them with the names that it has for the hints.
+    #[serde(skip)]
+    pub warnings: Vec<Warning>,
+}
+
+/// What the user of a converted model should know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Warning {
+    /// The states of these nodes start at constants that aren't zero.
+    StartAtConstants(Vec<String>),
+    /// Axes of the inputs were taken for the batch, and others could be opened, too.
+    TwoBatches { taken: String, other: String },
+    /// These nodes take one quantization scale over a whole request.
+    Quantizes(Vec<String>),
+    /// A request must have a multiple of so many steps.
+    StepsMultiple(i64),
+    /// Recurrences inside the model got no state, because these nodes are in the way.
+    Uncut(Refusals),
+}
+
+impl Warning {
+    /// What the caller could say about it.
+    pub const fn hint(&self) -> Option<Hint> {
+        match self {
+            Self::StartAtConstants(_) => Some(Hint::StartAtZero),
+            Self::TwoBatches { .. } => Some(Hint::Batch),
+            Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::StartAtConstants(nodes) => write!(
+                f,
+                "{} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held \
+                 when it was exported",
+                nodes.join(", ")
+            ),
+            Self::TwoBatches { taken, other } => {
+                write!(f, "{taken} was taken for the batch, and {other} could be opened, too")
+            }
+            Self::Quantizes(nodes) => write!(
+                f,
+                "{} take one quantization scale over a whole request, so answers depend a little on its length",
+                nodes.join(", ")
+            ),
+            Self::StepsMultiple(steps) => write!(f, "a request must have a multiple of {steps} steps"),
+            Self::Uncut(refusals) => write!(f, "no recurrence inside the model got a state: {refusals}"),
+        }
+    }
 }
 
 fn type_text<S: Serializer>(elem: &i32, to: S) -> Result<S::Ok, S::Error> {

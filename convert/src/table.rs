@@ -6,7 +6,7 @@ use stateful_convert::report::{Report, Role, StartsAt};
 use stateful_convert::verify::Compared;
 
 /// Tables of inputs and outputs, states and comparisons, then warnings.
-pub fn table(report: &Report, compared: &[Compared]) -> String {
+pub fn table(report: &Report, compared: &[Compared], warnings: &[String]) -> String {
     let mut text = signature(report);
     text += &format!("\n{}", states(report));
     let bytes: Option<i64> = report.states.iter().map(|state| state.bytes).sum();
@@ -14,7 +14,7 @@ pub fn table(report: &Report, compared: &[Compared]) -> String {
         text += &format!("\nstates: {bytes} bytes a sequence\n");
     }
     text += &format!("\n{}", comparisons(compared));
-    for warning in &report.warnings {
+    for warning in warnings {
         text += &format!("\nwarning: {warning}");
     }
     text

@@ -137,12 +137,12 @@ def debian_package(release: Release, out: Path) -> Path:
             f"Architecture: {architecture}\n"
             f"Maintainer: triton-stateful maintainers <maintainers@triton-stateful.invalid>\n"
             f"Installed-Size: {size}\n"
-            f"Depends: libc6 (>= {newest_glibc(release.programs_and_library().values())}), libgcc-s1\n"
+            f"Depends: libc6 (>= {required_glibc(release.programs_and_library().values())}), libgcc-s1\n"
             f"Section: science\n"
             f"Priority: optional\n"
             f"Description: backend of Triton Inference Server for stateful ONNX models\n"
             f" It keeps the states of sequences in the server and runs sequences as one batch.\n"
-            f" ONNX Runtime 1.19 or newer has to be there, such as that of Triton's onnxruntime backend.\n"
+            f" ONNX Runtime 1.17 or newer has to be there, such as that of Triton's onnxruntime backend.\n"
         )
         (tree / "DEBIAN" / "control").chmod(0o644)
         for folder in [tree, *(path for path in tree.rglob("*") if path.is_dir())]:
@@ -159,8 +159,8 @@ def debian_package(release: Release, out: Path) -> Path:
     return path
 
 
-def newest_glibc(binaries: Iterable[Path]) -> str:
-    """The oldest glibc that has all that these files ask for."""
+def required_glibc(binaries: Iterable[Path]) -> str:
+    """The oldest version of glibc that these files run with."""
     asked = {match for binary in binaries for match in re.findall(rb"\bGLIBC_(\d+)\.(\d+)", binary.read_bytes())}
     return "{}.{}".format(*max((int(major), int(minor)) for major, minor in asked))
 

@@ -208,8 +208,8 @@ impl Search<'_> {
     fn batch_axis(&self, axis: usize) -> Option<Option<usize>> {
         let mut sent = self.info.dims.clone();
         // The first request and later ones have different lengths.
-        let lets_both_in = self.written.first != FirstRequest::Whole || self.configured(axis) == Some(-1);
-        if !take_off(&mut sent, axis, self.written) || !lets_both_in {
+        let allows_both_lengths = self.written.first != FirstRequest::Whole || self.configured(axis) == Some(-1);
+        if !take_off(&mut sent, axis, self.written) || !allows_both_lengths {
             return None;
         }
         let (batch, _) =

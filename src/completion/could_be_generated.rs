@@ -32,10 +32,11 @@ impl<'a> Model<'a> {
     fn attention_mask(&self) -> Option<String> {
         let symbol = self.requested(ATTENTION_MASK)?.symbols.last()?;
         // Optimum names the sum, and onnxruntime-genai's builder the total.
-        let (past, new) = match (symbol.split_once(" + "), symbol.strip_prefix("total_")) {
-            (Some((past, new)), _) => (past.to_owned(), new),
-            (None, Some(new)) => (format!("past_{new}"), new),
-            (None, None) => return None,
+        let (past, new) = if let Some((past, new)) = symbol.split_once(" + ") {
+            (past.to_owned(), new)
+        } else {
+            let new = symbol.strip_prefix("total_")?;
+            (format!("past_{new}"), new)
         };
         let is_state = |info: &&TensorInfo| self.pairs.iter().any(|pair| pair.input == info.name);
         let state = self.signature.inputs.iter().filter(is_state).find(|info| has_symbol(info, &past))?;

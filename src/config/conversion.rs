@@ -15,7 +15,8 @@ pub struct Conversion {
     pub recurrences: Option<Vec<(String, usize)>>,
     /// `open_batch`: a batch of 1 is opened. The axes that are the batch, as far as they are written.
     pub batch: Option<Vec<(String, usize)>>,
-    /// `use_const_initializer`: the states start at zero, whatever the model starts at.
+    /// `use_const_initializer`: the states start at zero instead of at learned or constant values. Padding of convolutions
+    /// and pooling keeps its value.
     pub zero_initial_states: bool,
 }
 
@@ -34,7 +35,7 @@ impl Conversion {
 /// Reads a switch that may have axes in place of `true`: `INPUT@AXIS`, separated by spaces or commas.
 fn axes(name: &'static str, parameters: &Parameters) -> Result<Option<Vec<(String, usize)>>, ConfigError> {
     let text = parameters.text(name).unwrap_or("false");
-    let expected = || bad(name, text, "'true', 'false', or axes as 'INPUT@AXIS' are expected");
+    let refused = || bad(name, text, "'true', 'false', or axes as 'INPUT@AXIS' are expected");
     match text {
         "true" | "1" => return Ok(Some(Vec::new())),
         "false" | "0" => return Ok(None),
@@ -42,10 +43,10 @@ fn axes(name: &'static str, parameters: &Parameters) -> Result<Option<Vec<(Strin
     }
     let axis = |text: String| match with_axis(&text) {
         Ok((input, Some(axis))) if !input.is_empty() => Ok((input.to_owned(), axis)),
-        _ => Err(expected()),
+        _ => Err(refused()),
     };
     let axes = names(name, parameters).into_iter().map(axis).collect::<Result<Vec<_>, _>>()?;
-    if axes.is_empty() { Err(expected()) } else { Ok(Some(axes)) }
+    if axes.is_empty() { Err(refused()) } else { Ok(Some(axes)) }
 }
 
 #[cfg(test)]

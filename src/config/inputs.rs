@@ -94,18 +94,18 @@ pub fn context_line(contexts: &[Context], input: &str, axis: usize) -> String {
 
 impl Context {
     /// The model's window along a dimension of the model: -1 for any length.
-    pub fn window(&self, of_model: i64) -> i64 {
-        self.new.filter(|_| of_model < 0).map_or(of_model, |new| (self.length + new) as i64)
+    pub fn window(&self, dim: i64) -> i64 {
+        self.new.filter(|_| dim < 0).map_or(dim, |new| (self.length + new) as i64)
     }
 
     /// What clients send along a dimension of the model: -1 for different lengths, `None` if the context cannot stand
     /// along it.
-    pub fn sent(&self, of_model: i64) -> Option<i64> {
-        let window = self.window(of_model);
-        let new = window - self.length as i64;
+    pub fn sent(&self, dim: i64) -> Option<i64> {
+        let window = self.window(dim);
         if window < 0 {
             return Some(-1);
         }
+        let new = window - self.length as i64;
         let fits = self.new.map_or(new > 0, |written| written as i64 == new);
         fits.then_some(if self.first == FirstRequest::Whole { -1 } else { new })
     }

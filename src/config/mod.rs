@@ -49,5 +49,6 @@ pub use resolved::{Config, StatePair, TensorConfig};
 pub use scheduling::Strategy;
 pub use session_options::{GraphOptimization, SessionOptions};
 pub use states::{
-    BY_SHAPE, DeclaredState, GROWING_PADDING, InitialValue, PairsFrom, StateDims, StatePairs, States, state_dims_line,
+    BY_SHAPE, ConvertedStates, DeclaredState, GROWING_PADDING, InitialValue, PairsFrom, StateDims, StatePairs, States,
+    state_dims_line,
 };

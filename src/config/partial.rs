@@ -293,7 +293,7 @@ impl PartialConfig {
     }
 
     /// Whether `sequence_batching` is there with `oldest`, and without `max_candidate_sequences`.
-    pub fn has_default_candidates(&self) -> bool {
+    pub fn leaves_candidates_out(&self) -> bool {
         let oldest = self.sequence_batching.as_ref().and_then(|batching| batching.oldest.as_ref());
         oldest.is_some_and(|oldest| oldest.max_candidate_sequences.0 == 0)
     }

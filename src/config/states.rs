@@ -55,6 +55,16 @@ pub enum StatePairs {
 /// The value of `state_pairs` that confirms pairs that are found by types, dims and order.
 pub const BY_SHAPE: &str = "auto-by-shape";
 
+/// The states of a model that was converted at load.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ConvertedStates {
+    pub pairs: Vec<StatePair>,
+    /// The values at which states start that don't start at zero, with the names of the states' inputs.
+    pub values: Vec<(String, f64)>,
+    /// Whether the conversion made a model for initial states.
+    pub has_initial_model: bool,
+}
+
 /// Where the states come from that are not declared in `sequence_batching.state`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairsFrom {
@@ -161,15 +171,10 @@ impl States {
         Ok((self.union(&found)?, from))
     }
 
-    /// Takes the states of a converted model, and the values at which they start. `has_model` says whether the conversion
-    /// made a model for initial states.
-    pub fn set_converted(
-        &mut self,
-        pairs: Vec<StatePair>,
-        values: Vec<(String, f64)>,
-        has_model: bool,
-    ) -> Result<(), ConfigError> {
-        if let Some(file) = self.initial_model.as_ref().filter(|_| has_model) {
+    /// Takes the states of a converted model.
+    pub fn set_converted(&mut self, converted: ConvertedStates) -> Result<(), ConfigError> {
+        let ConvertedStates { pairs, values, has_initial_model } = converted;
+        if let Some(file) = self.initial_model.as_ref().filter(|_| has_initial_model) {
             let rule = "the converted model computes where its states start: leave it out, or write \
                         'use_const_initializer' 'true'";
             return Err(bad("initial_state_model", file, rule));

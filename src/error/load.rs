@@ -81,8 +81,8 @@ pub enum LoadError {
     #[error("model '{model}' has no instances on the {kind}")]
     NoSite { model: String, kind: String },
     /// The model for initial states takes no input, so it was run, and failed.
-    #[error("the initial_state_model '{file}' cannot be run: {source}")]
-    InitialModel { file: String, source: RequestError },
+    #[error("the {model} cannot be run: {source}")]
+    InitialModel { model: String, source: RequestError },
     /// The code of this library is wrong; the server lives on.
     #[error(transparent)]
     Panic(#[from] Panic),

@@ -26,7 +26,7 @@ impl Exact {
         Some(Self { start, layout })
     }
 
-    /// Always moves, so that an address of before is seen, too.
+    /// Always moves, so that a sanitizer reports uses of the old address.
     pub fn resize(&mut self, bytes: usize) -> Option<()> {
         let moved = Self::new(bytes)?;
         let kept = self.layout.size().min(moved.layout.size());

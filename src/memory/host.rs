@@ -7,7 +7,8 @@ use super::exact::Exact as Pages;
 use pages::Pages;
 
 /// Zeroed host memory, aligned to a page. The pages come from the system when they are first touched, and go back to it
-/// when the buffer is dropped. (An allocator could keep them.)
+/// when the buffer is dropped. (An allocator could keep them.) With the feature `exact-buffers`, which is for tests, the
+/// memory comes from the allocator and is aligned to a cache line.
 pub struct Buffer {
     pages: Pages,
     bytes: usize,
@@ -20,7 +21,8 @@ impl Buffer {
         Ok(Self { pages, bytes })
     }
 
-    /// Grows or shrinks the buffer. The bytes that still fit keep their values, without being copied.
+    /// Grows or shrinks the buffer. The bytes that still fit keep their values, and are copied only with
+    /// `exact-buffers`.
     pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryError> {
         self.pages.resize(bytes).ok_or(MemoryError::Host { bytes })?;
         self.bytes = bytes;

@@ -19,7 +19,7 @@ pub use initial::InitialStep;
 pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
 pub use metrics::Ran;
 #[cfg(test)]
-pub use prepared::OfModel;
+pub use prepared::OnnxModel;
 pub use prepared::Prepared;
 pub use sessions::Opened;
 pub use site::Site;
@@ -27,7 +27,7 @@ pub use site::Site;
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
 use crate::config::{self, Config, InstanceKind, PartialConfig, Placement};
-use crate::conversion::Served;
+use crate::conversion::{Served, convert_if_asked};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
@@ -86,17 +86,13 @@ impl Model {
             &version_dir,
         )?;
         let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
-        let Served { model, initial_states, notes, warnings } = Served::new(&mut partial, file, library, settings)?;
+        let Served { model, initial_states, notes, warnings } =
+            convert_if_asked(&mut partial, file, library, settings)?;
         let mut sessions = Sessions::new(library.clone(), model, partial.session.clone(), partial.providers.clone());
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
         let mut prepared = Prepared::new(&mut partial, &session, sessions.source(), &location.repository, settings)?;
-        if prepared.state_api.is_some() && !triton::gives_request_parameters() {
-            return Err(LoadError::NoRequestParameters);
-        }
-        if partial.has_default_candidates() && !triton::has_default_candidates() {
-            return Err(LoadError::NoDefaultCandidates { wanted: prepared.config.max_batch_size.max(1) });
-        }
+        check_server(&partial, &prepared)?;
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
             triton.set_config_json(partial.document().to_string().as_bytes())?;
@@ -247,4 +243,15 @@ impl Model {
             );
         }
     }
+}
+
+/// Refuses what this server can't do.
+fn check_server(partial: &PartialConfig, prepared: &Prepared) -> Result<(), LoadError> {
+    if prepared.state_api.is_some() && !triton::gives_request_parameters() {
+        return Err(LoadError::NoRequestParameters);
+    }
+    if partial.leaves_candidates_out() && !triton::fills_in_candidates() {
+        return Err(LoadError::NoDefaultCandidates { wanted: prepared.config.max_batch_size.max(1) });
+    }
+    Ok(())
 }

@@ -22,9 +22,9 @@ pub struct Prepared {
     pub has_additions: bool,
 }
 
-/// What an ONNX model says of itself.
+/// An ONNX model's signature, description and metadata.
 #[derive(Clone, Copy)]
-pub struct OfModel<'a> {
+pub struct OnnxModel<'a> {
     pub signature: &'a Signature,
     /// The graph's description.
     pub description: Option<&'a str>,
@@ -41,24 +41,24 @@ impl Prepared {
         repository: &Path,
         settings: Settings,
     ) -> Result<Self, LoadError> {
-        let of_model = OfModel {
+        let onnx = OnnxModel {
             signature: session.signature(),
             description: session.graph_description(),
             metadata: session.metadata(),
         };
-        Self::of_model(partial, of_model, model, repository, settings)
+        Self::from_onnx(partial, onnx, model, repository, settings)
     }
 
     /// As [`Prepared::new`], without a session.
-    pub fn of_model(
+    pub fn from_onnx(
         partial: &mut PartialConfig,
-        of_model: OfModel,
+        onnx: OnnxModel,
         model: &ModelSource,
         repository: &Path,
         settings: Settings,
     ) -> Result<Self, LoadError> {
-        Self::prepare(partial, of_model, model, repository, settings).map_err(|error| {
-            let needs = Advice::new(partial, of_model.signature).warnings;
+        Self::prepare(partial, onnx, model, repository, settings).map_err(|error| {
+            let needs = Advice::new(partial, onnx.signature).warnings;
             if needs.is_empty() {
                 return error;
             }
@@ -68,7 +68,7 @@ impl Prepared {
 
     fn prepare(
         partial: &mut PartialConfig,
-        OfModel { signature, description, metadata }: OfModel,
+        OnnxModel { signature, description, metadata }: OnnxModel,
         model: &ModelSource,
         repository: &Path,
         settings: Settings,
@@ -105,10 +105,14 @@ impl Prepared {
         version_dir: &Path,
         library: &Library,
     ) -> Result<Option<LoadedInitialModel>, LoadError> {
-        let source = match (converted, &self.config.states.initial_model) {
-            (Some(converted), _) => converted,
-            (None, Some(name)) => config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?.into(),
-            (None, None) => return Ok(None),
+        let configured = self.config.states.initial_model.as_deref();
+        let (label, source) = if let Some(converted) = converted {
+            ("model of initial states that the conversion made".to_owned(), converted)
+        } else if let Some(name) = configured {
+            let file = config::find_named_file(version_dir, "parameter 'initial_state_model'", name)?;
+            (format!("initial_state_model '{name}'"), file.into())
+        } else {
+            return Ok(None);
         };
         let session = Arc::new(Session::open(library, &source, &self.config.session, Provider::Cpu)?);
         let bound = InitialModel::new(&self.binding, session.signature())?;
@@ -117,7 +121,7 @@ impl Prepared {
             return Ok(Some(LoadedInitialModel { session, binding: bound }));
         }
         let ran = InitialStep::new(session, &bound)?.run(&self.binding, &bound, None);
-        let initial = ran.map_err(|error| LoadError::InitialModel { file: source.to_string(), source: error })?;
+        let initial = ran.map_err(|error| LoadError::InitialModel { model: label, source: error })?;
         self.binding.set_initial(initial);
         Ok(None)
     }

@@ -6,18 +6,29 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A model's file, or what the file was converted to.
+/// A model's file, or what a conversion made of it.
 #[derive(Clone, Debug)]
 pub struct ModelSource {
     file: PathBuf,
+    made: Option<Made>,
+}
+
+#[derive(Clone, Debug)]
+struct Made {
+    what: &'static str,
     /// Kept as long as the model, because each instance on a GPU opens a session.
-    converted: Option<Arc<[u8]>>,
+    bytes: Arc<[u8]>,
 }
 
 impl ModelSource {
     /// The model that was made of a file.
     pub fn converted(file: PathBuf, bytes: Vec<u8>) -> Self {
-        Self { file, converted: Some(bytes.into()) }
+        Self { file, made: Some(Made { what: "converted", bytes: bytes.into() }) }
+    }
+
+    /// The model of initial states that was made of a file.
+    pub fn initial_states(file: PathBuf, bytes: Vec<u8>) -> Self {
+        Self { file, made: Some(Made { what: "its initial states", bytes: bytes.into() }) }
     }
 
     /// The file, also of a converted model.
@@ -27,19 +38,19 @@ impl ModelSource {
 
     /// What is read in place of the file.
     pub fn bytes(&self) -> Option<&[u8]> {
-        self.converted.as_deref()
+        self.made.as_ref().map(|made| &*made.bytes)
     }
 }
 
 impl From<PathBuf> for ModelSource {
     fn from(file: PathBuf) -> Self {
-        Self { file, converted: None }
+        Self { file, made: None }
     }
 }
 
 impl fmt::Display for ModelSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let converted = if self.converted.is_some() { " (converted)" } else { "" };
-        write!(f, "{}{converted}", self.file.display())
+        write!(f, "{}", self.file.display())?;
+        self.made.as_ref().map_or(Ok(()), |made| write!(f, " ({})", made.what))
     }
 }

@@ -79,7 +79,7 @@ pub fn gives_request_parameters() -> bool {
 
 /// Whether core has a default for `max_candidate_sequences`. Without it (before Triton 23.09), core takes 0 as no place for
 /// any sequence, and its requests wait for ever.
-pub fn has_default_candidates() -> bool {
+pub fn fills_in_candidates() -> bool {
     const SINCE: Version = Version { major: 1, minor: 16 };
     triton_sys::versions().is_none_or(|offered| offered.backend >= SINCE)
 }
@@ -88,7 +88,10 @@ pub fn has_default_candidates() -> bool {
 pub fn log_limits() {
     let api = triton_sys::api();
     let without: Vec<_> = LIMITS.iter().filter(|limit| (limit.is_absent)(api)).map(|limit| limit.effect).collect();
-    if let (false, Some(Versions { backend, .. })) = (without.is_empty(), triton_sys::versions()) {
+    if without.is_empty() {
+        return;
+    }
+    if let Some(Versions { backend, .. }) = triton_sys::versions() {
         ::log::warn!("this Triton server has backend API {backend}, which is old: {}", without.join("; "));
     }
 }

@@ -48,13 +48,13 @@ impl Oracle {
     }
 }
 
-/// A request by chance.
+/// A random request.
 fn by_chance(random: &mut Random, ids: u64) -> (u64, u32, Row) {
     let flags = if random.one_in(4) { START } else { 0 } | if random.one_in(6) { END } else { 0 };
     (1 + random.below(ids), flags, [random.below(100) as f32, random.below(100) as f32])
 }
 
-/// Sends payloads by chance, in which a sequence may stand several times, without waiting for answers.
+/// Sends random payloads, in which a sequence may stand several times, without waiting for answers.
 pub fn send(
     model: &Loaded,
     random: &mut Random,
@@ -158,7 +158,7 @@ pub fn stateful_config(parameters: &[(&str, &str)]) -> Value {
     fake_triton::with_parameters(config, &[("state_api", "true")])
 }
 
-/// A request that reads, sets, copies or removes states by chance.
+/// A random request that reads, sets, copies or removes states.
 pub fn asked_of_states(random: &mut Random, mut request: Request) -> Request {
     if random.one_in(3) {
         request.inputs.clear();

@@ -1,4 +1,4 @@
-//! Payloads by chance, held against what a client can know.
+//! Random payloads, held against what a client can know.
 
 use super::fuzzed::altered;
 use super::*;
@@ -11,7 +11,7 @@ enum Known {
     Nothing,
 }
 
-/// Payloads by chance, over a few sequences, held against what a client can know.
+/// Random payloads, over a few sequences, held against what a client can know.
 pub struct Traffic {
     random: Random,
     /// Whether some requests are altered in any way.
@@ -213,7 +213,7 @@ fn lanes_of_the_direct_strategy_keep_their_sums_apart() {
 pub struct Lanes([Option<(u64, Row)>; 4]);
 
 impl Lanes {
-    /// Runs a payload by chance. If `alters`, some requests are altered in any way.
+    /// Runs a random payload. If `alters`, some requests are altered in any way.
     pub fn step(&mut self, model: &Loaded, random: &mut Random, alters: bool) {
         let (mut asked, mut payload) = (Vec::new(), Vec::new());
         for lane in &self.0 {

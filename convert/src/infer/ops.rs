@@ -3,6 +3,7 @@
 use super::Tensor;
 use super::arithmetic::{broadcast, element_wise};
 use super::shaping::{self, axis_of, list};
+use crate::graph::is_recurrent;
 use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
@@ -175,7 +176,7 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "MaxPool" | "AveragePool" | "LpPool" => vec![window(node, first, None, true)?],
         "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => vec![global_pool(first)],
         "Pad" => vec![pad(node, inputs)],
-        "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM" => recurrent(node, inputs),
+        op if is_recurrent(op) => recurrent(node, inputs),
         "ArgMax" | "ArgMin" => {
             let axes = [node.int("axis").unwrap_or(0)];
             vec![reduced(first, Some(&axes), node.int("keepdims").unwrap_or(1) != 0, DataType::Int64 as i32)?]

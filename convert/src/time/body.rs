@@ -31,7 +31,7 @@ enum Carried {
 impl<'a> Tracker<'a> {
     /// Follows the steps through a body or a branch. The first node in the way stands for all.
     fn run_inner(&mut self) -> Result<(), Refusal> {
-        self.run().map_err(|mut refused| refused.remove(0))
+        self.run().map_err(|refused| *refused.first)
     }
 
     pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {

@@ -10,6 +10,7 @@ mod moves;
 mod place;
 mod products;
 mod recurrent;
+mod refusal;
 mod rules;
 mod turns;
 mod windows;
@@ -20,7 +21,8 @@ use crate::graph::{captured, inputs_of, producers};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto};
 
-pub use place::{Layout, Place, Refusal};
+pub use place::{Layout, Place};
+pub use refusal::{Hint, Refusal, Refusals};
 
 /// A place where a state takes over what one run had to itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -98,9 +100,8 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Follows the steps to the outputs. An error has all nodes that are in the way. The first is in front of the
-    /// others, so it may be what makes them stand in the way.
-    pub fn run(&mut self) -> Result<(), Vec<Refusal>> {
+    /// Follows the steps to the outputs.
+    pub fn run(&mut self) -> Result<(), Refusals> {
         let mut reached = None;
         for (index, node) in self.graph.node.iter().enumerate() {
             let places = match self.node(index, node) {
@@ -135,8 +136,7 @@ impl<'a> Tracker<'a> {
             }
         }
         self.found.reached = reached.unwrap_or(self.found.reached);
-        let refused = std::mem::take(&mut self.refused);
-        if refused.is_empty() { Ok(()) } else { Err(refused) }
+        Refusals::new(std::mem::take(&mut self.refused)).map_or(Ok(()), Err)
     }
 
     /// Where an output of a node in the way would have the steps, so that the nodes behind it can be looked at: on the
@@ -293,5 +293,6 @@ const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export 
 
 /// A refusal of a node.
 pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
-    Refusal { node: node.label().to_owned(), operator: node.operator(), why: why.into(), help: help.to_owned() }
+    let (node, operator) = (node.label().to_owned(), node.operator());
+    Refusal { node, operator, why: why.into(), help: help.to_owned(), hint: None }
 }

@@ -1,7 +1,5 @@
 //! Where a tensor carries time.
 
-use std::fmt;
-
 /// How a tensor depends on the steps of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -67,26 +65,6 @@ impl Layout {
             suffix = with;
         }
         None
-    }
-}
-
-/// Why a graph can't run in steps: the node in the way, and what would help.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Refusal {
-    /// The node's name, or its first output's.
-    pub node: String,
-    /// Its operator.
-    pub operator: String,
-    /// Why it can't run in steps.
-    pub why: String,
-    /// What would help.
-    pub help: String,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, operator, why, help } = self;
-        write!(f, "{operator} '{node}' {why}; {help}")
     }
 }
 

@@ -1,6 +1,7 @@
 //! What each operator does to steps.
 
-use super::{Layout, Place, Refusal, Tracker, mixing, moves, products, recurrent, refuse, turns, windows};
+use super::{Hint, Layout, Place, Refusal, Tracker, mixing, moves, products, recurrent, refuse, turns, windows};
+use crate::graph::is_recurrent;
 use crate::infer::ops::{BROADCAST, UNARY};
 use crate::infer::shaping::list;
 use crate::onnx::schema::NodeProto;
@@ -102,7 +103,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
             one(windows::window(tracker, index, node, places))
         }
         "Pad" => one(windows::pad(tracker, index, node, places)),
-        "LSTM" | "GRU" | "RNN" | "DynamicQuantizeLSTM" => recurrent::recurrent(tracker, index, node, places),
+        op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
         "Einsum" => one(products::einsum(node, places)),
         "Attention" | "MultiHeadAttention" | "GroupQueryAttention" => {
             Err(refuse(node, "attends over the whole input", ATTENTION))
@@ -183,9 +184,9 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
                         ));
                     }
                     let help = "positions and masks over the whole input can't run in steps; if it is an input that \
-                                has the steps too, name its axis with --time (at load: \
-                                low_latency_transformation)";
-                    return Err(refuse(node, format!("takes '{name}', which has its own value for each step"), help));
+                                has the steps too, name its axis";
+                    let refusal = refuse(node, format!("takes '{name}', which has its own value for each step"), help);
+                    return Err(Refusal { hint: Some(Hint::Time), ..refusal });
                 }
             }
             _ => {}

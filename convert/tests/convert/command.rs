@@ -48,6 +48,16 @@ fn a_model_repository_gets_the_model_its_initial_states_and_a_configuration() {
 }
 
 #[test]
+fn help_names_the_option() {
+    let learned = command(&[path(&export("torch_lstm_learned")), "--dry-run"]);
+    assert!(text(&learned.stdout).contains("--zero-initial-states starts them at zero"), "{}", text(&learned.stdout));
+    let json = command(&[path(&export("torch_lstm_learned")), "--dry-run", "--json"]);
+    assert!(text(&json.stdout).contains("--zero-initial-states starts them at zero"), "{}", text(&json.stdout));
+    let given = command(&[path(&export("torch_lstm_given")), "--dry-run"]);
+    assert!(text(&given.stderr).contains("name the pairs with --states"), "{}", text(&given.stderr));
+}
+
+#[test]
 fn states_may_start_at_zero_although_the_model_starts_elsewhere() {
     let output = folder().join("1/model.onnx");
     let done = command(&[path(&export("torch_lstm_learned")), "-o", path(&output), "--zero-initial-states"]);

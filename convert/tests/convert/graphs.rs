@@ -2,9 +2,9 @@
 
 use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use stateful_convert::onnx::{DataType, bracketed, opset, read};
-use stateful_convert::report::StartsAt;
+use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
-use stateful_convert::{InputAxis, Options, convert};
+use stateful_convert::{Hint, InputAxis, Options, convert};
 
 use crate::common::{Build, FLOAT, checked, compare, dims, node, pair, refusal, states, with_graph, with_text};
 
@@ -248,7 +248,7 @@ fn a_layer_that_starts_at_the_end_of_another_is_refused_although_the_model_has_s
     let (converted, _) = checked(build.node(second).bytes(), &options).unwrap();
     assert_eq!(states(&converted), ["h"]);
     assert!(
-        converted.report.warnings[0].contains("GRU 'second' takes initial_h from the steps"),
+        converted.report.warnings[0].to_string().contains("GRU 'second' takes initial_h from the steps"),
         "{:?}",
         converted.report.warnings
     );
@@ -347,11 +347,12 @@ fn of_several_axes_that_could_be_the_batch_one_can_be_named() {
     let (converted, _) = checked(square(), &open).unwrap();
     assert_eq!(converted.report.opened, [axis("x", 0), axis("h", 0)]);
     let [warning] = converted.report.warnings.as_slice() else { panic!("{:?}", converted.report.warnings) };
-    assert!(warning.starts_with("x@0,h@0 was taken for the batch, and x@1,h@1 could be opened, too"), "{warning}");
+    let (taken, other) = ("x@0,h@0".to_owned(), "x@1,h@1".to_owned());
+    assert_eq!(*warning, Warning::TwoBatches { taken, other });
     let named = Options { batch: vec![axis("x", 1)], ..open.clone() };
     let (converted, _) = checked(square(), &named).unwrap();
     assert_eq!(converted.report.opened, [axis("x", 1), axis("h", 1)]);
-    assert_eq!(converted.report.warnings, [""; 0]);
+    assert_eq!(converted.report.warnings, []);
     assert_eq!(bracketed(&converted.report.states[0].dims), "[1, batch, 4]");
     for (wrong, expected) in [
         (axis("z", 0), "the model has no input 'z' (it has x, h)"),
@@ -387,8 +388,9 @@ fn positions_in_the_whole_input_are_refused() {
         node("Add", "x column_of", "z"),
     ];
     let build = behind(nodes).ints("zero", &[], &[0]).ints("one", &[], &[1]).ints("column", &[3], &[-1, 1, 1]);
-    let message = refusal(build.bytes(), &any());
-    assert!(message.contains("takes 'column_of', which has its own value for each step"), "{message}");
+    let error = convert(build.bytes().into(), &along_time()).unwrap_err();
+    assert!(error.to_string().contains("takes 'column_of', which has its own value for each step"), "{error}");
+    assert_eq!(error.hints(), [Hint::Time]);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 """The soak: hours of sequences that start, step, end or vanish at random, every answer checked.
 
-Four models, so that each trouble has its own: `steady` gets most of the requests; clients of `vanishing` break off their
+Four models, so that each load has its own: `steady` gets most of the requests; clients of `vanishing` break off their
 streams, or are killed, with requests on their way; `reloaded` is unloaded and loaded; the states of `stated` are read,
 written, copied and saved. It ends at the first answer that is wrong or missing. In the end, the memory and the file
 descriptors of the server must not have grown, and no sequence of a vanished client may be left.
@@ -38,15 +38,15 @@ ANSWER_S = 60
 VANISHED_IDLE_US = 5_000_000
 """What nobody comes back to is over after this."""
 LIFE_S = 3.0
-"""A client that is killed has so long: about a second to start, the rest to send."""
+"""Seconds until a client is killed. It needs about one of them to start."""
 MEMORY_GROWN = 1.1
-"""The server's memory in the last quarter may be so much of that in the second; it goes up and down by less."""
+"""At the end, memory may be 1.1 times that of the second quarter. It goes up and down by less."""
 FILES_GROWN = 16
-"""So many more files may be open: gRPC opens a few for its threads. There are more reloads and killed clients than that
+"""At most this many more open files: gRPC opens a few for its threads. There are more reloads and killed clients than that
 between the two quarters of a soak of three minutes."""
 
 # Sends on a stream until it is killed.
-_MORTAL = """
+_SENDER = """
 import sys
 import numpy as np
 import tritonclient.grpc as grpc
@@ -99,10 +99,10 @@ class Soak:
             for name in names:
                 _write(repository, name)
             with TritonServer(repository, backends=BACKENDS, model_control="explicit", load_models=names) as server:
-                troubles: list[Callable[[], None]] = [partial(self.steady, server, number) for number in range(THREADS)]
-                others = (self.vanish, self.die, self.reload, self.call_states)
-                troubles += [partial(trouble, server) for trouble in others]
-                threads = [threading.Thread(target=self._guarded, args=(trouble,)) for trouble in troubles]
+                loads: list[Callable[[], None]] = [partial(self.steady, server, number) for number in range(THREADS)]
+                others = (self.vanish, self.kill_clients, self.reload, self.call_states)
+                loads += [partial(load, server) for load in others]
+                threads = [threading.Thread(target=self._guarded, args=(load,)) for load in loads]
                 for thread in threads:
                     thread.start()
                 self._watch(server, threads)
@@ -140,10 +140,10 @@ class Soak:
     def goes_on(self) -> bool:
         return time.monotonic() < self.until and not self.wrong
 
-    def _guarded(self, trouble: Callable[[], None]) -> None:
-        """A trouble that breaks off for any reason is a failure of the soak."""
+    def _guarded(self, load: Callable[[], None]) -> None:
+        """A load that breaks off for any reason is a failure of the soak."""
         try:
-            trouble()
+            load()
         except Exception:
             self.wrong.append(traceback.format_exc())
 
@@ -204,11 +204,11 @@ class Soak:
             first_id, kinds = first_id + 4, kinds + 1
             time.sleep(0.02)
 
-    def die(self, server: TritonServer) -> None:
+    def kill_clients(self, server: TritonServer) -> None:
         """Kills processes that send on a stream as fast as they can."""
         first_id = 1 << 32
         while self.goes_on():
-            command = [sys.executable, "-c", _MORTAL, server.grpc_url, str(first_id)]
+            command = [sys.executable, "-c", _SENDER, server.grpc_url, str(first_id)]
             with subprocess.Popen(command) as client:
                 time.sleep(LIFE_S)
                 if client.poll() is not None:

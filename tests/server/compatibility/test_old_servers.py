@@ -16,7 +16,7 @@ from harness.state_api import StateSequence, with_state_api
 
 
 @pytest.fixture
-def server(deployment) -> tuple[int, int]:
+def server_version(deployment) -> tuple[int, int]:
     major, minor, _ = deployment.admin.get_server_metadata().version.split(".")
     return int(major), int(minor)
 
@@ -36,13 +36,13 @@ def said(deployment) -> str:
         ((2, 41), "the timeouts of requests are ignored"),
     ],
 )
-def test_the_log_names_what_the_server_lacks(server, said, since, without):
-    assert (without in said) == (server < since), said
+def test_the_log_names_what_the_server_lacks(server_version, said, since, without):
+    assert (without in said) == (server_version < since), said
 
 
-def test_the_state_api_works_or_its_model_does_not_load(deployment, server):
+def test_the_state_api_works_or_its_model_does_not_load(deployment, server_version):
     model = with_state_api(models.ledger(name="state_api_on_any_server"))
-    if server < (2, 32):
+    if server_version < (2, 32):
         refused(deployment, model, "state_api", "TRITONBACKEND_RequestParameter", "23.03")
         return
     deployment.serve(model)
@@ -56,9 +56,9 @@ def test_the_state_api_works_or_its_model_does_not_load(deployment, server):
         client.close()
 
 
-def test_oldest_has_places_without_max_candidate_sequences_or_the_model_does_not_load(deployment, server):
+def test_oldest_has_places_without_max_candidate_sequences_or_the_model_does_not_load(deployment, server_version):
     model = models.counter(name="no_candidates_written", scheduling="sequence_batching { oldest { } }")
-    if server < (2, 38):
+    if server_version < (2, 38):
         refused(deployment, model, "max_candidate_sequences", "0", "23.09")
         return
     deployment.serve(model)

@@ -142,7 +142,8 @@ def test_states_start_at_zero_with_use_const_initializer(deployment):
     x = RNG.normal(size=(6, 1, 4)).astype(np.float32)
     answers = {}
     for served, more in {"learned": {}, "zero": {"use_const_initializer": "true"}}.items():
-        load(deployment, f"at_load_{served}", lstm("rnn", h, c), low_latency_transformation="true", **more)
+        log = load(deployment, f"at_load_{served}", lstm("rnn", h, c), low_latency_transformation="true", **more)
+        assert said("'use_const_initializer' starts them at zero", log) == (served == "learned")
         start = (h, c) if served == "learned" else (zeros, zeros)
         expected = onnxruntime.InferenceSession(lstm("rnn", *start).SerializeToString()).run(None, {"x": x})[0]
         client, sequence_id = deployment.connect(), new_id()
@@ -211,9 +212,10 @@ def test_what_cannot_run_in_steps_is_refused_with_the_node_and_what_would_help(d
 
 def test_a_batch_that_cannot_be_opened_is_refused(deployment):
     both = {"low_latency_transformation": "true"}
-    assert_said(load_error(deployment, "torch_gru", open_batch="true", **both), "no dimension of 1")
+    error = load_error(deployment, "torch_gru", open_batch="true", **both)
+    assert_said(error, "parameter 'open_batch'", "no dimension of 1")
     error = load_error(deployment, "torch_lstm_batch_one", open_batch="x@2", **both)
-    assert_said(error, "axis 2 of input 'x'", "[1, time, 4]")
+    assert_said(error, "parameter 'open_batch'", "axis 2 of input 'x'", "[1, time, 4]")
 
 
 def test_weights_in_files_of_their_own_are_left_to_the_command(deployment):

@@ -11,8 +11,8 @@ use std::process::ExitCode;
 use clap::Parser;
 use serde_json::{Map, Value, json};
 use triton_stateful::inspect::{
-    EnvironmentOptions, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider, SearchPath, Served,
-    Session, Settings, explain, explain_batch_scale,
+    EnvironmentOptions, Library, LoadError, LogLevel, PairsFrom, PartialConfig, Prepared, Provider, SearchPath,
+    Session, Settings, convert_if_asked, explain, explain_batch_scale,
 };
 
 /// Shows what the stateful backend makes of an ONNX model: what each input and output is taken for and why, and the
@@ -103,7 +103,8 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         partial = PartialConfig::new(written).map_err(LoadError::from)?;
     }
     let settings = Settings { completes: true, default_max_batch_size: 0 };
-    let served = Served::new(&mut partial, arguments.model.clone(), &library, settings).map_err(LoadError::from)?;
+    let served =
+        convert_if_asked(&mut partial, arguments.model.clone(), &library, settings).map_err(LoadError::from)?;
     let session = Session::open(&library, &served.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
     // The file is in the folder of its version. The files of initial states are beside that folder.
     let version_dir = arguments.model.parent().unwrap_or(Path::new(""));

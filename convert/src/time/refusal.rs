@@ -1,0 +1,80 @@
+//! Why a graph can't run in steps.
+
+use std::fmt;
+
+/// A node in the way, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The node's name, or its first output's.
+    pub node: String,
+    /// Its operator.
+    pub operator: String,
+    /// Why it can't run in steps.
+    pub why: String,
+    /// What would help.
+    pub help: String,
+    /// What the caller could say that would help.
+    pub hint: Option<Hint>,
+}
+
+/// What a caller could say about the model. Each caller has its own names for this: options, or parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hint {
+    /// Which axes of the inputs have the steps.
+    Time,
+    /// Which inputs and outputs are states.
+    States,
+    /// Which axes of the inputs are the batch.
+    Batch,
+    /// That the states start at zero.
+    StartAtZero,
+}
+
+/// The nodes in the way, in the order of the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusals {
+    /// The node that the steps reach first.
+    pub first: Box<Refusal>,
+    /// Later ones. They may be a result of the first.
+    pub others: Vec<Refusal>,
+}
+
+/// gRPC doesn't carry an error of many kilobytes to a client that loads a model.
+const MOST_LISTED: usize = 8;
+
+impl Refusals {
+    /// `None` if there are no refusals.
+    pub fn new(refused: Vec<Refusal>) -> Option<Self> {
+        let mut refused = refused.into_iter();
+        Some(Self { first: Box::new(refused.next()?), others: refused.collect() })
+    }
+
+    /// All nodes in the way.
+    pub fn iter(&self) -> impl Iterator<Item = &Refusal> {
+        std::iter::once(&*self.first).chain(&self.others)
+    }
+}
+
+impl From<Refusal> for Refusals {
+    fn from(first: Refusal) -> Self {
+        Self { first: Box::new(first), others: Vec::new() }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { node, operator, why, help, hint: _ } = self;
+        write!(f, "{operator} '{node}' {why}; {help}")
+    }
+}
+
+impl fmt::Display for Refusals {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines: Vec<String> = self.iter().take(MOST_LISTED).map(Refusal::to_string).collect();
+        let more = (self.others.len() + 1).saturating_sub(MOST_LISTED);
+        if more > 0 {
+            lines.push(format!("{more} more nodes stand in the way"));
+        }
+        f.write_str(&lines.join("\n"))
+    }
+}
