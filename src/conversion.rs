@@ -36,6 +36,11 @@ pub enum ConversionError {
         file.display()
     )]
     Check { file: PathBuf, why: VerifyError },
+    #[error(
+        "parameter 'padded_inputs' lists '{input}', but with 'low_latency_transformation', states would take in the \
+         padding: leave 'padded_inputs' out"
+    )]
+    Padded { input: String },
     #[error(transparent)]
     Config(#[from] ConfigError),
     #[error(transparent)]
@@ -81,6 +86,9 @@ pub fn convert_if_asked(
     }
     if !cuts && asked.batch.is_none() {
         return Ok(Served { notes, ..Served::unchanged(file) });
+    }
+    if let Some(padded) = partial.ragged.inputs.first().filter(|_| cuts) {
+        return Err(ConversionError::Padded { input: padded.input.clone() });
     }
     let converted = convert(partial, &file, &pairs, cuts)?;
     let compared = check(library, &file, &converted)?;

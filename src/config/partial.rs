@@ -71,7 +71,7 @@ pub struct PartialConfig {
     pub(super) constants: Vec<(String, Vec<String>)>,
     /// Inputs that this backend fills, so that no request carries them.
     pub generated: Vec<GeneratedInput>,
-    pub(super) ragged: Ragged,
+    pub(crate) ragged: Ragged,
     pub(super) is_decoupled: bool,
     pub(super) parameters: Parameters,
     /// This backend schedules the sequences.

@@ -118,6 +118,11 @@ def test_a_request_without_steps_is_refused_and_the_sequence_goes_on(deployment,
     np.testing.assert_allclose(np.concatenate(came, axis=1), whole(name, x), rtol=0, atol=1e-6)
 
 
+def test_padding_is_refused(deployment):
+    error = load_error(deployment, "torch_lstm_packed", low_latency_transformation="true", padded_inputs="x=lengths")
+    assert_said(error, "'padded_inputs' lists 'x'", "leave 'padded_inputs' out")
+
+
 def test_the_axis_of_the_steps_may_be_named(deployment):
     load(deployment, "at_load_axis", "torch_gru", low_latency_transformation="x@1")
     assert_steps_are_the_whole(deployment.connect(), "at_load_axis", "torch_gru")
