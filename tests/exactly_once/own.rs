@@ -77,6 +77,15 @@ pub fn send(
     sent
 }
 
+/// Ends the sequences 1 to 7, and checks that a new one finds a place.
+pub fn end_all(model: &Loaded) {
+    for id in 1..=7 {
+        model.run(vec![request(id, END, [0.0, 0.0])]);
+    }
+    let after = model.run(vec![request(100, START | END, [1.0, 2.0])]);
+    assert_eq!(sums(&after), [Some([1.0, 2.0])], "every place is free again");
+}
+
 /// The answers are those of sequences that got their requests in the order in which they were sent. A request that is
 /// `altered` may fail instead.
 pub fn assert_in_order(sent: &[Arc<Request>], altered: impl Fn(&Request) -> bool) {
@@ -195,11 +204,7 @@ fn whatever_is_asked_of_states_each_request_is_answered_once_and_released_once()
         let sent = send(&model, &mut random, 400, asked_of_states);
         wait_for_release(&sent);
         ledger::set_faults(Faults::None);
-        for id in 1..=7 {
-            model.run(vec![request(id, END, [0.0, 0.0])]);
-        }
-        let after = model.run(vec![request(100, START | END, [1.0, 2.0])]);
-        assert_eq!(sums(&after), [Some([1.0, 2.0])], "every place is free again");
+        end_all(&model);
         model.unload();
     }
     triton.assert_clean();
