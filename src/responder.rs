@@ -3,6 +3,10 @@
 //! Sending an answer and releasing its request call into Triton's front end. With gRPC that often takes longer than a
 //! run. The states of a batch are kept before its answers are sent, so only its clients wait for them.
 //!
+//! A batch that runs meanwhile saves at most the time of the run, and at most that of the answers. But it lacks the
+//! sequences that have no answer yet, so batches get smaller. Therefore both times must be longer than that of waking
+//! the thread. Otherwise the answers are sent first.
+//!
 //! Rules: jobs are done in the order in which they were given, on either thread; dropping the responder does all of
 //! them.
 
@@ -17,7 +21,7 @@ use std::time::Instant;
 
 use crate::panic;
 
-/// A job that takes less time than this is done at once, because waking a thread takes time, too.
+/// About the time in which a thread wakes. A job is done at once if it takes less time, or if the next run does.
 const HAND_OVER_NS: u64 = 50_000;
 
 /// Does jobs, which are the answers and requests of one batch each.
@@ -50,12 +54,13 @@ impl<J: Send + 'static> Responder<J> {
         Self { queue, thread, shared }
     }
 
-    /// Does a job of so many requests: at once, or on the thread if it takes long and `others_may_run` meanwhile.
-    pub fn dispatch(&self, job: J, requests: usize, others_may_run: impl Fn() -> bool) {
+    /// Does a job of so many requests: at once, or on the thread. `next_run_ns`: how long a batch of other sequences runs
+    /// meanwhile, or 0 if there are none.
+    pub fn dispatch(&self, job: J, requests: usize, next_run_ns: u64) {
         let is_idle = self.shared.waiting.load(Ordering::Acquire) == 0;
         let ns = self.shared.request_ns.load(Ordering::Relaxed) * requests as u64;
-        let pays = || ns > HAND_OVER_NS && others_may_run();
-        let Some(queue) = self.queue.as_ref().filter(|_| !is_idle || pays()) else {
+        let pays = ns.min(next_run_ns) > HAND_OVER_NS;
+        let Some(queue) = self.queue.as_ref().filter(|_| !is_idle || pays) else {
             return self.shared.work(job, requests);
         };
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
@@ -95,5 +100,30 @@ impl<J> Drop for Responder<J> {
         if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
             log::error!("the thread of answers has panicked");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::thread::ThreadId;
+
+    const LONG: u64 = 2 * HAND_OVER_NS;
+
+    /// Whether a job is done on another thread, if a request takes so long, and so does the next run.
+    fn is_handed_over(request_ns: u64, next_run_ns: u64) -> bool {
+        let (did, done_by) = channel();
+        let responder = Responder::new(move |did: Sender<ThreadId>| _ = did.send(thread::current().id()), true);
+        responder.shared.request_ns.store(request_ns, Ordering::Relaxed);
+        responder.dispatch(did, 1, next_run_ns);
+        done_by.recv().expect("the job is done") != thread::current().id()
+    }
+
+    #[test]
+    fn a_job_is_handed_over_if_it_and_the_next_run_take_longer_than_waking_a_thread() {
+        assert!(is_handed_over(LONG, LONG));
+        assert!(!is_handed_over(1, LONG), "sending the answers is short");
+        assert!(!is_handed_over(LONG, 1), "the run is short");
+        assert!(!is_handed_over(LONG, 0), "nothing else runs");
     }
 }
