@@ -74,7 +74,7 @@ struct Read {
 type Unfit = Option<Box<RequestError>>;
 
 /// Makes all rows of a request unfit if one of them cannot be queued.
-fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Queued>) -> SmallVec<[Read; 1]> {
+fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Box<Queued>>) -> SmallVec<[Read; 1]> {
     let controls: Vec<_> = rows.iter().filter_map(|read| read.control.as_ref().ok()).collect();
     let fault = if controls.len() < rows.len() { None } else { Some(scheduler.check(&controls)) };
     let (at, mut why) = match fault {
@@ -88,7 +88,7 @@ fn all_or_none(mut rows: SmallVec<[Read; 1]>, scheduler: &Scheduler<Queued>) -> 
     rows
 }
 
-/// A request in the scheduler.
+/// A request in the scheduler. It is boxed there, because each sequence keeps room for some requests.
 struct Queued {
     row: Row,
     /// When it came.
@@ -112,7 +112,7 @@ pub struct Workers {
 struct Shared {
     triton: triton::Instance,
     sequences: Arc<LiveSequences>,
-    scheduler: Mutex<Scheduler<Queued>>,
+    scheduler: Mutex<Scheduler<Box<Queued>>>,
     /// By worker: it has something to do.
     wake: Vec<Condvar>,
     stop: AtomicBool,
@@ -184,7 +184,7 @@ impl Workers {
                     }
                 };
                 let wait = row.request.timeout();
-                let queued = Queued { row, since: now, deadline: wait.map(|wait| now + wait) };
+                let queued = Box::new(Queued { row, since: now, deadline: wait.map(|wait| now + wait) });
                 match scheduler.arrive(control, queued, wait, now) {
                     Ok(worker) => wake.extend(worker),
                     Err((queued, why)) => refused.push((queued.row.request, Some(Box::new(why.into())))),
@@ -277,7 +277,7 @@ impl Drop for Workers {
 
 impl Shared {
     /// Returns whether the metrics are to show other numbers of queued sequences.
-    fn note_queue(&self, scheduler: &Scheduler<Queued>) -> bool {
+    fn note_queue(&self, scheduler: &Scheduler<Box<Queued>>) -> bool {
         self.sequences.note_queue(QueueNumbers { parked: scheduler.parked(), waiting: scheduler.waiting() })
     }
 
@@ -339,7 +339,7 @@ impl Shared {
         }
     }
 
-    fn scan(&self, scheduler: &mut MutexGuard<Scheduler<Queued>>) {
+    fn scan(&self, scheduler: &mut MutexGuard<Scheduler<Box<Queued>>>) {
         let mut wake = Vec::new();
         let refused = scheduler.scan(Instant::now(), &mut wake);
         let is_noted = self.note_queue(scheduler);
@@ -352,8 +352,8 @@ impl Shared {
         });
     }
 
-    fn refuse_queued(&self, refused: Vec<(Queued, Refused)>) {
-        let unfit = |(queued, why): (Queued, Refused)| (queued.row.request, Some(Box::new(why.into())));
+    fn refuse_queued(&self, refused: Vec<(Box<Queued>, Refused)>) {
+        let unfit = |(queued, why): (Box<Queued>, Refused)| (queued.row.request, Some(Box::new(why.into())));
         self.refuse(refused.into_iter().map(unfit).collect());
     }
 
@@ -376,7 +376,7 @@ impl Shared {
     }
 
     /// Runs a batch of these lanes, settles its sequences, answers, and releases.
-    fn run(&self, worker: &Worker, instance: &mut Instance, Work { ready, over }: Work<Queued>, lanes: &[u32]) {
+    fn run(&self, worker: &Worker, instance: &mut Instance, Work { ready, over }: Work<Box<Queued>>, lanes: &[u32]) {
         if !over.is_empty() {
             instance.end(&over);
         }
@@ -385,7 +385,8 @@ impl Shared {
         }
         let now = Instant::now();
         let number = instance.number();
-        let row = |Ready { lane, id, request: Queued { mut row, since, deadline }, begins }| {
+        let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
+            let Queued { mut row, since, deadline } = *request;
             match (begins, &mut row.asked) {
                 (Begins::Clone(of), Some(asked)) => asked.clone_lane = Some(of),
                 (Begins::Resumed, _) => row.state.start = false,
