@@ -11,8 +11,7 @@ use crate::tensor::{Dims, is_batch_name};
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
 /// Triton's own idle limit is a second. A client that records speech and sends nothing in silence needs more.
-const SEQUENCES: OldestSequences =
-    OldestSequences { idle_us_max: 60_000_000, candidates_max: 1024, queue_delay_us_max: 500 };
+const SEQUENCES: OldestSequences = OldestSequences { idle_us_max: 60_000_000, candidates_max: 1024 };
 
 /// What is known of a model besides its signature.
 pub struct Known<'a> {

@@ -10,8 +10,8 @@ pub enum ConfigError {
     Unreadable(#[from] serde_json::Error),
     #[error("parameter '{name}' is '{value}', but {allowed}")]
     BadParameter { name: &'static str, value: String, allowed: String },
-    #[error("parameter '{name}' is not known{}", did_you_mean(*nearest))]
-    UnknownParameter { name: String, nearest: Option<&'static str> },
+    #[error("parameter '{name}' is not known{}", help.as_ref().map_or(String::new(), |help| format!("; {help}")))]
+    UnknownParameter { name: String, help: Option<String> },
     #[error("parameter '{name}' is missing: {why}")]
     MissingParameter { name: &'static str, why: String },
     /// `field` is a field of config.pbtxt, with its path.
@@ -22,10 +22,6 @@ pub enum ConfigError {
     /// `dir` is the folder of the model's version.
     #[error("no ONNX model in {}: {why}", dir.display())]
     NoModelFile { dir: PathBuf, why: String },
-}
-
-fn did_you_mean(nearest: Option<&str>) -> String {
-    nearest.map_or(String::new(), |known| format!("; did you mean '{known}'?"))
 }
 
 /// An error about a field of config.pbtxt.

@@ -82,6 +82,19 @@ const TRITONS_PREFIX: &str = "TRITON_";
 /// Entries of ONNX Runtime's session configuration, which go to it as they are. It ignores names that it does not know.
 const SESSION_PREFIX: &str = "session.";
 
+/// Options of OpenVINO Model Server that have another name here, and what to write.
+const OVMS: [(&str, &str); 9] = [
+    ("base_path", "put the model into a folder of the model repository"),
+    ("batch_size", "write the field 'max_batch_size'"),
+    ("layout", "there is no such option: give the data as the model takes it"),
+    ("model_version_policy", "write the field 'version_policy'"),
+    ("nireq", "write 'worker_count', the number of threads that run the model"),
+    ("num_streams", "write 'worker_count', the number of threads that run the model"),
+    ("plugin_config", "write 'worker_count' for NUM_STREAMS and 'intra_op_thread_count' for INFERENCE_NUM_THREADS"),
+    ("shape", "write the 'dims' of the field 'input'"),
+    ("target_device", "write KIND_CPU or KIND_GPU in the field 'instance_group'"),
+];
+
 /// The parameters as written. Every name is known.
 #[derive(Clone, Debug)]
 pub struct Parameters(BTreeMap<String, Parameter>);
@@ -95,7 +108,7 @@ impl Parameters {
                 [TRITONS_PREFIX, SESSION_PREFIX, TENSORRT_PREFIX].iter().any(|prefix| name.starts_with(prefix));
             let passed_on = TRITONS_OWN.contains(&name.as_str()) || CUDA_PARAMETERS.contains(&name.as_str());
             if !known && !prefixed && !passed_on {
-                return Err(ConfigError::UnknownParameter { name: name.clone(), nearest: nearest(name) });
+                return Err(ConfigError::UnknownParameter { name: name.clone(), help: help(name) });
             }
         }
         Ok(Self(written))
@@ -192,6 +205,12 @@ pub fn bad(name: &'static str, value: impl Display, allowed: impl Into<String>) 
 /// Triton's log escapes double ones.
 pub fn parameter_line(name: &str, value: &str) -> String {
     format!("parameters {{ key: '{name}' value {{ string_value: '{value}' }} }}")
+}
+
+/// What to write in place of a name that is not known.
+fn help(name: &str) -> Option<String> {
+    let of_ovms = OVMS.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map(|(_, help)| help.to_owned());
+    of_ovms.or_else(|| nearest(name).map(|known| format!("did you mean '{known}'?")))
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
@@ -459,5 +478,13 @@ mod tests {
         assert_eq!(nearest("state_pair"), Some("state_pairs"));
         assert_eq!(nearest("Initial_Buffer_Sise"), Some("initial_buffer_size"));
         assert_eq!(nearest("zzz"), None);
+        assert_eq!(help("state_pair").as_deref(), Some("did you mean 'state_pairs'?"));
+    }
+
+    #[test]
+    fn options_of_openvino_model_server_are_told_what_replaces_them() {
+        assert_eq!(help("nireq").as_deref(), Some("write 'worker_count', the number of threads that run the model"));
+        assert_eq!(help("NUM_STREAMS"), help("nireq"));
+        assert!(OVMS.iter().all(|(name, _)| !KNOWN.contains(name)));
     }
 }

@@ -128,8 +128,6 @@ pub struct OldestSequences {
     pub idle_us_max: u32,
     /// `max_candidate_sequences`.
     pub candidates_max: u32,
-    /// `max_queue_delay_microseconds`.
-    pub queue_delay_us_max: u32,
 }
 
 impl PartialConfig {
@@ -381,10 +379,7 @@ impl OldestSequences {
     fn to_json(self) -> Value {
         json!({
             "max_sequence_idle_microseconds": self.idle_us_max,
-            "oldest": {
-                "max_candidate_sequences": self.candidates_max,
-                "max_queue_delay_microseconds": self.queue_delay_us_max,
-            },
+            "oldest": { "max_candidate_sequences": self.candidates_max },
         })
     }
 }
@@ -428,7 +423,7 @@ mod tests {
             max_rows_per_run: Some(1),
             inputs: vec![tensor("x", DataType::Fp32, &[-1, 4]), tensor("gain", DataType::Int64, &[])],
             outputs: vec![tensor("y", DataType::Bytes, &[2])],
-            sequences: Some(OldestSequences { idle_us_max: 5_000_000, candidates_max: 9, queue_delay_us_max: 70 }),
+            sequences: Some(OldestSequences { idle_us_max: 5_000_000, candidates_max: 9 }),
         });
         let document = config.document().clone();
         for field in ["name", "backend", "version_policy"] {

@@ -83,13 +83,9 @@ impl From<OwnScheduling> for Scheduling {
 }
 
 impl From<OldestSequences> for raw::SequenceBatching {
-    fn from(OldestSequences { idle_us_max, candidates_max, queue_delay_us_max }: OldestSequences) -> Self {
+    fn from(OldestSequences { idle_us_max, candidates_max }: OldestSequences) -> Self {
         let int = |number: u32| Int(i64::from(number));
-        let oldest = raw::Oldest {
-            max_candidate_sequences: int(candidates_max),
-            max_queue_delay_microseconds: int(queue_delay_us_max),
-            ..raw::Oldest::default()
-        };
+        let oldest = raw::Oldest { max_candidate_sequences: int(candidates_max), ..raw::Oldest::default() };
         Self { max_sequence_idle_microseconds: int(idle_us_max), oldest: Some(oldest), ..Self::default() }
     }
 }

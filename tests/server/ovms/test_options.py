@@ -52,6 +52,19 @@ def test_o59_a_misspelt_option_is_refused_and_the_right_one_named(deployment):
 
 
 @pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("nireq", "worker_count"),
+        ("plugin_config", "intra_op_thread_count"),
+        ("batch_size", "max_batch_size"),
+        ("target_device", "instance_group"),
+    ],
+)
+def test_o59_an_option_with_another_name_here_is_refused_and_that_name_told(deployment, name, wanted):
+    refused(deployment, own(models.counter(name=f"option_of_ovms_{name}"), **{name: "4"}), name, wanted)
+
+
+@pytest.mark.parametrize(
     "name", ["max_sequence_number", "max_queue_size", "worker_count", "on_duplicate_start", "id_reuse"]
 )
 def test_o59_an_option_of_ours_is_refused_where_triton_schedules(deployment, name):
