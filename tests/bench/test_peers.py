@@ -89,21 +89,25 @@ def test_ours_serves_each_peers_model_with_the_peers_configuration(comparison):
     assert [(of.backend, of.way.name, of.variant.name) for of in servings] == [
         ("stateful", "implicit", "lstm_rows"),
         ("stateful", "reset", "lstm_resetting"),
+        ("stateful", "own", "lstm"),
         ("onnxruntime", "implicit", "lstm_rows"),
         ("nvidia", "reset", "lstm_resetting"),
     ]
-    assert servings[0].config == servings[2].config.replace('"onnxruntime"', '"stateful"')
+    assert "sequence_batching" not in servings[2].config
+    assert servings[0].config == servings[3].config.replace('"onnxruntime"', '"stateful"')
 
 
-def test_without_peers_ours_is_measured_alone(tmp_path, monkeypatch):
+def test_without_peers_both_schedulers_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "BACKENDS", folder_of(tmp_path / "built"))
     with Comparison(folder_of(tmp_path / "run"), [], seconds=1) as comparison:
-        (serving,) = comparison.servings(MODELS["lstm"], 16)
-    assert (serving.backend, serving.variant.name) == ("stateful", "lstm")
+        by_core, own = comparison.servings(MODELS["lstm"], 16)
+    assert (by_core.backend, by_core.variant.name, own.backend, own.variant.name) == ("stateful", "lstm") * 2
+    assert "sequence_batching" in by_core.config
+    assert "sequence_batching" not in own.config
 
 
 def test_only_the_peer_that_pads_is_told_how_far(comparison):
-    _, ours, _, theirs = comparison.servings(MODELS["cache"], 16)
+    _, ours, _, _, theirs = comparison.servings(MODELS["cache"], 16)
     assert "always_pad_to_max_batch" in theirs.config
     assert "always_pad_to_max_batch" not in ours.config
 
@@ -114,8 +118,8 @@ def test_a_given_configuration_is_the_peers_alone(tmp_path, monkeypatch):
     (configs / "lstm.pbtxt").write_text('name: "theirs"\nbackend: "theirs"\nmax_batch_size: 8\n')
     peer = Peer.parse(f"other={folder_of(tmp_path / 'other', 'libtriton_other.so')},{configs}")
     with Comparison(folder_of(tmp_path / "run"), [peer], seconds=1) as comparison:
-        ours, theirs = comparison.servings(MODELS["lstm"], 1)
-        _, without_one = comparison.servings(MODELS["cache"], 1)
+        ours, _, theirs = comparison.servings(MODELS["lstm"], 1)
+        _, _, without_one = comparison.servings(MODELS["cache"], 1)
     assert theirs.config.split() == ["backend:", '"other"', "max_batch_size:", "8"]
     assert "max_batch_size: 64" in ours.config
     assert "max_batch_size: 64" in without_one.config
@@ -163,7 +167,7 @@ def measured(tmp_path, monkeypatch, onnxruntime, nvidia):
 
 
 def test_a_fixed_rate_is_a_part_of_what_the_better_peer_answers(measured):
-    ours = {("stateful", "implicit"): 1000.0, ("stateful", "reset"): 80.0}
+    ours = {("stateful", "implicit"): 1000.0, ("stateful", "reset"): 80.0, ("stateful", "own"): 10.0}
     measured.rates = ours | {("onnxruntime", "implicit"): 100.0, ("nvidia", "reset"): 60.0}
     rows = list(measured.open(["lstm"], [16], ["process"], blocks=1))
     assert [(row["load"], row["backend"], row["configuration"], row["rate"]) for row in rows] == [
@@ -180,13 +184,12 @@ def test_a_fixed_rate_is_a_part_of_what_the_better_peer_answers(measured):
 
 
 def test_backends_are_measured_in_turn_in_each_block(measured):
-    measured.rates = dict.fromkeys(
-        [("stateful", "implicit"), ("stateful", "reset"), ("onnxruntime", "implicit"), ("nvidia", "reset")], 1.0
-    )
+    ours = [("stateful", "implicit"), ("stateful", "reset"), ("stateful", "own")]
+    measured.rates = dict.fromkeys([*ours, ("onnxruntime", "implicit"), ("nvidia", "reset")], 1.0)
     rows = list(measured.closed(["lstm", "cache"], [1], ["process"], blocks=2))
-    in_turn = ["stateful", "stateful", "onnxruntime", "nvidia"]
+    in_turn = ["stateful", "stateful", "stateful", "onnxruntime", "nvidia"]
     assert [row["backend"] for row in rows] == in_turn * 4
-    assert [row["block"] for row in rows] == [0] * 8 + [1] * 8
+    assert [row["block"] for row in rows] == [0] * 10 + [1] * 10
 
 
 def row(backend: str, block: int, rate: float, **more: object) -> dict:
@@ -206,6 +209,16 @@ def test_the_best_of_ours_stands_over_the_better_peer_in_each_block():
     assert (found["configuration"], found["peer"]) == ("reset", "a")
     assert found["requests_per_s_over_peer"] == 2.0
     assert found["blocks"] == 3
+
+
+def test_one_configuration_stands_over_another_of_the_same_block():
+    rows = []
+    for block, (own, core) in enumerate([(10.0, 5.0), (40.0, 10.0), (9.0, 9.0)]):
+        rows += [row("stateful", block, own, configuration="own"), row("stateful", block, core, configuration="ours")]
+    (found,) = peers.between(rows, "own", "ours")
+    assert (found["configuration"], found["peer"], found["blocks"]) == ("own", "ours", 3)
+    assert found["requests_per_s_over_peer"] == 2.0
+    assert peers.between(rows, "own", "absent") == []
 
 
 def test_at_a_fixed_rate_the_better_peer_is_the_one_with_the_lower_p99():

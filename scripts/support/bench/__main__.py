@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import padding, peers, report, service, state_api, step
+from support.bench import conversion, padding, peers, report, service, state_api, step
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -34,6 +34,7 @@ LEVELS = (
     "state",
     "service",
     "bound",
+    "conversion",
     "closed",
     "open",
 )
@@ -68,12 +69,20 @@ def main() -> int:
 def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Namespace) -> dict[str, report.Rows]:
     if level == "state":
         return {level: list(state_api.calls(folder, effort)), "state_allowed": list(state_api.allowing(folder, effort))}
-    if level not in ("closed", "open"):
+    if level == "conversion":
+        sequences = options.sequences or [1, 16, 64]
+        rows = list(conversion.closed(folder, options.denoiser, sequences, options.seconds, options.blocks))
+        ratios = [ratio for pair in conversion.COMPARED for ratio in peers.between(rows, *pair)]
+        return {level: peers.table(rows), f"{level}_ratios": ratios}
+    if level not in ("scheduling", "closed", "open"):
         return {level: list(LEVEL[level](folder, effort, options))}
     models = [name for name in options.models if name in peers.MODELS_COMPARED]
-    sequences = options.sequences or ([1, 16, 64] if level == "closed" else [16, 64])
-    with Comparison(folder, options.peer, options.seconds) as comparison:
-        rows = list(getattr(comparison, level)(models, sequences, options.transports, options.blocks))
+    sequences = options.sequences or ([16, 64] if level == "open" else [1, 16, 64])
+    with Comparison(folder, [] if level == "scheduling" else options.peer, options.seconds) as comparison:
+        load = comparison.open if level == "open" else comparison.closed
+        rows = list(load(models, sequences, options.transports, options.blocks))
+    if level == "scheduling":
+        return {level: peers.table(rows), f"{level}_ratios": peers.between(rows, peers.OWN.name, peers.PLAIN.name)}
     return {level: peers.table(rows), f"{level}_ratios": peers.ratios(rows)}
 
 
@@ -83,8 +92,8 @@ def tell(console: Console, found: dict[str, report.Rows]) -> None:
         for row in rows:
             if "failed" in row:
                 console.print(f"failed: {row['failed']}", markup=False, highlight=False)
-        if level.endswith("_ratios") and rows:
-            keys = ("requests_per_s",) if level == "closed_ratios" else ("p50_us", "p99_us")
+        if level.endswith("_ratios") and level != "conversion_ratios" and rows:
+            keys = ("p50_us", "p99_us") if level == "open_ratios" else ("requests_per_s",)
             for key in keys:
                 console.print(report.markdown(rows, key), markup=False, highlight=False)
 
@@ -125,6 +134,12 @@ def arguments() -> argparse.Namespace:
         metavar="FILE",
         help="for padding: an export of scripts/support/bench/export_decoder.py (default: a small one, for tests)",
     )
+    parser.add_argument(
+        "--denoiser",
+        type=_denoiser,
+        metavar="FILE,INPUT=OUTPUT,...",
+        help="for conversion: a model whose batch is fixed to 1, and the pairs of its states",
+    )
     parser.add_argument("--record", action="store_true", help="write to docs/bench instead of build/bench/results")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="instead: check every answer for so long")
     options = parser.parse_args()
@@ -141,6 +156,13 @@ def arguments() -> argparse.Namespace:
     if options.peer and not {"closed", "open"} & set(options.level):
         parser.error(f"--peer: only closed and open compare with other backends, not {', '.join(options.level)}")
     return options
+
+
+def _denoiser(text: str) -> conversion.Denoiser:
+    try:
+        return conversion.Denoiser.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _names(text: str) -> list[str]:
@@ -229,12 +251,6 @@ def _bound(folder: Path, effort: step.Effort, options: argparse.Namespace):
 LEVEL = {
     "step": _step,
     "throughput": _throughput,
-    "scheduling": lambda folder, effort, options: step.scheduling(
-        folder,
-        effort,
-        [name for name in options.models if name in peers.MODELS_COMPARED],
-        options.sequences or [1, 16, 64],
-    ),
     "growing": lambda folder, effort, _: step.growing(folder, effort),
     "padding": lambda folder, _, options: padding.tokens(
         folder, options.decoder, options.sequences or [1, 4, 16, 64], 4 * options.seconds, options.blocks

@@ -100,11 +100,15 @@ class BenchModel:
         that, so that the backend schedules the sequences."""
         given = {"intra_op_thread_count": "1", "inter_op_thread_count": "1"}
         given |= (
-            {"max_sequence_number": str(candidates), "sequence_cleaner_poll_wait_minutes": "0"}
+            {
+                "max_sequence_number": str(candidates),
+                "sequence_cleaner_poll_wait_minutes": "0",
+                "on_duplicate_start": "restart",
+            }
             if own
             else {"max_candidate_sequence_use_ratio": "1"}
         )
-        if "state [" not in declared:
+        if self.states and "state [" not in declared:
             given["state_pairs"] = " ".join(f"<<<{state.input}, {state.output}>>>" for state in self.states)
         given |= self.parameters | (parameters or {})
         written = "\n".join(
@@ -195,6 +199,45 @@ def _lstm() -> ModelProto:
     finally:
         sys.path.pop(0)
     return make_models.lstm(features=80, hidden=512, layers=2)
+
+
+LAYERS = 2
+
+
+def sequence_lstm(features: int, hidden: int, *, states: bool) -> ModelProto:
+    """A stack of LSTM layers over whole sequences, as PyTorch exports it with the batch first: x [B, T, features],
+    y [B, T, hidden]. With `states`: it takes and returns h and c of [LAYERS, B, hidden]."""
+    import numpy as np
+    from onnx import TensorProto, helper, numpy_helper
+
+    random, node = np.random.default_rng(1), helper.make_node
+    constants = {"layer": np.array([1], np.int64)}
+    nodes = [node("Transpose", ["x"], ["x_0"], perm=[1, 0, 2])]
+    before, after = ({of: [f"{of}_{when}_{n}" for n in range(LAYERS)] for of in "hc"} for when in ("before", "after"))
+    if states:
+        nodes += [node("Split", [f"{of}_in"], before[of], axis=0) for of in "hc"]
+    for n in range(LAYERS):
+        width = features if n == 0 else hidden
+        for name, shape in (("W", (4 * hidden, width)), ("R", (4 * hidden, hidden)), ("B", (8 * hidden,))):
+            values = random.uniform(-1, 1, (1, *shape)) / np.sqrt(hidden)
+            constants[f"{name}_{n}"] = values.astype(np.float32)
+        reads = ["", before["h"][n], before["c"][n]] if states else []
+        writes = [after["h"][n], after["c"][n]] if states else []
+        weights = [f"{name}_{n}" for name in "WRB"]
+        nodes.append(node("LSTM", [f"x_{n}", *weights, *reads], [f"y_{n}", *writes], f"lstm_{n}", hidden_size=hidden))
+        nodes.append(node("Squeeze", [f"y_{n}", "layer"], [f"x_{n + 1}"]))
+    nodes.append(node("Transpose", [f"x_{LAYERS}"], ["y"], perm=[1, 0, 2]))
+    nodes += [node("Concat", after[of], [f"{of}_out"], axis=0) for of in "hc"] if states else []
+    info = lambda name, *dims: helper.make_tensor_value_info(name, TensorProto.FLOAT, dims)  # noqa: E731
+    ends = lambda end: [info(f"{of}_{end}", LAYERS, "batch", hidden) for of in "hc"] if states else []  # noqa: E731
+    graph = helper.make_graph(
+        nodes,
+        "lstm",
+        [info("x", "batch", "time", features), *ends("in")],
+        [info("y", "batch", "time", hidden), *ends("out")],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
 def _lstm_rows() -> ModelProto:

@@ -39,6 +39,8 @@ class Way:
     pads: bool = False
     """Whether the peer runs the largest batch for any number of requests, unless it is told to fill each batch up to the
     next preferred size. It is told so, and the preferred size is the number of sequences. Ours never needs that."""
+    own: bool = False
+    """Whether the backend schedules the sequences, not core. No peer can."""
 
     def config(self, model: BenchModel, backend: str, sequences: int) -> str:
         parameters = {"onnx_file_name": "model.onnx"}
@@ -52,6 +54,7 @@ class Way:
             preferred=sequences if self.pads else None,
             parameters=parameters,
             declared=self.declared(variant),
+            own=self.own,
         )
 
 
@@ -78,7 +81,7 @@ def _controls(model: BenchModel) -> str:
     return f"control_input [ {start}, {end}, {corrid} ]"
 
 
-PLAIN = Way("ours")
+PLAIN, OWN = Way("ours"), Way("own", own=True)
 WAYS = {
     "onnxruntime": Way("implicit", _batch_first, _implicit_states),
     "nvidia": Way("reset", resetting, _controls, pads=True),
@@ -189,8 +192,8 @@ class Comparison:
         self._ends.close()
 
     def servings(self, model: BenchModel, sequences: int) -> list[Serving]:
-        """Ours once in each way, and each peer in its own."""
-        ways = list(dict.fromkeys(peer.way for peer in self.peers)) or [PLAIN]
+        """Ours in the way of each peer and under its own scheduler, and each peer in its way."""
+        ways = [*(dict.fromkeys(peer.way for peer in self.peers) or [PLAIN]), OWN]
         ours = [Serving(OURS, way, model, sequences) for way in ways]
         return ours + [Serving(of.name, of.way, model, sequences, of.config(model)) for of in self.peers]
 
@@ -220,7 +223,7 @@ class Comparison:
                 server.load(serving.name)
                 self._loaded[serving.backend].add(serving.name)
             return service.clients(
-                server, serving.name, serving.variant, serving.sequences, "stream", self.seconds, rate
+                server, serving.name, serving.variant, serving.sequences, "stream", self.seconds, rate, serving.way.own
             )
         except (RuntimeError, OSError) as error:
             if server.is_alive():
@@ -302,17 +305,31 @@ def ratios(rows: list[dict]) -> list[dict]:
     for point, of in _grouped([row for row in rows if "failed" not in row], POINT).items():
         ours = _best([row for row in of if row["backend"] == OURS])
         peer = _best([row for row in of if row["backend"] != OURS])
-        pairs = [(ours[block], peer[block]) for block in sorted(ours.keys() & peer.keys())]
-        if not pairs:
-            continue
-        row = dict(zip(POINT, point, strict=True))
-        row |= {"configuration": pairs[0][0]["configuration"], "peer": pairs[0][1]["backend"], "blocks": len(pairs)}
-        for key in ("requests_per_s", "p50_us", "p99_us"):
-            row[f"{key}_over_peer"] = median(of_ours[key] / of_peer[key] for of_ours, of_peer in pairs)
-        row |= {"batch": median(pair[0]["batch"] for pair in pairs)}
-        row |= {"peer_batch": median(pair[1]["batch"] for pair in pairs)}
-        found.append(row)
+        found += _over(point, ours, peer, "backend")
     return found
+
+
+def between(rows: list[dict], ours: str, other: str) -> list[dict]:
+    """At each point, one configuration over another of ours: medians of the blocks' ratios."""
+    found = []
+    for point, of in _grouped([row for row in rows if "failed" not in row], POINT).items():
+        first, second = ({row["block"]: row for row in of if row["configuration"] == name} for name in (ours, other))
+        found += _over(point, first, second, "configuration")
+    return found
+
+
+def _over(point: tuple, ours: dict[int, dict], other: dict[int, dict], of_other: str) -> list[dict]:
+    """A row of the ratios at a point, from rows by block; no row if there is no block with both."""
+    pairs = [(ours[block], other[block]) for block in sorted(ours.keys() & other.keys())]
+    if not pairs:
+        return []
+    row = dict(zip(POINT, point, strict=True)) | {"blocks": len(pairs)}
+    row |= {"configuration": pairs[0][0]["configuration"], "peer": pairs[0][1][of_other]}
+    for key in ("requests_per_s", "p50_us", "p99_us"):
+        row[f"{key}_over_peer"] = median(first[key] / second[key] for first, second in pairs)
+    row |= {"batch": median(pair[0]["batch"] for pair in pairs)}
+    row |= {"peer_batch": median(pair[1]["batch"] for pair in pairs)}
+    return [row]
 
 
 def _best(rows: list[dict]) -> dict[int, dict]:

@@ -57,15 +57,6 @@ COLUMNS = {
         "server_cpu_us_per_token": "server CPU µs/token",
         "over_apart": "/ without",
     },
-    "scheduling": {
-        "model": "model",
-        "sequences": "sequences",
-        "scheduling": "scheduled by",
-        "requests_per_s": "requests/s",
-        "batch": "rows a run",
-        "cpu_us_per_request": "CPU µs",
-        "own_over_oldest": "own : oldest",
-    },
     "live": {
         "model": "model",
         "live": "live sequences",
@@ -132,6 +123,7 @@ _CLIENTS = {
     "p99_us": "p99 µs",
     "batch": "rows a run",
     "cpu_us_per_request": "CPU µs/request",
+    "switches_per_request": "switches/request",
     "failures": "failed",
 }
 _RATIOS = {
@@ -147,7 +139,11 @@ _RATIOS = {
     "batch": "rows a run",
     "peer_batch": "of the peer",
 }
-for _name, _columns in {"closed": _CLIENTS, "closed_ratios": _RATIOS}.items():
+_BETWEEN = _RATIOS | {"configuration": "configuration", "peer": "over", "peer_batch": "of the other"}
+_CLOSED = {"closed": _CLIENTS, "closed_ratios": _RATIOS}
+for _level in ("scheduling", "conversion"):
+    _CLOSED |= {_level: _CLIENTS, f"{_level}_ratios": _BETWEEN}
+for _name, _columns in _CLOSED.items():
     COLUMNS[_name] = {key: heading for key, heading in _columns.items() if key != "load"}
 COLUMNS |= {"open": _CLIENTS, "open_ratios": _RATIOS}
 
@@ -158,7 +154,10 @@ TITLES = {
     "step": "The step, pinned to one CPU (in process)",
     "throughput": "As many requests as come back (in process)",
     "growing": "A state that grows by 256 bytes a step (in process)",
-    "scheduling": "The backend's own scheduler beside core's oldest (in process)",
+    "scheduling": "The backend's own scheduler beside core's oldest",
+    "scheduling_ratios": "The backend's own scheduler over core's oldest",
+    "conversion": "Converted models (in process)",
+    "conversion_ratios": "Converted models over others (in process)",
     "live": "Many live sequences (in process)",
     "load": "Loading",
     "state": "The calls of the State API",

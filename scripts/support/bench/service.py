@@ -7,6 +7,7 @@ own is given beside it.
 from __future__ import annotations
 
 import csv
+import json
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import psutil
 import tritonclient.http as http
 
+from support import sequence_requests
 from support.bench.models import BenchModel, Tensor
 from support.bench.report import medians
 from support.bench.step import BACKENDS, drive
@@ -25,6 +28,8 @@ from support.server import TritonServer
 
 PERF_ANALYZER = ROOT / "scripts" / "perf-analyzer"
 SEQUENCE_LENGTH = 1000
+GIVEN_LENGTH = 100
+"""Steps of a sequence whose requests are written out."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +91,12 @@ def clients(
     protocol: str,
     seconds: float,
     rate: float | None = None,
+    own: bool = False,
 ) -> dict:
     """Lets perf_analyzer send requests of these sequences for three windows of this length: so many a second, or else
     one of each sequence as soon as the last is answered.
 
-    name: of the model on the server. protocol: grpc (unary) or stream.
+    name: of the model on the server. protocol: grpc (unary) or stream. own: the backend schedules the model's sequences.
     """
     process, client = psutil.Process(server.pid), http.InferenceServerClient(server.http_url)
     counted: list[tuple[dict[str, int], float, float]] = []
@@ -98,17 +104,26 @@ def clients(
     def count() -> None:
         counted.append((_counts(client, name), _machine_cpu_s(), _cpu_s(process)))
 
+    # A sequence for each thread: see sequence_requests.
+    load = ["--max-threads", str(sequences)]
     if rate is None:
-        load = ["--concurrency-range", f"{sequences}:{sequences}"]
+        load += ["--concurrency-range", f"{sequences}:{sequences}"]
     else:
-        load = ["--request-rate-range", f"{rate:.0f}:{rate:.0f}", "--num-of-sequences", str(sequences)]
+        load += ["--request-rate-range", f"{rate:.0f}:{rate:.0f}"]
+        load += [] if own else ["--num-of-sequences", str(sequences)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.csv"
+        if own:
+            given = Path(folder) / "requests.json"
+            given.write_text(json.dumps(sequence_requests.requests(_inputs(model), sequences, GIVEN_LENGTH)))
+            load += ["--input-data", str(given)]
+        else:
+            load += ["--sequence-length", str(SEQUENCE_LENGTH), "--sequence-length-variation", "0"]
+            load += ["--sequence-id-range", "1:1000000000"]
         command = [
             *(str(PERF_ANALYZER), "-m", name, "-x", "1", "-i", "grpc", "-u", server.grpc_url),
             *(("--streaming",) if protocol == "stream" else ()),
-            *(*load, "--sequence-length", str(SEQUENCE_LENGTH)),
-            *("--sequence-length-variation", "0", "--sequence-id-range", "1:1000000000"),
+            *load,
             *(argument for tensor in model.inputs for argument in _shape(tensor)),
             *("-p", str(int(seconds * 1000)), "-s", "999", "-r", "3", "-f", str(report)),
         ]
@@ -126,6 +141,11 @@ def clients(
         "server_cpu_us_per_request": (after[2] - before[2]) * 1e6 / requests,
         "server_rss_bytes": process.memory_info().rss,
     }
+
+
+def _inputs(model: BenchModel) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    return {tensor.name: random.random([abs(dim) for dim in tensor.dims], np.float32) for tensor in model.inputs}
 
 
 def parse_report(text: str) -> dict[str, float]:

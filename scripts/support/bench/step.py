@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from support.bench.models import MODELS, BenchModel
@@ -111,33 +110,6 @@ def throughput(folder: Path, effort: Effort, cases: list[tuple[str, int]], *, on
         arguments |= {"model": served, "trivial": trivial, "sequences": sequences}
         arguments |= {"one_cpu": True} if one_cpu else {}
         yield drive(repository, "throughput", model, **arguments) | {"model": name}
-
-
-def scheduling(folder: Path, effort: Effort, names: list[str], sequences: list[int]) -> Iterator[dict]:
-    """The scheduler of the backend beside core's `oldest`, in turn: as many requests as come back, in process."""
-    repository = folder / "repository"
-    for name in names:
-        for count in sequences:
-            model, most = MODELS[name], min(max(count, 16), 64)
-            trivial = f"{name}_{count}_trivial"
-            model.write(repository, trivial, model.config("trivial", most, candidates=count + 8))
-            rows: dict[str, list[dict]] = {"oldest": [], "own": []}
-            for by in rows:
-                config = model.config("stateful", most, candidates=count + 8, own=by == "own")
-                model.write(repository, f"{name}_{count}_{by}", config)
-            for block in range(max(3, effort.blocks // 3)):
-                # The one that comes second finds the machine warmer.
-                for by in list(rows)[:: 1 if block % 2 == 0 else -1]:
-                    of: dict[str, Any] = {"model": f"{name}_{count}_{by}", "trivial": trivial, "sequences": count}
-                    rows[by].append(drive(repository, "throughput", model, blocks=1, seconds=5 * effort.seconds, **of))
-            ratios = [
-                own["requests_per_s"] / core["requests_per_s"]
-                for own, core in zip(rows["own"], rows["oldest"], strict=True)
-            ]
-            for by, found in rows.items():
-                keys = ("requests_per_s", "batch", "cpu_us_per_request")
-                of = {key: median(row[key] for row in found) for key in keys}
-                yield {"model": name, "sequences": count, "scheduling": by, **of, "own_over_oldest": median(ratios)}
 
 
 def growing(folder: Path, effort: Effort) -> Iterator[dict]:

@@ -424,6 +424,7 @@ impl Clients {
             "requests_per_s": served.per_s,
             "batch": served.batch,
             "cpu_us_per_request": served.cpu_us,
+            "switches_per_request": served.switches,
             "p50_us": latency(0.5),
             "p90_us": latency(0.9),
             "p99_us": latency(0.99),
@@ -436,6 +437,7 @@ struct Served {
     per_s: f64,
     batch: f64,
     cpu_us: f64,
+    switches: f64,
     latencies_us: Vec<f64>,
 }
 
@@ -450,6 +452,7 @@ impl Served {
             per_s: answers * 1e6 / cost.wall_us,
             batch: (after.rows - before.rows) / (after.runs - before.runs),
             cpu_us: cost.cpu_us / answers,
+            switches: cost.switches / answers,
             latencies_us,
         }
     }
@@ -572,28 +575,28 @@ impl Live {
     fn run(&self, server: &'static Server) -> Value {
         let spec = self.model.spec();
         server.load(&self.model.model);
-        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new(Wants::End));
+        let (client, inbox) = (Client::new(server, &self.model.model, &spec), Inbox::new(Wants::EachAnswer));
         let (mut live, mut found) = (0, Vec::new());
         let mut timed: Vec<u64> = (1..=self.batch as u64).collect();
-        client.round(&inbox, &timed, START);
-        (0..200).for_each(|_| client.round(&inbox, &timed, 0));
+        client.answers(&inbox, &timed, START);
+        (0..200).for_each(|_| client.answers(&inbox, &timed, 0));
         let at_first = resident_bytes();
         for &wanted in &self.sequences {
             let others: Vec<u64> = (live..wanted).map(|number| OTHERS + number).collect();
-            others.chunks(self.batch).for_each(|set| client.round(&inbox, set, START));
-            others.chunks(self.batch).for_each(|set| client.round(&inbox, set, 0));
+            others.chunks(self.batch).for_each(|set| client.answers(&inbox, set, START));
+            others.chunks(self.batch).for_each(|set| client.answers(&inbox, set, 0));
             live = wanted.max(live);
             // The buffers of the first few are more than their states.
             let bytes = (live >= 100).then(|| (resident_bytes() - at_first) / live as f64);
-            (0..50).for_each(|_| client.round(&inbox, &timed, 0));
+            (0..50).for_each(|_| client.answers(&inbox, &timed, 0));
             // In turn, so that both have the same of what else the machine does.
             let blocks: Vec<[Cost; 2]> = (0..10)
                 .map(|_| {
                     let same = Cost::of(self.rounds / 10, || {
                         fastrand::shuffle(&mut timed);
-                        client.round(&inbox, &timed, 0);
+                        client.answers(&inbox, &timed, 0);
                     });
-                    let any = Cost::of(self.rounds / 10, || client.round(&inbox, &any_of(live, &timed), 0));
+                    let any = Cost::of(self.rounds / 10, || client.answers(&inbox, &any_of(live, &timed), 0));
                     [same, any]
                 })
                 .collect();

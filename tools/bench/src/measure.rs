@@ -8,23 +8,37 @@ fn clock_us(clock: libc::clockid_t) -> f64 {
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
-/// Wall time and CPU time of the process, in µs.
+/// How often the process' threads have been taken off a CPU so far, because they waited or because others ran.
+fn switches() -> i64 {
+    // SAFETY: plain data, for which zeros are a value; the call writes to a local.
+    let used = unsafe {
+        let mut used: libc::rusage = std::mem::zeroed();
+        libc::getrusage(libc::RUSAGE_SELF, &mut used);
+        used
+    };
+    used.ru_nvcsw + used.ru_nivcsw
+}
+
+/// Wall time and CPU time of the process, in µs, and its context switches.
 #[derive(Clone, Copy, Debug)]
 pub struct Cost {
     /// Wall time.
     pub wall_us: f64,
     /// CPU time of all threads.
     pub cpu_us: f64,
+    /// Context switches of all threads.
+    pub switches: f64,
 }
 
 impl Cost {
     /// What `count` repetitions cost, for each.
     pub fn of(count: usize, mut work: impl FnMut()) -> Self {
-        let clocks = || (clock_us(libc::CLOCK_MONOTONIC), clock_us(libc::CLOCK_PROCESS_CPUTIME_ID));
-        let (wall, cpu) = clocks();
+        let read = || [clock_us(libc::CLOCK_MONOTONIC), clock_us(libc::CLOCK_PROCESS_CPUTIME_ID), switches() as f64];
+        let before = read();
         (0..count).for_each(|_| work());
-        let (wall_end, cpu_end) = clocks();
-        Self { wall_us: (wall_end - wall) / count as f64, cpu_us: (cpu_end - cpu) / count as f64 }
+        let after = read();
+        let [wall_us, cpu_us, switches] = [0, 1, 2].map(|of| (after[of] - before[of]) / count as f64);
+        Self { wall_us, cpu_us, switches }
     }
 }
 

@@ -294,6 +294,18 @@ impl Client {
         sequences.iter().for_each(|&sequence| self.send(inbox, sequence, flags));
         inbox.wait_for_all();
     }
+
+    /// Sends a request of each sequence and waits for the answers. `inbox` wants each answer. Requests may be released
+    /// later: this backend's scheduler keeps the last one until core's thread sleeps.
+    pub fn answers(&self, inbox: &Arc<Inbox>, sequences: &[u64], flags: u32) {
+        sequences.iter().for_each(|&sequence| self.send(inbox, sequence, flags));
+        let (mut came, mut some) = (0, Vec::new());
+        while came < sequences.len() {
+            inbox.wait_for_some(&mut some);
+            came += some.len();
+            some.clear();
+        }
+    }
 }
 
 impl Inbox {
