@@ -3,9 +3,9 @@
 //! Sending an answer and releasing its request call into Triton's front end. With gRPC that often takes longer than a
 //! run. The states of a batch are kept before its answers are sent, so only its clients wait for them.
 //!
-//! A batch that runs meanwhile saves at most the time of the run, and at most that of the answers. But it lacks the
-//! sequences that have no answer yet, so batches get smaller. Therefore both times must be longer than that of waking
-//! the thread. Otherwise the answers are sent first.
+//! Handing over saves at most the shorter of two times: that of the next run, and that of sending the answers. But that
+//! run lacks the sequences without an answer, so its batch is smaller. So the thread is used only if both times are
+//! longer than waking it.
 //!
 //! Rules: jobs are done in the order in which they were given, on either thread; dropping the responder does all of
 //! them.
@@ -21,7 +21,8 @@ use std::time::Instant;
 
 use crate::panic;
 
-/// About the time in which a thread wakes. A job is done at once if it takes less time, or if the next run does.
+/// About the time in which a thread wakes. A job is done at once if it takes less time, or if the next run does, unless
+/// the thread still has jobs.
 const HAND_OVER_NS: u64 = 50_000;
 
 /// Does jobs, which are the answers and requests of one batch each.
@@ -56,11 +57,11 @@ impl<J: Send + 'static> Responder<J> {
 
     /// Does a job of so many requests: at once, or on the thread. `next_run_ns`: how long a batch of other sequences runs
     /// meanwhile, or 0 if there are none.
-    pub fn dispatch(&self, job: J, requests: usize, next_run_ns: u64) {
+    pub fn dispatch(&self, job: J, requests: usize, next_run_ns: impl Fn() -> u64) {
         let is_idle = self.shared.waiting.load(Ordering::Acquire) == 0;
         let ns = self.shared.request_ns.load(Ordering::Relaxed) * requests as u64;
-        let pays = ns.min(next_run_ns) > HAND_OVER_NS;
-        let Some(queue) = self.queue.as_ref().filter(|_| !is_idle || pays) else {
+        let pays = || ns > HAND_OVER_NS && next_run_ns() > HAND_OVER_NS;
+        let Some(queue) = self.queue.as_ref().filter(|_| !is_idle || pays()) else {
             return self.shared.work(job, requests);
         };
         self.shared.waiting.fetch_add(1, Ordering::Relaxed);
@@ -69,6 +70,11 @@ impl<J: Send + 'static> Responder<J> {
             self.shared.work(unsent.0.0, requests);
         }
     }
+}
+
+/// A moving average with one more time.
+pub fn average(average_ns: u64, ns: u64) -> u64 {
+    (7 * average_ns + ns) / 8
 }
 
 fn start<J: Send + 'static>(shared: Arc<Shared<J>>) -> io::Result<(Queue<J>, JoinHandle<()>)> {
@@ -89,8 +95,7 @@ impl<J> Shared<J> {
         let began = Instant::now();
         (self.work)(job);
         let ns = began.elapsed().as_nanos() as u64 / requests.max(1) as u64;
-        let average = self.request_ns.load(Ordering::Relaxed);
-        self.request_ns.store((7 * average + ns) / 8, Ordering::Relaxed);
+        self.request_ns.store(average(self.request_ns.load(Ordering::Relaxed), ns), Ordering::Relaxed);
     }
 }
 
@@ -106,16 +111,17 @@ impl<J> Drop for Responder<J> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::mpsc::Receiver;
     use std::thread::ThreadId;
 
     const LONG: u64 = 2 * HAND_OVER_NS;
 
-    /// Whether a job is done on another thread, if a request takes so long, and so does the next run.
+    /// Whether another thread does the job, given how long a request and the next run take.
     fn is_handed_over(request_ns: u64, next_run_ns: u64) -> bool {
         let (did, done_by) = channel();
         let responder = Responder::new(move |did: Sender<ThreadId>| _ = did.send(thread::current().id()), true);
         responder.shared.request_ns.store(request_ns, Ordering::Relaxed);
-        responder.dispatch(did, 1, next_run_ns);
+        responder.dispatch(did, 1, || next_run_ns);
         done_by.recv().expect("the job is done") != thread::current().id()
     }
 
@@ -125,5 +131,25 @@ mod tests {
         assert!(!is_handed_over(1, LONG), "sending the answers is short");
         assert!(!is_handed_over(LONG, 1), "the run is short");
         assert!(!is_handed_over(LONG, 0), "nothing else runs");
+    }
+
+    #[test]
+    fn a_short_job_waits_behind_the_jobs_of_the_thread() {
+        let (done, done_by) = channel();
+        let responder = Responder::new(
+            move |(may_end, name): (Receiver<()>, &'static str)| {
+                _ = may_end.recv();
+                _ = done.send(name);
+            },
+            true,
+        );
+        let (end_long, long) = channel();
+        let (end_short, short) = channel();
+        responder.shared.request_ns.store(LONG, Ordering::Relaxed);
+        responder.dispatch((long, "long"), 1, || LONG);
+        end_short.send(()).expect("the job waits for it");
+        responder.dispatch((short, "short"), 1, || 0);
+        end_long.send(()).expect("the thread has the job");
+        assert_eq!([done_by.recv(), done_by.recv()], [Ok("long"), Ok("short")]);
     }
 }

@@ -82,8 +82,8 @@ const TRITONS_PREFIX: &str = "TRITON_";
 /// Entries of ONNX Runtime's session configuration, which go to it as they are. It ignores names that it does not know.
 const SESSION_PREFIX: &str = "session.";
 
-/// Options of OpenVINO Model Server that have another name here, and what to write.
-const OVMS: [(&str, &str); 9] = [
+/// Options of OpenVINO Model Server that are no parameters here, and what to do instead.
+const OVMS_OPTIONS: [(&str, &str); 9] = [
     ("base_path", "put the model into a folder of the model repository"),
     ("batch_size", "write the field 'max_batch_size'"),
     ("layout", "there is no such option: give the data as the model takes it"),
@@ -209,7 +209,8 @@ pub fn parameter_line(name: &str, value: &str) -> String {
 
 /// What to write in place of a name that is not known.
 fn help(name: &str) -> Option<String> {
-    let of_ovms = OVMS.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map(|(_, help)| help.to_owned());
+    let of_ovms =
+        OVMS_OPTIONS.into_iter().find(|(known, _)| name.eq_ignore_ascii_case(known)).map(|(_, help)| help.to_owned());
     of_ovms.or_else(|| nearest(name).map(|known| format!("did you mean '{known}'?")))
 }
 
@@ -482,9 +483,9 @@ mod tests {
     }
 
     #[test]
-    fn options_of_openvino_model_server_are_told_what_replaces_them() {
+    fn an_option_of_openvino_model_server_gets_an_error_that_names_its_replacement() {
         assert_eq!(help("nireq").as_deref(), Some("write 'worker_count', the number of threads that run the model"));
         assert_eq!(help("NUM_STREAMS"), help("nireq"));
-        assert!(OVMS.iter().all(|(name, _)| !KNOWN.contains(name)));
+        assert!(OVMS_OPTIONS.iter().all(|(name, _)| !KNOWN.contains(name)));
     }
 }

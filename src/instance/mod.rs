@@ -22,7 +22,7 @@ use crate::memory::device::Queue;
 use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
 use crate::panic::{self, Panic};
 use crate::report::Report;
-use crate::responder::Responder;
+use crate::responder::{self, Responder};
 use crate::scheduler::{After, Over};
 use crate::sequence::{Admission, Refusal, SequenceId};
 use crate::session::{Copier, Step};
@@ -45,7 +45,8 @@ pub struct Instance {
     initial: Option<InitialStep>,
     report: Report,
     responder: Responder<Vec<Answered>>,
-    last_run_ns: u64,
+    /// How long a run takes, as a moving average.
+    run_ns: u64,
 }
 
 impl Instance {
@@ -109,7 +110,7 @@ impl Instance {
             initial,
             report,
             responder,
-            last_run_ns: 0,
+            run_ns: 0,
             model,
         })
     }
@@ -122,12 +123,12 @@ impl Instance {
         let done = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered));
         self.recover(done, unadmitted);
         let requests = answered.len();
-        self.responder.dispatch(answered, requests, self.next_run_ns());
+        self.responder.dispatch(answered, requests, || self.next_run_ns());
     }
 
     /// About how long the next batch runs, or 0 if there is no other sequence that could be in it.
     pub fn next_run_ns(&self) -> u64 {
-        if self.sequences.live() > 1 { self.last_run_ns } else { 0 }
+        if self.sequences.live() > 1 { self.run_ns } else { 0 }
     }
 
     /// Runs a batch of this backend's scheduler, whose rows have different lanes, and makes its answers. If a panic
@@ -406,7 +407,7 @@ impl Instance {
         self.step.run(self.store.run(batch, rows, &overlays))?;
         drop(overlays);
         times.compute_end = monotonic_ns();
-        self.last_run_ns = times.compute_end - times.compute_start;
+        self.run_ns = responder::average(self.run_ns, times.compute_end - times.compute_start);
         self.store.check(&self.step, rows)?;
         let mut responses = self.respond(batch, rows)?;
         // The tensors of one sequence may always stay. Those that several share stay for the last batch only, because

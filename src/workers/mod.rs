@@ -418,7 +418,7 @@ impl Shared {
             self.sequences.publish();
         }
         let requests = settled.requests.len();
-        worker.responder.dispatch(settled, requests, instance.next_run_ns());
+        worker.responder.dispatch(settled, requests, || instance.next_run_ns());
         self.refuse_queued(refused);
     }
 

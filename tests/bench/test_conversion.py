@@ -56,7 +56,15 @@ def test_a_denoiser_needs_a_file_and_pairs(file, text):
 
 def test_a_pair_that_the_file_has_not_is_named(file):
     with pytest.raises(ValueError, match="there is no 'u'"):
-        _ = Denoiser.parse(f"{file},s=u").model
+        Denoiser.parse(f"{file},s=u")
+
+
+def test_an_input_without_a_batch_of_1_is_named(file):
+    made = onnx.load(file)
+    made.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    onnx.save(made, file)
+    with pytest.raises(ValueError, match="input 'x' is not FLOAT with fixed dims, the first of them 1"):
+        Denoiser.parse(f"{file},s=t")
 
 
 def test_what_is_compared_is_measured(file):

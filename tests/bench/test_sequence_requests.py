@@ -25,10 +25,9 @@ def test_each_thread_finds_the_steps_of_one_sequence_in_order():
     assert min(ids) > 0
 
 
-def test_another_file_has_other_ids():
-    first, second = (requests({"X": ROW}, sequences=64, length=2)["data"] for _ in range(2))
-    ids = lambda data: {request["sequence_id"][0] for request in data}  # noqa: E731
-    assert not ids(first) & ids(second)
+def test_ids_begin_where_they_are_told_to():
+    data = requests({"X": ROW}, sequences=2, length=2, first_id=7)["data"]
+    assert [request["sequence_id"] for request in data] == [[7], [8]] * 2
 
 
 def test_inputs_are_written_as_bytes_with_their_shape():
@@ -42,14 +41,14 @@ def tensor(name: str, kind: str = "TYPE_FP32", dims: tuple[int, ...] = (80,), **
 
 
 def test_required_inputs_get_random_values_of_their_type():
-    config = {
-        "input": [tensor("X"), tensor("N", "TYPE_INT64", (1,)), tensor("O", optional=True), tensor("sequence_id")]
-    }
-    found = random_inputs(config, {})
+    required = [tensor("X"), tensor("N", "TYPE_INT64"), tensor("B", "TYPE_BOOL")]
+    found = random_inputs({"input": [*required, tensor("O", optional=True), tensor("sequence_id")]}, {})
     assert {name: (value.dtype, value.shape) for name, value in found.items()} == {
         "X": (np.dtype(np.float32), (80,)),
-        "N": (np.dtype(np.int64), (1,)),
+        "N": (np.dtype(np.int64), (80,)),
+        "B": (np.dtype(np.bool_), (80,)),
     }
+    assert all(len(np.unique(value)) > 1 for value in found.values())
 
 
 def test_open_dims_are_asked_for():
@@ -66,4 +65,4 @@ def test_strings_are_refused():
 
 def test_perf_analyzer_gets_a_thread_for_each_sequence(tmp_path):
     given = sequence_requests.arguments(tmp_path / "file", 16)
-    assert given[given.index("--max-threads") + 1] == given[given.index("--concurrency-range") + 1] == "16"
+    assert given[given.index("--max-threads") + 1] == "16"

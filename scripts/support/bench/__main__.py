@@ -26,7 +26,6 @@ from support.server import TritonServer
 LEVELS = (
     "step",
     "throughput",
-    "scheduling",
     "growing",
     "padding",
     "live",
@@ -74,15 +73,15 @@ def measure(level: str, folder: Path, effort: step.Effort, options: argparse.Nam
         rows = list(conversion.closed(folder, options.denoiser, sequences, options.seconds, options.blocks))
         ratios = [ratio for pair in conversion.COMPARED for ratio in peers.between(rows, *pair)]
         return {level: peers.table(rows), f"{level}_ratios": ratios}
-    if level not in ("scheduling", "closed", "open"):
+    if level not in ("closed", "open"):
         return {level: list(LEVEL[level](folder, effort, options))}
     models = [name for name in options.models if name in peers.MODELS_COMPARED]
     sequences = options.sequences or ([16, 64] if level == "open" else [1, 16, 64])
-    with Comparison(folder, [] if level == "scheduling" else options.peer, options.seconds) as comparison:
+    with Comparison(folder, options.peer, options.seconds) as comparison:
         load = comparison.open if level == "open" else comparison.closed
         rows = list(load(models, sequences, options.transports, options.blocks))
-    if level == "scheduling":
-        return {level: peers.table(rows), f"{level}_ratios": peers.between(rows, peers.OWN.name, peers.PLAIN.name)}
+    if level == "closed" and not options.peer:
+        return {level: peers.table(rows), "scheduling_ratios": peers.between(rows, peers.OWN.name, peers.PLAIN.name)}
     return {level: peers.table(rows), f"{level}_ratios": peers.ratios(rows)}
 
 
@@ -108,7 +107,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions, fewer live sequences")
     parser.add_argument("--models", type=_names, default=["accumulate", "lstm", "lstm_rows", "cache", "forty"])
     parser.add_argument("--batches", type=_numbers, default=[1, 16, 64], help="rows of a batch, for the step")
-    parser.add_argument("--sequences", type=_numbers, help="for service, padding, closed and open")
+    parser.add_argument("--sequences", type=_numbers, help="for service, padding, conversion, closed and open")
     parser.add_argument("--protocols", type=lambda text: text.split(","), default=["grpc", "stream"])
     parser.add_argument(
         "--transports", type=_transports, default=list(TRANSPORTS), help="for closed and open (default: process,stream)"
@@ -124,7 +123,9 @@ def arguments() -> argparse.Namespace:
         "MODEL.pbtxt for models that are to be configured in another way",
     )
     parser.add_argument(
-        "--blocks", type=_number, help="repetitions for service, bound, closed and open (default: 3, with --quick 1)"
+        "--blocks",
+        type=_number,
+        help="repetitions for service, bound, conversion, closed and open (default: 3, with --quick 1)",
     )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument(

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.bench.models import BATCH, LAYERS, BenchModel, State, Tensor, sequence_lstm
-from support.bench.peers import OURS, Comparison, Serving, Way
+from support.bench.peers import OURS, Comparison, Serving, Way, in_turn
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    from onnx import ModelProto, ValueInfoProto
 
 FEATURES, HIDDEN = 80, 512
 STEP, ANSWER = (Tensor("x", (1, FEATURES)),), (Tensor("y", (1, HIDDEN)),)
@@ -47,32 +47,36 @@ class Denoiser:
     @classmethod
     def parse(cls, text: str) -> Denoiser:
         """FILE,INPUT=OUTPUT,..."""
+        import onnx
+
         file, *pairs = text.split(",")
         if not Path(file).is_file() or not pairs or not all("=" in pair for pair in pairs):
             raise ValueError(
                 f"'{text}': FILE,INPUT=OUTPUT,... is wanted, a file that exists and the pairs of its states"
             )
-        return cls(Path(file).resolve(), dict(pair.split("=", 1) for pair in pairs))
+        denoiser = cls(Path(file).resolve(), dict(pair.split("=", 1) for pair in pairs))
+        tensors = {tensor.name: tensor.type.tensor_type for tensor in denoiser._ends()}
+        for name in (name for pair in denoiser.pairs.items() for name in pair):
+            if name not in tensors:
+                raise ValueError(f"{file}: there is no '{name}'")
+        for tensor in denoiser._read().graph.input:
+            dims = [dim.dim_value for dim in tensors[tensor.name].shape.dim]
+            if tensors[tensor.name].elem_type != onnx.TensorProto.FLOAT or dims[:1] != [1] or 0 in dims:
+                raise ValueError(f"{file}: input '{tensor.name}' is not FLOAT with fixed dims, the first of them 1")
+        return denoiser
 
     @property
     def model(self) -> BenchModel:
-        import onnx
-
+        dims = {of.name: tuple(dim.dim_value for dim in of.type.tensor_type.shape.dim)[1:] for of in self._ends()}
         graph = self._read().graph
-        dims = {
-            tensor.name: tuple(dim.dim_value for dim in tensor.type.tensor_type.shape.dim)[1:]
-            for tensor in (*graph.input, *graph.output)
-        }
-        floats = all(tensor.type.tensor_type.elem_type == onnx.TensorProto.FLOAT for tensor in graph.input)
-        unknown = {*self.pairs, *self.pairs.values()} - dims.keys()
-        if unknown:
-            raise ValueError(f"{self.file}: there is no '{unknown.pop()}'")
-        if not floats:
-            raise ValueError(f"{self.file}: an input is not FLOAT")
         inputs = tuple(Tensor(of.name, dims[of.name]) for of in graph.input if of.name not in self.pairs)
         outputs = tuple(Tensor(of.name, dims[of.name]) for of in graph.output if of.name not in self.pairs.values())
         states = tuple(State(read, written, (1, *dims[read])) for read, written in self.pairs.items())
         return BenchModel(self.file.stem, self._read, inputs, outputs, states)
+
+    def _ends(self) -> list[ValueInfoProto]:
+        graph = self._read().graph
+        return [*graph.input, *graph.output]
 
     def _read(self) -> ModelProto:
         import onnx
@@ -102,12 +106,15 @@ def closed(
     with Comparison(folder, [], seconds) as comparison:
         for block in range(blocks):
             for count in sequences:
-                servings = [Serving(OURS, Way(of.name), of, count) for of in (EXPORTED, CONVERTED)]
-                servings += denoiser.servings(count) if denoiser else []
-                for serving in servings:
-                    row = comparison.measure(serving, "process")
-                    yield (
-                        {"block": block, "load": None}
-                        | row
-                        | {"model": "lstm" if serving.given is None else "denoiser"}
-                    )
+                yield from _rows(comparison, _lstms(count), "lstm", block)
+                if denoiser:
+                    yield from _rows(comparison, denoiser.servings(count), "denoiser", block)
+
+
+def _lstms(sequences: int) -> list[Serving]:
+    return [Serving(OURS, Way(of.name), of, sequences) for of in (EXPORTED, CONVERTED)]
+
+
+def _rows(comparison: Comparison, servings: list[Serving], model: str, block: int) -> Iterator[dict]:
+    for serving in in_turn(servings, block):
+        yield {"block": block, "load": None} | comparison.measure(serving, "process") | {"model": model}

@@ -124,12 +124,16 @@ class BenchModel:
     max_queue_delay_microseconds: {delay_us}
   }}
 }}"""
+        by_us = ""
+        if preferred:
+            waits = f"preferred_batch_size: [ {preferred} ] max_queue_delay_microseconds: {delay_us}"
+            by_us = f"dynamic_batching {{ {waits} }}"
         return f"""
 backend: "{backend}"
 max_batch_size: {max_batch_size}
 input [ {_tensors(self.inputs)} ]
 output [ {_tensors(self.outputs)} ]
-{"" if own else by_core}
+{by_us if own else by_core}
 instance_group [ {{ count: 1 kind: {kind} }} ]
 parameters [
 {written}

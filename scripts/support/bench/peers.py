@@ -250,7 +250,7 @@ class Comparison:
         """As many requests as come back: each sequence sends its next one when it has its answer."""
         for block in range(blocks):
             for model, count, transport in _points(models, sequences, transports):
-                for serving in self.servings(MODELS[model], count):
+                for serving in in_turn(self.servings(MODELS[model], count), block):
                     yield {"block": block, "load": None} | self.measure(serving, transport)
 
     def open(self, models: Iterable[str], sequences: list[int], transports: list[str], blocks: int) -> Iterator[dict]:
@@ -269,6 +269,11 @@ class Comparison:
                         if rate >= load * capacity > 0:
                             row = self.measure(serving, transport, load * capacity)
                             yield {"block": block, "load": load} | row
+
+
+def in_turn(servings: list[Serving], block: int) -> list[Serving]:
+    """What comes second finds the machine warmer, so each second block has the other order."""
+    return servings[:: -1 if block % 2 else 1]
 
 
 def _points(models: Iterable[str], sequences: list[int], transports: list[str]) -> Iterator[tuple[str, int, str]]:

@@ -59,6 +59,7 @@ COLUMNS = {
     },
     "live": {
         "model": "model",
+        "scheduling": "scheduling",
         "live": "live sequences",
         "us_per_batch": "µs a batch of the same 16",
         "us_per_random_batch": "of any 16",
@@ -141,8 +142,7 @@ _RATIOS = {
 }
 _BETWEEN = _RATIOS | {"configuration": "configuration", "peer": "over", "peer_batch": "of the other"}
 _CLOSED = {"closed": _CLIENTS, "closed_ratios": _RATIOS}
-for _level in ("scheduling", "conversion"):
-    _CLOSED |= {_level: _CLIENTS, f"{_level}_ratios": _BETWEEN}
+_CLOSED |= {"conversion": _CLIENTS, "conversion_ratios": _BETWEEN, "scheduling_ratios": _BETWEEN}
 for _name, _columns in _CLOSED.items():
     COLUMNS[_name] = {key: heading for key, heading in _columns.items() if key != "load"}
 COLUMNS |= {"open": _CLIENTS, "open_ratios": _RATIOS}
@@ -154,7 +154,6 @@ TITLES = {
     "step": "The step, pinned to one CPU (in process)",
     "throughput": "As many requests as come back (in process)",
     "growing": "A state that grows by 256 bytes a step (in process)",
-    "scheduling": "The backend's own scheduler beside core's oldest",
     "scheduling_ratios": "The backend's own scheduler over core's oldest",
     "conversion": "Converted models (in process)",
     "conversion_ratios": "Converted models over others (in process)",

@@ -29,7 +29,7 @@ from support.server import TritonServer
 PERF_ANALYZER = ROOT / "scripts" / "perf-analyzer"
 SEQUENCE_LENGTH = 1000
 GIVEN_LENGTH = 100
-"""Steps of a sequence whose requests are written out."""
+"""Steps of a sequence whose requests are written out: perf_analyzer would take seconds to read ten times as many."""
 
 
 @dataclass(frozen=True)
@@ -104,19 +104,17 @@ def clients(
     def count() -> None:
         counted.append((_counts(client, name), _machine_cpu_s(), _cpu_s(process)))
 
-    # A sequence for each thread: see sequence_requests.
-    load = ["--max-threads", str(sequences)]
     if rate is None:
-        load += ["--concurrency-range", f"{sequences}:{sequences}"]
+        load = ["--concurrency-range", f"{sequences}:{sequences}"]
     else:
-        load += ["--request-rate-range", f"{rate:.0f}:{rate:.0f}"]
+        load = ["--request-rate-range", f"{rate:.0f}:{rate:.0f}"]
         load += [] if own else ["--num-of-sequences", str(sequences)]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.csv"
         if own:
             given = Path(folder) / "requests.json"
             given.write_text(json.dumps(sequence_requests.requests(_inputs(model), sequences, GIVEN_LENGTH)))
-            load += ["--input-data", str(given)]
+            load += sequence_requests.arguments(given, sequences)
         else:
             load += ["--sequence-length", str(SEQUENCE_LENGTH), "--sequence-length-variation", "0"]
             load += ["--sequence-id-range", "1:1000000000"]

@@ -129,15 +129,23 @@ def live(folder: Path, effort: Effort, backend: str = "stateful") -> Iterator[di
     """What many live sequences cost: time of a batch of 16, and memory. With the backend `trivial`: what they cost in
     Triton."""
     repository = folder / "repository"
-    for name, counts in (("accumulate", effort.live), ("lstm", (10, 10_000)), ("cache", (10, 1_000))):
-        model, served = MODELS[name], f"{name}_live"
-        waits: dict[str, Any] = {"preferred": 16, "delay_us": 2000}
+    for name, counts, own in (
+        ("accumulate", effort.live, False),
+        ("accumulate", effort.live, True),
+        ("lstm", (10, 10_000), False),
+        ("cache", (10, 1_000), False),
+    ):
+        if own and backend == "trivial":
+            continue
+        model, served = MODELS[name], f"{name}_live{'_own' if own else ''}"
+        waits: dict[str, Any] = {"preferred": 16, "delay_us": 2000, "own": own}
         model.write(repository, served, model.config(backend, 16, candidates=counts[-1] + 64, **waits))
         rounds = 200 if name == "cache" else 2000
         counted = ",".join(map(str, counts))
         found = drive(repository, "live", model, model=served, sequences=counted, rounds=rounds)
         for numbers in found["live"]:
-            yield {"model": name, "backend": backend, "state_bytes": model.state_bytes} | numbers
+            by = "own" if own else "oldest"
+            yield {"model": name, "backend": backend, "scheduling": by, "state_bytes": model.state_bytes} | numbers
 
 
 def load(folder: Path) -> Iterator[dict]:

@@ -60,7 +60,7 @@ def test_o59_a_misspelt_option_is_refused_and_the_right_one_named(deployment):
         ("target_device", "instance_group"),
     ],
 )
-def test_o59_an_option_with_another_name_here_is_refused_and_that_name_told(deployment, name, wanted):
+def test_o59_an_option_with_another_name_here_is_refused_with_the_name_to_use(deployment, name, wanted):
     refused(deployment, own(models.counter(name=f"option_of_ovms_{name}"), **{name: "4"}), name, wanted)
 
 

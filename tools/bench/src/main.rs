@@ -608,6 +608,7 @@ impl Live {
                 "resident_bytes_per_sequence": bytes,
             }));
         }
+        inbox.wait_for_all();
         json!({ "model": self.model.model, "batch": self.batch, "live": found })
     }
 }
