@@ -241,8 +241,9 @@ def test_a_converted_model_that_answers_otherwise_does_not_load(deployment):
     assert_said(error, "the check of the conversion failed", "chunks of 1", "output 'y' differs", "--compare-with")
 
 
-def test_a_model_without_states_is_refused_with_the_node_that_has_them_inside(deployment):
-    error = load_error(deployment, lstm("encoder/rnn"))
+@pytest.mark.parametrize("parameters", [{}, {"open_batch": "true"}])
+def test_a_model_without_states_is_refused_with_the_node_that_has_them_inside(deployment, parameters):
+    error = load_error(deployment, lstm("encoder/rnn"), **parameters)
     assert_said(error, "node 'encoder/rnn' (LSTM)", "'low_latency_transformation'", "stateful-convert")
     plain = graph([node("Relu", "x", "y")], [("x", "fp32", ("N", 4))], [("y", "fp32", ("N", 4))])
     assert not said("low_latency_transformation", load_error(deployment, plain))
