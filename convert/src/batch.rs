@@ -20,7 +20,7 @@ const MANY: i64 = 96;
 /// The length of other open dimensions.
 const OTHER: i64 = 32;
 /// The symbol of the batch.
-const SYMBOL: &str = "batch";
+pub const SYMBOL: &str = "batch";
 /// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;
 const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";

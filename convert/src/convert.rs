@@ -105,12 +105,13 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs)?;
-    let opened = if options.open_batch {
+    let mut opened = if options.open_batch {
         batch::open(&graph, opset, &pairs, &options.time, &options.batch)?
     } else {
         Opened::unchanged(graph)
     };
-    let (analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
+    let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
+    name_batch(&mut opened.graph, &mut analysis);
     check_outputs(&opened.graph, &analysis)?;
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
@@ -236,6 +237,42 @@ fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
         }
     }
     Ok(())
+}
+
+/// Gives the batch its usual name, by which the backend knows it. An exporter may have numbered it, as in `s77`. Where an
+/// output has no such dimension, it may be something else, and keeps its name.
+fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
+    let usual = || Dim::Symbol(batch::SYMBOL.to_owned());
+    let Some(old) = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty()) else { return };
+    let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
+    let is_taken = old != usual() && graph.input.iter().any(|input| dims_of(input).contains(&usual()));
+    let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
+    let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
+    let Some(of_outputs) = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1)) else {
+        return;
+    };
+    let name = |value: &mut ValueInfoProto, is_batch: &dyn Fn(usize, &Dim) -> bool| {
+        let Some(dims) = value.dims() else { return };
+        let named = |(axis, dim): (usize, &Dim)| if is_batch(axis, dim) { usual() } else { dim.clone() };
+        let named: Vec<Dim> = dims.iter().enumerate().map(named).collect();
+        if named != dims {
+            let elem = value.elem();
+            value.set_tensor(elem, &named);
+        }
+    };
+    for input in &mut graph.input {
+        let time = analysis.time.iter().find(|seed| seed.input == input.name()).map(|seed| seed.axis);
+        // Beside the steps, the batch is the only open dimension.
+        let is_unnamed = |axis: usize, dim: &Dim| *dim == Dim::Open && time.is_some_and(|time| time != axis);
+        name(input, &|axis, dim| *dim == old || is_unnamed(axis, dim));
+    }
+    for (output, dims) in graph.output.iter_mut().zip(&of_outputs) {
+        name(output, &|axis, _| dims.get(axis) == Some(&old));
+    }
+    for value in &mut graph.value_info {
+        name(value, &|_, dim| *dim == old);
+    }
+    analysis.batch = Some(batch::SYMBOL.to_owned());
 }
 
 /// Refuses outputs that aren't the steps alone.
