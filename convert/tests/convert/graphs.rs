@@ -1,7 +1,7 @@
 //! Models made here: what exporters seldom write, and what must be refused.
 
-use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use stateful_convert::onnx::{DataType, bracketed, opset, read};
+use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use stateful_convert::onnx::{DataType, Dim, bracketed, opset, read};
 use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
 use stateful_convert::{Hint, InputAxis, Options, convert};
@@ -45,6 +45,29 @@ fn attributes_of_the_layer_stay() {
     assert_equal(&compared);
     let graph = read(converted.model.into()).unwrap().graph.unwrap();
     assert_eq!(graph.node[0].input[7], "p");
+}
+
+#[test]
+fn weights_that_are_inputs_too_are_constants() {
+    // Exporters of ONNX before 1.5 list each weight among the inputs.
+    let recurrent = node("LSTM", "z w r b - h c", "y").with_int("hidden_size", 3);
+    let mut build = Build::new().input("x", "time 1 4").output("y", "time 1 1 3").recurrent_weights(4);
+    build = build.weights("gain", &[4]).weights("h", &[1, 1, 3]).weights("c", &[1, 1, 3]);
+    build = build.node(node("Mul", "x gain", "z")).node(recurrent);
+    let weights = build.graph.initializer.iter().map(|weight| {
+        let dims: Vec<Dim> = weight.dims.iter().map(|&length| Dim::Known(length)).collect();
+        ValueInfoProto::tensor(weight.name(), FLOAT, &dims)
+    });
+    build.graph.input.extend(weights.collect::<Vec<_>>());
+    let mut model = read(build.bytes_of_opset(9).into()).unwrap();
+    model.ir_version = Some(3);
+    let (converted, compared) = checked(stateful_convert::onnx::write(&model), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.lstm.h_in", "the.lstm.c_in"]);
+    assert!(converted.report.states.iter().all(|state| state.starts_at == StartsAt::Model));
+    assert_equal(&compared);
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    let inputs: Vec<&str> = graph.input.iter().map(ValueInfoProto::name).collect();
+    assert_eq!(inputs, ["x", "w", "r", "b", "gain", "the.lstm.h_in", "the.lstm.c_in"]);
 }
 
 #[test]
