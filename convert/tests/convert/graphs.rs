@@ -460,7 +460,62 @@ fn a_recurrence_over_another_axis_stays_whole() {
 fn convolutions_that_drop_steps_are_refused() {
     let build = Build::new().input("x", "batch 4 time").output("y", "batch 3 out").weights("k", &[3, 4, 5]);
     let message = refusal(build.node(node("Conv", "x k", "y")).bytes(), &any());
-    assert!(message.contains("Conv 'the conv' gives 4 steps fewer than it takes"), "{message}");
+    assert!(message.contains("Conv 'the conv' gives 4 steps fewer than it takes; pad 4 steps in front"), "{message}");
+    assert!(message.contains("'input_context'"), "{message}");
+}
+
+/// Quantized weights, and the scales and zero points of all.
+fn quantized(build: Build) -> Build {
+    let tensor = |name: &str, elem: DataType, dims: &[i64]| TensorProto {
+        name: Some(name.to_owned()),
+        data_type: Some(elem.into()),
+        dims: dims.to_vec(),
+        ..TensorProto::default()
+    };
+    let mut build = build;
+    let bytes = (0..48).map(|number| number * 5 % 251).collect();
+    build.graph.initializer.push(TensorProto { float_data: vec![0.02], ..tensor("s", DataType::Float, &[]) });
+    build.graph.initializer.push(TensorProto { int32_data: vec![120], ..tensor("z", DataType::Uint8, &[]) });
+    build.graph.initializer.push(TensorProto { int32_data: bytes, ..tensor("k", DataType::Uint8, &[4, 4, 3]) });
+    build.graph.initializer.push(TensorProto { int32_data: vec![90; 16], ..tensor("m", DataType::Uint8, &[4, 4]) });
+    build
+}
+
+#[test]
+fn quantized_operators_are_followed_and_their_padding_is_the_zero_point() {
+    let microsoft = |mut node: NodeProto| {
+        node.domain = Some("com.microsoft".to_owned());
+        node
+    };
+    let build = Build::new().input("x", "batch 4 time").output("y", "batch time 4");
+    let nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("QLinearConv", "q s z k s z s z", "c").with_ints("pads", &[2, 0]),
+        microsoft(node("QLinearSigmoid", "c s z s z", "d")),
+        microsoft(node("QLinearAdd", "d s z q s z s z", "e")),
+        node("Transpose", "e", "f").with_ints("perm", &[0, 2, 1]),
+        node("QLinearMatMul", "f s z m s z s z", "g"),
+        node("DequantizeLinear", "g s z", "y"),
+    ];
+    let build = nodes.into_iter().fold(quantized(build), Build::node);
+    let (converted, compared) = checked(build.bytes(), &any()).unwrap();
+    let [state] = converted.report.states.as_slice() else { panic!("{:?}", converted.report.states) };
+    assert_eq!((state.elem, state.starts_at), (DataType::Uint8.into(), StartsAt::Value(120.0)));
+    assert_eq!(bracketed(&state.dims), "[batch, 4, 2]");
+    assert_equal(&compared);
+}
+
+#[test]
+fn operators_of_onnx_runtime_are_refused_with_what_helps() {
+    for (op, expected) in [
+        ("QAttention", "attends over the whole input; attention over the whole input can't run in steps"),
+        ("AttnLSTM", "keeps the attention of its last step to itself"),
+        ("SkipLayerNormalization", "convert the model as it was before them"),
+    ] {
+        let other = NodeProto { domain: Some("com.microsoft".to_owned()), ..node(op, "x w", "z") };
+        let message = refusal(behind(vec![other]).bytes(), &along_time());
+        assert!(message.contains(&format!("com.microsoft.{op}")) && message.contains(expected), "{message}");
+    }
 }
 
 #[test]
