@@ -311,6 +311,23 @@ fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: boo
     Ok(Tensor::shaped(elem, dims))
 }
 
+fn transposed_window(node: &NodeProto, input: &Tensor, weights: &Tensor) -> Tensor {
+    let made = || {
+        let (own, weights) = (input.dims.as_deref()?, weights.dims.as_deref().filter(|weights| weights.len() > 2)?);
+        let mut dims = vec![*own.first()?, weights[1] * node.int("group").unwrap_or(1)];
+        for (spatial, &length) in own.get(2..)?.iter().enumerate() {
+            let window = window_at(node, Some(weights), spatial, own.len())?;
+            let added = node.ints("output_padding").map_or(Some(0), |added| added.get(spatial).copied())?;
+            let free = window.stride * (length - 1) + window.reach() + 1 + added;
+            dims.push(free - window.before - window.behind);
+        }
+        Some(dims)
+    };
+    let is_given =
+        node.attribute("output_shape").is_some() || node.attribute("auto_pad").is_some_and(|pad| pad.s() != b"NOTSET");
+    Tensor { elem: input.elem, dims: made().filter(|_| !is_given), ..Tensor::default() }
+}
+
 fn global_pool(input: &Tensor) -> Tensor {
     let pooled = |dims: &Vec<i64>| dims.iter().enumerate().map(|(axis, &dim)| if axis < 2 { dim } else { 1 }).collect();
     Tensor { elem: input.elem, dims: input.dims.as_ref().map(pooled), ..Tensor::default() }

@@ -65,6 +65,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         "Split" => one(moves::split(tracker, node, places)),
         "Slice" => moves::slice(tracker, index, node, places).map(|place| vec![place]),
         "Gather" => moves::gather(tracker, node, places).map(|place| vec![place]),
+        "ScatterND" => one(moves::scatter(tracker, node, places)),
         "Expand" | "Tile" => one(moves::expand(tracker, node, places)),
         "MatMul" | "MatMulInteger" | "FusedMatMul" | "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" => {
             if op == "DynamicQuantizeMatMul" {

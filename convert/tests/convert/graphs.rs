@@ -386,6 +386,73 @@ fn of_several_axes_that_could_be_the_batch_one_can_be_named() {
     }
 }
 
+/// The forms of a published denoiser: caches of one row that a `ScatterND` writes, a transposed convolution, and a layer
+/// whose rows are the batch and frequencies.
+fn denoiser(tra_axes: &str) -> Build {
+    let named = |name: &str, mut node: NodeProto| {
+        node.name = Some(name.to_owned());
+        node
+    };
+    let positions = |at: i64| [0, at / 10 % 4, at / 5 % 2, at % 5];
+    let indices: Vec<i64> = (0..40).flat_map(positions).collect();
+    let build =
+        Build::new().input("x", "1 4 1 5").input("conv", "1 4 3 5").input("tra", tra_axes).input("inter", "2 1 5 6");
+    let build = build.output("y", "1 1 6").output("z", "1 5 1 6");
+    let build = build.output("conv_out", "1 4 3 5").output("tra_out", tra_axes).output("inter_out", "2 1 5 6");
+    let build = build.weights("k", &[4, 1, 3, 3]).weights("w", &[1, 18, 4]).weights("r", &[1, 18, 6]);
+    let build =
+        build.ints("n0", &[1], &[0]).ints("n1", &[1], &[1]).ints("n2", &[1], &[2]).ints("end", &[1], &[i64::MAX]);
+    let build = build.ints("i0", &[], &[0]).ints("at0", &[1, 1], &[0]).ints("block", &[1, 4, 2, 5, 4], &indices);
+    let build = build.ints("of_tra", &[4], &[1, 1, 1, 6]).ints("of_inter", &[4], &[1, 1, 5, 6]);
+    let build = build.ints("merge", &[3], &[5, -1, 4]).ints("apart", &[4], &[1, 5, -1, 6]);
+    let nodes = [
+        named("kept", node("Slice", "conv n0 n2 n2", "kept")),
+        named("joined", node("Concat", "kept x", "joined").with_int("axis", 2)),
+        named("last", node("Slice", "joined n1 end n2", "last")),
+        node("ConvTranspose", "joined k", "c").with_int("group", 4).with_ints("pads", &[2, 1, 2, 1]),
+        named("write conv", node("ScatterND", "conv block last", "conv_out")),
+        node("ReduceMean", "c", "mean").with_ints("axes", &[-1]).with_int("keepdims", 0),
+        named("by time", node("Transpose", "mean", "m").with_ints("perm", &[2, 0, 1])),
+        named("hidden", node("Gather", "tra i0", "hidden").with_int("axis", 0)),
+        named("a", node("GRU", "m w r - - hidden", "a a_last").with_int("hidden_size", 6)),
+        named("answer", node("Squeeze", "a n1", "y")),
+        named("shape tra", node("Reshape", "a_last of_tra", "tra_new")),
+        named("write tra", node("ScatterND", "tra at0 tra_new", "tra_out")),
+        named("bins", node("Transpose", "c", "bins").with_ints("perm", &[0, 3, 2, 1])),
+        named("merge", node("Reshape", "bins merge", "merged")),
+        named("rows", node("Transpose", "merged", "rows").with_ints("perm", &[1, 0, 2])),
+        named("of rows", node("Gather", "inter i0", "of_rows").with_int("axis", 0)),
+        named("b", node("GRU", "rows w r - - of_rows", "b b_last").with_int("hidden_size", 6)),
+        named("flat", node("Squeeze", "b n1", "flat")),
+        named("back", node("Transpose", "flat", "back").with_ints("perm", &[1, 0, 2])),
+        named("apart", node("Reshape", "back apart", "z")),
+        named("shape inter", node("Reshape", "b_last of_inter", "inter_new")),
+        named("write inter", node("ScatterND", "inter at0 inter_new", "inter_out")),
+    ];
+    nodes.into_iter().fold(build, Build::node)
+}
+
+#[test]
+fn caches_that_are_written_at_certain_places_get_a_batch() {
+    let states = ["conv", "tra", "inter"].map(|name| pair(name, &format!("{name}_out"))).to_vec();
+    let open = Options { open_batch: true, states, ..any() };
+    let (converted, compared) = checked(denoiser("2 1 1 6").bytes(), &open).unwrap();
+    let dims: Vec<String> = converted.report.states.iter().map(|state| bracketed(&state.dims)).collect();
+    assert_eq!(dims, ["[batch, 4, 3, 5]", "[2, 1, batch, 6]", "[2, batch, 5, 6]"]);
+    assert_eq!(compared.last().unwrap().what, "rows together and alone");
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
+fn indices_that_name_other_places_than_a_block_keep_the_batch_closed() {
+    let mut build = denoiser("2 1 1 6");
+    let indices = build.graph.initializer.iter_mut().find(|weight| weight.name() == "block").unwrap();
+    indices.int64_data[2] = 2;
+    let states = ["conv", "tra", "inter"].map(|name| pair(name, &format!("{name}_out"))).to_vec();
+    let message = refusal(build.bytes(), &Options { open_batch: true, states, ..any() });
+    assert!(message.starts_with("ScatterND 'write conv' puts tensors at certain places among the rows"), "{message}");
+}
+
 #[test]
 fn a_batch_is_not_opened_where_no_state_is_known() {
     let open = Options { open_batch: true, ..any() };
