@@ -23,6 +23,28 @@ fn layer(op: &str, gates: i64, edit: impl Fn(NodeProto) -> NodeProto) -> Build {
 }
 
 #[test]
+fn steps_in_a_dimension_that_the_model_names_the_batch_are_confirmed_first() {
+    let build = || {
+        let build = Build::new().input("x", "batch time 4").output("y", "batch 1 time 3").recurrent_weights(4);
+        build.node(node("LSTM", "x w r b", "y").with_int("hidden_size", 3)).bytes()
+    };
+    let error = convert(build().into(), &any()).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.starts_with("LSTM 'the lstm' runs along axis 0 of 'x', which the model names 'batch'"),
+        "{message}"
+    );
+    assert!(message.contains("(batch_first)"), "{message}");
+    assert_eq!(error.hints(), [Hint::Time]);
+    let (converted, compared) = checked(build(), &along_time()).unwrap();
+    assert_equal(&compared);
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, batch, 3]");
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[steps, batch, 4]");
+    assert_eq!(bracketed(&graph.output[0].dims().unwrap()), "[steps, 1, batch, 3]");
+}
+
+#[test]
 fn missing_inputs_and_outputs_are_added() {
     for (op, gates, expected) in [("LSTM", 4, 2), ("GRU", 3, 1), ("RNN", 1, 1)] {
         let (converted, compared) = checked(layer(op, gates, |node| node).bytes(), &any()).unwrap();
