@@ -123,8 +123,9 @@ fn own_states(
     library: &Library,
     settings: Settings,
 ) -> Result<Vec<StatePair>, ConversionError> {
-    let original = Session::open(library, &file.to_owned().into(), &partial.session, Provider::Cpu)?;
-    Ok(own_pairs(partial, original.signature(), original.graph_description(), settings)?)
+    let model = file.to_owned().into();
+    let original = Session::open(library, &model, &partial.session, Provider::Cpu)?;
+    Ok(own_pairs(partial, &model, original.signature(), original.graph_description(), settings)?)
 }
 
 fn convert(

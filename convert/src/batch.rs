@@ -10,7 +10,7 @@ use crate::graph::{Names, is_recurrent, required_inputs, sort};
 use crate::infer::shaping::list;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use crate::onnx::{Dim, bracketed, element_count, int64s};
+use crate::onnx::{Dim, bracketed, element_count, int64s, numbers};
 use crate::report::Pair;
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
 
@@ -20,7 +20,7 @@ const MANY: i64 = 96;
 /// The length of other open dimensions.
 const OTHER: i64 = 32;
 /// The symbol of the batch.
-const SYMBOL: &str = "batch";
+pub const SYMBOL: &str = "batch";
 /// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;
 const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";
@@ -61,6 +61,7 @@ pub fn open(
     given: &[InputAxis],
 ) -> Result<Opened, BatchError> {
     check_given(graph, given)?;
+    let position = |refusals: &Refusals| graph.node.iter().position(|node| node.label() == refusals.first.node);
     let mut refused: Option<Refusals> = None;
     let mut opened: Option<Opened> = None;
     for axes in choices(graph, time, given).into_iter().take(MOST_CHOICES) {
@@ -70,8 +71,8 @@ pub fn open(
                 break;
             }
             (Ok(graph), None) => opened = Some(Opened { graph, axes, others: None }),
-            // With the axes that fit best, the fewest nodes are in the way.
-            (Err(found), _) if refused.as_ref().is_none_or(|refused| found.others.len() < refused.others.len()) => {
+            // With the axes that fit best, the rows get furthest.
+            (Err(found), _) if refused.as_ref().is_none_or(|refused| position(&found) > position(refused)) => {
                 refused = Some(found);
             }
             (Err(_), _) => {}
@@ -163,7 +164,13 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
     // Each turn edits one node, and no node is edited twice.
     for _ in 0..=graph.node.len() {
         let followed = follow(&graph, opset, axes);
-        if let Some(edited) = edit(&graph, &followed, &mut names, &mut done) {
+        let edited = edit(&graph, opset, &followed, &mut names, &mut done);
+        // An edit changes nothing in front of its node.
+        let stays = |index: usize| {
+            let refused = followed.result.as_ref().err().map(|refusals| &refusals.first.node);
+            refused.is_some_and(|refused| graph.node[..index].iter().any(|node| node.label() == refused))
+        };
+        if let Some((_, edited)) = edited.filter(|(index, _)| !stays(*index)) {
             graph = edited;
             sort(&mut graph);
             continue;
@@ -187,6 +194,8 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
 /// The rows in a graph.
 struct Followed {
     few: Shapes,
+    /// All dimensions but the batch have a length.
+    has_fixed_lengths: bool,
     places: HashMap<String, Place>,
     result: Result<(), Refusals>,
 }
@@ -204,6 +213,11 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
         };
         Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
     };
+    let is_fixed = |input: &ValueInfoProto| {
+        let opened = axes.iter().filter(|seed| seed.input == input.name()).count();
+        input.dims().is_some_and(|dims| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() == opened)
+    };
+    let has_fixed_lengths = required_inputs(graph).all(is_fixed);
     let (few, many) = (infer(FEW), infer(MANY));
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
     let mut tracker = Tracker::new(graph, opset, (&few, &many), places);
@@ -217,7 +231,7 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
         help: HELP.to_owned(),
         hint: None,
     }));
-    Followed { few, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
+    Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }
 
 /// The words for rows in place of those for steps.
@@ -232,20 +246,34 @@ fn of_rows(refusal: Refusal) -> Refusal {
     Refusal { why, help: HELP.to_owned(), hint: None, ..refusal }
 }
 
-/// Puts the batch into the first node that needs it. `done` has the nodes that are right as they are.
-fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut HashSet<String>) -> Option<GraphProto> {
+/// Puts the batch into the first node that needs it. Returns the node's index too. `done` has the nodes that are right as
+/// they are.
+fn edit(
+    graph: &GraphProto,
+    opset: i64,
+    followed: &Followed,
+    names: &mut Names,
+    done: &mut HashSet<String>,
+) -> Option<(usize, GraphProto)> {
     for (index, node) in graph.node.iter().enumerate() {
         if done.contains(node.name()) {
             continue;
         }
         let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
         if node.op_type() == "Reshape" {
-            let Some(target) = opened_target(node, *layout, followed) else { continue };
+            let wanted = wanted_axis(graph, node, followed);
+            let Some(target) = opened_target(node, *layout, wanted, followed) else { continue };
             let mut graph = graph.clone();
             let name = names.fresh(&format!("{}.shape", node.label()));
             graph.initializer.push(int64s(&name, &[target.len() as i64], &target));
             graph.node[index].set_input(1, &name);
-            return Some(graph);
+            return Some((index, graph));
+        }
+        if node.op_type() == "ScatterND"
+            && opset >= 10
+            && let Some(edited) = joined_block(graph, index, *layout, followed, names)
+        {
+            return Some((index, edited));
         }
         if is_recurrent(node.op_type())
             && layout.axis == 1
@@ -253,10 +281,92 @@ fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut H
             && layout.inner > 1
             && let Some(edited) = merge_starts(graph, index, layout.inner, followed, names, done)
         {
-            return Some(edited);
+            return Some((index, edited));
         }
     }
     None
+}
+
+/// The axis on which a node's output must have the rows, where a `ScatterND` that puts it into a tensor with rows says so.
+fn wanted_axis(graph: &GraphProto, node: &NodeProto, followed: &Followed) -> Option<usize> {
+    let output = node.output.first()?;
+    let is_reader = |reader: &&NodeProto| reader.op_type() == "ScatterND" && reader.input_at(2) == Some(output);
+    let reader = graph.node.iter().find(is_reader)?;
+    let Place::At(layout) = followed.places.get(&reader.input[0])? else { return None };
+    let indices = followed.few.dims(&reader.input[1])?;
+    (indices.len() - 1 + layout.axis).checked_sub(usize::try_from(*indices.last()?).ok()?)
+}
+
+/// A `ScatterND` whose indices name the only row, and put a block between what stays in front of it and behind it: the
+/// three joined, which needs no indices.
+fn joined_block(
+    graph: &GraphProto,
+    index: usize,
+    layout: Layout,
+    followed: &Followed,
+    names: &mut Names,
+) -> Option<GraphProto> {
+    let node = &graph.node[index];
+    let (data, updates) = (node.input_at(0)?, node.input_at(2)?);
+    let indices = graph.initializer.iter().find(|weight| Some(weight.name()) == node.input_at(1))?;
+    let (&depth, grid) = indices.dims.split_last()?;
+    if node.text("reduction").is_some_and(|kind| kind != "none")
+        || !layout.is_clean()
+        || layout.axis as i64 >= depth
+        || depth != grid.len() as i64
+    {
+        return None;
+    }
+    let mut dims = followed.few.dims(data)?.to_vec();
+    dims[layout.axis] = 1;
+    let Block { axis, start, end } = block(grid, &dims[..grid.len().min(dims.len())], &numbers(indices)?)?;
+    let length = dims[axis];
+    let (data, updates, output) = (data.to_owned(), updates.to_owned(), node.output.first()?.clone());
+    let mut edited = graph.clone();
+    let mut slice = |edited: &mut GraphProto, part: &str, from: i64, to: i64| {
+        let name = names.fresh(&format!("{}.{part}", node.label()));
+        let mut inputs = vec![data.clone()];
+        for (what, value) in [("start", from), ("end", to), ("axis", axis as i64)] {
+            let constant = names.fresh(&format!("{name}.{what}"));
+            edited.initializer.push(int64s(&constant, &[1], &[value]));
+            inputs.push(constant);
+        }
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        edited.node.push(NodeProto::make("Slice", &format!("{name}/Slice"), &inputs, &[&name]));
+        name
+    };
+    let front = (start > 0).then(|| slice(&mut edited, "front", 0, start));
+    let behind = (end < length).then(|| slice(&mut edited, "behind", end, length));
+    let parts: Vec<&str> = [front.as_deref(), Some(&updates), behind.as_deref()].into_iter().flatten().collect();
+    edited.node[index] = NodeProto::make("Concat", node.name(), &parts, &[&output]).with_int("axis", axis as i64);
+    Some(edited)
+}
+
+/// A part of a tensor along an axis.
+struct Block {
+    axis: usize,
+    start: i64,
+    end: i64,
+}
+
+/// The block that indices name, if they name all positions of one. `grid` is their shape, without the last axis.
+fn block(grid: &[i64], dims: &[i64], indices: &[f64]) -> Option<Block> {
+    let depth = grid.len();
+    let mut differ = (0..depth).filter(|&axis| dims.get(axis) != Some(&grid[axis]));
+    let axis = differ.next().filter(|_| differ.next().is_none())?;
+    let start = *indices.get(axis)? as i64;
+    let end = start + grid[axis];
+    let is_named = |(at, index): (usize, &[f64])| {
+        let mut rest = at as i64;
+        (0..depth).rev().all(|of| {
+            let position = rest % grid[of] + if of == axis { start } else { 0 };
+            rest /= grid[of];
+            index.get(of) == Some(&(position as f64))
+        })
+    };
+    let is_whole =
+        depth == dims.len() && start >= 0 && end <= dims[axis] && indices.chunks(depth).enumerate().all(is_named);
+    is_whole.then_some(Block { axis, start, end })
 }
 
 /// A recurrent node whose rows are the batch and `others` more, with states that have the batch in front of the
@@ -301,7 +411,8 @@ fn merge_starts(
 }
 
 /// The target of a `Reshape` with the batch in it, if it has a 1 in its place.
-fn opened_target(node: &NodeProto, layout: Layout, followed: &Followed) -> Option<Vec<i64>> {
+/// `wanted` is the axis on which a node behind it must have the batch.
+fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, followed: &Followed) -> Option<Vec<i64>> {
     let shapes = &followed.few;
     let from = shapes.dims(&node.input[0])?;
     let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
@@ -337,15 +448,19 @@ fn opened_target(node: &NodeProto, layout: Layout, followed: &Followed) -> Optio
     // A dimension of 1 is the batch; of several, the one on the same axis, or the first. Without one, the batch merges
     // into the dimension that it lies in.
     let ones = || places.iter().filter(|&&(axis, inner)| inner == 1 && old[axis] == 1);
-    let same_axis = ones().find(|(axis, _)| *axis == layout.axis);
+    let same_axis = ones().find(|(axis, _)| *axis == wanted.unwrap_or(layout.axis));
     let &(axis, _) = same_axis.or_else(|| ones().next_back()).or_else(|| places.last())?;
     if old[axis] == 1 && axis == layout.axis && layout.is_clean() {
         // Copied from the input.
         target[axis] = 0;
-    } else if target.contains(&-1) {
-        // Only one dimension can be open.
-        return None;
     } else {
+        // Only one dimension can be open.
+        if let Some(open) = target.iter().position(|&dim| dim == -1) {
+            if open == axis || !followed.has_fixed_lengths {
+                return None;
+            }
+            target[open] = old[open];
+        }
         target[axis] = -1;
     }
     Some(target)

@@ -6,7 +6,7 @@ use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
 use crate::batch::{self, BatchError, Opened};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{is_recurrent, prune, required_inputs, sort};
-use crate::onnx::schema::{GraphProto, ModelProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
 use crate::onnx::{self, Dim, ReadError, external_files, opset};
 use crate::report::{Pair, Report, Role, StartsAt, State, StepInput, StepOutput, Warning};
 use crate::time::{Hint, Place, Refusal, Refusals};
@@ -105,12 +105,14 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs)?;
-    let opened = if options.open_batch {
+    let mut opened = if options.open_batch {
         batch::open(&graph, opset, &pairs, &options.time, &options.batch)?
     } else {
         Opened::unchanged(graph)
     };
-    let (analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
+    let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
+    check_time(&opened.graph, &analysis, options)?;
+    name_batch(&mut opened.graph, &mut analysis);
     check_outputs(&opened.graph, &analysis)?;
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
@@ -236,6 +238,76 @@ fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
         }
     }
     Ok(())
+}
+
+/// Refuses steps that were found in a dimension which the model names the batch: either the name is wrong, or a layer gets
+/// the batch where it takes the steps.
+fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Result<(), ConvertError> {
+    let Some(InputAxis { input, axis }) = analysis.time.first().filter(|_| options.time.is_empty()) else {
+        return Ok(());
+    };
+    if analysis.symbol != batch::SYMBOL {
+        return Ok(());
+    }
+    let reads = |node: &&NodeProto| is_recurrent(node.op_type()) && node.input.first() == Some(input);
+    let node = graph.node.iter().find(reads).cloned().unwrap_or_else(|| NodeProto::make("input", input, &[], &[]));
+    let refusal = Refusal {
+        node: node.label().to_owned(),
+        operator: node.operator(),
+        why: format!("runs along axis {axis} of '{input}', which the model names '{}'", batch::SYMBOL),
+        help:
+            "if the batch is in front, export the model with a transpose in front of the layer (batch_first); if the \
+               steps are, name their axis"
+                .to_owned(),
+        hint: Some(Hint::Time),
+    };
+    Err(ConvertError::Refused(refusal.into()))
+}
+
+/// Gives the batch its usual name, by which the backend knows it. An exporter may have numbered it, as in `s77`. Where an
+/// output has no such dimension, it may be something else, and keeps its name.
+fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
+    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
+    if analysis.symbol == batch::SYMBOL {
+        // The caller says that the model's name is wrong.
+        analysis.symbol = "steps".to_owned();
+        let steps = Dim::Symbol(analysis.symbol.clone());
+        for value in graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info) {
+            name_dims(value, &steps, |_, dim| *dim == usual);
+        }
+    }
+    let Some(old) = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty()) else { return };
+    let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
+    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).contains(&usual));
+    let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
+    let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
+    let Some(of_outputs) = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1)) else {
+        return;
+    };
+    for input in &mut graph.input {
+        let time = analysis.time.iter().find(|seed| seed.input == input.name()).map(|seed| seed.axis);
+        // Beside the steps, the batch is the only open dimension.
+        let is_unnamed = |axis: usize, dim: &Dim| *dim == Dim::Open && time.is_some_and(|time| time != axis);
+        name_dims(input, &usual, |axis, dim| *dim == old || is_unnamed(axis, dim));
+    }
+    for (output, dims) in graph.output.iter_mut().zip(&of_outputs) {
+        name_dims(output, &usual, |axis, _| dims.get(axis) == Some(&old));
+    }
+    for value in &mut graph.value_info {
+        name_dims(value, &usual, |_, dim| *dim == old);
+    }
+    analysis.batch = Some(batch::SYMBOL.to_owned());
+}
+
+/// Gives some dimensions another name.
+fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &Dim) -> bool) {
+    let Some(dims) = value.dims() else { return };
+    let new = |(axis, dim): (usize, &Dim)| if is_named(axis, dim) { name.clone() } else { dim.clone() };
+    let named: Vec<Dim> = dims.iter().enumerate().map(new).collect();
+    if named != dims {
+        let elem = value.elem();
+        value.set_tensor(elem, &named);
+    }
 }
 
 /// Refuses outputs that aren't the steps alone.

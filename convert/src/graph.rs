@@ -116,9 +116,11 @@ pub fn sort(graph: &mut GraphProto) {
     graph.node = order.into_iter().filter_map(|index| nodes[index].take()).collect();
 }
 
-/// Removes the nodes and weights that no output needs. Inputs stay.
+/// Removes the nodes and weights that no output needs. Inputs stay, unless they are such weights.
 pub fn prune(graph: &mut GraphProto) {
     let needed = ancestors(graph, graph.output.iter().map(|output| output.name().to_owned()));
+    let required: HashSet<String> = required_inputs(graph).map(|input| input.name().to_owned()).collect();
+    graph.input.retain(|input| required.contains(input.name()) || needed.contains(input.name()));
     graph.node.retain(|node| NodeProto::named_outputs(node).any(|name| needed.contains(name)));
     graph.initializer.retain(|tensor| needed.contains(tensor.name()));
     graph

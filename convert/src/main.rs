@@ -2,6 +2,7 @@
 //! a config.pbtxt.
 
 mod pbtxt;
+mod recordings;
 mod table;
 mod work_folder;
 
@@ -53,8 +54,9 @@ struct Arguments {
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(i64).range(1..))]
     chunk: Option<i64>,
     /// What the comparison gives to inputs, as in sr=16000,input@1=576: a value for each element, or the length of an
-    /// open axis [default: random values, short axes]
-    #[arg(long, value_name = "INPUT=VALUE", value_delimiter = ',', value_parser = given)]
+    /// open axis; and recordings: a file of NumPy, FILE.npz, with arrays of the names of inputs [default: random values,
+    /// short axes]
+    #[arg(long, value_name = "INPUT=VALUE|FILE.npz", value_delimiter = ',', value_parser = given)]
     compare_with: Vec<GivenInput>,
     /// Convert and compare, and write nothing
     #[arg(long)]
@@ -75,6 +77,7 @@ struct Arguments {
 enum GivenInput {
     Length(InputAxis, i64),
     Value(String, f64),
+    Recordings(PathBuf),
 }
 
 /// Why nothing was written.
@@ -84,6 +87,8 @@ enum Problem {
     File { path: PathBuf, error: std::io::Error },
     #[error("{} exists; --force replaces it", .0.display())]
     Exists(PathBuf),
+    #[error("{}: {why}", path.display())]
+    Recordings { path: PathBuf, why: String },
     #[error("--states: '<<<input, output>>>' is expected, not '{0}'")]
     States(String),
     #[error(
@@ -187,6 +192,10 @@ fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) ->
         match input {
             GivenInput::Length(axis, length) => given.lengths.push((axis.clone(), *length)),
             GivenInput::Value(input, value) => given.values.push((input.clone(), *value)),
+            GivenInput::Recordings(path) => {
+                let read = recordings::read(path);
+                given.recordings.extend(read.map_err(|why| Problem::Recordings { path: path.clone(), why })?);
+            }
         }
     }
     Ok(verify::verify(&environment, &models, &converted.report, &given)?)
@@ -266,7 +275,10 @@ fn input_axis(text: &str) -> Result<InputAxis, String> {
 }
 
 fn given(text: &str) -> Result<GivenInput, String> {
-    let expected = || format!("INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not '{text}'");
+    if text.ends_with(".npz") {
+        return Ok(GivenInput::Recordings(text.into()));
+    }
+    let expected = || format!("INPUT=VALUE, INPUT@AXIS=LENGTH or FILE.npz is expected, not '{text}'");
     let (input, value) = text.rsplit_once('=').ok_or_else(expected)?;
     if input.contains('@') {
         let length = value.parse().ok().filter(|&length| length > 0).ok_or_else(expected)?;

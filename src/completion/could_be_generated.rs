@@ -13,7 +13,10 @@ pub fn note(signature: &Signature, requests: &[TensorConfig], pairs: &[StatePair
     let entries: Vec<String> = model.position_ids().into_iter().chain(model.attention_mask()).collect();
     let line = parameter_line(GENERATED_INPUTS, &entries.join(" "));
     (!entries.is_empty()).then(|| {
-        format!("the backend can make inputs of requests itself, so that clients need not send them: write {line}")
+        format!(
+            "the backend can make inputs of requests itself, so that clients need not send them: write {line} and take \
+             them out of 'input' if they are listed there"
+        )
     })
 }
 

@@ -96,8 +96,13 @@ impl Need {
             _ => config.gives(&self.parameter, input),
         };
         // A listed input is one that requests are to carry. The context and the padding of an input do not change that.
-        let is_carried = listed.is_some() && ["constant_inputs", "generated_inputs"].contains(&self.parameter.as_str());
+        let is_carried = listed.is_some() && self.takes_from_requests();
         has_input && !says_dims && !is_carried && !is_given && self.fits(signature)
+    }
+
+    /// Whether requests no longer carry the input once the parameter is written.
+    fn takes_from_requests(&self) -> bool {
+        ["constant_inputs", "generated_inputs"].contains(&self.parameter.as_str())
     }
 
     /// Whether the model's dims leave room for what is written: another export of the model may have fixed them.
@@ -141,7 +146,8 @@ impl Need {
         } else {
             format!("for '{input}' you can write {line}")
         };
-        format!("the signature is that of {model}: {advice}, because {why}")
+        let more = if self.takes_from_requests() { " and take it out of 'input' if it is listed there" } else { "" };
+        format!("the signature is that of {model}: {advice}{more}, because {why}")
     }
 }
 
@@ -199,6 +205,8 @@ mod tests {
             ["'input=64+512@1'", "'sr=16000'"].map(|word| lines.iter().any(|line| line.contains(word)))
         };
         assert_eq!(of(&json!({})), [true, true]);
+        let rate = advised(&parameter("input_context", "input=64+512@1"), &silero);
+        assert!(rate[0].contains("'sr=16000' } } and take it out of 'input' if it is listed there"), "{rate:?}");
         assert_eq!(of(&parameter("input_context", "input=32")), [false, true]);
         assert_eq!(of(&parameter("constant_inputs", "sr=8000")), [true, false]);
         assert_eq!(of(&parameter("constant_inputs", "sr = 8000")), [true, false], "spaces don't matter");

@@ -147,12 +147,14 @@ fn padding_note(config: &PartialConfig) -> Option<String> {
 /// The states that a model has before it is converted.
 pub fn own_pairs(
     config: &PartialConfig,
+    model: &ModelSource,
     signature: &Signature,
     graph_description: Option<&str>,
     settings: Settings,
 ) -> Result<Vec<StatePair>, CompletionError> {
-    let found = config.states.all_pairs(graph_description, || found_pairs(config, signature, settings));
-    found.map(|(pairs, _)| pairs)
+    let recurrence = || Nodes::of(model).ok().and_then(|nodes| nodes.recurrence);
+    let find = || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence()));
+    config.states.all_pairs(graph_description, find).map(|(pairs, _)| pairs)
 }
 
 fn found_pairs(

@@ -11,6 +11,7 @@ pub mod shaping;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crate::graph::required_inputs;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
 use crate::onnx::{Dim, element_count, numbers};
 
@@ -83,7 +84,7 @@ impl Shapes {
         shapes
             .known
             .extend(graph.initializer.iter().map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight))));
-        for input in &graph.input {
+        for input in required_inputs(graph) {
             let dims = input.dims().and_then(|dims| dims.iter().map(known).collect());
             shapes.known.insert(input.name().to_owned(), Tensor { elem: input.elem(), dims, ..Tensor::default() });
         }

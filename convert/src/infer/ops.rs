@@ -8,7 +8,7 @@ use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
 /// Operators of one input and one output that work element by element.
-pub const UNARY: [&str; 50] = [
+pub const UNARY: [&str; 52] = [
     "Abs",
     "Acos",
     "Acosh",
@@ -41,6 +41,8 @@ pub const UNARY: [&str; 50] = [
     "Mish",
     "Neg",
     "Not",
+    "QLinearLeakyRelu",
+    "QLinearSigmoid",
     "QuickGelu",
     "Reciprocal",
     "Relu",
@@ -62,7 +64,7 @@ pub const UNARY: [&str; 50] = [
 ];
 
 /// Operators of several inputs that broadcast.
-pub const BROADCAST: [&str; 24] = [
+pub const BROADCAST: [&str; 26] = [
     "Add",
     "And",
     "BiasGelu",
@@ -84,6 +86,8 @@ pub const BROADCAST: [&str; 24] = [
     "Or",
     "PRelu",
     "Pow",
+    "QLinearAdd",
+    "QLinearMul",
     "Sub",
     "Sum",
     "Xor",
@@ -171,8 +175,14 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "MatMul" | "MatMulInteger" | "FusedMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
         "DynamicQuantizeMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
         "MatMulIntegerToFloat" => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
+        "QLinearMatMul" => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
         "Gemm" | "FusedGemm" => vec![gemm(node, inputs)?],
         "Conv" | "FusedConv" | "ConvInteger" => vec![window(node, first, Some(&inputs[1]), false)?],
+        "ConvTranspose" => vec![transposed_window(node, first, &inputs[1])],
+        "QLinearConv" => {
+            let made = window(node, first, Some(&inputs[3]), false)?;
+            vec![Tensor { elem: inputs[7].elem, ..made }]
+        }
         "MaxPool" | "AveragePool" | "LpPool" => vec![window(node, first, None, true)?],
         "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => vec![global_pool(first)],
         "Pad" => vec![pad(node, inputs)],
@@ -299,6 +309,23 @@ fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: boo
         dims.push((if ceils { (free + window.stride - 1) / window.stride } else { free / window.stride }) + 1);
     }
     Ok(Tensor::shaped(elem, dims))
+}
+
+fn transposed_window(node: &NodeProto, input: &Tensor, weights: &Tensor) -> Tensor {
+    let made = || {
+        let (own, weights) = (input.dims.as_deref()?, weights.dims.as_deref().filter(|weights| weights.len() > 2)?);
+        let mut dims = vec![*own.first()?, weights[1] * node.int("group").unwrap_or(1)];
+        for (spatial, &length) in own.get(2..)?.iter().enumerate() {
+            let window = window_at(node, Some(weights), spatial, own.len())?;
+            let added = node.ints("output_padding").map_or(Some(0), |added| added.get(spatial).copied())?;
+            let free = window.stride * (length - 1) + window.reach() + 1 + added;
+            dims.push(free - window.before - window.behind);
+        }
+        Some(dims)
+    };
+    let is_given =
+        node.attribute("output_shape").is_some() || node.attribute("auto_pad").is_some_and(|pad| pad.s() != b"NOTSET");
+    Tensor { elem: input.elem, dims: made().filter(|_| !is_given), ..Tensor::default() }
 }
 
 fn global_pool(input: &Tensor) -> Tensor {

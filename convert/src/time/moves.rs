@@ -166,3 +166,15 @@ pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
     let moved = layout.on(layout.axis + to.len() - from.len());
     if to[moved.axis] == from[layout.axis] { Ok(moved) } else { Err(refuse(node, "repeats the steps", WHOLE_INPUT)) }
 }
+
+/// A `ScatterND` whose indices don't reach the axis of the steps.
+pub fn scatter(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let refused = || refuse(node, "puts tensors at certain places among the steps", WHOLE_INPUT);
+    let &[Place::At(data), Place::Free, Place::At(updates)] = places else { return Err(refused()) };
+    let indices = tracker.dims(&node.input[1]).filter(|_| tracker.is_steady(&node.input[1], None));
+    let (Some(&depth), Some(rank)) = (indices.and_then(<[i64]>::last), indices.map(<[i64]>::len)) else {
+        return Err(refused());
+    };
+    let axis = data.axis.checked_sub(depth as usize).map(|behind| behind + rank - 1);
+    if axis == Some(updates.axis) && updates.on(data.axis) == data { Ok(data) } else { Err(refused()) }
+}

@@ -65,12 +65,16 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         "Split" => one(moves::split(tracker, node, places)),
         "Slice" => moves::slice(tracker, index, node, places).map(|place| vec![place]),
         "Gather" => moves::gather(tracker, node, places).map(|place| vec![place]),
+        "ScatterND" => one(moves::scatter(tracker, node, places)),
         "Expand" | "Tile" => one(moves::expand(tracker, node, places)),
         "MatMul" | "MatMulInteger" | "FusedMatMul" | "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" => {
             if op == "DynamicQuantizeMatMul" {
                 tracker.found.quantized.push(node.label().to_owned());
             }
             one(products::mat_mul(tracker, node, places))
+        }
+        "QLinearMatMul" => {
+            one(operands(node, places).and_then(|(node, places)| products::mat_mul(tracker, &node, &places)))
         }
         "Gemm" | "FusedGemm" => one(products::gemm(tracker, node, places)),
         "BatchNormalization" => one(mixing::batch_normalization(node, places)),
@@ -102,19 +106,42 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         "Conv" | "FusedConv" | "ConvInteger" | "MaxPool" | "AveragePool" => {
             one(windows::window(tracker, index, node, places))
         }
+        "QLinearConv" => {
+            one(operands(node, places).and_then(|(node, places)| windows::window(tracker, index, &node, &places)))
+        }
+        // Rows of a batch.
+        "ConvTranspose" if matches!(places[0], Place::At(layout) if layout.axis == 0) => one(first(node, places)),
         "Pad" => one(windows::pad(tracker, index, node, places)),
         op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
         "Einsum" => one(products::einsum(node, places)),
-        "Attention" | "MultiHeadAttention" | "GroupQueryAttention" => {
-            Err(refuse(node, "attends over the whole input", ATTENTION))
-        }
-        "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT)),
-        _ => Err(refuse(
+        op if op.ends_with("Attention") => Err(refuse(node, "attends over the whole input", ATTENTION)),
+        "AttnLSTM" => Err(refuse(
             node,
-            format!("gets the steps, and it isn't known how {} treats them", node.operator()),
-            "report the operator, or move it behind the model",
+            "keeps the attention of its last step to itself, which no output gives",
+            "export the attention and the LSTM as nodes of their own",
         )),
+        "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT)),
+        _ => {
+            let help = if node.domain().starts_with("com.microsoft") {
+                "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
+            } else {
+                "report the operator, or move it behind the model"
+            };
+            Err(refuse(node, format!("gets the steps, and it isn't known how {} treats them", node.operator()), help))
+        }
     }
+}
+
+/// A quantized node as one without scales: its two operands, and the zero point of the first.
+fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]), Refusal> {
+    let &[a, _, zero, b, ..] = places else {
+        return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
+    };
+    if [1, 2].into_iter().chain(4..places.len()).any(|other| places[other] != Place::Free) {
+        return Err(refuse(node, "takes its scale from the steps", WHOLE_INPUT));
+    }
+    let input = vec![node.input[0].clone(), node.input[3].clone(), node.input[2].clone()];
+    Ok((NodeProto { input, ..node.clone() }, [a, b, zero]))
 }
 
 pub const NORMALIZES: &str = "normalizes over time";

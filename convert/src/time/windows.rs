@@ -39,7 +39,7 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
             input: 0,
             axis: layout.axis,
             frames: lead,
-            fill: fill(node)?,
+            fill: fill(tracker, node)?,
         });
     } else if lead == 0 && (window.behind > 0 || trail > 0) {
         return Err(refuse(node, "pads behind the last step", HELP));
@@ -70,19 +70,29 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
         return Err(refuse(node, format!("looks {ahead} {steps} ahead"), HELP));
     }
     if ahead > 0 {
-        return Err(refuse(node, format!("gives {ahead} steps fewer than it takes"), HELP));
+        let help = format!(
+            "pad {ahead} steps in front of it (causal padding), and export the model again; a model without a recurrence \
+             needs no conversion: 'input_context' can put the last steps of a request in front of the next one"
+        );
+        return Err(refuse(node, format!("gives {ahead} steps fewer than it takes"), &help));
     }
     Ok(())
 }
 
 /// What padding holds.
-fn fill(node: &NodeProto) -> Result<f64, Refusal> {
+fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
     match node.op_type() {
         "MaxPool" => Ok(f64::NEG_INFINITY),
         "AveragePool" if node.int("count_include_pad").unwrap_or(0) == 0 => {
             Err(refuse(node, "leaves padding out of its averages", "set count_include_pad"))
         }
-        "ConvInteger" => Err(refuse(node, "pads with its zero point", "pad before the quantization")),
+        "ConvInteger" | "QLinearConv" => match node.input_at(2) {
+            Some(zero) => tracker
+                .tensor(zero)
+                .scalar()
+                .ok_or_else(|| refuse(node, "pads with a zero point that isn't known", "pad before the quantization")),
+            None => Ok(0.0),
+        },
         _ => Ok(0.0),
     }
 }

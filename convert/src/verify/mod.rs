@@ -2,6 +2,7 @@
 //! rows together with rows alone.
 
 mod host;
+mod recording;
 mod run;
 
 use std::path::Path;
@@ -13,6 +14,7 @@ use crate::InputAxis;
 use crate::onnx::Dim;
 use crate::report::{Report, Role, StartsAt};
 use host::{Difference, Host, Random};
+pub use recording::Recording;
 use run::Graph;
 
 /// Steps of a comparison, before strides: 1, 2 and 7 divide them.
@@ -41,6 +43,8 @@ pub enum VerifyError {
     Run { model: &'static str, why: String },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
+    #[error("a recording can't be compared with: {0}")]
+    Recording(String),
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
     Nothing(String),
 }
@@ -84,6 +88,8 @@ pub struct Given {
     pub lengths: Vec<(InputAxis, i64)>,
     /// The value of each element of an input.
     pub values: Vec<(String, f64)>,
+    /// Whole inputs.
+    pub recordings: Vec<Recording>,
 }
 
 /// Loads ONNX Runtime.
@@ -106,12 +112,14 @@ pub fn verify(
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
     let mut starts = models.initial_states.map(|source| Graph::open(environment, source, "initial")).transpose()?;
+    let (steps, rows) = recording::lengths(&given.recordings, report)?;
     let mut comparison =
         Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
-    let total = comparison.total(given.chunk);
-    let inputs = comparison.random_inputs(total, ROWS);
+    let total = steps.unwrap_or_else(|| comparison.total(given.chunk));
+    let rows = rows.unwrap_or(ROWS);
+    let inputs = comparison.random_inputs(total, rows);
     if report.time.is_empty() {
-        let mut compared = vec![comparison.single_steps(SINGLE_STEPS)?];
+        let mut compared = vec![comparison.single_steps(steps.unwrap_or(SINGLE_STEPS), rows)?];
         if !report.opened.is_empty() {
             compared.extend(comparison.rows(&inputs, 1)?);
         }
@@ -161,10 +169,11 @@ impl Comparison<'_> {
     }
 
     fn random_inputs(&self, steps: i64, rows: i64) -> Vec<(String, Host)> {
-        self.inputs(steps, rows, &mut Random::new(7))
+        self.inputs(0, (steps, rows), &mut Random::new(7))
     }
 
-    fn inputs(&self, steps: i64, rows: i64, random: &mut Random) -> Vec<(String, Host)> {
+    /// `step` is that of recordings for a model of single steps.
+    fn inputs(&self, step: i64, (steps, rows): (i64, i64), random: &mut Random) -> Vec<(String, Host)> {
         let time =
             |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
         let length = |name: &str, axis: usize| {
@@ -173,6 +182,10 @@ impl Comparison<'_> {
         };
         let mut inputs = Vec::new();
         for input in &self.report.inputs {
+            if let Some(recording) = self.given.recordings.iter().find(|recording| recording.input == input.name) {
+                inputs.push((input.name.clone(), recording.host(self.report, step)));
+                continue;
+            }
             let size = |(axis, dim): (usize, &Dim)| match dim {
                 _ if time(&input.name, axis) => steps,
                 Dim::Known(length) => *length,
@@ -226,14 +239,14 @@ impl Comparison<'_> {
     }
 
     /// Compares models of single steps, which have their states outside, step by step.
-    fn single_steps(&mut self, steps: i64) -> Result<Compared, VerifyError> {
+    fn single_steps(&mut self, steps: i64, rows: i64) -> Result<Compared, VerifyError> {
         let mut names = self.output_names();
         names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
         let mut worst: Option<Compared> = None;
         let mut states: Option<(Vec<Host>, Vec<Host>)> = None;
         let mut random = Random::new(11);
-        for _ in 0..steps {
-            let inputs = self.inputs(1, ROWS, &mut random);
+        for step in 0..steps {
+            let inputs = self.inputs(step, (1, rows), &mut random);
             let (before, after) = match states.take() {
                 Some(states) => states,
                 None => {

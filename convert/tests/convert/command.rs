@@ -1,12 +1,13 @@
 //! The command `stateful-convert`.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::common::{export, folder, library};
+use crate::common::{Build, export, folder, library, node};
 
 fn command(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_stateful-convert"))
@@ -95,6 +96,73 @@ fn a_comparison_takes_the_values_and_lengths_that_it_is_given() {
     assert_eq!(said["compared"][0]["largest"], 0.0);
 }
 
+/// A file of NumPy with arrays of 32-bit floats.
+fn npz(file: &Path, arrays: &[(&str, &str, &[i64], f32)]) {
+    let mut archive = zip::ZipWriter::new(fs::File::create(file).unwrap());
+    for &(name, descr, dims, value) in arrays {
+        let dims_text: Vec<String> = dims.iter().map(|dim| format!("{dim},")).collect();
+        let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", dims_text.concat());
+        let header = format!("{text:117}\n");
+        let elements = vec![value; dims.iter().product::<i64>() as usize];
+        archive.start_file(format!("{name}.npy"), zip::write::SimpleFileOptions::default()).unwrap();
+        archive.write_all(b"\x93NUMPY\x01\x00").unwrap();
+        archive.write_all(&(header.len() as u16).to_le_bytes()).unwrap();
+        archive.write_all(header.as_bytes()).unwrap();
+        for element in elements {
+            archive.write_all(&element.to_le_bytes()).unwrap();
+        }
+    }
+    archive.finish().unwrap();
+}
+
+#[test]
+fn a_comparison_takes_recordings() {
+    // Of all values but zero, the root is no number.
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(1);
+    let roots = [node("Abs", "x", "a"), node("Neg", "a", "n"), node("Sqrt", "n", "z")];
+    let build = roots.into_iter().fold(build, Build::node).node(node("RNN", "z w r b", "y").with_int("hidden_size", 3));
+    let folder = folder();
+    let (model, file) = (folder.join("roots.onnx"), folder.join("speech.npz"));
+    fs::write(&model, build.bytes()).unwrap();
+    let run = |given: &Path| command(&[path(&model), "--dry-run", "--json", "--compare-with", path(given)]);
+    npz(&file, &[("x", "<f4", &[30, 3, 4], 0.0)]);
+    let done = run(&file);
+    let said: Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{}", text(&done.stderr)));
+    assert_eq!(said["compared"][3]["what"], "all at once");
+    assert_eq!(said["compared"][4]["what"], "rows together and alone");
+    for (arrays, expected) in [
+        (&[("z", "<f4", &[30, 3, 4][..], 0.5)][..], "the model has no input 'z' for requests (it has x)"),
+        (&[("x", "<i4", &[30, 3, 4], 0.5)], "array 'x' is INT32, and input 'x' FLOAT"),
+        (&[("x", "<f4", &[30, 3, 5], 0.5)], "array 'x' is [30, 3, 5], and [time, batch, 4] is expected"),
+        (&[("x", "<f4", &[0, 3, 4], 0.5)], "array 'x' is [0, 3, 4], and [time, batch, 4] is expected"),
+        (&[("x", "<u2", &[30, 3, 4], 0.5)], "speech.npz: its array 'x' cannot be read: its type is '<u2'"),
+        (&[("x", "<f8", &[30, 3, 4], 0.5)], "its shape is [30, 3, 4], and it has 1440 bytes"),
+    ] {
+        npz(&file, arrays);
+        let error = text(&run(&file).stderr);
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = text(&run(&model.with_extension("npz")).stderr);
+    assert!(error.contains("roots.npz: No such file"), "{error}");
+    let error = text(&command(&[path(&model), "--dry-run"]).stderr);
+    assert!(error.contains("says nothing"), "{error}");
+}
+
+#[test]
+fn recordings_for_a_model_of_single_steps_have_the_steps_in_front() {
+    let file = folder().join("talk.npz");
+    npz(&file, &[("x", "<f4", &[6, 3, 4], 0.5)]);
+    let states = "<<<h, hn>>> <<<c, cn>>>";
+    let all = ["--dry-run", "--json", "--states", states, "--compare-with", path(&file)];
+    let model = export("torch_lstm_cell");
+    let done = command(&[&[path(&model)], &all[..]].concat());
+    let said: Value = serde_json::from_slice(&done.stdout).unwrap_or_else(|_| panic!("{}", text(&done.stderr)));
+    assert_eq!(said["compared"][0]["what"], "6 steps");
+    npz(&file, &[("x", "<f4", &[3, 4], 0.5)]);
+    let error = text(&command(&[&[path(&model)], &all[..]].concat()).stderr);
+    assert!(error.contains("array 'x' is [3, 4], and [steps, batch, 4] is expected"), "{error}");
+}
+
 #[test]
 fn a_refusal_names_the_node_and_writes_nothing() {
     let folder = folder();
@@ -165,7 +233,7 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--time", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests"),
         (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: its rank is 3"),
-        (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE or INPUT@AXIS=LENGTH is expected, not 'sr'"),
+        (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE, INPUT@AXIS=LENGTH or FILE.npz is expected, not 'sr'"),
         (vec!["--dry-run", "--batch-axis", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--batch-axis", "x@2"], "axis 2 of input 'x' can't be the batch"),
         (vec!["--dry-run", "--open-batch"], "has no dimension of 1 that could be a batch"),

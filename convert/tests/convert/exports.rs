@@ -1,7 +1,7 @@
 //! The models of `exports/`, which real exporters made.
 
-use crate::common::{self, assert_equal, checked, export, pair, refusal, states};
-use stateful_convert::onnx::bracketed;
+use crate::common::{self, Build, assert_equal, checked, export, node, pair, refusal, states};
+use stateful_convert::onnx::{Dim, bracketed, read, write};
 use stateful_convert::report::StartsAt;
 use stateful_convert::verify::Compared;
 use stateful_convert::{Converted, Hint, Options, convert};
@@ -114,6 +114,59 @@ fn a_fixed_length_is_opened() {
     assert_eq!(bracketed(&converted.report.inputs[0].dims), "[3, 5, 4]");
     assert_eq!(bracketed(&converted.report.outputs[0].dims), "[3, time, 3]");
     assert_equal("torch_lstm_static", &compared);
+}
+
+/// An export whose axes have other names.
+fn renamed(name: &str, names: &[(&str, &str)]) -> Vec<u8> {
+    let mut model = read(std::fs::read(export(name)).unwrap().into()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    for value in graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info) {
+        let new = |dim: Dim| match names.iter().find(|(old, _)| dim == Dim::Symbol((*old).to_owned())) {
+            Some((_, "?")) => Dim::Open,
+            Some((_, new)) => Dim::Symbol((*new).to_owned()),
+            None => dim,
+        };
+        let (elem, dims) = (value.elem(), value.dims().unwrap().into_iter().map(new).collect::<Vec<_>>());
+        value.set_tensor(elem, &dims);
+    }
+    write(&model)
+}
+
+#[test]
+fn a_batch_that_the_exporter_numbered_gets_its_usual_name() {
+    let models = [
+        ("torch", renamed("dynamo_gru", &[("batch", "s77"), ("time", "s27")]), "[batch, s27, 4]", "[1, batch, 8]"),
+        ("open", renamed("torch_gru", &[("batch", "?"), ("time", "?")]), "[batch, time, 4]", "[1, batch, 8]"),
+        (
+            "time first",
+            renamed("torch_lstm_time_major", &[("time", "x_0"), ("batch", "x_1")]),
+            "[x_0, batch, 4]",
+            "[1, batch, 8]",
+        ),
+        ("keras", std::fs::read(export("keras_lstm2")).unwrap(), "[batch, unk__136, 4]", "[1, batch, 8]"),
+    ];
+    for (name, bytes, x, state) in models {
+        let (converted, compared) = checked(bytes, &Options::default()).unwrap();
+        assert_equal(name, &compared);
+        let graph = read(converted.model.clone().into()).unwrap().graph.unwrap();
+        assert_eq!(bracketed(&graph.input[0].dims().unwrap()), x, "{name}");
+        let kept = &converted.report.states[0];
+        let input = graph.input.iter().find(|input| input.name() == kept.pair.input).unwrap();
+        assert_eq!(bracketed(&input.dims().unwrap()), state, "{name}");
+        assert!(graph.output.iter().all(|output| output.dims().unwrap().contains(&Dim::Symbol("batch".to_owned()))));
+        assert_eq!(bracketed(&kept.dims), state, "{name}");
+    }
+}
+
+#[test]
+fn an_open_dimension_that_outputs_have_not_keeps_its_name() {
+    // The rows of the layer may be frequencies.
+    let sum = node("ReduceSum", "y_all axes", "y").with_int("keepdims", 0);
+    let build = Build::new().input("x", "time bins 4").output("y", "time 1 3").recurrent_weights(3);
+    let build = build.ints("axes", &[1], &[2]).node(node("GRU", "x w r b", "y_all").with_int("hidden_size", 3));
+    let converted = convert(build.node(sum).bytes().into(), &Options::default()).unwrap();
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, bins, 3]");
+    assert_eq!(bracketed(&converted.report.inputs[0].dims), "[time, bins, 4]");
 }
 
 #[test]

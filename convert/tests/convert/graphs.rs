@@ -1,7 +1,7 @@
 //! Models made here: what exporters seldom write, and what must be refused.
 
-use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use stateful_convert::onnx::{DataType, bracketed, opset, read};
+use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use stateful_convert::onnx::{DataType, Dim, bracketed, opset, read};
 use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
 use stateful_convert::{Hint, InputAxis, Options, convert};
@@ -20,6 +20,28 @@ fn assert_equal(compared: &[Compared]) {
 fn layer(op: &str, gates: i64, edit: impl Fn(NodeProto) -> NodeProto) -> Build {
     let recurrent = edit(node(op, "x w r b", "y").with_int("hidden_size", 3));
     Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(gates).node(recurrent)
+}
+
+#[test]
+fn steps_in_a_dimension_that_the_model_names_the_batch_are_confirmed_first() {
+    let build = || {
+        let build = Build::new().input("x", "batch time 4").output("y", "batch 1 time 3").recurrent_weights(4);
+        build.node(node("LSTM", "x w r b", "y").with_int("hidden_size", 3)).bytes()
+    };
+    let error = convert(build().into(), &any()).unwrap_err();
+    let message = error.to_string();
+    assert!(
+        message.starts_with("LSTM 'the lstm' runs along axis 0 of 'x', which the model names 'batch'"),
+        "{message}"
+    );
+    assert!(message.contains("(batch_first)"), "{message}");
+    assert_eq!(error.hints(), [Hint::Time]);
+    let (converted, compared) = checked(build(), &along_time()).unwrap();
+    assert_equal(&compared);
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, batch, 3]");
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[steps, batch, 4]");
+    assert_eq!(bracketed(&graph.output[0].dims().unwrap()), "[steps, 1, batch, 3]");
 }
 
 #[test]
@@ -45,6 +67,29 @@ fn attributes_of_the_layer_stay() {
     assert_equal(&compared);
     let graph = read(converted.model.into()).unwrap().graph.unwrap();
     assert_eq!(graph.node[0].input[7], "p");
+}
+
+#[test]
+fn weights_that_are_inputs_too_are_constants() {
+    // Exporters of ONNX before 1.5 list each weight among the inputs.
+    let recurrent = node("LSTM", "z w r b - h c", "y").with_int("hidden_size", 3);
+    let mut build = Build::new().input("x", "time 1 4").output("y", "time 1 1 3").recurrent_weights(4);
+    build = build.weights("gain", &[4]).weights("h", &[1, 1, 3]).weights("c", &[1, 1, 3]);
+    build = build.node(node("Mul", "x gain", "z")).node(recurrent);
+    let weights = build.graph.initializer.iter().map(|weight| {
+        let dims: Vec<Dim> = weight.dims.iter().map(|&length| Dim::Known(length)).collect();
+        ValueInfoProto::tensor(weight.name(), FLOAT, &dims)
+    });
+    build.graph.input.extend(weights.collect::<Vec<_>>());
+    let mut model = read(build.bytes_of_opset(9).into()).unwrap();
+    model.ir_version = Some(3);
+    let (converted, compared) = checked(stateful_convert::onnx::write(&model), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.lstm.h_in", "the.lstm.c_in"]);
+    assert!(converted.report.states.iter().all(|state| state.starts_at == StartsAt::Model));
+    assert_equal(&compared);
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    let inputs: Vec<&str> = graph.input.iter().map(ValueInfoProto::name).collect();
+    assert_eq!(inputs, ["x", "w", "r", "b", "gain", "the.lstm.h_in", "the.lstm.c_in"]);
 }
 
 #[test]
@@ -363,6 +408,73 @@ fn of_several_axes_that_could_be_the_batch_one_can_be_named() {
     }
 }
 
+/// The forms of a published denoiser: caches of one row that a `ScatterND` writes, a transposed convolution, and a layer
+/// whose rows are the batch and frequencies.
+fn denoiser(tra_axes: &str) -> Build {
+    let named = |name: &str, mut node: NodeProto| {
+        node.name = Some(name.to_owned());
+        node
+    };
+    let positions = |at: i64| [0, at / 10 % 4, at / 5 % 2, at % 5];
+    let indices: Vec<i64> = (0..40).flat_map(positions).collect();
+    let build =
+        Build::new().input("x", "1 4 1 5").input("conv", "1 4 3 5").input("tra", tra_axes).input("inter", "2 1 5 6");
+    let build = build.output("y", "1 1 6").output("z", "1 5 1 6");
+    let build = build.output("conv_out", "1 4 3 5").output("tra_out", tra_axes).output("inter_out", "2 1 5 6");
+    let build = build.weights("k", &[4, 1, 3, 3]).weights("w", &[1, 18, 4]).weights("r", &[1, 18, 6]);
+    let build =
+        build.ints("n0", &[1], &[0]).ints("n1", &[1], &[1]).ints("n2", &[1], &[2]).ints("end", &[1], &[i64::MAX]);
+    let build = build.ints("i0", &[], &[0]).ints("at0", &[1, 1], &[0]).ints("block", &[1, 4, 2, 5, 4], &indices);
+    let build = build.ints("of_tra", &[4], &[1, 1, 1, 6]).ints("of_inter", &[4], &[1, 1, 5, 6]);
+    let build = build.ints("merge", &[3], &[5, -1, 4]).ints("apart", &[4], &[1, 5, -1, 6]);
+    let nodes = [
+        named("kept", node("Slice", "conv n0 n2 n2", "kept")),
+        named("joined", node("Concat", "kept x", "joined").with_int("axis", 2)),
+        named("last", node("Slice", "joined n1 end n2", "last")),
+        node("ConvTranspose", "joined k", "c").with_int("group", 4).with_ints("pads", &[2, 1, 2, 1]),
+        named("write conv", node("ScatterND", "conv block last", "conv_out")),
+        node("ReduceMean", "c", "mean").with_ints("axes", &[-1]).with_int("keepdims", 0),
+        named("by time", node("Transpose", "mean", "m").with_ints("perm", &[2, 0, 1])),
+        named("hidden", node("Gather", "tra i0", "hidden").with_int("axis", 0)),
+        named("a", node("GRU", "m w r - - hidden", "a a_last").with_int("hidden_size", 6)),
+        named("answer", node("Squeeze", "a n1", "y")),
+        named("shape tra", node("Reshape", "a_last of_tra", "tra_new")),
+        named("write tra", node("ScatterND", "tra at0 tra_new", "tra_out")),
+        named("bins", node("Transpose", "c", "bins").with_ints("perm", &[0, 3, 2, 1])),
+        named("merge", node("Reshape", "bins merge", "merged")),
+        named("rows", node("Transpose", "merged", "rows").with_ints("perm", &[1, 0, 2])),
+        named("of rows", node("Gather", "inter i0", "of_rows").with_int("axis", 0)),
+        named("b", node("GRU", "rows w r - - of_rows", "b b_last").with_int("hidden_size", 6)),
+        named("flat", node("Squeeze", "b n1", "flat")),
+        named("back", node("Transpose", "flat", "back").with_ints("perm", &[1, 0, 2])),
+        named("apart", node("Reshape", "back apart", "z")),
+        named("shape inter", node("Reshape", "b_last of_inter", "inter_new")),
+        named("write inter", node("ScatterND", "inter at0 inter_new", "inter_out")),
+    ];
+    nodes.into_iter().fold(build, Build::node)
+}
+
+#[test]
+fn caches_that_are_written_at_certain_places_get_a_batch() {
+    let states = ["conv", "tra", "inter"].map(|name| pair(name, &format!("{name}_out"))).to_vec();
+    let open = Options { open_batch: true, states, ..any() };
+    let (converted, compared) = checked(denoiser("2 1 1 6").bytes(), &open).unwrap();
+    let dims: Vec<String> = converted.report.states.iter().map(|state| bracketed(&state.dims)).collect();
+    assert_eq!(dims, ["[batch, 4, 3, 5]", "[2, 1, batch, 6]", "[2, batch, 5, 6]"]);
+    assert_eq!(compared.last().unwrap().what, "rows together and alone");
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
+fn indices_that_name_other_places_than_a_block_keep_the_batch_closed() {
+    let mut build = denoiser("2 1 1 6");
+    let indices = build.graph.initializer.iter_mut().find(|weight| weight.name() == "block").unwrap();
+    indices.int64_data[2] = 2;
+    let states = ["conv", "tra", "inter"].map(|name| pair(name, &format!("{name}_out"))).to_vec();
+    let message = refusal(build.bytes(), &Options { open_batch: true, states, ..any() });
+    assert!(message.starts_with("ScatterND 'write conv' puts tensors at certain places among the rows"), "{message}");
+}
+
 #[test]
 fn a_batch_is_not_opened_where_no_state_is_known() {
     let open = Options { open_batch: true, ..any() };
@@ -437,7 +549,62 @@ fn a_recurrence_over_another_axis_stays_whole() {
 fn convolutions_that_drop_steps_are_refused() {
     let build = Build::new().input("x", "batch 4 time").output("y", "batch 3 out").weights("k", &[3, 4, 5]);
     let message = refusal(build.node(node("Conv", "x k", "y")).bytes(), &any());
-    assert!(message.contains("Conv 'the conv' gives 4 steps fewer than it takes"), "{message}");
+    assert!(message.contains("Conv 'the conv' gives 4 steps fewer than it takes; pad 4 steps in front"), "{message}");
+    assert!(message.contains("'input_context'"), "{message}");
+}
+
+/// Quantized weights, and the scales and zero points of all.
+fn quantized(build: Build) -> Build {
+    let tensor = |name: &str, elem: DataType, dims: &[i64]| TensorProto {
+        name: Some(name.to_owned()),
+        data_type: Some(elem.into()),
+        dims: dims.to_vec(),
+        ..TensorProto::default()
+    };
+    let mut build = build;
+    let bytes = (0..48).map(|number| number * 5 % 251).collect();
+    build.graph.initializer.push(TensorProto { float_data: vec![0.02], ..tensor("s", DataType::Float, &[]) });
+    build.graph.initializer.push(TensorProto { int32_data: vec![120], ..tensor("z", DataType::Uint8, &[]) });
+    build.graph.initializer.push(TensorProto { int32_data: bytes, ..tensor("k", DataType::Uint8, &[4, 4, 3]) });
+    build.graph.initializer.push(TensorProto { int32_data: vec![90; 16], ..tensor("m", DataType::Uint8, &[4, 4]) });
+    build
+}
+
+#[test]
+fn quantized_operators_are_followed_and_their_padding_is_the_zero_point() {
+    let microsoft = |mut node: NodeProto| {
+        node.domain = Some("com.microsoft".to_owned());
+        node
+    };
+    let build = Build::new().input("x", "batch 4 time").output("y", "batch time 4");
+    let nodes = [
+        node("QuantizeLinear", "x s z", "q"),
+        node("QLinearConv", "q s z k s z s z", "c").with_ints("pads", &[2, 0]),
+        microsoft(node("QLinearSigmoid", "c s z s z", "d")),
+        microsoft(node("QLinearAdd", "d s z q s z s z", "e")),
+        node("Transpose", "e", "f").with_ints("perm", &[0, 2, 1]),
+        node("QLinearMatMul", "f s z m s z s z", "g"),
+        node("DequantizeLinear", "g s z", "y"),
+    ];
+    let build = nodes.into_iter().fold(quantized(build), Build::node);
+    let (converted, compared) = checked(build.bytes(), &any()).unwrap();
+    let [state] = converted.report.states.as_slice() else { panic!("{:?}", converted.report.states) };
+    assert_eq!((state.elem, state.starts_at), (DataType::Uint8.into(), StartsAt::Value(120.0)));
+    assert_eq!(bracketed(&state.dims), "[batch, 4, 2]");
+    assert_equal(&compared);
+}
+
+#[test]
+fn operators_of_onnx_runtime_are_refused_with_what_helps() {
+    for (op, expected) in [
+        ("QAttention", "attends over the whole input; attention over the whole input can't run in steps"),
+        ("AttnLSTM", "keeps the attention of its last step to itself"),
+        ("SkipLayerNormalization", "convert the model as it was before them"),
+    ] {
+        let other = NodeProto { domain: Some("com.microsoft".to_owned()), ..node(op, "x w", "z") };
+        let message = refusal(behind(vec![other]).bytes(), &along_time());
+        assert!(message.contains(&format!("com.microsoft.{op}")) && message.contains(expected), "{message}");
+    }
 }
 
 #[test]

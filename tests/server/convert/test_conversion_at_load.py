@@ -105,6 +105,33 @@ def test_a_model_that_is_converted_at_load_answers_in_steps_as_at_once(deploymen
     assert_steps_are_the_whole(deployment.connect(), served, name)
 
 
+def renamed(name: str, names: dict[str, str]) -> onnx.ModelProto:
+    """An export whose axes have other names."""
+    model = onnx.load(EXPORTS / f"{name}.onnx")
+    for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param in names:
+                dim.dim_param = names[dim.dim_param]
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "names"),
+    [
+        ("dynamo_gru", {"batch": "s77", "time": "s27"}),
+        ("torch_lstm_time_major", {"batch": "s77", "time": "s27"}),
+        ("keras_lstm2", {}),
+        ("keras_gru", {}),
+    ],
+)
+def test_a_model_whose_axes_the_exporter_numbered_is_batched_without_a_further_line(deployment, name, names):
+    served = f"at_load_numbered_{name}"
+    log = load(deployment, served, renamed(name, names), low_latency_transformation="true")
+    assert deployment.admin.get_model_config(served).config.max_batch_size > 1
+    assert "state_dims" not in log
+    assert_steps_are_the_whole(deployment.connect(), served, name)
+
+
 @pytest.mark.parametrize("name", ["torch_gru", "torch_lstm2", "torch_rnn_relu"])
 def test_a_request_without_steps_is_refused_and_the_sequence_goes_on(deployment, name):
     """ONNX Runtime's GRU ends the process, and its LSTM and RNN give back states of zeros."""
@@ -241,8 +268,9 @@ def test_a_converted_model_that_answers_otherwise_does_not_load(deployment):
     assert_said(error, "the check of the conversion failed", "chunks of 1", "output 'y' differs", "--compare-with")
 
 
-def test_a_model_without_states_is_refused_with_the_node_that_has_them_inside(deployment):
-    error = load_error(deployment, lstm("encoder/rnn"))
+@pytest.mark.parametrize("parameters", [{}, {"open_batch": "true"}])
+def test_a_model_without_states_is_refused_with_the_node_that_has_them_inside(deployment, parameters):
+    error = load_error(deployment, lstm("encoder/rnn"), **parameters)
     assert_said(error, "node 'encoder/rnn' (LSTM)", "'low_latency_transformation'", "stateful-convert")
     plain = graph([node("Relu", "x", "y")], [("x", "fp32", ("N", 4))], [("y", "fp32", ("N", 4))])
     assert not said("low_latency_transformation", load_error(deployment, plain))
