@@ -44,8 +44,8 @@ MEMORY_GROWN = 1.1
 """At the end, memory may be 1.1 times that of the second quarter. It goes up and down by less."""
 FILES_GROWN = 16
 """At most this many more open files: gRPC opens a few for its threads. There are more reloads than that between the two
-quarters of a soak of three minutes. Sockets don't count: tritonserver 2.51 keeps the socket of about one in fifteen killed
-clients, with any backend, and this backend opens none."""
+quarters of a soak of three minutes. Sockets don't count: tritonserver 2.51 keeps the sockets of some killed clients,
+with any backend, and this backend opens none."""
 
 # Sends on a stream until it is killed.
 _SENDER = """
