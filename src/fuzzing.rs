@@ -1,5 +1,7 @@
 //! Fuzz targets: functions that take any bytes and panic if a part breaks its promise.
 //!
+//! `cargo test` runs them on random inputs, and `fuzz/` under a fuzzer.
+//!
 //! Rules: the bytes decide everything. The models are those of the property tests. Not for: whole payloads, which
 //! `tests/exactly_once/fuzzed.rs` has.
 
@@ -13,11 +15,12 @@ use serde_json::{Value, json};
 
 use crate::completion::Settings;
 use crate::config::PartialConfig;
-use crate::memory::{rows, strings};
+use crate::memory::rows::round_trip::rows_come_back;
+use crate::memory::strings;
 use crate::model::{OnnxModel, Prepared};
 use crate::sequence::model_tests::{Clients, Op, play};
 use crate::session::{Signature, TensorInfo};
-use crate::snapshot::{Snapshot, tests as snapshot_tests};
+use crate::snapshot::{Snapshot, samples};
 use crate::store::test_binding;
 use crate::tensor::{DataType, RowLayout};
 
@@ -50,7 +53,7 @@ pub fn rows(bytes: &[u8]) {
     let mut alone = dims.clone();
     axis.into_iter().for_each(|axis| alone[axis] = 1);
     assert_eq!(layout.row_bytes() as i64, alone.iter().product::<i64>() * data_type.byte_size().unwrap_or(1) as i64);
-    rows::tests::rows_come_back(layout, 1 + choices.below(6), choices.below(40), choices.below(256) as u8);
+    rows_come_back(layout, 1 + choices.below(6), choices.below(40), choices.below(256) as u8);
 }
 
 /// The table of sequences against its model.
@@ -59,7 +62,7 @@ pub fn sequences(bytes: &[u8]) {
     let clients = [Clients::KeepRules, Clients::BreakRules, Clients::SendAhead][usize::from(first) % 3];
     let mut choices = Choices(bytes);
     let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, clients)));
-    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients).unwrap();
+    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients);
 }
 
 fn op(choices: &mut Choices, clients: Clients) -> Op {
@@ -89,10 +92,10 @@ pub fn snapshots(bytes: &[u8]) {
         0 => bytes.to_vec(),
         1 => {
             let (header, data) = bytes.split_at(bytes.len().min(usize::from(first) * 4));
-            snapshot_tests::sealed(header, data)
+            samples::sealed(header, data)
         }
         _ => {
-            let whole = snapshot_tests::snapshot().encode(&binding).unwrap();
+            let whole = samples::snapshot().encode(&binding).unwrap();
             let (mut header, mut data) = (
                 whole[PREFIX_BYTES..][..header_bytes(&whole)].to_vec(),
                 whole[PREFIX_BYTES + header_bytes(&whole)..].to_vec(),
@@ -106,7 +109,7 @@ pub fn snapshots(bytes: &[u8]) {
                     _ => part.insert(at, change[3]),
                 }
             }
-            snapshot_tests::sealed(header, &data)
+            samples::sealed(header, &data)
         }
     };
     let read = match Snapshot::decode(&snapshot, &binding) {
@@ -285,9 +288,11 @@ impl Choices<'_> {
     }
 }
 
+#[cfg(test)]
 #[path = "../fuzz/inputs.rs"]
 mod inputs;
 
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -41,8 +41,8 @@ mod conversion;
 mod error;
 mod explain;
 pub mod exports;
-#[cfg(test)]
-mod fuzzing;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod instance;
 pub mod memory;
 mod model;

@@ -264,18 +264,12 @@ fn differ(what: &str, has: &[String], wanted: &[String]) -> SnapshotError {
     SnapshotError::Foreign(format!("its {what} are {}, and the model's {}", list(has), list(wanted)))
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    #![allow(clippy::unwrap_used, reason = "all of this is a test")]
-
-    use proptest::prelude::*;
-
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod samples {
     use super::*;
-    use crate::binding::{Counter, InputAxis, Source};
-    use crate::config::FirstRequest;
     use crate::memory::Strings;
-    use crate::store::test_binding;
 
+    /// A snapshot of a model with [`crate::store::test_binding`].
     pub fn snapshot() -> Snapshot {
         let value =
             |dims: &[i64], bytes: Vec<u8>| Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytes) };
@@ -299,6 +293,19 @@ pub(crate) mod tests {
         let checked = [&length[..], header, data].concat();
         [&MAGIC[..], &VERSION.to_le_bytes(), &crc32fast::hash(&checked).to_le_bytes(), &checked].concat()
     }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+    use proptest::prelude::*;
+
+    use super::samples::{sealed, snapshot};
+    use super::*;
+    use crate::binding::{Counter, InputAxis, Source};
+    use crate::config::FirstRequest;
+    use crate::store::test_binding;
 
     fn why(bytes: &[u8]) -> String {
         Snapshot::decode(bytes, &test_binding(true)).unwrap_err().to_string()

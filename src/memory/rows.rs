@@ -183,45 +183,18 @@ impl<'a> RowWriter<'a> {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod tests {
-    use proptest::prelude::*;
-
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod round_trip {
     use super::*;
 
-    const fn at(position: usize, rows: usize) -> RowAt {
+    pub const fn at(position: usize, rows: usize) -> RowAt {
         RowAt { position, rows }
-    }
-
-    /// ONNX Runtime gives a tensor without elements an unaligned address.
-    #[test]
-    fn a_row_without_bytes_may_have_any_address_and_any_number_of_pieces() {
-        let layout = RowLayout { outer: usize::MAX, inner_bytes: 0 };
-        let bytes = &mut [0u8; 5];
-        let (empty, other) = bytes.split_at_mut(3);
-        let (empty, other) = (&mut empty[1..1], &mut other[1..1]);
-        put(layout, empty, other, at(0, 2));
-        take(layout, other, at(1, 2), empty);
-        put_widened(layout, empty, other, at(0, 2));
-        take_narrowed(layout, other, at(1, 2), empty);
-        round_to_fp16(layout, other, at(1, 2));
-        zero(layout, other, at(0, 1));
     }
 
     /// Position in the batch of byte `i` of a row, from the definition of a row-major tensor `[outer, rows, inner]`.
     fn place(layout: RowLayout, i: usize, index: usize, rows: usize) -> usize {
         let (outer, inner) = (i / layout.inner_bytes, i % layout.inner_bytes);
         outer * rows * layout.inner_bytes + index * layout.inner_bytes + inner
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..Default::default() })]
-        #[test]
-        fn rows_land_where_a_row_major_tensor_has_them_and_come_back(
-            outer in 1usize..5, inner_bytes in 1usize..9, rows in 1usize..6, cut in 0usize..40, seed in any::<u8>(),
-        ) {
-            rows_come_back(RowLayout { outer, inner_bytes }, rows, cut, seed);
-        }
     }
 
     /// Writes rows, each cut in two pieces, reads them back, and zeroes the first.
@@ -253,6 +226,39 @@ pub(crate) mod tests {
             .enumerate()
             .filter(|(byte, _)| (0..layout.row_bytes()).any(|i| place(layout, i, 0, rows) == *byte));
         assert!(zeros.map(|(_, byte)| *byte).all(|byte| byte == 0));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::round_trip::{at, rows_come_back};
+    use super::*;
+
+    /// ONNX Runtime gives a tensor without elements an unaligned address.
+    #[test]
+    fn a_row_without_bytes_may_have_any_address_and_any_number_of_pieces() {
+        let layout = RowLayout { outer: usize::MAX, inner_bytes: 0 };
+        let bytes = &mut [0u8; 5];
+        let (empty, other) = bytes.split_at_mut(3);
+        let (empty, other) = (&mut empty[1..1], &mut other[1..1]);
+        put(layout, empty, other, at(0, 2));
+        take(layout, other, at(1, 2), empty);
+        put_widened(layout, empty, other, at(0, 2));
+        take_narrowed(layout, other, at(1, 2), empty);
+        round_to_fp16(layout, other, at(1, 2));
+        zero(layout, other, at(0, 1));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 8 } else { 256 }, failure_persistence: None, ..Default::default() })]
+        #[test]
+        fn rows_land_where_a_row_major_tensor_has_them_and_come_back(
+            outer in 1usize..5, inner_bytes in 1usize..9, rows in 1usize..6, cut in 0usize..40, seed in any::<u8>(),
+        ) {
+            rows_come_back(RowLayout { outer, inner_bytes }, rows, cut, seed);
+        }
     }
 
     #[test]

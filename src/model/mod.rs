@@ -18,7 +18,7 @@ use std::time::Duration;
 pub use initial::InitialStep;
 pub use live::{Answered, Extras, Grown, Lease, LiveSequences, QueueNumbers, Settled, StateMemory, VaryingSize};
 pub use metrics::Ran;
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub use prepared::OnnxModel;
 pub use prepared::Prepared;
 pub use sessions::Opened;

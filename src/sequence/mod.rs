@@ -48,9 +48,9 @@
 
 mod id;
 mod table;
-#[cfg(test)]
-pub(crate) use table::model_tests;
 mod watermark;
 
 pub use id::{Key, SequenceId};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use table::model_tests;
 pub use table::{Admission, Admitted, Counts, Life, Outcome, Policy, Refusal, Sequences};

@@ -515,7 +515,9 @@ fn permute<T>(rows: &mut [T], order: &[usize]) {
     }
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+mod binding_of_tests;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use binding_of_tests::binding as test_binding;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-pub(crate) use tests::binding as test_binding;

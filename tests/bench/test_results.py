@@ -1,13 +1,15 @@
 """What the benchmark makes of its measurements. No server."""
 
 import json
+import os
+import socket
 
 import pytest
 
 from support.bench import report, service
 from support.bench.models import MODELS
 from support.bench.service import Served
-from support.bench.soak import Sums, grown
+from support.bench.soak import Sums, grown, open_files
 
 CSV = """Concurrency,Inferences/Second,Client Send,Network+Server Send/Recv,p50 latency,p90 latency,p99 latency
 64,7033.25,12,3456,8719,11000,17878
@@ -104,3 +106,10 @@ def test_the_soak_notices_memory_and_files_that_grow():
     assert "memory grew from 170 to 220" in memory
     [files] = grown([(100, 10 + 10 * number) for number in range(16)])
     assert "files grew from 80 to 130" in files
+
+
+def test_the_soak_counts_sockets_apart_from_files(tmp_path):
+    files, sockets = open_files(os.getpid())
+    one, other = socket.socketpair()
+    with one, other, (tmp_path / "file").open("w"):
+        assert open_files(os.getpid()) == (files + 1, sockets + 2)

@@ -25,6 +25,13 @@ def test_many_are_named():
     assert len(NAMED) > 50
 
 
+def test_each_fault_has_a_test():
+    faults, _, _ = PAGES["docs/reliability.md"].partition("## Limits of the process")
+    rows = re.findall(r"^\| (?!fault \|)(\w.*?) \|.*\| (.*?) \|$", faults, re.MULTILINE)
+    without = [fault for fault, tests in rows if not set(re.findall(r"`(\w+)`", tests)) & set(NAMED)]
+    assert not without and len(rows) > 20
+
+
 def test_each_case_of_the_converter_has_a_test():
     rows = re.findall(r"^\| (C.*?) \|.*`\w+` \|$", PAGES["convert/tests/README.md"], re.MULTILINE)
     ends = [re.findall(r"\d+", row) for row in rows]

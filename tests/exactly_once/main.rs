@@ -26,12 +26,13 @@ use triton_sys::{
 };
 
 mod failures;
-mod fuzzed;
+pub mod fuzzed;
 mod own;
 #[cfg(feature = "fault-injection")]
 mod panics;
 mod requests;
 mod shared_memory;
+mod steps;
 mod traffic;
 mod two_instances;
 

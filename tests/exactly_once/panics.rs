@@ -5,7 +5,7 @@ use super::*;
 const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
 
 /// Panics that a test asked for are no news.
-fn silence() {
+pub fn silence() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let injected = info.payload().downcast_ref::<String>().is_some_and(|text| text.starts_with("injected at"));

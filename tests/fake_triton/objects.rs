@@ -60,7 +60,9 @@ pub struct Model {
 impl Model {
     /// A model whose files lie in a folder of cargo's.
     pub fn new(name: &str, config: &serde_json::Value, onnx: &[u8]) -> Self {
-        let folder: PathBuf = Path::new(env!("CARGO_TARGET_TMPDIR")).join("repository").join(name);
+        // Cargo names the folder to tests, and not to the fuzz targets.
+        let temporary = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        let folder = temporary.join("repository").join(name);
         std::fs::create_dir_all(folder.join("1")).unwrap();
         std::fs::write(folder.join("1/model.onnx"), onnx).unwrap();
         Self {

@@ -287,7 +287,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         self.with_slots
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize) {
         let with_slots = self.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
         assert_eq!(self.with_slots, with_slots);

@@ -80,7 +80,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         self.0.len()
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize) {
         (self.0.len(), 0)
     }

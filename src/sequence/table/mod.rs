@@ -149,7 +149,7 @@ trait Incarnations<S, C, H>: Send {
     fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _now: Instant) {}
 
     /// Number of lanes or chains, and number of keys that are queued to be looked at or released.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize);
 
     /// Makes room for the incarnation of a START if the capacity is used up. Without [`Policy::has_place_for_all`], it
@@ -453,7 +453,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod model_tests;
 #[cfg(test)]
 mod tests;

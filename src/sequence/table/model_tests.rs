@@ -3,9 +3,9 @@
 //! The simulation knows the true incarnation of each request. The instance is busy, idle for a short time, or idle for
 //! so long that core drops all sequences. Clients keep the rules for using an id again, or break them.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
-use proptest::prelude::*;
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::*;
 use crate::sequence::SequenceId;
@@ -141,32 +141,6 @@ pub enum Op {
     Quiet,
     /// The instance is idle for so long that core drops all sequences.
     Silence,
-}
-
-fn op() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        12 => (1u64..5, prop::bool::weighted(0.35), prop::bool::weighted(0.3))
-            .prop_map(|(id, start, end)| Op::Send { id, start, end }),
-        18 => server_op(),
-        3 => passing_time(),
-    ]
-}
-
-fn op_of_clients_that_send_ahead() -> impl Strategy<Value = Op> {
-    prop_oneof![
-        20 => (1u64..5, 1usize..5, any::<bool>()).prop_map(|(id, requests, end)| Op::Plan { id, requests, end }),
-        40 => (1u64..5, 1usize..9).prop_map(|(id, requests)| Op::SendNext { id, requests }),
-        150 => server_op(),
-        1 => passing_time(),
-    ]
-}
-
-fn server_op() -> impl Strategy<Value = Op> {
-    prop_oneof![Just(Op::Form), Just(Op::Execute), Just(Op::Settle)]
-}
-
-fn passing_time() -> impl Strategy<Value = Op> {
-    prop_oneof![Just(Op::Pause), Just(Op::Quiet), Just(Op::Silence)]
 }
 
 /// Requests of an id that the client has sent and that are not answered.
@@ -356,11 +330,8 @@ impl World {
     }
 }
 
-fn cases(normal: u32) -> ProptestConfig {
-    ProptestConfig { cases: if cfg!(miri) { 4 } else { normal }, failure_persistence: None, ..Default::default() }
-}
-
-pub fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCaseError> {
+/// Panics if the table gives anything but what the simulation knows.
+pub fn play(ops: Vec<Op>, batch: usize, clients: Clients) {
     let policy = Policy {
         idle_limit: DROPPED * 1000,
         dropped_after: DROPPED,
@@ -395,44 +366,80 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients) -> Result<(), TestCase
         world.quiet();
     }
     let World { core, table, slots, rule_broken, overtaken, now, .. } = &mut world;
-    prop_assert!(core.slots.iter().all(|slot| slot.in_flight.is_none() && slot.queue.is_empty()), "a request is stuck");
+    assert!(core.slots.iter().all(|slot| slot.in_flight.is_none() && slot.queue.is_empty()), "a request is stuck");
     for (id, (_, incarnation)) in &core.active {
         let is_live = slots.get(incarnation).is_some_and(|slot| table.records.pool.record(*slot).is_some());
         // A sequence whose START overtook another one may count as started over.
         let may_be_over = clients == Clients::SendAhead && overtaken.contains(id);
-        prop_assert!(is_live || rule_broken.contains(id) || may_be_over, "a live sequence was dropped");
+        assert!(is_live || rule_broken.contains(id) || may_be_over, "a live sequence was dropped");
     }
     let (chains, used_capacity) = (table.incarnations.known().0, table.incarnations.used_capacity());
-    prop_assert_eq!((table.records.held, table.take_releasing().len()), (0, 0));
-    prop_assert_eq!(table.live(), used_capacity, "an incarnation that is over has a slot");
-    prop_assert_eq!(chains, used_capacity, "a chain without incarnations was not removed");
+    assert_eq!((table.records.held, table.take_releasing().len()), (0, 0));
+    assert_eq!(table.live(), used_capacity, "an incarnation that is over has a slot");
+    assert_eq!(chains, used_capacity, "a chain without incarnations was not removed");
     let mut released = Vec::new();
     table.tick(*now + DROPPED * 2000, &mut released);
-    prop_assert_eq!((table.live(), table.incarnations.known(), released.len()), (0, (0, 0), 0));
-    Ok(())
+    assert_eq!((table.live(), table.incarnations.known(), released.len()), (0, (0, 0), 0));
 }
 
-proptest! {
-    #![proptest_config(cases(3000))]
-    #[test]
-    fn every_request_gets_the_state_of_its_own_incarnation(
-        ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
-    ) {
-        play(ops, batch, Clients::KeepRules)?;
+#[cfg(test)]
+mod properties {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            12 => (1u64..5, prop::bool::weighted(0.35), prop::bool::weighted(0.3))
+                .prop_map(|(id, start, end)| Op::Send { id, start, end }),
+            18 => server_op(),
+            3 => passing_time(),
+        ]
     }
 
-    #[test]
-    fn clients_that_break_the_rules_get_their_own_state_or_none(
-        ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
-    ) {
-        play(ops, batch, Clients::BreakRules)?;
+    fn op_of_clients_that_send_ahead() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            20 => (1u64..5, 1usize..5, any::<bool>()).prop_map(|(id, requests, end)| Op::Plan { id, requests, end }),
+            40 => (1u64..5, 1usize..9).prop_map(|(id, requests)| Op::SendNext { id, requests }),
+            150 => server_op(),
+            1 => passing_time(),
+        ]
     }
 
-    #[test]
-    fn every_request_that_is_sent_ahead_gets_the_state_of_its_own_incarnation(
-        ops in prop::collection::vec(op_of_clients_that_send_ahead(), 0..if cfg!(miri) { 40 } else { 200 }),
-        batch in 1usize..5,
-    ) {
-        play(ops, batch, Clients::SendAhead)?;
+    fn server_op() -> impl Strategy<Value = Op> {
+        prop_oneof![Just(Op::Form), Just(Op::Execute), Just(Op::Settle)]
+    }
+
+    fn passing_time() -> impl Strategy<Value = Op> {
+        prop_oneof![Just(Op::Pause), Just(Op::Quiet), Just(Op::Silence)]
+    }
+
+    fn cases(normal: u32) -> ProptestConfig {
+        ProptestConfig { cases: if cfg!(miri) { 4 } else { normal }, failure_persistence: None, ..Default::default() }
+    }
+
+    proptest! {
+        #![proptest_config(cases(3000))]
+        #[test]
+        fn every_request_gets_the_state_of_its_own_incarnation(
+            ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
+        ) {
+            play(ops, batch, Clients::KeepRules);
+        }
+
+        #[test]
+        fn clients_that_break_the_rules_get_their_own_state_or_none(
+            ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
+        ) {
+            play(ops, batch, Clients::BreakRules);
+        }
+
+        #[test]
+        fn every_request_that_is_sent_ahead_gets_the_state_of_its_own_incarnation(
+            ops in prop::collection::vec(op_of_clients_that_send_ahead(), 0..if cfg!(miri) { 40 } else { 200 }),
+            batch in 1usize..5,
+        ) {
+            play(ops, batch, Clients::SendAhead);
+        }
     }
 }

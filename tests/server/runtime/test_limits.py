@@ -1,10 +1,11 @@
-"""A server that gets no more threads, file descriptors or memory: a clear error, and what is loaded goes on."""
+"""A server that gets no more threads, file descriptors, memory or disk: a clear error, and what is loaded goes on."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import resource
+import shutil
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +16,7 @@ from harness import models
 from harness.conversations import Conversation
 from harness.deployment import Deployment
 from harness.refusals import refused, said
+from harness.whole_sequences import EXPORTS, assert_steps_are_the_whole
 
 NO_STACK = 1 << 47
 """A thread of ours whose stack must have so many bytes cannot be made: a process has no such address space."""
@@ -34,6 +36,19 @@ def without_more_files(deployed: Deployment) -> Iterator[None]:
         yield
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, unlimited)
+
+
+@contextlib.contextmanager
+def with_a_full_disk(deployed: Deployment) -> Iterator[None]:
+    """The server can make files, and write nothing to them and to its log. Python starts it with SIGXFSZ ignored."""
+    pid, log_text = deployed.server.pid, deployed.server.log_text()
+    unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    try:
+        yield
+        assert deployed.server.log_text() == log_text
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, unlimited)
 
 
 @pytest.mark.parametrize("scheduling", ["", None, "sequence_batching { direct { } }"], ids=["own", "oldest", "direct"])
@@ -56,6 +71,29 @@ def test_without_file_descriptors_sequences_go_on_and_no_model_loads(deploy):
     assert "Too many open files" in own.server.log_text()
     talk.end()
     Conversation(own.connect(), own.serve(other), np.random.default_rng(2)).whole(3)
+
+
+def test_on_a_full_disk_models_load_and_convert_and_sequences_go_on(deploy):
+    own = deploy()
+    served, other, converted = own.serve(models.append()), models.lstm(), own.repository / "converted"
+    talk = Conversation(own.connect(), served, np.random.default_rng(1))
+    talk.start()
+    other.write(own.repository)
+    (converted / "1").mkdir(parents=True)
+    shutil.copy(EXPORTS / "torch_gru.onnx", converted / "1" / "model.onnx")
+    parameter = 'parameters { key: "low_latency_transformation" value { string_value: "true" } }'
+    (converted / "config.pbtxt").write_text(f'backend: "stateful" {parameter}')
+    with with_a_full_disk(own):
+        own.admin.load_model(other.name)
+        own.admin.load_model(converted.name)
+        talk.step()
+        Conversation(own.connect(), other, np.random.default_rng(2)).whole(3)
+        assert_steps_are_the_whole(own.connect(), converted.name, "torch_gru")
+        own.unload(served)
+        own.admin.load_model(served.name)
+        talk = Conversation(own.connect(), served, np.random.default_rng(3))
+        talk.start()
+    talk.end()
 
 
 def test_a_model_that_there_is_no_memory_for_does_not_load_and_others_go_on(deploy):

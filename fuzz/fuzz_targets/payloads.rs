@@ -1,0 +1,10 @@
+#![no_main]
+
+#[allow(dead_code, unused_imports, reason = "the tests have a use for the rest")]
+#[path = "../../tests/exactly_once/main.rs"]
+mod exactly_once;
+
+libfuzzer_sys::fuzz_target!(
+    init: assert!(std::env::var_os("ORT_DYLIB_PATH").is_some(), "ORT_DYLIB_PATH must name an ONNX Runtime"),
+    |bytes: &[u8]| exactly_once::fuzzed::payloads(bytes)
+);

@@ -1,0 +1,91 @@
+//! The binding of the model that tests and fuzz targets without ONNX Runtime have.
+
+#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+
+use super::*;
+use crate::binding::{
+    BoundInput, BoundOutput, BoundState, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
+};
+use crate::state::layout::SlotLayout;
+use crate::tensor::StorageType::{self, Exact, Fp16};
+use crate::tensor::{DataType, RowLayout};
+
+fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, storage: StorageType) -> BoundState {
+    let open: Vec<i64> = dims.iter().map(|&dim| dim.max(0)).collect();
+    let initial = Initial { dims: open, content: InitialContent::Zeros };
+    BoundState {
+        input: number,
+        output: number,
+        data_type,
+        batch_axis: Some(0),
+        dims: dims.to_vec(),
+        place,
+        storage,
+        padded_axis: None,
+        initial,
+    }
+}
+
+/// A state of two numbers, one of four that are kept as fp16, a growing one, one of strings; and a context of 8 bytes.
+pub fn binding(with_varying: bool) -> Arc<Binding> {
+    let fixed = |count: i64| StatePlace::Slot(RowLayout::new(DataType::Fp32, &[1, count], Some(0)).unwrap());
+    let mut states =
+        vec![state(0, DataType::Fp32, &[1, 2], fixed(2), Exact), state(1, DataType::Fp32, &[1, 4], fixed(4), Fp16)];
+    if with_varying {
+        states.push(state(2, DataType::Fp32, &[1, -1], StatePlace::Beside(0), Exact));
+        states.push(state(3, DataType::Bytes, &[1, -1], StatePlace::Beside(1), Exact));
+    }
+    let input = |name: String, data_type, dims: &[i64], source| BoundInput {
+        name,
+        data_type,
+        dims: dims.to_vec(),
+        batch_axis: Some(0),
+        source,
+    };
+    let mut sizes: Vec<_> = states.iter().map(BoundState::slot_bytes).collect();
+    let context = BoundContext {
+        axis: 1,
+        length: 2,
+        first: crate::config::FirstRequest::Zeros,
+        bytes: 8,
+        slot_entry: sizes.len(),
+    };
+    sizes.push(context.bytes);
+    let mut inputs: Vec<_> = states
+        .iter()
+        .enumerate()
+        .map(|(number, state)| input(format!("S{number}"), state.data_type, &state.dims, Source::State(number)))
+        .collect();
+    let request = RequestInput {
+        is_held: true,
+        position: 0,
+        form: ShapeForm::Plain,
+        optional: false,
+        context: Some(context),
+        ragged_axis: None,
+        is_padded: false,
+    };
+    inputs.push(input("X".to_owned(), DataType::Fp32, &[-1, -1], Source::Request(request)));
+    let outputs = states.iter().map(|state| BoundOutput {
+        name: format!("O{}", state.output),
+        data_type: state.data_type,
+        batch_axis: Some(0),
+        form: ShapeForm::Plain,
+        dims: None,
+        is_response: false,
+        empty_dims: Vec::new(),
+        trim: None,
+        c_name: Default::default(),
+        is_only_kept: true,
+    });
+    let outputs = outputs.collect();
+    Arc::new(Binding {
+        inputs,
+        outputs,
+        states,
+        counters: Vec::new(),
+        growing_padding: None,
+        slot: SlotLayout::new(&sizes).unwrap(),
+        needs_steps: None,
+    })
+}

@@ -1,0 +1,215 @@
+//! As many random steps as the caller wants, with calls that fail, panics, wrong requests and cancelled ones.
+//!
+//! ```text
+//! STATEFUL_STEPS=1000000 STATEFUL_SEED=1 cargo test --release --features fault-injection --test exactly_once -- --nocapture steps
+//! ```
+//!
+//! A step is a request. Each seed is a model with one scheduler and about a thousand payloads. A seed that fails is
+//! printed; with it as `STATEFUL_SEED`, its payloads come first.
+//!
+//! Each request adds its sequence's number and 1 to the state. So a sum tells whose steps are in it, and how many.
+
+use super::own::own;
+use super::*;
+
+/// Payloads of a seed.
+const PAYLOADS: usize = 1000;
+
+/// Sequence numbers, which are also the places of a payload with the strategy `direct`.
+const IDS: u64 = 4;
+
+/// What came of the steps.
+#[derive(Debug, Default)]
+struct Tally {
+    steps: u64,
+    /// Answers whose sum was compared with the one that the sequence must have.
+    compared: u64,
+    /// Answers that were the first after a lost one. Their sums were only checked to be of their own sequence.
+    of_their_own: u64,
+    errors: u64,
+    /// Answers that never left, because a call of Triton failed.
+    lost: u64,
+}
+
+/// What clients know of their sequences: the number of steps in the state. `None` if that is not certain.
+#[derive(Default)]
+struct Clients(BTreeMap<u64, Option<f32>>);
+
+impl Clients {
+    /// Learns from the answer to the next request of a sequence.
+    fn learn(&mut self, of: u64, request: &Request, tally: &mut Tally) {
+        let Id::Number(id) = request.id else { panic!("{:?} is no number", request.id) };
+        let is_start = request.flags & START != 0;
+        tally.steps += 1;
+        let before = if is_start { Some(0.0) } else { self.0.get(&of).copied().flatten() };
+        let after = match (sum(request), request.error()) {
+            (Some([numbers, steps]), _) => {
+                assert_eq!(numbers, steps * id as f32, "sequence {id} has the state of another one");
+                match before {
+                    Some(before) => assert_eq!(steps, before + 1.0, "sequence {id}"),
+                    None => assert!(steps >= 1.0, "sequence {id}"),
+                }
+                *if before.is_some() { &mut tally.compared } else { &mut tally.of_their_own } += 1;
+                Some(steps)
+            }
+            (None, Some((code, _))) => {
+                tally.errors += 1;
+                let is_unchanged = !is_start && code != TRITONSERVER_ERROR_NOT_FOUND;
+                let is_refused = code == TRITONSERVER_ERROR_ALREADY_EXISTS;
+                if is_unchanged || is_refused { self.0.get(&of).copied().flatten() } else { None }
+            }
+            (None, None) => {
+                tally.lost += 1;
+                None
+            }
+        };
+        self.0.insert(of, if request.flags & END == 0 { after } else { None });
+    }
+}
+
+/// A request that is wrong, cancelled or panics, now and then.
+fn step(random: &mut Random, id: u64, flags: u32) -> Request {
+    const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
+    if random.one_in(20) {
+        let mut wrong = wrong(id, flags);
+        // It runs if the question whether it is cancelled fails.
+        wrong.retain(|(request, ..)| !request.cancelled);
+        let chosen = random.below(wrong.len() as u64) as usize;
+        return wrong.swap_remove(chosen).0;
+    }
+    let mut request = request(id, flags, [id as f32, 1.0]);
+    if random.one_in(40) {
+        request.cancelled = true;
+    }
+    if cfg!(feature = "fault-injection") && random.one_in(60) {
+        request = request.with_parameter("inject_panic", random.pick(&STAGES));
+    }
+    request
+}
+
+fn flags(random: &mut Random, start_one_in: u64) -> u32 {
+    let start = if random.one_in(start_one_in) { START } else { 0 };
+    start | if random.one_in(8) { END } else { 0 }
+}
+
+fn faults(random: &mut Random) -> Faults {
+    let one_in = random.pick(&[300, 100, 30, 10]);
+    Faults::Random { random: Random::new(random.below(u64::MAX)), one_in }
+}
+
+/// The strategy `oldest`: core sends the next request of a sequence when it has the last one back.
+fn oldest_with_faults(triton: &Triton, random: &mut Random, tally: &mut Tally) {
+    let (model, mut clients) = (load(triton, &oldest(6)), Clients::default());
+    let mut held: Vec<Arc<Request>> = Vec::new();
+    for _ in 0..PAYLOADS {
+        held.retain(|request| !request.is_released());
+        let mut payload = Vec::new();
+        for id in 1..=2 * IDS {
+            if !random.one_in(3) && held.iter().all(|request| request.id != Id::Number(id)) {
+                let is_live = clients.0.get(&id).is_some_and(Option::is_some);
+                let flags = flags(random, if is_live { 2000 } else { 2 });
+                payload.push(step(random, id, flags));
+            }
+        }
+        let (payload, _) = model.run_with(faults(random), payload);
+        for request in &payload {
+            let Id::Number(id) = request.id else { continue };
+            clients.learn(id, request, tally);
+        }
+        held.extend(payload);
+    }
+    wait_for_release(&held);
+    model.unload();
+}
+
+/// The strategy `direct`: the place in the payload tells the sequence.
+fn direct_with_faults(triton: &Triton, random: &mut Random, tally: &mut Tally) {
+    let (model, mut clients) = (load(triton, &direct()), Clients::default());
+    let mut ids = [0; IDS as usize];
+    for _ in 0..PAYLOADS {
+        let mut payload = Vec::new();
+        for (lane, id) in (0..).zip(&mut ids) {
+            let is_live = clients.0.get(&lane).is_some_and(Option::is_some);
+            let flags = flags(random, if is_live { 20 } else { 1 });
+            if flags & START != 0 {
+                *id = 1 + random.below(IDS);
+            }
+            payload.push(step(random, *id, flags));
+        }
+        let (payload, _) = model.run_with(faults(random), payload);
+        for (lane, request) in (0..).zip(&payload) {
+            clients.learn(lane, request, tally);
+        }
+    }
+    model.unload();
+}
+
+/// A model that the backend schedules: any number of requests of a sequence are on their way.
+fn own_with_faults(triton: &Triton, random: &mut Random, tally: &mut Tally) {
+    let workers = (1 + random.below(3)).to_string();
+    let model =
+        load(triton, &own(&[("worker_count", &workers), ("max_sequence_number", "6"), ("max_queue_size", "8")]));
+    let mut clients = Clients::default();
+    for _ in 0..PAYLOADS / 50 {
+        ledger::set_faults(faults(random));
+        let mut sent = Vec::new();
+        for _ in 0..50 {
+            let payload = (0..=random.below(5)).map(|_| {
+                let (id, flags) = (1 + random.below(2 * IDS), flags(random, 4));
+                Arc::new(step(random, id, flags))
+            });
+            let payload: Vec<_> = payload.collect();
+            model.instance.send(&payload);
+            sent.extend(payload);
+        }
+        // A START may wait for a place, which the ENDs of the others free.
+        let ends: Vec<_> = (1..=2 * IDS).map(|id| Arc::new(request(id, END, [id as f32, 1.0]))).collect();
+        ends.iter().for_each(|end| model.instance.send(std::slice::from_ref(end)));
+        sent.extend(ends);
+        wait_for_release(&sent);
+        ledger::set_faults(Faults::None);
+        for request in &sent {
+            let Id::Number(id) = request.id else { continue };
+            clients.learn(id, request, tally);
+        }
+    }
+    model.unload();
+}
+
+/// Prints the seed of a test that panics.
+struct SayOnPanic(u64);
+
+impl Drop for SayOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("the steps of STATEFUL_SEED={} failed", self.0);
+        }
+    }
+}
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}
+
+#[test]
+fn random_steps_with_faults_meet_no_wrong_state() {
+    let (wanted, first) = (number("STATEFUL_STEPS", 15_000), number("STATEFUL_SEED", 1));
+    let Some(triton) = Triton::start() else { return };
+    #[cfg(feature = "fault-injection")]
+    panics::silence();
+    let (mut tally, mut seed, began) = (Tally::default(), first, Instant::now());
+    while tally.steps < wanted {
+        let _said = SayOnPanic(seed);
+        let mut random = Random::new(seed);
+        match seed % 3 {
+            0 => oldest_with_faults(&triton, &mut random, &mut tally),
+            1 => direct_with_faults(&triton, &mut random, &mut tally),
+            _ => own_with_faults(&triton, &mut random, &mut tally),
+        }
+        triton.assert_clean();
+        seed += 1;
+    }
+    println!("{tally:?} in {} s, seeds {first} to {}", began.elapsed().as_secs(), seed - 1);
+    let Tally { steps, compared, errors, lost, .. } = tally;
+    assert!(compared > steps / 4 && errors > 0 && lost > 0, "{tally:?}");
+}
