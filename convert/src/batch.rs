@@ -206,7 +206,7 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
     };
     let (few, many) = (infer(FEW), infer(MANY));
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
-    let mut tracker = Tracker::new(graph, opset, (&few, &many), places);
+    let mut tracker = Tracker::new(graph, opset, (&few, &many, &many), places);
     tracker.follows_rows = true;
     let mut refused: Vec<Refusal> = tracker.run().err().iter().flat_map(Refusals::iter).cloned().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);
@@ -239,7 +239,7 @@ fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut H
             continue;
         }
         let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
-        if node.op_type() == "Reshape" {
+        if node.op() == "Reshape" {
             let Some(target) = opened_target(node, *layout, followed) else { continue };
             let mut graph = graph.clone();
             let name = names.fresh(&format!("{}.shape", node.label()));
@@ -247,7 +247,7 @@ fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut H
             graph.node[index].set_input(1, &name);
             return Some(graph);
         }
-        if is_recurrent(node.op_type())
+        if is_recurrent(node.op())
             && layout.axis == 1
             && layout.outer == 1
             && layout.inner > 1
@@ -384,7 +384,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        if !is_recurrent(node.op_type()) {
+        if !is_recurrent(node.op()) {
             continue;
         }
         let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };

@@ -38,7 +38,7 @@ pub fn is_element_wise(op: &str) -> bool {
 
 /// The places of a node's outputs. At least one of its inputs depends on steps.
 pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
-    let op = node.op_type();
+    let op = node.op();
     let fewest = if PAIRS.contains(&op) { 2 } else { 1 };
     if node.input.len() < fewest || node.output.is_empty() {
         return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
@@ -109,12 +109,17 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
             Err(refuse(node, "attends over the whole input", ATTENTION))
         }
         "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT)),
-        _ => Err(refuse(
-            node,
-            format!("gets the steps, and it isn't known how {} treats them", node.operator()),
-            "report the operator, or move it behind the model",
-        )),
+        _ => Err(unknown(node)),
     }
+}
+
+/// The refusal of an operator that isn't known.
+pub fn unknown(node: &NodeProto) -> Refusal {
+    refuse(
+        node,
+        format!("gets the steps, and it isn't known how {} treats them", node.operator()),
+        "report the operator, or move it behind the model",
+    )
 }
 
 pub const NORMALIZES: &str = "normalizes over time";
