@@ -8,12 +8,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use stateful_convert::report::{Report, StartsAt, Warning};
+use prost::bytes::Bytes;
+use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
 use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, Pair};
 
 use crate::completion::{CompletionError, Settings, own_pairs};
-use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair};
+use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
 use crate::session::{Library, ModelSource, OpenError, Provider, Session, compare};
 
 /// Why a model is not converted.
@@ -75,22 +76,25 @@ pub fn convert_if_asked(
     }
     let begun = Instant::now();
     let pairs = own_states(partial, &file, library, settings)?;
-    let cuts = asked.recurrences.is_some() && pairs.is_empty();
-    let mut notes = Vec::new();
+    // A model that has states may run over the steps of a request as its author wanted. Only axes that are written say
+    // that the steps go on in the next request.
+    let names_axes = asked.recurrences.as_ref().is_some_and(|axes| !axes.is_empty());
+    let cuts = asked.recurrences.is_some() && (pairs.is_empty() || names_axes);
+    let (mut notes, mut warnings) = (Vec::new(), Vec::new());
     if asked.recurrences.is_some() && !cuts {
-        let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
-        notes.push(format!(
-            "parameter 'low_latency_transformation' has no effect: the model's states are inputs and outputs already: {}",
-            listed.join(" ")
-        ));
+        notes.push(no_effect(&pairs));
+        warnings.extend(left_inside(&file, &pairs)?);
     }
     if !cuts && asked.batch.is_none() {
-        return Ok(Served { notes, ..Served::unchanged(file) });
+        return Ok(Served { notes, warnings, ..Served::unchanged(file) });
     }
     if let Some(padded) = partial.ragged.inputs.first().filter(|_| cuts) {
         return Err(ConversionError::Padded { input: padded.input.clone() });
     }
     let converted = convert(partial, &file, &pairs, cuts)?;
+    if converted.report.opened.is_empty() && !pairs.is_empty() && made_states(&converted.report).next().is_none() {
+        return Ok(Served { notes: vec![no_effect(&pairs)], ..Served::unchanged(file) });
+    }
     let compared = check(library, &file, &converted)?;
     let converted = if asked.zero_initial_states { converted.starting_at_zero() } else { converted };
     if cuts {
@@ -98,7 +102,51 @@ pub fn convert_if_asked(
     }
     notes.extend(described(&converted.report, &compared));
     notes.push(format!("the conversion and its check took {} ms", begun.elapsed().as_millis()));
-    Ok(Served::converted(&file, converted, notes))
+    warnings.extend(converted.report.warnings.iter().map(with_parameter));
+    Ok(Served::converted(&file, converted, notes, warnings))
+}
+
+fn no_effect(pairs: &[StatePair]) -> String {
+    let listed: Vec<String> = pairs.iter().map(StatePair::to_string).collect();
+    format!(
+        "parameter 'low_latency_transformation' has no effect: the model's states are inputs and outputs already: {}",
+        listed.join(" ")
+    )
+}
+
+/// The states that a conversion made.
+fn made_states(report: &Report) -> impl Iterator<Item = &State> {
+    report.states.iter().filter(|state| !state.node.is_empty())
+}
+
+/// Names the recurrences inside a model that has states, which have none of them.
+fn left_inside(file: &Path, pairs: &[StatePair]) -> Result<Vec<String>, ConversionError> {
+    let options = Options { states: pairs.iter().map(converter_pair).collect(), ..Options::default() };
+    let converted = match stateful_convert::convert(read(file)?, &options) {
+        Ok(converted) => converted,
+        Err(ConvertError::Refused(refusals)) => {
+            let why = refusals.to_string().replace('\n', "; ");
+            return Ok(vec![format!("recurrences inside the model may begin anew in each request: {why}")]);
+        }
+        // The model is served as it is.
+        Err(_) => return Ok(Vec::new()),
+    };
+    let report = converted.report;
+    let uncut = report.warnings.iter().filter(|warning| matches!(warning, Warning::Uncut { .. }));
+    let mut warnings: Vec<String> = uncut.map(with_parameter).collect();
+    let mut nodes: Vec<String> =
+        made_states(&report).map(|state| format!("{} '{}'", state.operator, state.node)).collect();
+    nodes.dedup();
+    if !nodes.is_empty() {
+        let axes = named(&report.time);
+        warnings.push(format!(
+            "these nodes begin anew in each request, because the model has no state for them: {}; if {axes} has the steps \
+             of a sequence, write {}",
+            nodes.join(", "),
+            parameter_line("low_latency_transformation", &axes)
+        ));
+    }
+    Ok(warnings)
 }
 
 impl Served {
@@ -106,12 +154,12 @@ impl Served {
         Self { model: file.into(), initial_states: None, notes: Vec::new(), warnings: Vec::new() }
     }
 
-    fn converted(file: &Path, converted: Converted, notes: Vec<String>) -> Self {
+    fn converted(file: &Path, converted: Converted, notes: Vec<String>, warnings: Vec<String>) -> Self {
         Self {
             model: ModelSource::converted(file.to_owned(), converted.model),
             initial_states: converted.initial_states.map(|bytes| ModelSource::initial_states(file.to_owned(), bytes)),
             notes,
-            warnings: converted.report.warnings.iter().map(with_parameter).collect(),
+            warnings,
         }
     }
 }
@@ -141,18 +189,26 @@ fn convert(
     };
     let options = Options {
         time: if cuts { axes(&asked.recurrences) } else { Vec::new() },
-        states: pairs.iter().map(|pair| Pair { input: pair.input.clone(), output: pair.output.clone() }).collect(),
+        states: pairs.iter().map(converter_pair).collect(),
         keep_recurrences: !cuts,
         open_batch: asked.batch.is_some(),
         batch: axes(&asked.batch),
     };
-    let bytes = std::fs::read(file).map_err(|why| ConversionError::Read { file: file.to_owned(), why })?;
-    let converted = stateful_convert::convert(bytes.into(), &options).map_err(|error| refused(file, cuts, &error))?;
+    let converted = stateful_convert::convert(read(file)?, &options).map_err(|error| refused(file, cuts, &error))?;
     if converted.weights.is_empty() {
         Ok(converted)
     } else {
         Err(ConversionError::Weights { file: file.to_owned(), weights: converted.weights })
     }
+}
+
+fn read(file: &Path) -> Result<Bytes, ConversionError> {
+    let bytes = std::fs::read(file).map_err(|why| ConversionError::Read { file: file.to_owned(), why })?;
+    Ok(bytes.into())
+}
+
+fn converter_pair(pair: &StatePair) -> Pair {
+    Pair { input: pair.input.clone(), output: pair.output.clone() }
 }
 
 /// Names the parameter that asks for what is refused, and the parameters that would help.
@@ -203,18 +259,15 @@ fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), 
     })
 }
 
+fn named(axes: &[InputAxis]) -> String {
+    axes.iter().map(|axis| format!("{}@{}", axis.input, axis.axis)).collect::<Vec<_>>().join(", ")
+}
+
 /// What was done, in lines for the log.
 fn described(report: &Report, compared: &[Compared]) -> Vec<String> {
     let mut lines = Vec::new();
-    let named = |axes: &[InputAxis]| {
-        axes.iter().map(|axis| format!("{}@{}", axis.input, axis.axis)).collect::<Vec<_>>().join(", ")
-    };
-    let cut: Vec<String> = report
-        .states
-        .iter()
-        .filter(|state| !state.node.is_empty())
-        .map(|state| format!("{} of {} '{}'", state.pair, state.operator, state.node))
-        .collect();
+    let cut: Vec<String> =
+        made_states(report).map(|state| format!("{} of {} '{}'", state.pair, state.operator, state.node)).collect();
     if !cut.is_empty() {
         lines.push(format!(
             "the model was converted: the steps are on {}, and it has the states {}",

@@ -2,15 +2,18 @@
 
 use std::collections::HashMap;
 
-use crate::graph::required_inputs;
+use crate::graph::{is_recurrent, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::Dim;
-use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::time::{Found, Place, Refusals, Tracker};
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::time::{Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
 
 /// Lengths that shapes are computed for. They have many divisors, so that strides divide them.
 const SHORT: i64 = 48;
 const LONG: i64 = 96;
+/// A length beyond the limits that models have, such as a table of 5000 positions. Contents of that many elements are
+/// still followed.
+const FAR: i64 = 48 * 256;
 /// Other open dimensions, in two sizes that tell them from fixed ones.
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
@@ -27,6 +30,7 @@ pub struct InputAxis {
 pub struct Probes {
     pub short: Shapes,
     pub long: Shapes,
+    pub far: Shapes,
     pub wide: Shapes,
 }
 
@@ -44,7 +48,8 @@ pub struct Analysis {
 /// Why a model's steps can't be followed.
 #[derive(Debug)]
 pub enum Obstacle {
-    Refused(Refusals),
+    /// With the recurrences that get no state because of it.
+    Refused(Refusals, Vec<String>),
     /// Neither recurrence nor window; with what stopped each axis that was tried.
     Nothing(Vec<String>),
     Unknown(String),
@@ -72,37 +77,63 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             }
         }
         let analysis = attempt(graph, opset, given.to_vec(), states);
-        return analysis.1.map(|()| analysis.0).map_err(Obstacle::Refused);
+        return analysis.1.map(|()| analysis.0).map_err(|refusals| Obstacle::Refused(refusals, Vec::new()));
     }
     let mut stopped = Vec::new();
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
-        let mut refused: Option<(usize, Refusals)> = None;
-        let mut best: Option<Analysis> = None;
+        let mut refused: Option<(Found, Refusals)> = None;
+        let mut followed: Vec<Analysis> = Vec::new();
         for axes in axes {
             let name = format!("{}@{}", axes[0].input, axes[0].axis);
             match attempt(graph, opset, axes, states) {
-                (analysis, Ok(())) if analysis.found.reached > 0 => {
-                    if best.as_ref().is_none_or(|best| best.found.reached < analysis.found.reached) {
-                        best = Some(analysis);
-                    }
-                }
+                (analysis, Ok(())) if analysis.found.reached > 0 => followed.push(analysis),
                 (_, Ok(())) => stopped.push(format!("along {name} nothing needs earlier steps")),
                 (analysis, Err(refusals)) => {
                     stopped.push(format!("along {name}, {}", refusals.first));
-                    if analysis.found.reached > refused.as_ref().map_or(0, |(reached, _)| *reached) {
-                        refused = Some((analysis.found.reached, refusals));
+                    if analysis.found.reached > refused.as_ref().map_or(0, |(found, _)| found.reached) {
+                        refused = Some((analysis.found, refusals));
                     }
                 }
             }
         }
-        if let Some(best) = best {
-            return Ok(best);
+        // The first of those that reach most.
+        let best = (0..followed.len()).rev().max_by_key(|&index| followed[index].found.reached);
+        if let Some(best) = best.map(|index| followed.remove(index)) {
+            let beside = followed.iter().find_map(|other| left_over(graph, &best, other));
+            return beside.map_or(Ok(best), |refusal| {
+                let node = format!("{} '{}'", refusal.operator, refusal.node);
+                Err(Obstacle::Refused(refusal.into(), vec![node]))
+            });
         }
-        if let Some((_, refusals)) = refused {
-            return Err(Obstacle::Refused(refusals));
+        if let Some((found, refusals)) = refused {
+            let left = recurrences(graph, &found, &refusals);
+            return Err(Obstacle::Refused(refusals, left));
         }
     }
     Err(Obstacle::Nothing(stopped))
+}
+
+/// The recurrences that were found, or are themselves in the way.
+fn recurrences(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
+    let cut = found.cuts.iter().map(|cut| &graph.node[cut.node()]);
+    let is_refused = |node: &&NodeProto| refusals.iter().any(|refusal| refusal.node == node.label());
+    let nodes = cut.chain(graph.node.iter().filter(is_refused));
+    let passes_on = |node: &&NodeProto| is_recurrent(node.op()) || matches!(node.op(), "Loop" | "Scan");
+    nodes.filter(passes_on).map(|node| format!("{} '{}'", node.operator(), node.label())).collect()
+}
+
+/// A node that passes a state along another input than those that have the steps. It would begin anew in each request.
+fn left_over(graph: &GraphProto, best: &Analysis, other: &Analysis) -> Option<Refusal> {
+    let is_beside = |axis: &&InputAxis| best.time.iter().all(|taken| taken.input != axis.input);
+    let axis = other.time.iter().find(is_beside)?;
+    let cut = other.found.cuts.iter().find(|cut| best.found.cuts.iter().all(|taken| taken.node() != cut.node()))?;
+    let named = |axis: &InputAxis| format!("{}@{}", axis.input, axis.axis);
+    let all: Vec<String> = best.time.iter().chain(&other.time).map(named).collect();
+    let why =
+        format!("passes a state along {}, and {} could have the steps as well", named(axis), named(&best.time[0]));
+    let help = format!("name the axes that have them, which may be all: {}", all.join(","));
+    let refusal = refuse(&graph.node[cut.node()], why, &help);
+    Some(Refusal { hint: Some(Hint::Time), ..refusal })
 }
 
 /// The open axes of the inputs, those of one symbol together.
@@ -154,14 +185,20 @@ fn attempt(
         };
         Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
     };
-    let probes = Probes { short: infer(SHORT, NARROW), long: infer(LONG, NARROW), wide: infer(SHORT, WIDE) };
+    let probes = Probes {
+        short: infer(SHORT, NARROW),
+        long: infer(LONG, NARROW),
+        far: infer(FAR, NARROW),
+        wide: infer(SHORT, WIDE),
+    };
     let mut places: HashMap<String, Place> = states.iter().map(|state| (state.clone(), Place::Last)).collect();
     places
         .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
-    let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long), places);
+    let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long, &probes.far), places);
     tracker.of_states = states.iter().cloned().collect();
     let result = tracker.run();
     let found = std::mem::take(&mut tracker.found);
+    let result = result.and_then(|()| check_far(graph, &found, &probes.far).map_err(Refusals::from));
     let dims =
         |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
     let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));
@@ -184,6 +221,22 @@ fn attempt(
         })
     });
     (Analysis { time, symbol, batch, found, probes }, result)
+}
+
+/// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the
+/// first 100.
+fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), Refusal> {
+    for node in &graph.node {
+        for name in node.named_outputs() {
+            let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };
+            let wanted = (FAR / layout.stride + layout.lead + layout.trail) * layout.outer * layout.inner;
+            if let Some(made) = dims.get(layout.axis).filter(|&&made| made != wanted) {
+                let why = format!("limits the length of the input (it makes {made} of {wanted})");
+                return Err(refuse(node, why, "export the model without this limit"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// The symbol of the inputs, if they have one only.
@@ -221,6 +274,7 @@ impl Analysis {
     /// Whether a tensor is zero throughout, whatever the size of the input.
     pub fn is_zero(&self, name: &str) -> bool {
         let zero = |shapes: &Shapes| shapes.get(name).data.is_some_and(|data| data.iter().all(|&value| value == 0.0));
-        zero(&self.probes.short) && zero(&self.probes.long) && zero(&self.probes.wide)
+        let is_zero_far = self.probes.far.get(name).data.is_none() || zero(&self.probes.far);
+        zero(&self.probes.short) && zero(&self.probes.long) && zero(&self.probes.wide) && is_zero_far
     }
 }

@@ -220,7 +220,7 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
     let has_fixed_lengths = required_inputs(graph).all(is_fixed);
     let (few, many) = (infer(FEW), infer(MANY));
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
-    let mut tracker = Tracker::new(graph, opset, (&few, &many), places);
+    let mut tracker = Tracker::new(graph, opset, (&few, &many, &many), places);
     tracker.follows_rows = true;
     let mut refused: Vec<Refusal> = tracker.run().err().iter().flat_map(Refusals::iter).cloned().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);
@@ -260,7 +260,7 @@ fn edit(
             continue;
         }
         let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
-        if node.op_type() == "Reshape" {
+        if node.op() == "Reshape" {
             let wanted = wanted_axis(graph, node, followed);
             let Some(target) = opened_target(node, *layout, wanted, followed) else { continue };
             let mut graph = graph.clone();
@@ -269,13 +269,13 @@ fn edit(
             graph.node[index].set_input(1, &name);
             return Some((index, graph));
         }
-        if node.op_type() == "ScatterND"
+        if node.op() == "ScatterND"
             && opset >= 10
             && let Some(edited) = joined_block(graph, index, *layout, followed, names)
         {
             return Some((index, edited));
         }
-        if is_recurrent(node.op_type())
+        if is_recurrent(node.op())
             && layout.axis == 1
             && layout.outer == 1
             && layout.inner > 1
@@ -290,7 +290,7 @@ fn edit(
 /// The axis on which a node's output must have the rows, where a `ScatterND` that puts it into a tensor with rows says so.
 fn wanted_axis(graph: &GraphProto, node: &NodeProto, followed: &Followed) -> Option<usize> {
     let output = node.output.first()?;
-    let is_reader = |reader: &&NodeProto| reader.op_type() == "ScatterND" && reader.input_at(2) == Some(output);
+    let is_reader = |reader: &&NodeProto| reader.op() == "ScatterND" && reader.input_at(2) == Some(output);
     let reader = graph.node.iter().find(is_reader)?;
     let Place::At(layout) = followed.places.get(&reader.input[0])? else { return None };
     let indices = followed.few.dims(&reader.input[1])?;
@@ -499,7 +499,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        if !is_recurrent(node.op_type()) {
+        if !is_recurrent(node.op()) {
             continue;
         }
         let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };

@@ -1,14 +1,18 @@
 //! The conversion: bytes of a model in, bytes of a model with states out.
 
+use std::num::NonZeroUsize;
+
 use bytes::Bytes;
 
 use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
 use crate::batch::{self, BatchError, Opened};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{is_recurrent, prune, required_inputs, sort};
-use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, ValueInfoProto};
-use crate::onnx::{self, Dim, ReadError, external_files, opset};
-use crate::report::{Pair, Report, Role, StartsAt, State, StepInput, StepOutput, Warning};
+use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
+use crate::onnx::{self, Dim, ReadError, external_files, function_like_operator, opset};
+use crate::report::{
+    Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple, Warning,
+};
 use crate::time::{Hint, Place, Refusal, Refusals};
 
 /// What a conversion may be told.
@@ -61,6 +65,12 @@ pub enum ConvertError {
     /// Nodes need more than the steps so far.
     #[error("{0}")]
     Refused(Refusals),
+    /// A function has the name and the domain of an operator.
+    #[error(
+        "the model has a function '{0}' with the name and the domain of an operator, so it isn't known what its nodes do; \
+         inline the functions, as onnx.inliner does"
+    )]
+    Function(String),
     /// The batch can't be opened.
     #[error(transparent)]
     Batch(#[from] BatchError),
@@ -84,7 +94,7 @@ impl ConvertError {
                 let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
                 [Hint::Time, Hint::States].into_iter().filter(hinted).collect()
             }
-            Self::Read(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
+            Self::Read(_) | Self::Function(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
         }
     }
 }
@@ -100,6 +110,9 @@ fn nothing(stopped: &[String]) -> String {
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     let mut model = onnx::read(bytes)?;
+    if let Some(name) = function_like_operator(&model) {
+        return Err(ConvertError::Function(name.to_owned()));
+    }
     let graph = model.graph.take().unwrap_or_default();
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string())?;
@@ -119,13 +132,14 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let CutGraph { graph: mut cut_graph, states, .. } = made;
     let mut report = report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs), &states);
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
-    report.warnings.extend(uncut.map(Warning::Uncut));
+    report.warnings.extend(uncut);
     report.opened = opened.axes;
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
     describe(&mut cut_graph, &described, &report);
-    let converted = with_graph(&model, cut_graph);
+    let mut converted = with_graph(&model, cut_graph);
+    note_multiple(&mut converted, &report);
     Ok(Converted {
         model: onnx::write(&converted),
         initial_states: initial.map(|model| onnx::write(&model)),
@@ -135,13 +149,13 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
 }
 
 /// Follows the steps. Where that isn't possible and isn't needed either, the recurrences inside the model stay as they
-/// are, with the nodes in the way.
+/// are, with a warning.
 fn analysed(
     graph: &GraphProto,
     opset: i64,
     pairs: &[Pair],
     options: &Options,
-) -> Result<(Analysis, Option<Refusals>), ConvertError> {
+) -> Result<(Analysis, Option<Warning>), ConvertError> {
     let without_time = || Analysis::without_time(graph, opset);
     if options.keep_recurrences {
         return Ok((without_time(), None));
@@ -152,8 +166,11 @@ fn analysed(
     match analyse(graph, opset, &options.time, &states) {
         Ok(analysis) => Ok((analysis, None)),
         Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
-        Err(Obstacle::Refused(refusals)) if is_done_without => Ok((without_time(), Some(refusals))),
-        Err(Obstacle::Refused(refusals)) => Err(ConvertError::Refused(refusals)),
+        Err(Obstacle::Refused(refusals, nodes)) if is_done_without => {
+            let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals });
+            Ok((without_time(), uncut))
+        }
+        Err(Obstacle::Refused(refusals, _)) => Err(ConvertError::Refused(refusals)),
         Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing(stopped)),
         Err(Obstacle::Unknown(why)) => Err(ConvertError::Option(why)),
     }
@@ -249,7 +266,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     if analysis.symbol != batch::SYMBOL {
         return Ok(());
     }
-    let reads = |node: &&NodeProto| is_recurrent(node.op_type()) && node.input.first() == Some(input);
+    let reads = |node: &&NodeProto| is_recurrent(node.op()) && node.input.first() == Some(input);
     let node = graph.node.iter().find(reads).cloned().unwrap_or_else(|| NodeProto::make("input", input, &[], &[]));
     let refusal = Refusal {
         node: node.label().to_owned(),
@@ -400,7 +417,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 
 /// Whether an input is the lengths of a recurrent node's rows.
 fn is_lengths(graph: &GraphProto, input: &str) -> bool {
-    let lens = graph.node.iter().filter(|node| is_recurrent(node.op_type()));
+    let lens = graph.node.iter().filter(|node| is_recurrent(node.op()));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
     while let Some(name) = names.pop() {
@@ -409,7 +426,7 @@ fn is_lengths(graph: &GraphProto, input: &str) -> bool {
         }
         let node = producers.get(name.as_str()).map(|&index| &graph.node[index]);
         let moves = ["Cast", "Identity", "TopK", "Gather", "Reshape", "Squeeze", "Unsqueeze"];
-        names.extend(node.filter(|node| moves.contains(&node.op_type())).and_then(|node| node.input.first().cloned()));
+        names.extend(node.filter(|node| moves.contains(&node.op())).and_then(|node| node.input.first().cloned()));
     }
     false
 }
@@ -449,6 +466,17 @@ fn describe(graph: &mut GraphProto, described: &[Pair], report: &Report) {
     let line = format!("InputState, OutputState: {}", new.join(" "));
     let own = graph.doc_string();
     graph.doc_string = Some(if own.is_empty() { line } else { format!("{own}\n{line}") });
+}
+
+/// Writes into the model's metadata which multiple the steps of a request must be, if strides over time want that.
+fn note_multiple(model: &mut ModelProto, report: &Report) {
+    let multiple = usize::try_from(report.steps_multiple).ok().and_then(NonZeroUsize::new);
+    let Some(multiple) = multiple.filter(|multiple| multiple.get() > 1) else { return };
+    let of_axis = |axis: &InputAxis| StepsMultiple { input: axis.input.clone(), axis: axis.axis, multiple };
+    let all: Vec<StepsMultiple> = report.time.iter().map(of_axis).collect();
+    let value = serde_json::json!(all).to_string();
+    model.metadata_props.retain(|entry| entry.key() != STEPS_MULTIPLE);
+    model.metadata_props.push(StringStringEntryProto { key: Some(STEPS_MULTIPLE.to_owned()), value: Some(value) });
 }
 
 #[cfg(test)]

@@ -93,7 +93,7 @@ fn content_inputs(graph: &GraphProto) -> HashMap<String, HashSet<String>> {
         .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
         .collect();
     for node in &graph.node {
-        if matches!(node.op_type(), "Shape" | "Size") {
+        if matches!(node.op(), "Shape" | "Size") {
             continue;
         }
         let found: HashSet<String> =
@@ -189,15 +189,94 @@ impl Cutter<'_> {
         if batch_first {
             self.lay_out_by_time(index);
         }
-        let has_cell = node.op_type().ends_with("LSTM");
+        let no_steps = self.rows_without_steps(&node)?;
+        if no_steps.is_some() {
+            self.leave_rows_in_order(&node);
+        }
+        let has_cell = node.op().ends_with("LSTM");
         let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
         for &(part, input, output) in parts {
             let start = self.graph.node[index].input_at(input).map(str::to_owned);
             let (state_in, state_out) = self.state(&node, part, (elem, dims.clone()), start.as_deref(), 0.0)?;
             self.graph.node[index].set_input(input, &state_in);
+            let (index, output) = match &no_steps {
+                Some(no_steps) => (self.keep_without_steps(index, output, no_steps, &state_in), 0),
+                None => (index, output),
+            };
             self.give(index, output, &state_out);
         }
         Ok(())
+    }
+
+    /// A tensor that says which rows have no steps, for a recurrent node with lengths of rows: ONNX Runtime gives back
+    /// states of zeros for such rows.
+    fn rows_without_steps(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
+        let of_requests = |lens: &&str| self.content.get(*lens).is_some_and(|inputs| !inputs.is_empty());
+        let Some(lens) = node.input_at(4).filter(of_requests) else { return Ok(None) };
+        if self.opset < 9 {
+            let why = "takes sequence_lens, which needs the operator Where to keep the state of a row without steps";
+            return Err(refuse(node, why, "convert the model to opset 9 or newer"));
+        }
+        let label = base_name(node.label());
+        let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
+        let (zero, shape, is_zero, no_steps) =
+            (fresh("no_steps"), fresh("rows"), fresh("is_without_steps"), fresh("without_steps"));
+        self.graph.initializer.push(TensorProto {
+            name: Some(zero.clone()),
+            data_type: Some(DataType::Int32.into()),
+            int32_data: vec![0],
+            ..TensorProto::default()
+        });
+        self.graph.initializer.push(int64s(&shape, &[3], &[1, -1, 1]));
+        let (equal, reshape) = (fresh("is_without_steps/Equal"), fresh("without_steps/Reshape"));
+        self.graph.node.push(NodeProto::make("Equal", &equal, &[lens, &zero], &[&is_zero]));
+        self.graph.node.push(NodeProto::make("Reshape", &reshape, &[&is_zero, &shape], &[&no_steps]));
+        Ok(Some(no_steps))
+    }
+
+    /// Takes out a sort of the rows by their lengths, as PyTorch writes it for packed sequences. A sort would put the rows
+    /// of each request in another order than the rows of the states. ONNX Runtime needs none.
+    fn leave_rows_in_order(&mut self, node: &NodeProto) {
+        let Some(mut name) = node.input_at(4) else { return };
+        let makes = |name: &str| self.graph.node.iter().position(|node| node.output_at(0) == Some(name));
+        let index = loop {
+            let Some(index) = makes(name) else { return };
+            match self.graph.node[index].op() {
+                "TopK" => break index,
+                "Cast" | "Identity" => name = self.graph.node[index].input_at(0).unwrap_or_default(),
+                _ => return,
+            }
+        };
+        let sort = self.graph.node[index].clone();
+        let dims = |name: Option<&str>| name.and_then(|name| self.analysis.dims(name)).filter(|dims| dims.len() == 1);
+        let (lens, order) = (sort.input_at(0), sort.output_at(1));
+        if dims(lens).is_none() || dims(lens) != dims(sort.output_at(0)) {
+            return;
+        }
+        let lens = lens.unwrap_or_default();
+        self.graph.node[index] = NodeProto::make("Identity", sort.name(), &[lens], &[&sort.output[0]]);
+        let Some(order) = order else { return };
+        let label = base_name(sort.label());
+        let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
+        let [zero, one, scalar, rows, count] = ["zero", "one", "scalar", "rows", "count"].map(&mut fresh);
+        let [shape, reshape, range] = ["Shape", "Reshape", "Range"].map(&mut fresh);
+        let constants = [int64s(&zero, &[], &[0]), int64s(&one, &[], &[1]), int64s(&scalar, &[0], &[])];
+        self.graph.initializer.extend(constants);
+        self.graph.node.extend([
+            NodeProto::make("Shape", &shape, &[lens], &[&rows]),
+            NodeProto::make("Reshape", &reshape, &[&rows, &scalar], &[&count]),
+            NodeProto::make("Range", &range, &[&zero, &count, &one], &[order]),
+        ]);
+    }
+
+    /// Puts a `Where` behind an output of a recurrent node. Rows without steps keep their state. Returns the new node.
+    fn keep_without_steps(&mut self, index: usize, output: usize, no_steps: &str, state_in: &str) -> usize {
+        let made = self.names.fresh(&format!("{state_in}/made"));
+        let name = self.names.fresh(&format!("{state_in}/Where"));
+        let given = self.graph.node[index].output_at(output).unwrap_or_default().to_owned();
+        self.graph.node[index].set_output(output, &made);
+        self.graph.node.push(NodeProto::make("Where", &name, &[no_steps, state_in, &made], &[&given]));
+        self.graph.node.len() - 1
     }
 
     /// Turns `layout=1`, which ONNX Runtime refuses, into the layout with time in front.
@@ -258,7 +337,7 @@ impl Cutter<'_> {
         let elem = self.tensor(&source).elem;
         let (state_in, state_out) = self.state(&node, "frames", (elem, dims.clone()), None, fill)?;
         let label = base_name(node.label());
-        let joined = if node.op_type() == "Pad" {
+        let joined = if node.op() == "Pad" {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
             let mut pads = crate::infer::ops::pads(&node, &inputs, dims.len()).unwrap_or_default();
             pads[axis] = (0, 0);

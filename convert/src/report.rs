@@ -3,8 +3,9 @@
 #![expect(missing_docs, reason = "most names say it")]
 
 use std::fmt;
+use std::num::NonZeroUsize;
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::analysis::InputAxis;
 use crate::onnx::{Dim, type_bytes, type_name};
@@ -120,6 +121,18 @@ pub struct Report {
     pub warnings: Vec<Warning>,
 }
 
+/// The key of a model's metadata that has the [`StepsMultiple`]s of its inputs, as JSON. The backend reads it.
+pub const STEPS_MULTIPLE: &str = "stateful.steps_multiple";
+
+/// A request's number of steps along an axis of an input must be a multiple of this.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct StepsMultiple {
+    pub input: String,
+    pub axis: usize,
+    pub multiple: NonZeroUsize,
+}
+
 /// What the user of a converted model should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Warning {
@@ -131,8 +144,8 @@ pub enum Warning {
     Quantizes(Vec<String>),
     /// A request must have a multiple of so many steps.
     StepsMultiple(i64),
-    /// Recurrences inside the model got no state, because these nodes are in the way.
-    Uncut(Refusals),
+    /// These recurrences got no state, because nodes are in the way.
+    Uncut { nodes: Vec<String>, refusals: Refusals },
 }
 
 impl Warning {
@@ -141,7 +154,7 @@ impl Warning {
         match self {
             Self::StartAtConstants(_) => Some(Hint::StartAtZero),
             Self::TwoBatches { .. } => Some(Hint::Batch),
-            Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut(_) => None,
+            Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut { .. } => None,
         }
     }
 }
@@ -163,8 +176,17 @@ impl fmt::Display for Warning {
                 "{} take one quantization scale over a whole request, so answers depend a little on its length",
                 nodes.join(", ")
             ),
-            Self::StepsMultiple(steps) => write!(f, "a request must have a multiple of {steps} steps"),
-            Self::Uncut(refusals) => write!(f, "no recurrence inside the model got a state: {refusals}"),
+            Self::StepsMultiple(steps) => write!(
+                f,
+                "the number of steps in a request must be a multiple of {steps}, because the model has a stride over time"
+            ),
+            Self::Uncut { nodes, refusals } => {
+                write!(
+                    f,
+                    "these nodes begin anew in each request, because they got no state: {}\n{refusals}",
+                    nodes.join(", ")
+                )
+            }
         }
     }
 }

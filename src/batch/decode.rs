@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::state_api::{StateReader, StateRequest};
 use super::{Row, TellsId, fault};
-use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi};
+use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi, StepsMultiple};
 use crate::error::RequestError;
 use crate::panic;
 use crate::sequence::{Key, SequenceId};
@@ -35,6 +35,10 @@ struct ExpectedInput {
     is_copied: bool,
     /// All rows of a batch have the same value of it: grouping compares the values.
     is_shared: bool,
+    /// How the dimensions are in the model.
+    form: ShapeForm,
+    /// What the number of steps must be a multiple of.
+    steps_multiple: Option<StepsMultiple>,
     /// A node that must not run over no steps, if nothing stands in front of the request's elements.
     needs_elements: Option<String>,
 }
@@ -64,7 +68,17 @@ impl Expected {
             let is_shared = request.form == ShapeForm::Unbatched;
             let optional = request.optional || request.is_held;
             let needs_elements = binding.needs_steps.clone().filter(|_| request.context.is_none());
-            ExpectedInput { name, data_type, dims, optional, is_copied, is_shared, needs_elements }
+            ExpectedInput {
+                name,
+                data_type,
+                dims,
+                optional,
+                is_copied,
+                is_shared,
+                form: request.form,
+                steps_multiple: request.steps_multiple,
+                needs_elements,
+            }
         });
         let inputs: Vec<_> = inputs.collect();
         let numeric_id = binding.inputs.iter().find_map(|input| match input.source {
@@ -170,6 +184,12 @@ impl ExpectedInput {
         if input.dims().len() != self.dims.len() || !self.dims.iter().zip(input.dims()).all(fits) {
             let (came, wanted) = (input.dims().to_vec(), self.dims.clone());
             return Err(RequestError::InputShape { name: self.name.clone(), came, wanted });
+        }
+        if let Some(StepsMultiple { axis, multiple }) = self.steps_multiple {
+            let came = self.form.model_dims(input.dims()).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
+            if came % multiple != 0 {
+                return Err(RequestError::StepsMultiple { name: self.name.clone(), axis, came, multiple });
+            }
         }
         let count = element_count(input.dims()).unwrap_or(usize::MAX);
         if let (0, Some(node)) = (count, &self.needs_elements) {

@@ -1,6 +1,7 @@
 //! What the tensors of a model are for.
 
 use std::ffi::CString;
+use std::num::NonZeroUsize;
 
 use super::{Generated, Initial, InitialContent, Trim};
 use crate::config::FirstRequest;
@@ -52,6 +53,15 @@ pub struct RequestInput {
     pub ragged_axis: Option<usize>,
     /// Whether rows of different lengths share a batch, in which the shorter ones are filled up.
     pub is_padded: bool,
+    /// What the number of steps must be a multiple of.
+    pub steps_multiple: Option<StepsMultiple>,
+}
+
+/// A request's length along an axis of the model must be a multiple of a number, because the model has a stride over time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepsMultiple {
+    pub axis: usize,
+    pub multiple: NonZeroUsize,
 }
 
 impl RequestInput {

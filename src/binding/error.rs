@@ -16,6 +16,9 @@ pub enum BindingError {
     NoState { list: &'static str, name: String, has: Vec<String> },
     #[error("parameter '{parameter}' has '{value}', but {why}")]
     Parameter { parameter: &'static str, value: String, why: String },
+    /// What `stateful-convert` wrote into the model, or something that replaced it.
+    #[error("the model's metadata '{key}' is '{value}', but {why}")]
+    Metadata { key: &'static str, value: String, why: String },
     #[error("the initial value of state '{name}' from {from} does not fit: {why}")]
     Initial { name: String, from: String, why: String },
     #[error("the initial_state_model's '{name}' {why}")]

@@ -48,6 +48,40 @@ fn a_declared_state_says_where_the_batch_is() {
 }
 
 #[test]
+fn the_models_metadata_says_which_multiple_of_steps_an_input_wants() {
+    let set = |config: &Value, x: &[i64], metadata: &str| {
+        let x = ("x", DataType::Fp32, x);
+        let mut binding = bind(config, &signature(&[x, S_IN], &[Y, S_OUT])).unwrap();
+        let metadata = [("stateful.steps_multiple".to_owned(), metadata.to_owned())].into();
+        binding.set_steps_multiples(&metadata).map(|()| binding)
+    };
+    let open = with(&[("/input/0/dims", json!([-1, 5]))]);
+    let of = |axis: i64, multiple: i64| format!(r#"[{{"input":"x","axis":{axis},"multiple":{multiple}}}]"#);
+    let wanted = |config: &Value, x: &[i64], metadata: &str| {
+        let binding = set(config, x, metadata).unwrap();
+        let (_, request) = binding.request_inputs().next().unwrap();
+        request.steps_multiple.map(|StepsMultiple { axis, multiple }| (axis, multiple.get()))
+    };
+    assert_eq!(wanted(&open, &[-1, -1, 5], &of(1, 4)), Some((1, 4)));
+    assert_eq!(wanted(&with(&[]), &[-1, 4, 5], &of(1, 2)), Some((1, 2)));
+    let state = r#"[{"input":"s_in","axis":1,"multiple":2}]"#;
+    assert_eq!(wanted(&open, &[-1, -1, 5], state), None);
+    let mut with_context = with_parameters(&[("input_context", "x=2")]);
+    with_context["input"][0]["dims"] = json!([-1, 5]);
+    for (config, metadata, part) in [
+        (&open, of(3, 4), "no input 'x' with an axis 3"),
+        (&open, of(1, 4).replace(r#""x""#, r#""z""#), "no input 'z'"),
+        (&open, of(1, 0), "nonzero"),
+        (&open, "4".to_owned(), "a sequence"),
+        (&with(&[("/input/0/dims", json!([6, 5]))]), of(1, 4), "input 'x' has 6 along axis 1: configure a multiple"),
+        (&with_context, of(1, 4), "'input_context'"),
+    ] {
+        let error = set(config, &[-1, -1, 5], &metadata).unwrap_err().to_string();
+        assert!(error.contains("metadata 'stateful.steps_multiple'") && error.contains(part), "{part}: {error}");
+    }
+}
+
+#[test]
 fn a_declared_state_whose_input_the_model_does_not_take_is_left_out() {
     let mut config = declared(&[4], json!([]));
     config["sequence_batching"]["state"][0]["input_name"] = json!("gone");

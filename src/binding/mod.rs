@@ -23,10 +23,12 @@ mod ragged;
 mod shapes;
 mod state_api;
 mod states;
+mod steps;
 mod warnings;
 
 pub use bound::{
     BoundContext, BoundControl, BoundInput, BoundOutput, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace,
+    StepsMultiple,
 };
 pub use error::BindingError;
 use feeds::{Feeds, feed_without_requests, find};

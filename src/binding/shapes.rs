@@ -127,7 +127,8 @@ pub(super) fn request_input(
     let context = context.map(|context| context.bind(tensor, &dims, batch_axis)).transpose()?;
     // With the State API, Triton lets a request leave every input out, and this backend checks what is missing.
     let (optional, is_padded) = (tensor.optional && has_default, ragged_axis.is_some());
-    let request = RequestInput { position: 0, form, optional, is_held, context, ragged_axis, is_padded };
+    let request =
+        RequestInput { position: 0, form, optional, is_held, context, ragged_axis, is_padded, steps_multiple: None };
     let (name, data_type) = (info.name.clone(), info.data_type);
     Ok(BoundInput { name, data_type, dims, batch_axis, source: Source::Request(request) })
 }

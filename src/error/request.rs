@@ -1,5 +1,7 @@
 //! Errors of requests.
 
+use std::num::NonZeroUsize;
+
 use super::{device_code, memory_code, session_code};
 use crate::memory::device::DeviceError;
 use crate::memory::{MemoryError, NoRoom};
@@ -195,6 +197,12 @@ pub enum RequestError {
     /// An input without elements, in a model with a recurrence inside.
     #[error("input '{name}' has no elements, with shape {}, and {node} must not run over no steps", Dims(came))]
     NoSteps { name: String, came: Vec<i64>, node: String },
+    /// An input's steps are no multiple of the model's stride over time.
+    #[error(
+        "input '{name}' has {came} steps along axis {axis} of the model, but a multiple of {multiple} is expected, \
+         because the model has a stride over time"
+    )]
+    StepsMultiple { name: String, axis: usize, came: usize, multiple: NonZeroUsize },
     /// An input has another number of bytes than its shape needs.
     #[error("input '{name}' has {came} bytes, but its shape needs {wanted}")]
     InputBytes { name: String, came: usize, wanted: usize },
@@ -336,6 +344,7 @@ impl RequestError {
             | Self::InputShape { .. }
             | Self::InputLength { .. }
             | Self::NoSteps { .. }
+            | Self::StepsMultiple { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::GeneratedTooLarge { .. } => Reason::Input,
@@ -420,6 +429,7 @@ impl RequestError {
             | Self::InputShape { .. }
             | Self::InputLength { .. }
             | Self::NoSteps { .. }
+            | Self::StepsMultiple { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
             | Self::StateParameter { .. }

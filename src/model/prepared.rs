@@ -83,6 +83,7 @@ impl Prepared {
         let sources = InitialSources::read(repository, &config.states, metadata)?;
         let mut binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         binding.needs_steps = plan.needs_steps.clone();
+        binding.set_steps_multiples(metadata)?;
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;
         if settings.completes {

@@ -64,6 +64,7 @@ pub fn binding(with_varying: bool) -> Arc<Binding> {
         context: Some(context),
         ragged_axis: None,
         is_padded: false,
+        steps_multiple: None,
     };
     inputs.push(input("X".to_owned(), DataType::Fp32, &[-1, -1], Source::Request(request)));
     let outputs = states.iter().map(|state| BoundOutput {

@@ -102,7 +102,7 @@ fn is_integer(elem: i32) -> bool {
 
 /// An operator that works element by element on inputs that broadcast.
 pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
-    let op = node.op_type();
+    let op = node.op();
     if inputs.is_empty() {
         return Ok(Vec::new());
     }
@@ -149,7 +149,7 @@ pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
 
 fn elem_of(node: &NodeProto, inputs: &[Tensor]) -> i32 {
     let elem = |index: usize| inputs.get(index).map_or(0, |tensor| tensor.elem);
-    match node.op_type() {
+    match node.op() {
         "Cast" => node.int("to").and_then(|to| i32::try_from(to).ok()).unwrap_or_default(),
         "CastLike" | "Where" | "DequantizeLinear" => elem(1),
         "QuantizeLinear" => {

@@ -7,8 +7,8 @@ use super::{Shapes, Tensor};
 use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto};
 
-/// A loop that turns more often is not followed.
-const MOST_TURNS: i64 = 100_000;
+/// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
+const MOST_TURNS: i64 = 1000;
 
 /// What a `Loop` gives: its carried values, then the values of each turn stacked.
 pub fn run_loop(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
@@ -80,18 +80,21 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
 
 /// Whether a body gives an input back as an output, unchanged.
 pub fn is_passed_on(body: &GraphProto, input: usize, output: usize) -> bool {
-    let (Some(input), Some(output)) = (body.input.get(input), body.output.get(output)) else { return false };
-    let mut name = output.name().to_owned();
-    loop {
-        if name == input.name() {
-            return true;
-        }
-        let makes = |node: &&NodeProto| node.output.first() == Some(&name);
-        match body.node.iter().find(makes) {
-            Some(node) if node.op_type() == "Identity" && !node.input.is_empty() => name = node.input[0].clone(),
-            _ => return false,
-        }
+    body.input.get(input).is_some_and(|input| source(body, output) == Some(input.name()))
+}
+
+/// The tensor that an output of a body is a copy of.
+pub fn source(body: &GraphProto, output: usize) -> Option<&str> {
+    let mut name = body.output.get(output)?.name();
+    let copies = |name: &str| {
+        let mut nodes = body.node.iter();
+        let node = nodes.find(|node| node.output.first().is_some_and(|output| output == name))?;
+        node.input_at(0).filter(|_| node.op() == "Identity")
+    };
+    while let Some(from) = copies(name) {
+        name = from;
     }
+    Some(name)
 }
 
 fn after(before: &Tensor, turned: &Tensor, turns: Option<i64>) -> Tensor {

@@ -125,7 +125,7 @@ impl Shapes {
 
     fn infer_node(&self, node: &NodeProto, opset: i64) -> Result<Vec<Tensor>, String> {
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.get(name)).collect();
-        match node.op_type() {
+        match node.op() {
             "Loop" => Ok(loops::run_loop(self, node, &inputs, opset)),
             "Scan" => Ok(loops::run_scan(self, node, opset)),
             "If" if !inputs.is_empty() => Ok(loops::run_if(self, node, &inputs, opset)),

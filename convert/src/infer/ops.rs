@@ -118,7 +118,7 @@ const MOST_INPUTS: usize = 8;
 
 /// The outputs of a node, or why its inputs don't fit together.
 pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
-    let op = node.op_type();
+    let op = node.op();
     if BROADCAST.contains(&op) || op == "Where" {
         return element_wise(node, inputs);
     }
@@ -376,7 +376,7 @@ fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
 /// The elements of a recurrent node's hidden state.
 pub fn hidden_size(node: &NodeProto, inputs: &[Tensor]) -> Option<i64> {
     let recurrence = inputs.get(2).and_then(|tensor| tensor.dims.as_deref());
-    let axis = if node.op_type() == "DynamicQuantizeLSTM" { 1 } else { 2 };
+    let axis = if node.op() == "DynamicQuantizeLSTM" { 1 } else { 2 };
     node.int("hidden_size").or_else(|| recurrence?.get(axis).copied())
 }
 
@@ -393,7 +393,7 @@ fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, Str
     // What shapes are computed with: the number of elements, and the like.
     let data =
         inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| dims.iter().product::<i64>() == 1));
-    let value = data.and_then(|data| match node.op_type() {
+    let value = data.and_then(|data| match node.op() {
         "ReduceProd" => Some(data.iter().product()),
         "ReduceSum" => Some(data.iter().sum()),
         "ReduceMax" => data.iter().copied().reduce(f64::max),

@@ -22,6 +22,31 @@ pub use values::{element_count, int64s, numbers};
 
 /// The name of the domain of ONNX's own operators, where it is written out.
 const ONNX_DOMAIN: &str = "ai.onnx";
+/// The domain of ONNX Runtime's own operators.
+const MICROSOFT_DOMAIN: &str = "com.microsoft";
+
+/// The operators of ONNX Runtime that are known here.
+const MICROSOFT_OPERATORS: [&str; 19] = [
+    "Attention",
+    "BiasGelu",
+    "DequantizeLinear",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "FastGelu",
+    "FusedConv",
+    "FusedGemm",
+    "FusedMatMul",
+    "Gelu",
+    "GroupQueryAttention",
+    "MatMulIntegerToFloat",
+    "MultiHeadAttention",
+    "QLinearAdd",
+    "QLinearLeakyRelu",
+    "QLinearMul",
+    "QLinearSigmoid",
+    "QuantizeLinear",
+    "Range",
+];
 
 /// A dimension in a model's signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,6 +97,22 @@ pub fn read(bytes: Bytes) -> Result<ModelProto, ReadError> {
 /// Writes a model.
 pub fn write(model: &ModelProto) -> Vec<u8> {
     model.encode_to_vec()
+}
+
+/// The operator's name, if it is one of ONNX's own, or one of ONNX Runtime's that is known here. Else it is empty: an
+/// operator or a function of another domain may do anything, whatever its name is.
+fn known_operator<'a>(domain: &str, name: &'a str) -> &'a str {
+    match domain {
+        "" | ONNX_DOMAIN => name,
+        MICROSOFT_DOMAIN if MICROSOFT_OPERATORS.contains(&name) => name,
+        _ => "",
+    }
+}
+
+/// A function of the model that can be taken for an operator.
+pub fn function_like_operator(model: &ModelProto) -> Option<&str> {
+    let names = model.functions.iter().map(|function| known_operator(function.domain(), function.name()));
+    names.into_iter().find(|name| !name.is_empty())
 }
 
 /// The version of ONNX's own operators that a model uses.
@@ -180,6 +221,11 @@ impl NodeProto {
         let length = self.output.len().max(index + 1);
         self.output.resize(length, String::new());
         name.clone_into(&mut self.output[index]);
+    }
+
+    /// The operator's name, by which nodes are told apart; empty for an operator that isn't known.
+    pub fn op(&self) -> &str {
+        known_operator(self.domain(), self.op_type())
     }
 
     /// The operator, with its domain unless that is ONNX's own.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
 use crate::graph::captured;
-use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, turns};
+use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, source, turns};
 use crate::infer::shaping::axis_of;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::DataType;
@@ -23,7 +23,7 @@ enum Carried {
     },
     /// Collects a tensor for each turn.
     Sequence,
-    /// Whether to go on.
+    /// What says whether to go on.
     Condition,
     State,
 }
@@ -43,8 +43,8 @@ impl<'a> Tracker<'a> {
         }
         let places: Vec<Place> =
             captured.iter().map(|name| self.place(name)).chain(of_carried.iter().copied()).collect();
-        let lens: Vec<i64> = lens(&places);
-        let Some(&len) = lens.first() else {
+        let layouts = layouts(&places);
+        let Some(&steps) = layouts.first() else {
             return Ok(vec![without_steps(&places); node.output.len()]);
         };
         let mut names = captured.iter().chain(node.input.iter().skip(2));
@@ -52,12 +52,12 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
         }
         self.found.reached += 1;
-        if lens.iter().any(|&other| other != len) {
+        if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
-        self.check_turns(node, len)?;
+        self.check_turns(node, steps.len)?;
         let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
-        let (short, long) = (of(self.short), of(self.long));
+        let (short, long, far) = (of(self.short), of(self.long), of(self.far));
         let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
         let mut inner: HashMap<String, Place> = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
         let name = |input: usize| body.input.get(input).map(|input| input.name().to_owned()).unwrap_or_default();
@@ -69,8 +69,8 @@ impl<'a> Tracker<'a> {
         let inferred = |shapes: &Shapes, carried: &[Tensor]| {
             Shapes::infer(body, self.opset, body_inputs(body, None, carried, false), Some(shapes))
         };
-        let (short, long) = (inferred(self.short, &short), inferred(self.long, &long));
-        let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
+        let (short, long, far) = (inferred(self.short, &short), inferred(self.long, &long), inferred(self.far, &far));
+        let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
         tracker.run_inner()?;
         self.absorb(node, &tracker)?;
         let mut outputs = Vec::new();
@@ -79,7 +79,7 @@ impl<'a> Tracker<'a> {
         }
         for output in &body.output[kinds.len() + 1..] {
             check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
-            outputs.push(Place::At(Layout::clean(0, len)));
+            outputs.push(Place::At(steps.stacked(0)));
         }
         let carried = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::State).collect();
         self.found.cuts.push(Cut::Loop { node: index, carried });
@@ -105,6 +105,7 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, "has a recurrence over the steps inside its body", LOOP_HELP));
         }
         self.found.quantized.extend(inner.found.quantized.iter().cloned());
+        self.found.add_multiple(inner.found.multiple);
         Ok(())
     }
 
@@ -118,7 +119,7 @@ impl<'a> Tracker<'a> {
         if outside.iter().any(|name| matches!(self.place(name), Place::At(_))) {
             return Err(refuse(node, "reads the whole input in each step", LOOP_HELP));
         }
-        let Some(&len) = lens(&places).first() else {
+        let Some(&steps) = layouts(&places).first() else {
             let all: Vec<Place> = places.iter().copied().chain(outside.iter().map(|name| self.place(name))).collect();
             return Ok(vec![without_steps(&all); node.output.len()]);
         };
@@ -143,8 +144,8 @@ impl<'a> Tracker<'a> {
             let (inputs, _) = scan_body_inputs(shapes, node, body);
             Shapes::infer(body, self.opset, inputs, Some(shapes))
         };
-        let (short, long) = (inferred(self.short), inferred(self.long));
-        let mut tracker = Tracker::new(body, self.opset, (&short, &long), inner);
+        let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
+        let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
         tracker.run_inner()?;
         self.absorb(node, &tracker)?;
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
@@ -154,7 +155,7 @@ impl<'a> Tracker<'a> {
             }
             let rank = short.dims(value.name()).map_or(1, |dims| dims.len() as i64 + 1);
             let axis = out_axes.get(output - states).copied().unwrap_or_default();
-            Place::At(Layout::clean((if axis < 0 { axis + rank } else { axis }) as usize, len))
+            Place::At(steps.stacked((if axis < 0 { axis + rank } else { axis }) as usize))
         };
         let outputs = body.output.iter().enumerate().map(output).collect();
         self.found.cuts.push(Cut::Scan { node: index });
@@ -197,7 +198,9 @@ impl<'a> Tracker<'a> {
         let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {
             return Err(refuse(node, "takes a branch that depends on data", "export the model without the condition"));
         };
-        if !std::ptr::eq(graph, other) {
+        // What isn't known for a long input doesn't count: it isn't followed through all loops.
+        let is_other_far = taken(self.far).is_some_and(|far| !std::ptr::eq(graph, far));
+        if !std::ptr::eq(graph, other) || is_other_far {
             return Err(refuse(
                 node,
                 "takes a branch that depends on the length of the input",
@@ -205,21 +208,22 @@ impl<'a> Tracker<'a> {
             ));
         }
         let inferred = |shapes: &Shapes| Shapes::infer(graph, self.opset, HashMap::new(), Some(shapes));
-        let (short, long) = (inferred(self.short), inferred(self.long));
+        let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
         let places = captured(graph).into_iter().map(|name| (name.clone(), self.place(&name))).collect();
-        let mut tracker = Tracker::new(graph, self.opset, (&short, &long), places);
+        let mut tracker = Tracker::new(graph, self.opset, (&short, &long, &far), places);
         tracker.run_inner()?;
         if !tracker.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
         }
         self.found.quantized.extend(tracker.found.quantized.iter().cloned());
+        self.found.add_multiple(tracker.found.multiple);
         Ok(graph.output.iter().map(|value| tracker.place(value.name())).collect())
     }
 }
 
-/// The numbers of steps that places have.
-fn lens(places: &[Place]) -> Vec<i64> {
-    places.iter().filter_map(|place| if let Place::At(layout) = place { Some(layout.len) } else { None }).collect()
+/// The layouts of the places with steps.
+fn layouts(places: &[Place]) -> Vec<Layout> {
+    places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect()
 }
 
 /// The place of what a loop gives if no steps go in.
@@ -302,13 +306,13 @@ fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
         return Carried::Invariant;
     }
     let elem = if start.elem == 0 { input.elem() } else { start.elem };
-    if elem == DataType::Bool as i32 {
+    if elem == DataType::Bool as i32 && source(body, carried + 1) == source(body, 0) {
         return Carried::Condition;
     }
     let is_integer = elem == DataType::Int32 as i32 || elem == DataType::Int64 as i32;
     let makes = |node: &&NodeProto| node.output.first().map(String::as_str) == Some(output.name());
     match body.node.iter().find(makes) {
-        Some(node) if is_integer && node.op_type() == "Add" && node.input.iter().any(|name| name == input.name()) => {
+        Some(node) if is_integer && node.op() == "Add" && node.input.iter().any(|name| name == input.name()) => {
             let other = node.input.iter().find(|name| *name != input.name());
             let step = other.and_then(|name| constant(body, name));
             match step {

@@ -77,7 +77,7 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
 /// An operator that mixes all axes behind the second.
 pub fn global(node: &NodeProto, places: &[Place], why: &str) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
-    let is_group = node.op_type() == "GroupNormalization";
+    let is_group = node.op() == "GroupNormalization";
     if layout.axis >= 2 || layout.axis == 1 && is_group {
         return Err(refuse(node, why, "use a normalization or a reduction of each step by itself"));
     }

@@ -41,6 +41,20 @@ pub enum Cut {
     Crop { node: usize },
 }
 
+impl Cut {
+    /// The node that it changes.
+    pub const fn node(&self) -> usize {
+        match *self {
+            Self::Recurrent { node }
+            | Self::Scan { node }
+            | Self::Loop { node, .. }
+            | Self::Frames { node, .. }
+            | Self::Prefix { node, .. }
+            | Self::Crop { node } => node,
+        }
+    }
+}
+
 /// What was found in a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
@@ -55,13 +69,24 @@ pub struct Found {
     pub reached: usize,
 }
 
+impl Found {
+    /// The length of a request must be a multiple of this, too.
+    fn add_multiple(&mut self, steps: i64) {
+        const fn common_divisor(a: i64, b: i64) -> i64 {
+            if b == 0 { a } else { common_divisor(b, a % b) }
+        }
+        self.multiple *= steps / common_divisor(self.multiple, steps);
+    }
+}
+
 /// Follows the steps through a graph and the graphs inside it.
 pub struct Tracker<'a> {
     graph: &'a GraphProto,
     opset: i64,
-    /// What is known for an input of some length, and for a longer one.
+    /// What is known for an input of some length, for a longer one, and for one that is longer than most limits.
     short: &'a Shapes,
     long: &'a Shapes,
+    far: &'a Shapes,
     producers: HashMap<&'a str, usize>,
     /// Tensors without steps that depend on how many there are.
     sized: HashSet<String>,
@@ -81,7 +106,7 @@ impl<'a> Tracker<'a> {
     pub fn new(
         graph: &'a GraphProto,
         opset: i64,
-        (short, long): (&'a Shapes, &'a Shapes),
+        (short, long, far): (&'a Shapes, &'a Shapes, &'a Shapes),
         places: HashMap<String, Place>,
     ) -> Self {
         let found = Found { places, multiple: 1, ..Found::default() };
@@ -90,6 +115,7 @@ impl<'a> Tracker<'a> {
             opset,
             short,
             long,
+            far,
             producers: producers(graph),
             sized: HashSet::new(),
             certain: HashMap::new(),
@@ -155,9 +181,9 @@ impl<'a> Tracker<'a> {
         if let Some(refusal) = node.graphs().flat_map(captured).find_map(|name| certain(&name)) {
             return Err(refusal);
         }
-        let is_loop = matches!(node.op_type(), "Loop" | "Scan" | "If");
+        let is_loop = matches!(node.op(), "Loop" | "Scan" | "If");
         if let Some(refusal) = node.input.iter().find_map(certain)
-            && !matches!(node.op_type(), "Shape" | "Size")
+            && !matches!(node.op(), "Shape" | "Size")
         {
             let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
             let stays = !is_loop && node.input.iter().all(others);
@@ -174,14 +200,15 @@ impl<'a> Tracker<'a> {
                 "export the model with an open batch",
             ));
         }
-        match node.op_type() {
+        match node.op() {
             "Loop" => return self.loop_node(index, node),
             "Scan" => return self.scan_node(index, node),
             "If" => return self.if_node(node),
+            _ if node.graphs().flat_map(captured).any(|name| reads(&name)) => return Err(rules::unknown(node)),
             _ => {}
         }
         let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
-        if places.iter().all(|&place| place == Place::Free) || matches!(node.op_type(), "Shape" | "Size") {
+        if places.iter().all(|&place| place == Place::Free) || matches!(node.op(), "Shape" | "Size") {
             return Ok(vec![Place::Free; node.output.len()]);
         }
         if places.iter().any(|place| matches!(place, Place::At(_))) {
@@ -228,16 +255,16 @@ impl<'a> Tracker<'a> {
     }
 
     fn depends_on_length(&self, node: &NodeProto, name: &str) -> bool {
-        let (short, long) = (self.short.get(name), self.long.get(name));
-        if short.dims != long.dims {
+        let (short, long, far) = (self.short.get(name), self.long.get(name), self.far.get(name));
+        let differs = |other: &Tensor| short.data.is_some() && other.data.is_some() && short.data != other.data;
+        if short.dims != long.dims || differs(&long) || differs(&far) {
             return true;
         }
         if short.data.is_some() && long.data.is_some() {
-            return short.data != long.data;
+            return false;
         }
         let reads_length = |input: &String| {
-            self.sized.contains(input)
-                || (matches!(node.op_type(), "Shape" | "Size") && self.place(input) != Place::Free)
+            self.sized.contains(input) || (matches!(node.op(), "Shape" | "Size") && self.place(input) != Place::Free)
         };
         node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
     }
@@ -255,7 +282,7 @@ impl<'a> Tracker<'a> {
 
     /// Whether a tensor has the same entries all along an axis, whatever its length.
     fn is_uniform(&self, name: &str, axis: usize) -> bool {
-        let (short, long) = (self.short.get(name), self.long.get(name));
+        let (short, long, far) = (self.short.get(name), self.long.get(name), self.far.get(name));
         let entries = |tensor: &Tensor| {
             let (dims, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
             let inner = usize::try_from(dims.get(axis + 1..)?.iter().product::<i64>()).ok()?;
@@ -272,13 +299,15 @@ impl<'a> Tracker<'a> {
             Some(first)
         };
         if short.data.is_some() && long.data.is_some() {
+            // Of a long input, large tensors aren't followed.
+            let is_same_far = far.data.is_none() || entries(&far) == entries(&short);
             let (short, long) = (entries(&short), entries(&long));
-            return short.is_some() && short == long;
+            return short.is_some() && short == long && is_same_far;
         }
         let Some(node) = self.producers.get(name).map(|&index| &self.graph.node[index]) else { return false };
         let Some(rank) = self.dims(name).map(<[i64]>::len) else { return false };
         let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
-        match node.op_type() {
+        match node.op() {
             "ConstantOfShape" => true,
             "Expand" => self.is_steady(&node.input[0], source_axis(&node.input[0])),
             op if rules::is_element_wise(op) => {

@@ -30,12 +30,19 @@ pub struct Layout {
     pub lead: i64,
     /// Steps behind the last that only padding made.
     pub trail: i64,
+    /// Steps of the input for each step here: the product of the strides in front.
+    pub stride: i64,
 }
 
 impl Layout {
     /// An axis of steps alone.
     pub const fn clean(axis: usize, len: i64) -> Self {
-        Self { axis, outer: 1, inner: 1, len, lead: 0, trail: 0 }
+        Self { axis, outer: 1, inner: 1, len, lead: 0, trail: 0, stride: 1 }
+    }
+
+    /// The axis of what a loop gives that turns once for each of these steps.
+    pub const fn stacked(self, axis: usize) -> Self {
+        Self { stride: self.stride, ..Self::clean(axis, self.len) }
     }
 
     /// The same at another axis.

@@ -67,7 +67,7 @@ pub fn recurrent(
             return Err(refuse(node, format!("runs in direction {direction}"), "train the model with a forward layer"));
         }
     }
-    if node.op_type() == "DynamicQuantizeLSTM" {
+    if node.op() == "DynamicQuantizeLSTM" {
         tracker.found.quantized.push(node.label().to_owned());
     }
     let outputs = vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last];

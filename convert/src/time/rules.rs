@@ -38,7 +38,7 @@ pub fn is_element_wise(op: &str) -> bool {
 
 /// The places of a node's outputs. At least one of its inputs depends on steps.
 pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
-    let op = node.op_type();
+    let op = node.op();
     let fewest = if PAIRS.contains(&op) { 2 } else { 1 };
     if node.input.len() < fewest || node.output.is_empty() {
         return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
@@ -115,21 +115,33 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
         "Einsum" => one(products::einsum(node, places)),
         op if op.ends_with("Attention") => Err(refuse(node, "attends over the whole input", ATTENTION)),
-        "AttnLSTM" => Err(refuse(
-            node,
-            "keeps the attention of its last step to itself, which no output gives",
-            "export the attention and the LSTM as nodes of their own",
-        )),
         "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT)),
-        _ => {
-            let help = if node.domain().starts_with("com.microsoft") {
-                "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
-            } else {
-                "report the operator, or move it behind the model"
-            };
-            Err(refuse(node, format!("gets the steps, and it isn't known how {} treats them", node.operator()), help))
-        }
+        _ => Err(unknown(node)),
     }
+}
+
+/// The refusal of an operator that isn't known.
+pub fn unknown(node: &NodeProto) -> Refusal {
+    let is_of_onnx_runtime = node.domain().starts_with("com.microsoft");
+    match node.op_type() {
+        op if is_of_onnx_runtime && op.ends_with("Attention") => {
+            return refuse(node, "attends over the whole input", ATTENTION);
+        }
+        "AttnLSTM" if is_of_onnx_runtime => {
+            return refuse(
+                node,
+                "keeps the attention of its last step to itself, which no output gives",
+                "export the attention and the LSTM as nodes of their own",
+            );
+        }
+        _ => {}
+    }
+    let help = if is_of_onnx_runtime {
+        "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
+    } else {
+        "report the operator, or move it behind the model"
+    };
+    refuse(node, format!("gets the steps, and it isn't known how {} treats them", node.operator()), help)
 }
 
 /// A quantized node as one without scales: its two operands, and the zero point of the first.

@@ -7,7 +7,7 @@ use crate::onnx::schema::NodeProto;
 
 /// Inside a loop's body: what is computed with the number of the step.
 pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
-    let op = node.op_type();
+    let op = node.op();
     match places {
         [Place::At(layout), Place::Counter { exact: true }]
             if op == "Gather" && layout.is_clean() && !layout.is_padded() =>
@@ -34,7 +34,7 @@ pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
 
 /// Sequences with a tensor for each step.
 pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
-    match (node.op_type(), places) {
+    match (node.op(), places) {
         ("SequenceInsert", [Place::Sequence | Place::Free, Place::Last, ..]) if node.input_at(2).is_none() => {
             Ok(Place::Sequence)
         }
@@ -50,7 +50,8 @@ pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
             if dims.get(axis) != Some(&len) {
                 return Err(refuse(node, "joins several entries of each step", WHOLE_INPUT));
             }
-            Ok(Place::At(Layout::clean(axis, len)))
+            // A sequence doesn't say which strides are in front of it. All have at most this product.
+            Ok(Place::At(Layout { stride: tracker.found.multiple, ..Layout::clean(axis, len) }))
         }
         _ => Err(refuse(node, "treats the steps as a sequence in a way that isn't known", WHOLE_INPUT)),
     }

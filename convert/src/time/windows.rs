@@ -16,7 +16,7 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
         _ => {}
     }
     let rank = tracker.rank(node, 0)?;
-    let is_conv = node.op_type().contains("Conv");
+    let is_conv = node.op().contains("Conv");
     let weights = if is_conv { tracker.dims(&node.input[1]) } else { None };
     let window = window_at(node, weights, layout.axis - 2, rank)
         .ok_or_else(|| refuse(node, "has a window of unknown size", super::UNKNOWN_SHAPE))?;
@@ -44,8 +44,9 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     } else if lead == 0 && (window.behind > 0 || trail > 0) {
         return Err(refuse(node, "pads behind the last step", HELP));
     }
-    tracker.found.multiple *= window.stride;
-    Ok(Layout { len: expected + trail, lead: 0, trail, ..layout })
+    let stride = layout.stride * window.stride;
+    tracker.found.add_multiple(stride);
+    Ok(Layout { len: expected + trail, lead: 0, trail, stride, ..layout })
 }
 
 const HELP: &str = "pad in front of the steps only, by the kernel's reach (causal padding), and export the model again";
@@ -81,7 +82,7 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
 
 /// What padding holds.
 fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
-    match node.op_type() {
+    match node.op() {
         "MaxPool" => Ok(f64::NEG_INFINITY),
         "AveragePool" if node.int("count_include_pad").unwrap_or(0) == 0 => {
             Err(refuse(node, "leaves padding out of its averages", "set count_include_pad"))

@@ -55,9 +55,19 @@ impl Host {
         Self::of(elem, dims, &vec![value; count])
     }
 
-    /// The same shape, with one value.
-    pub fn filled(&self, value: f64) -> Self {
-        Self::filled_with(self.elem, self.dims.clone(), value)
+    /// Lengths of rows: the last row has all steps, the others have half of them.
+    pub fn lengths(elem: i32, dims: Vec<i64>, steps: i64) -> Self {
+        let rows = element_count(&dims);
+        let length = |row: i64| if row + 1 == rows { steps } else { (steps + 1) / 2 };
+        let lengths: Vec<f64> = (0..rows).map(|row| length(row) as f64).collect();
+        Self::of(elem, dims, &lengths)
+    }
+
+    /// Of lengths of rows, what lies in some of the steps.
+    pub fn lengths_within(&self, start: i64, count: i64) -> Self {
+        let within = |length: f64| (length - start as f64).clamp(0.0, count as f64);
+        let lengths: Vec<f64> = self.numbers().into_iter().map(within).collect();
+        Self::of(self.elem, self.dims.clone(), &lengths)
     }
 
     fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {

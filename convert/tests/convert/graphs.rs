@@ -156,6 +156,74 @@ fn lengths_of_rows_stay_an_input() {
     assert_equal(&compared);
 }
 
+/// A layer whose rows have lengths: `x`, `w`, `r`, `b` and `lens`.
+fn layer_with_lengths(op: &str, gates: i64) -> Build {
+    let recurrent = layer(op, gates, |mut node| {
+        node.set_input(4, "lens");
+        NodeProto { output: vec!["y".to_owned(), "last".to_owned()], ..node }
+    });
+    recurrent.typed_input("lens", DataType::Int32, "batch").output("last", "1 batch 3")
+}
+
+#[test]
+fn rows_without_steps_keep_their_state() {
+    for (op, gates) in [("LSTM", 4), ("GRU", 3), ("RNN", 1)] {
+        // In chunks of 7, one of the two rows has no steps in the second chunk.
+        let (converted, compared) = checked(layer_with_lengths(op, gates).bytes(), &any()).unwrap();
+        assert_eq!(states(&converted)[0], format!("the.{}.h_in", op.to_lowercase()));
+        assert_equal(&compared);
+    }
+    // Lengths that no request says are those of the chunk.
+    let full = layer("GRU", 3, |mut node| {
+        node.set_input(4, "lens");
+        node
+    });
+    let mut full = full.node(NodeProto::make("Shape", "s", &["x"], &["shape"]).with_int("end", 1));
+    full = full.ints("row", &[1], &[2]).node(node("Cast", "shape", "steps").with_int("to", 6));
+    full = full.node(node("Expand", "steps row", "lens"));
+    full.graph.node.rotate_left(1);
+    full.graph.input[0].set_tensor(FLOAT, &dims("time 2 4"));
+    full.graph.output[0].set_tensor(FLOAT, &dims("time 1 2 3"));
+    let (converted, compared) = checked(full.bytes(), &any()).unwrap();
+    assert_equal(&compared);
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert!(graph.node.iter().all(|node| node.op() != "Where"));
+    let old = refusal(layer_with_lengths("LSTM", 4).bytes_of_opset(8), &any());
+    assert!(old.starts_with("LSTM 'the lstm' takes sequence_lens, which needs the operator Where"), "{old}");
+}
+
+#[test]
+fn rows_that_a_model_sorts_by_their_lengths_keep_their_states() {
+    // PyTorch sorts the rows of a packed sequence like this. In each request, another row would have the state.
+    let top = |from: &str, to: &[&str], largest: i64| {
+        NodeProto::make("TopK", to[1], &[from, "rows"], to).with_int("axis", 0).with_int("largest", largest)
+    };
+    let shape = NodeProto::make("Shape", "a", &["lens"], &["rows"]);
+    let gather = |from: &str, by: &str, to: &str, axis: i64| {
+        NodeProto::make("Gather", to, &[from, by], &[to]).with_int("axis", axis)
+    };
+    let mut nodes = vec![
+        shape,
+        top("lens", &["sorted", "order"], 1),
+        gather("x", "order", "xs", 1),
+        node("LSTM", "xs w r b sorted", "ys").with_int("hidden_size", 3),
+        top("order", &["numbers", "back"], 0),
+        gather("ys", "back", "y", 2),
+    ];
+    let model = |nodes: &[NodeProto]| {
+        let build = Build::new().input("x", "time batch 4").typed_input("lens", DataType::Int32, "batch");
+        let build = build.output("y", "time 1 batch 3").recurrent_weights(4);
+        nodes.iter().cloned().fold(build, Build::node).bytes()
+    };
+    assert_equal(&checked(model(&nodes), &any()).unwrap().1);
+    // A model that gives answers in the order of the lengths can't be served in steps.
+    nodes[5] = node("Identity", "ys", "y");
+    nodes.remove(4);
+    let converted = convert(model(&nodes).into(), &any()).unwrap();
+    let error = compare(&model(&nodes), &converted).unwrap_err().to_string();
+    assert!(error.contains("output 'y' differs"), "{error}");
+}
+
 #[test]
 fn backward_layers_are_refused() {
     let message = refusal(layer("LSTM", 4, |node| with_text(node, "direction", "reverse")).bytes(), &any());
@@ -265,6 +333,52 @@ fn loops_read_a_step_a_turn() {
 }
 
 #[test]
+fn a_bool_that_a_loop_carries_is_a_state_unless_it_is_the_condition() {
+    // The steps behind the first with a large element are passed on.
+    let gather = || NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0);
+    let add = || node("Add", "s_in now", "s_out");
+    let on = || node("Identity", "on", "go");
+    let carrying = |nodes: Vec<NodeProto>, carried: &str| {
+        let mut build = looping(nodes).ints("seen", &[], &[0]);
+        let seen = build.graph.initializer.iter_mut().find(|tensor| tensor.name() == "seen").unwrap();
+        (seen.data_type, seen.int64_data, seen.int32_data) = (Some(DataType::Bool.into()), Vec::new(), vec![0]);
+        let half = stateful_convert::onnx::schema::TensorProto {
+            name: Some("half".to_owned()),
+            data_type: Some(FLOAT),
+            float_data: vec![0.5],
+            ..Default::default()
+        };
+        build.graph.initializer.push(half);
+        let of_loop = build.graph.node.last_mut().unwrap();
+        of_loop.input.push("seen".to_owned());
+        of_loop.output = ["last", "at_end", "y"].map(str::to_owned).to_vec();
+        let body = of_loop.attribute[0].g.as_mut().unwrap();
+        let flag = |name: &str| ValueInfoProto::tensor(name, DataType::Bool.into(), &[]);
+        body.input.push(flag("seen_in"));
+        body.output.insert(2, flag(carried));
+        build.bytes()
+    };
+    let sees = vec![
+        gather(),
+        NodeProto::make("ReduceMax", "max", &["now"], &["most"]).with_int("keepdims", 0),
+        node("Greater", "most half", "is_large"),
+        node("Or", "seen_in is_large", "seen_out"),
+        add(),
+        node("Where", "seen_out now s", "y_out"),
+        on(),
+    ];
+    let (converted, compared) = checked(carrying(sees, "seen_out"), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.loop.0_in", "the.loop.1_in"]);
+    assert_eq!(converted.report.states[1].elem, i32::from(DataType::Bool));
+    assert_equal(&compared);
+    // A copy of the condition says nothing of the steps.
+    let copy = NodeProto::make("Identity", "copy", &["go"], &["again"]);
+    let copies = vec![gather(), add(), node("Tanh", "s_out", "y_out"), on(), copy];
+    let (converted, _) = checked(carrying(copies, "again"), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.loop.0_in"]);
+}
+
+#[test]
 fn loops_that_read_the_last_state_of_a_layer_are_refused() {
     let body = vec![
         NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0),
@@ -319,6 +433,117 @@ fn behind(nodes: Vec<NodeProto>) -> Build {
     let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(4);
     let build = nodes.into_iter().fold(build, Build::node);
     build.node(node("LSTM", "z w r b", "y").with_int("hidden_size", 3))
+}
+
+#[test]
+fn limits_on_the_length_of_the_input_are_refused() {
+    // A slice of the first 100 steps, of the last 100, and a part whose end is computed.
+    let slice = |start: &str, end: &str| NodeProto::make("Slice", "s", &["x", start, end, "zero"], &["z"]);
+    let shape = || NodeProto::make("Shape", "a", &["x"], &["length"]).with_int("end", 1);
+    let to_float = |from: &str, to: &str| NodeProto::make("Cast", to, &[from], &[to]).with_int("to", 1);
+    let branch = |op: &str| GraphProto {
+        name: Some("branch".to_owned()),
+        node: vec![NodeProto::make(op, "in branch", &["x"], &["of_branch"])],
+        output: vec![ValueInfoProto::tensor("of_branch", FLOAT, &dims("time batch 4"))],
+        ..GraphProto::default()
+    };
+    let choice = with_graph(
+        with_graph(NodeProto::make("If", "s", &["is_long"], &["z"]), "then_branch", branch("Relu")),
+        "else_branch",
+        branch("Identity"),
+    );
+    let is_long = || NodeProto::make("Greater", "long", &["length", "hundred"], &["is_long"]);
+    let cases = [
+        (vec![slice("zero", "hundred")], "Slice 's' limits the length of the input (it makes 100 of 12288)"),
+        (vec![slice("minus", "most")], "Slice 's' limits the length of the input (it makes 100 of 12288)"),
+        (
+            vec![shape(), NodeProto::make("Min", "m", &["length", "hundred"], &["end"]), slice("zero", "end")],
+            "Slice 's' limits the length of the input",
+        ),
+        (vec![shape(), is_long(), choice], "If 's' takes a branch that depends on the length of the input"),
+        (
+            vec![
+                shape(),
+                is_long(),
+                to_float("is_long", "factor"),
+                NodeProto::make("Add", "s", &["x", "factor"], &["z"]),
+            ],
+            "Add 's' takes 'factor', which depends on the length of the whole input",
+        ),
+    ];
+    for (nodes, expected) in cases {
+        let build = behind(nodes).ints("zero", &[1], &[0]).ints("hundred", &[1], &[100]).ints("minus", &[1], &[-100]);
+        let message = refusal(build.ints("most", &[1], &[i64::MAX]).bytes(), &any());
+        assert!(message.contains(expected), "{expected}: {message}");
+    }
+}
+
+#[test]
+fn operators_and_functions_of_other_domains_are_not_those_of_onnx() {
+    for op in ["Relu", "LSTM", "Shape", "ReduceMax", "Loop"] {
+        let foreign = NodeProto { domain: Some("com.x".to_owned()), ..NodeProto::make(op, "s", &["x"], &["z"]) };
+        let message = refusal(behind(vec![foreign]).bytes(), &along_time());
+        let expected = format!("com.x.{op} 's' gets the steps, and it isn't known how com.x.{op} treats them");
+        assert!(message.contains(&expected), "{message}");
+    }
+    let relu = || NodeProto::make("Relu", "s", &["x"], &["z"]);
+    let named = NodeProto { domain: Some("ai.onnx".to_owned()), ..relu() };
+    assert_equal(&checked(behind(vec![named]).bytes(), &along_time()).unwrap().1);
+    // A function of the model is used in place of the operator.
+    for (domain, name) in [("", "Relu"), ("ai.onnx", "Relu"), ("com.microsoft", "FusedMatMul")] {
+        let mut model = read(behind(vec![relu()]).bytes().into()).unwrap();
+        model.functions.push(stateful_convert::onnx::schema::FunctionProto {
+            name: Some(name.to_owned()),
+            domain: Some(domain.to_owned()),
+            ..Default::default()
+        });
+        let message = refusal(stateful_convert::onnx::write(&model), &along_time());
+        assert!(message.starts_with(&format!("the model has a function '{name}' with the name")), "{message}");
+    }
+}
+
+/// Two layers, each over an input of its own.
+fn two_inputs() -> Build {
+    let build = Build::new().input("x", "time batch 4").input("m", "frames batch 4").recurrent_weights(3);
+    let build = build.output("y", "time 1 batch 3").output("z", "frames 1 batch 3");
+    let gru = |name: &str, from: &str, to: &str| {
+        NodeProto::make("GRU", name, &[from, "w", "r", "b"], &[to]).with_int("hidden_size", 3)
+    };
+    build.node(gru("first", "x", "y")).node(gru("second", "m", "z"))
+}
+
+#[test]
+fn inputs_whose_steps_have_different_names_must_be_named() {
+    let error = convert(two_inputs().bytes().into(), &any()).unwrap_err();
+    let expected = "GRU 'second' passes a state along m@0, and x@0 could have the steps as well; name the axes that have \
+                    them, which may be all: x@0,m@0";
+    assert_eq!(error.to_string(), expected);
+    assert_eq!(error.hints(), [Hint::Time]);
+    let axis = |input: &str| InputAxis { input: input.to_owned(), axis: 0 };
+    let both = Options { time: vec![axis("x"), axis("m")], ..any() };
+    let (converted, compared) = checked(two_inputs().bytes(), &both).unwrap();
+    assert_eq!(states(&converted), ["first.h_in", "second.h_in"]);
+    assert_equal(&compared);
+    let one = Options { time: vec![axis("x")], ..any() };
+    assert_eq!(states(&convert(two_inputs().bytes().into(), &one).unwrap()), ["first.h_in"]);
+}
+
+#[test]
+fn strides_of_branches_side_by_side_are_not_multiplied() {
+    let build = Build::new().input("x", "batch 4 time").output("y", "batch 3 steps");
+    let conv = |name: &str, from: &str, weights: &str, to: &str, stride: i64| {
+        let conv = NodeProto::make("Conv", name, &[from, weights], &[to]).with_ints("strides", &[stride]);
+        conv.with_ints("pads", &[3 - stride, 0])
+    };
+    let build = build.weights("k", &[3, 4, 3]).weights("l", &[3, 4, 3]).weights("m", &[3, 3, 3]);
+    let build = build.node(conv("a", "x", "k", "of_a", 2)).node(conv("b", "x", "l", "of_b", 2));
+    let build = build.node(node("Add", "of_a of_b", "sum")).node(conv("c", "sum", "m", "y", 3));
+    let (converted, compared) = checked(build.bytes(), &any()).unwrap();
+    assert_eq!(converted.report.steps_multiple, 6);
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+    let metadata = read(converted.model.into()).unwrap().metadata_props;
+    let written = metadata.iter().find(|entry| entry.key() == "stateful.steps_multiple").unwrap();
+    assert_eq!(written.value(), r#"[{"axis":2,"input":"x","multiple":6}]"#);
 }
 
 fn along_time() -> Options {
@@ -624,6 +849,26 @@ fn a_comparison_finds_a_state_that_is_lost() {
     converted.report.states[1].pair.output = other;
     let error = compare(&bytes, &converted).unwrap_err().to_string();
     assert!(error.contains("isn't the original: in chunks of 1, output 'y' differs"), "{error}");
+}
+
+#[test]
+fn a_comparison_finds_a_lost_state_in_small_answers() {
+    let build = Build::new().input("x", "time batch 4").output("small", "time 1 batch 3").recurrent_weights(3);
+    let build =
+        build.node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).node(node("Mul", "y factor", "small"));
+    let mut build = build.weights("factor", &[1]);
+    build.graph.initializer.last_mut().unwrap().float_data = vec![1e-4];
+    let bytes = build.bytes();
+    let mut converted = convert(bytes.clone().into(), &any()).unwrap();
+    assert_equal(&compare(&bytes, &converted).unwrap());
+    // The state goes in and never comes out changed.
+    let mut model = read(converted.model.clone().into()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    graph.node.iter_mut().find(|node| node.op() == "GRU").unwrap().set_output(1, "lost");
+    graph.node.push(node("Identity", "the.gru.h_in", "the.gru.h_out"));
+    converted.model = stateful_convert::onnx::write(&model);
+    let error = compare(&bytes, &converted).unwrap_err().to_string();
+    assert!(error.contains("isn't the original: in chunks of 1, output 'small' differs"), "{error}");
 }
 
 #[test]

@@ -20,7 +20,14 @@ from harness.graphs import graph, node
 from harness.logs import log_since, messages
 from harness.own import own
 from harness.refusals import said
-from harness.whole_sequences import EXPORTS, STEPS, assert_steps_are_the_whole, steps, whole
+from harness.whole_sequences import (
+    EXPORTS,
+    STEPS,
+    assert_only_multiples_are_taken,
+    assert_steps_are_the_whole,
+    steps,
+    whole,
+)
 from support.paths import INSPECT
 
 RNG = np.random.default_rng(9)
@@ -145,6 +152,29 @@ def test_a_request_without_steps_is_refused_and_the_sequence_goes_on(deployment,
     np.testing.assert_allclose(np.concatenate(came, axis=1), whole(name, x), rtol=0, atol=1e-6)
 
 
+def test_a_request_must_have_a_multiple_of_the_strides_over_time(deployment):
+    log = load(deployment, "at_load_strided", "torch_strided", low_latency_transformation="true")
+    assert_said(log, "must be a multiple of 4")
+    assert_only_multiples_are_taken(deployment.connect(), "at_load_strided", "torch_strided", 4)
+
+
+def test_a_row_without_steps_keeps_its_state(deployment):
+    """ONNX Runtime gives back states of zeros for it."""
+    served = "at_load_lengths"
+    load(deployment, served, "torch_lstm_packed", low_latency_transformation="true")
+    original = onnxruntime.InferenceSession(EXPORTS / "torch_lstm_packed.onnx")
+    x, client, sequence_id = RNG.normal(size=(1, 8, 4)).astype(np.float32), deployment.connect(), new_id()
+    lengths = next(value.name for value in original.get_inputs() if value.name != "x")
+    [output] = [value.name for value in original.get_outputs()]
+    expected = original.run(None, {"x": x, lengths: np.array([8], np.int64)})[0]
+    came = []
+    for start, length in ((0, 4), (0, 0), (4, 4)):
+        fed = {"x": x[:, start : start + 4], lengths: np.array([[length]], np.int64)}
+        answer = client.step(served, sequence_id, fed, start=not came, end=start == 4)[output]
+        came.append(answer[:, :length])
+    np.testing.assert_allclose(np.concatenate(came, axis=1), expected, rtol=0, atol=1e-6)
+
+
 def test_padding_is_refused(deployment):
     error = load_error(deployment, "torch_lstm_packed", low_latency_transformation="true", padded_inputs="x=lengths")
     assert_said(error, "'padded_inputs' lists 'x'", "leave 'padded_inputs' out")
@@ -227,6 +257,45 @@ def test_a_model_that_has_states_is_served_as_it_is(deployment):
     log = "\n".join(messages(log_since(deployment, model.name)))
     assert_said(log, "'low_latency_transformation' has no effect", "inputs and outputs already")
     assert "was converted" not in log
+
+
+def half_stateful() -> onnx.ModelProto:
+    """Two layers over `[time, 1, 4]`. Only the first has its state outside."""
+    rng = np.random.default_rng(4)
+    shapes = {"W": (1, 12, 4), "R": (1, 12, 4), "B": (1, 24)}
+    weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in shapes.items()}
+    nodes = [
+        node("GRU", "x W R B - h_in", "all h_out", hidden_size=4, name="first"),
+        node("Squeeze", "all axis", "between"),
+        node("GRU", "between W R B", "y", hidden_size=4, name="second"),
+    ]
+    inputs = [("x", "fp32", ("time", 1, 4)), ("h_in", "fp32", (1, 1, 4))]
+    outputs = [("y", "fp32", ("time", 1, 1, 4)), ("h_out", "fp32", (1, 1, 4))]
+    return graph(nodes, inputs, outputs, weights | {"axis": np.array([1])})
+
+
+def test_a_recurrence_beside_the_models_states_is_named_and_converted_where_its_axis_is_written(deployment):
+    x = RNG.normal(size=(6, 1, 4)).astype(np.float32)
+    original = onnxruntime.InferenceSession(half_stateful().SerializeToString())
+    first = np.zeros((1, 1, 4), np.float32)
+    expected = {"x@0": original.run(["y"], {"x": x, "h_in": first})[0], "true": []}
+    for at in (0, 2, 4):
+        answer, first = original.run(["y", "h_out"], {"x": x[at : at + 2], "h_in": first})
+        expected["true"].append(answer)
+    expected["true"] = np.concatenate(expected["true"])
+    for parameter, served in {"true": "left_beside", "x@0": "converted_beside"}.items():
+        load(deployment, served, half_stateful(), low_latency_transformation=parameter)
+        warned = "\n".join(messages(log_since(deployment, served), "W"))
+        assert said("GRU 'second'", warned) == (parameter == "true"), warned
+        if parameter == "true":
+            assert_said(warned, "begin anew in each request", "'low_latency_transformation'", "'x@0'")
+        client, sequence_id = deployment.connect(), new_id()
+        came = [
+            client.step(served, sequence_id, {"x": x[at : at + 2]}, outputs=["y"], start=at == 0, end=at == 4)["y"]
+            for at in (0, 2, 4)
+        ]
+        np.testing.assert_allclose(np.concatenate(came), expected[parameter], rtol=0, atol=1e-6)
+    assert np.abs(expected["true"] - expected["x@0"]).max() > 1e-3
 
 
 @pytest.mark.parametrize(

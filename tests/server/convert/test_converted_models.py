@@ -11,7 +11,15 @@ import pytest
 
 from harness.clients import new_id
 from harness.conversations import together
-from harness.whole_sequences import EXPORTS, STEPS, TIME_FIRST, assert_steps_are_the_whole, steps, whole
+from harness.whole_sequences import (
+    EXPORTS,
+    STEPS,
+    TIME_FIRST,
+    assert_only_multiples_are_taken,
+    assert_steps_are_the_whole,
+    steps,
+    whole,
+)
 from support.paths import CONVERT
 
 
@@ -47,6 +55,11 @@ def converted(deployment, name: str, *options: str) -> str:
 )
 def test_a_converted_model_answers_in_steps_as_at_once(deployment, name):
     assert_steps_are_the_whole(deployment.connect(), converted(deployment, name), name)
+
+
+def test_a_request_must_have_a_multiple_of_the_strides_over_time(deployment):
+    model = converted(deployment, "torch_strided")
+    assert_only_multiples_are_taken(deployment.connect(), model, "torch_strided", 4)
 
 
 def test_an_opened_batch_shares_runs(deployment):

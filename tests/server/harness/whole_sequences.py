@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnxruntime
+from tritonclient.utils import InferenceServerException
 
 from harness.clients import Client, new_id
+from harness.conversations import outcome, together
 from support.paths import ROOT
 
 EXPORTS = ROOT / "convert" / "tests" / "exports"
@@ -62,3 +66,28 @@ def assert_steps_are_the_whole(client: Client, model: str, name: str) -> None:
             came = answers[-1] if name in LAST else np.concatenate(answers, axis=time)
         assert came.shape == expected.shape
         np.testing.assert_allclose(came, expected, rtol=0, atol=1e-6)
+
+
+def assert_only_multiples_are_taken(client: Client, model: str, name: str, multiple: int) -> None:
+    """A request with another number of steps is refused, and changes neither its own sequence nor those beside it."""
+    rng = np.random.default_rng(6)
+    rows = [rng.normal(size=(1, STEPS, 4)).astype(np.float32) for _ in range(3)]
+    ids = [new_id() for _ in rows]
+    answers: list[list[np.ndarray]] = [[] for _ in rows]
+
+    def step(row: int, start: int, end: int) -> np.ndarray:
+        fed = {"x": rows[row][:, start:end]}
+        return client.step(model, ids[row], fed, start=start == 0, end=end == STEPS)["y"]
+
+    for start in range(0, STEPS, 2 * multiple):
+        end = start + 2 * multiple
+        refused, *others = together(
+            [partial(outcome, partial(step, 0, start, end - 1))] + [partial(step, row, start, end) for row in (1, 2)]
+        )
+        assert isinstance(refused, InferenceServerException)
+        expected = f"input 'x' has {2 * multiple - 1} steps along axis 1 of the model, but a multiple of {multiple} is"
+        assert expected in refused.message()
+        for row, answer in enumerate([step(0, start, end), *others]):
+            answers[row].append(answer)
+    for row, parts in zip(rows, answers, strict=True):
+        np.testing.assert_allclose(np.concatenate(parts, axis=1), whole(name, row), rtol=0, atol=1e-6)
