@@ -34,7 +34,9 @@ def documents():
 
 @pytest.fixture(scope="module")
 def validators():
-    of_kubernetes = {kind: fastjsonschema.compile(SCHEMAS | {"$ref": f"#/$defs/{name}"}) for kind, name in KINDS.items()}
+    of_kubernetes = {
+        kind: fastjsonschema.compile(SCHEMAS | {"$ref": f"#/$defs/{name}"}) for kind, name in KINDS.items()
+    }
     return of_kubernetes | {"PodMonitor": fastjsonschema.compile(POD_MONITOR)}
 
 
