@@ -1,4 +1,7 @@
-"""The manifests of deploy/kubernetes against Kubernetes' schemas and each other, and docker/Dockerfile against hadolint."""
+"""The manifests of deploy/kubernetes against the schemas of Kubernetes and the Prometheus operator, and each other.
+
+docker/Dockerfile against hadolint, deploy/alerts.yaml against promtool.
+"""
 
 import copy
 import json
@@ -17,6 +20,7 @@ fastjsonschema = pytest.importorskip("fastjsonschema", reason="scripts/test inst
 yaml = pytest.importorskip("yaml", reason="scripts/test installs it")
 
 SCHEMAS = json.loads((ROOT / "tests/deploy/kubernetes-1.37.json").read_text())
+POD_MONITOR = json.loads((ROOT / "tests/deploy/podmonitor-0.93.json").read_text())
 KINDS = {"Deployment": "io.k8s.api.apps.v1.Deployment", "Service": "io.k8s.api.core.v1.Service"}
 GROUPS = {"Deployment": "apps/v1", "Service": "v1", "PodMonitor": "monitoring.coreos.com/v1"}
 
@@ -30,7 +34,10 @@ def documents():
 
 @pytest.fixture(scope="module")
 def validators():
-    return {kind: fastjsonschema.compile(SCHEMAS | {"$ref": f"#/$defs/{name}"}) for kind, name in KINDS.items()}
+    of_kubernetes = {
+        kind: fastjsonschema.compile(SCHEMAS | {"$ref": f"#/$defs/{name}"}) for kind, name in KINDS.items()
+    }
+    return of_kubernetes | {"PodMonitor": fastjsonschema.compile(POD_MONITOR)}
 
 
 @pytest.fixture
@@ -43,30 +50,35 @@ def test_the_manifests_are_of_the_kinds_that_are_checked(documents):
     assert {kind: document["apiVersion"] for kind, document in documents.items()} == GROUPS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fields_and_types_are_those_of_kubernetes(documents, validators, kind):
+@pytest.mark.parametrize("kind", GROUPS)
+def test_fields_and_types_are_those_of_the_schemas(documents, validators, kind):
     validators[kind](documents[kind])
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
+    ("kind", "path", "value"),
     [
-        (["spec", "replicaz"], 1),
-        (["spec", "replicas"], "1"),
-        (["spec", "template", "spec", "containers", 0, "readinessProbe", "httpGet", "prot"], 8000),
-        (["spec", "template", "spec", "containers", 0, "command"], "tritonserver"),
-        (["spec", "template", "spec", "terminationGracePeriodSeconds"], "90s"),
-        (["spec", "template", "spec", "volumes", 0, "persistentVolumeClaim", "claimName"], None),
+        ("Deployment", ["spec", "replicaz"], 1),
+        ("Deployment", ["spec", "replicas"], "1"),
+        ("Deployment", ["spec", "template", "spec", "containers", 0, "readinessProbe", "httpGet", "prot"], 8000),
+        ("Deployment", ["spec", "template", "spec", "containers", 0, "command"], "tritonserver"),
+        ("Deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "90s"),
+        ("Deployment", ["spec", "template", "spec", "volumes", 0, "persistentVolumeClaim", "claimName"], None),
+        ("PodMonitor", ["spec", "podMetricsEndpoint"], []),
+        ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "ports"], "metrics"),
+        ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "port"], 8002),
+        ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "interval"], "15 seconds"),
+        ("PodMonitor", ["spec", "selector", "matchLabels"], ["triton-stateful"]),
     ],
 )
-def test_a_wrong_field_or_type_is_found(documents, validators, path, value):
-    wrong = copy.deepcopy(documents["Deployment"])
+def test_a_wrong_field_or_type_is_found(documents, validators, kind, path, value):
+    wrong = copy.deepcopy(documents[kind])
     place = wrong
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
     with pytest.raises(fastjsonschema.JsonSchemaValueException):
-        validators["Deployment"](wrong)
+        validators[kind](wrong)
 
 
 def test_everything_selects_the_pods_of_the_deployment(documents):
@@ -105,6 +117,22 @@ def test_hadolint_has_nothing_to_say_about_the_dockerfile():
         [CHECKS / "bin" / "hadolint", "--no-color", ROOT / "docker" / "Dockerfile"], capture_output=True, text=True
     )
     assert (ran.returncode, ran.stdout) == (0, ""), ran.stderr
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Debian, Ubuntu: prometheus) is not installed")
+def test_promtool_takes_the_alert_rules_and_the_dashboard_s_expressions(tmp_path):
+    panels = json.loads((ROOT / "deploy/grafana.json").read_text())["panels"]
+    asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
+    # Grafana fills in its variables. Any duration fits where a range is expected, and any text in a label's pattern.
+    filled = [re.sub(r"\$\w+", "5m", expression) for expression in asked]
+    rules = [{"record": f"panel:{number}", "expr": expression} for number, expression in enumerate(filled)]
+    dashboard = tmp_path / "dashboard.yaml"
+    dashboard.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    ran = subprocess.run(
+        ["promtool", "check", "rules", ROOT / "deploy/alerts.yaml", dashboard], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"{len(rules)} rules found" in ran.stdout
 
 
 def test_the_dockerfile_s_rust_is_the_oldest_that_cargo_toml_allows():
