@@ -89,5 +89,5 @@ def assert_only_multiples_are_taken(client: Client, model: str, name: str, multi
         assert expected in refused.message()
         for row, answer in enumerate([step(0, start, end), *others]):
             answers[row].append(answer)
-    for row, parts in zip(rows, answers, strict=True):
-        np.testing.assert_allclose(np.concatenate(parts, axis=1), whole(name, row), rtol=0, atol=1e-6)
+    for x, parts in zip(rows, answers, strict=True):
+        np.testing.assert_allclose(np.concatenate(parts, axis=1), whole(name, x), rtol=0, atol=1e-6)
