@@ -17,6 +17,8 @@ const PAYLOADS: usize = 1000;
 
 /// Sequence numbers, which are also the places of a payload with the strategy `direct`.
 const IDS: u64 = 4;
+/// So many steps have seen answers of every kind.
+const ENOUGH: u64 = 15_000;
 
 /// What came of the steps.
 #[derive(Debug, Default)]
@@ -193,7 +195,7 @@ fn number(name: &str, default: u64) -> u64 {
 
 #[test]
 fn random_steps_with_faults_meet_no_wrong_state() {
-    let (wanted, first) = (number("STATEFUL_STEPS", 15_000), number("STATEFUL_SEED", 1));
+    let (wanted, first) = (number("STATEFUL_STEPS", ENOUGH), number("STATEFUL_SEED", 1));
     let Some(triton) = Triton::start() else { return };
     #[cfg(feature = "fault-injection")]
     panics::silence();
@@ -211,5 +213,6 @@ fn random_steps_with_faults_meet_no_wrong_state() {
     }
     println!("{tally:?} in {} s, seeds {first} to {}", began.elapsed().as_secs(), seed - 1);
     let Tally { steps, compared, errors, lost, .. } = tally;
-    assert!(compared > steps / 4 && errors > 0 && lost > 0, "{tally:?}");
+    let has_seen_all = compared > steps / 4 && errors > 0 && lost > 0;
+    assert!(has_seen_all || wanted < ENOUGH, "{tally:?}");
 }

@@ -40,10 +40,12 @@ def without_more_files(deployed: Deployment) -> Iterator[None]:
 
 @contextlib.contextmanager
 def with_a_full_disk(deployed: Deployment) -> Iterator[None]:
-    """The server can make files, and write nothing to them and to its log. Python starts it with SIGXFSZ ignored."""
-    pid, log_text = deployed.server.pid, deployed.server.log_text()
+    """The server can make files. Every write to a file fails (RLIMIT_FSIZE 0), as on a full disk, but with EFBIG. The
+    server inherits from Python that SIGXFSZ is ignored."""
+    pid = deployed.server.pid
     unlimited = resource.prlimit(pid, resource.RLIMIT_FSIZE)
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    log_text = deployed.server.log_text()
     try:
         yield
         assert deployed.server.log_text() == log_text
