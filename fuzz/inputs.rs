@@ -16,7 +16,7 @@ pub fn run(name: &str, count: u64, target: impl Fn(&[u8])) {
     let corpus: Vec<Vec<u8>> = files.iter().map(|file| fs::read(file).unwrap()).collect();
     assert!(!corpus.is_empty(), "{} is empty", folder.display());
     let run_one = |bytes: &[u8]| {
-        let _said = SayOnPanic { name, bytes };
+        let _said = PrintInputOnPanic { name, bytes };
         target(bytes);
     };
     corpus.iter().for_each(|bytes| run_one(bytes));
@@ -39,12 +39,12 @@ pub fn run(name: &str, count: u64, target: impl Fn(&[u8])) {
 }
 
 /// Prints the input of a target that panics.
-struct SayOnPanic<'a> {
+struct PrintInputOnPanic<'a> {
     name: &'a str,
     bytes: &'a [u8],
 }
 
-impl Drop for SayOnPanic<'_> {
+impl Drop for PrintInputOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             let hex: String = self.bytes.iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,6 +1,6 @@
 //! Fuzz targets: functions that take any bytes and panic if a part breaks its promise.
 //!
-//! `cargo test` runs them on random inputs, and `fuzz/` under a fuzzer.
+//! `cargo test` runs them on their corpora and random inputs; `fuzz/` runs them under libFuzzer.
 //!
 //! Rules: the bytes decide everything. The models are those of the property tests. Not for: whole payloads, which
 //! `tests/exactly_once/fuzzed.rs` has.

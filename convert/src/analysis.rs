@@ -48,8 +48,11 @@ pub struct Analysis {
 /// Why a model's steps can't be followed.
 #[derive(Debug)]
 pub enum Obstacle {
-    /// With the recurrences that get no state because of it.
-    Refused(Refusals, Vec<String>),
+    /// `without_state`: the recurrences that get no state because of it.
+    Refused {
+        refusals: Refusals,
+        without_state: Vec<String>,
+    },
     /// Neither recurrence nor window; with what stopped each axis that was tried.
     Nothing(Vec<String>),
     Unknown(String),
@@ -77,7 +80,10 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             }
         }
         let analysis = attempt(graph, opset, given.to_vec(), states);
-        return analysis.1.map(|()| analysis.0).map_err(|refusals| Obstacle::Refused(refusals, Vec::new()));
+        return analysis
+            .1
+            .map(|()| analysis.0)
+            .map_err(|refusals| Obstacle::Refused { refusals, without_state: Vec::new() });
     }
     let mut stopped = Vec::new();
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
@@ -99,22 +105,22 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
         // The first of those that reach most.
         let best = (0..followed.len()).rev().max_by_key(|&index| followed[index].found.reached);
         if let Some(best) = best.map(|index| followed.remove(index)) {
-            let beside = followed.iter().find_map(|other| left_over(graph, &best, other));
+            let beside = followed.iter().find_map(|other| recurrence_on_another_input(graph, &best, other));
             return beside.map_or(Ok(best), |refusal| {
                 let node = format!("{} '{}'", refusal.operator, refusal.node);
-                Err(Obstacle::Refused(refusal.into(), vec![node]))
+                Err(Obstacle::Refused { refusals: refusal.into(), without_state: vec![node] })
             });
         }
         if let Some((found, refusals)) = refused {
-            let left = recurrences(graph, &found, &refusals);
-            return Err(Obstacle::Refused(refusals, left));
+            let without_state = recurrences_without_state(graph, &found, &refusals);
+            return Err(Obstacle::Refused { refusals, without_state });
         }
     }
     Err(Obstacle::Nothing(stopped))
 }
 
 /// The recurrences that were found, or are themselves in the way.
-fn recurrences(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
+fn recurrences_without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
     let cut = found.cuts.iter().map(|cut| &graph.node[cut.node()]);
     let is_refused = |node: &&NodeProto| refusals.iter().any(|refusal| refusal.node == node.label());
     let nodes = cut.chain(graph.node.iter().filter(is_refused));
@@ -123,7 +129,7 @@ fn recurrences(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<St
 }
 
 /// A node that passes a state along another input than those that have the steps. It would begin anew in each request.
-fn left_over(graph: &GraphProto, best: &Analysis, other: &Analysis) -> Option<Refusal> {
+fn recurrence_on_another_input(graph: &GraphProto, best: &Analysis, other: &Analysis) -> Option<Refusal> {
     let is_beside = |axis: &&InputAxis| best.time.iter().all(|taken| taken.input != axis.input);
     let axis = other.time.iter().find(is_beside)?;
     let cut = other.found.cuts.iter().find(|cut| best.found.cuts.iter().all(|taken| taken.node() != cut.node()))?;

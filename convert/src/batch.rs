@@ -164,7 +164,7 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
     // Each turn edits one node, and no node is edited twice.
     for _ in 0..=graph.node.len() {
         let followed = follow(&graph, opset, axes);
-        let edited = edit(&graph, opset, &followed, &mut names, &mut done);
+        let edited = edit(&graph, &followed, &mut names, &mut done);
         // An edit changes nothing in front of its node.
         let stays = |index: usize| {
             let refused = followed.result.as_ref().err().map(|refusals| &refusals.first.node);
@@ -250,7 +250,6 @@ fn of_rows(refusal: Refusal) -> Refusal {
 /// they are.
 fn edit(
     graph: &GraphProto,
-    opset: i64,
     followed: &Followed,
     names: &mut Names,
     done: &mut HashSet<String>,
@@ -270,7 +269,6 @@ fn edit(
             return Some((index, graph));
         }
         if node.op() == "ScatterND"
-            && opset >= 10
             && let Some(edited) = joined_block(graph, index, *layout, followed, names)
         {
             return Some((index, edited));

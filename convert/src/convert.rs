@@ -166,11 +166,11 @@ fn analysed(
     match analyse(graph, opset, &options.time, &states) {
         Ok(analysis) => Ok((analysis, None)),
         Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
-        Err(Obstacle::Refused(refusals, nodes)) if is_done_without => {
+        Err(Obstacle::Refused { refusals, without_state: nodes }) if is_done_without => {
             let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals });
             Ok((without_time(), uncut))
         }
-        Err(Obstacle::Refused(refusals, _)) => Err(ConvertError::Refused(refusals)),
+        Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
         Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing(stopped)),
         Err(Obstacle::Unknown(why)) => Err(ConvertError::Option(why)),
     }

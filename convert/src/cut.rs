@@ -189,8 +189,8 @@ impl Cutter<'_> {
         if batch_first {
             self.lay_out_by_time(index);
         }
-        let no_steps = self.rows_without_steps(&node)?;
-        if no_steps.is_some() {
+        let is_empty_row = self.add_mask_of_empty_rows(&node)?;
+        if is_empty_row.is_some() {
             self.leave_rows_in_order(&node);
         }
         let has_cell = node.op().ends_with("LSTM");
@@ -199,8 +199,8 @@ impl Cutter<'_> {
             let start = self.graph.node[index].input_at(input).map(str::to_owned);
             let (state_in, state_out) = self.state(&node, part, (elem, dims.clone()), start.as_deref(), 0.0)?;
             self.graph.node[index].set_input(input, &state_in);
-            let (index, output) = match &no_steps {
-                Some(no_steps) => (self.keep_without_steps(index, output, no_steps, &state_in), 0),
+            let (index, output) = match &is_empty_row {
+                Some(is_empty_row) => (self.keep_state_of_empty_rows(index, output, is_empty_row, &state_in), 0),
                 None => (index, output),
             };
             self.give(index, output, &state_out);
@@ -210,7 +210,7 @@ impl Cutter<'_> {
 
     /// A tensor that says which rows have no steps, for a recurrent node with lengths of rows: ONNX Runtime gives back
     /// states of zeros for such rows.
-    fn rows_without_steps(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
+    fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
         let of_requests = |lens: &&str| self.content.get(*lens).is_some_and(|inputs| !inputs.is_empty());
         let Some(lens) = node.input_at(4).filter(of_requests) else { return Ok(None) };
         if self.opset < 9 {
@@ -219,8 +219,7 @@ impl Cutter<'_> {
         }
         let label = base_name(node.label());
         let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
-        let (zero, shape, is_zero, no_steps) =
-            (fresh("no_steps"), fresh("rows"), fresh("is_without_steps"), fresh("without_steps"));
+        let [zero, shape, is_zero, is_empty_row] = ["zero", "rows", "is_zero", "is_empty_row"].map(&mut fresh);
         self.graph.initializer.push(TensorProto {
             name: Some(zero.clone()),
             data_type: Some(DataType::Int32.into()),
@@ -228,14 +227,14 @@ impl Cutter<'_> {
             ..TensorProto::default()
         });
         self.graph.initializer.push(int64s(&shape, &[3], &[1, -1, 1]));
-        let (equal, reshape) = (fresh("is_without_steps/Equal"), fresh("without_steps/Reshape"));
+        let [equal, reshape] = ["is_zero/Equal", "is_empty_row/Reshape"].map(&mut fresh);
         self.graph.node.push(NodeProto::make("Equal", &equal, &[lens, &zero], &[&is_zero]));
-        self.graph.node.push(NodeProto::make("Reshape", &reshape, &[&is_zero, &shape], &[&no_steps]));
-        Ok(Some(no_steps))
+        self.graph.node.push(NodeProto::make("Reshape", &reshape, &[&is_zero, &shape], &[&is_empty_row]));
+        Ok(Some(is_empty_row))
     }
 
-    /// Takes out a sort of the rows by their lengths, as PyTorch writes it for packed sequences. A sort would put the rows
-    /// of each request in another order than the rows of the states. ONNX Runtime needs none.
+    /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order of
+    /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort.
     fn leave_rows_in_order(&mut self, node: &NodeProto) {
         let Some(mut name) = node.input_at(4) else { return };
         let makes = |name: &str| self.graph.node.iter().position(|node| node.output_at(0) == Some(name));
@@ -270,12 +269,12 @@ impl Cutter<'_> {
     }
 
     /// Puts a `Where` behind an output of a recurrent node. Rows without steps keep their state. Returns the new node.
-    fn keep_without_steps(&mut self, index: usize, output: usize, no_steps: &str, state_in: &str) -> usize {
+    fn keep_state_of_empty_rows(&mut self, index: usize, output: usize, is_empty_row: &str, state_in: &str) -> usize {
         let made = self.names.fresh(&format!("{state_in}/made"));
         let name = self.names.fresh(&format!("{state_in}/Where"));
         let given = self.graph.node[index].output_at(output).unwrap_or_default().to_owned();
         self.graph.node[index].set_output(output, &made);
-        self.graph.node.push(NodeProto::make("Where", &name, &[no_steps, state_in, &made], &[&given]));
+        self.graph.node.push(NodeProto::make("Where", &name, &[is_empty_row, state_in, &made], &[&given]));
         self.graph.node.len() - 1
     }
 

@@ -1,6 +1,6 @@
 #![no_main]
 
-#[allow(dead_code, unused_imports, reason = "the tests have a use for the rest")]
+#[allow(dead_code, unused_imports, reason = "only the tests use the rest")]
 #[path = "../../tests/exactly_once/main.rs"]
 mod exactly_once;
 

@@ -1,6 +1,6 @@
-//! The binding of the model that tests and fuzz targets without ONNX Runtime have.
+//! A sample binding, for tests and fuzz targets that run without ONNX Runtime.
 
-#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+#![allow(clippy::unwrap_used, reason = "only tests and fuzz targets use this")]
 
 use super::*;
 use crate::binding::{

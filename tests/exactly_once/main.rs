@@ -36,6 +36,9 @@ mod steps;
 mod traffic;
 mod two_instances;
 
+/// Where a request can panic (parameter `inject_panic`).
+const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
+
 fn config(scheduler: Value) -> Value {
     running_sum::config(scheduler, json!({ "count": 1, "kind": "KIND_CPU" }))
 }

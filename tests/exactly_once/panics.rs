@@ -2,9 +2,7 @@
 
 use super::*;
 
-const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
-
-/// Panics that a test asked for are no news.
+/// Hides the messages of injected panics.
 pub fn silence() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

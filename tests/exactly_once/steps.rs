@@ -1,11 +1,12 @@
 //! As many random steps as the caller wants, with calls that fail, panics, wrong requests and cancelled ones.
 //!
 //! ```text
-//! STATEFUL_STEPS=1000000 STATEFUL_SEED=1 cargo test --release --features fault-injection --test exactly_once -- --nocapture steps
+//! STATEFUL_STEPS=1000000 STATEFUL_SEED=1 cargo test --release --features fault-injection --test exactly_once -- --nocapture random_steps
 //! ```
 //!
 //! A step is a request. Each seed is a model with one scheduler and about a thousand payloads. A seed that fails is
-//! printed; with it as `STATEFUL_SEED`, its payloads come first.
+//! printed; with it as `STATEFUL_SEED`, its payloads come first. With `direct` they are the same again. With the other
+//! schedulers they also depend on the timing of threads.
 //!
 //! Each request adds its sequence's number and 1 to the state. So a sum tells whose steps are in it, and how many.
 
@@ -26,7 +27,7 @@ struct Tally {
     steps: u64,
     /// Answers whose sum was compared with the one that the sequence must have.
     compared: u64,
-    /// Answers that were the first after a lost one. Their sums were only checked to be of their own sequence.
+    /// Answers to requests whose state was not certain. Only the sequence's number was checked.
     of_their_own: u64,
     errors: u64,
     /// Answers that never left, because a call of Triton failed.
@@ -71,10 +72,9 @@ impl Clients {
 
 /// A request that is wrong, cancelled or panics, now and then.
 fn step(random: &mut Random, id: u64, flags: u32) -> Request {
-    const STAGES: [&str; 6] = ["decode", "admit", "gather", "run", "respond", "complete"];
     if random.one_in(20) {
         let mut wrong = wrong(id, flags);
-        // It runs if the question whether it is cancelled fails.
+        // Left out: it runs if the call that asks about cancellation fails, and then it adds the wrong number.
         wrong.retain(|(request, ..)| !request.cancelled);
         let chosen = random.below(wrong.len() as u64) as usize;
         return wrong.swap_remove(chosen).0;
@@ -179,9 +179,9 @@ fn own_with_faults(triton: &Triton, random: &mut Random, tally: &mut Tally) {
 }
 
 /// Prints the seed of a test that panics.
-struct SayOnPanic(u64);
+struct PrintSeedOnPanic(u64);
 
-impl Drop for SayOnPanic {
+impl Drop for PrintSeedOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("the steps of STATEFUL_SEED={} failed", self.0);
@@ -201,7 +201,7 @@ fn random_steps_with_faults_meet_no_wrong_state() {
     panics::silence();
     let (mut tally, mut seed, began) = (Tally::default(), first, Instant::now());
     while tally.steps < wanted {
-        let _said = SayOnPanic(seed);
+        let _said = PrintSeedOnPanic(seed);
         let mut random = Random::new(seed);
         match seed % 3 {
             0 => oldest_with_faults(&triton, &mut random, &mut tally),

@@ -111,8 +111,8 @@ fn known_operator<'a>(domain: &str, name: &'a str) -> &'a str {
 
 /// A function of the model that can be taken for an operator.
 pub fn function_like_operator(model: &ModelProto) -> Option<&str> {
-    let names = model.functions.iter().map(|function| known_operator(function.domain(), function.name()));
-    names.into_iter().find(|name| !name.is_empty())
+    let mut names = model.functions.iter().map(|function| known_operator(function.domain(), function.name()));
+    names.find(|name| !name.is_empty())
 }
 
 /// The version of ONNX's own operators that a model uses.

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import psutil
 import tritonclient.http as http
 
@@ -113,7 +112,8 @@ def clients(
         report = Path(folder) / "report.csv"
         if own:
             given = Path(folder) / "requests.json"
-            given.write_text(json.dumps(sequence_requests.requests(_inputs(model), sequences, GIVEN_LENGTH)))
+            inputs = sequence_requests.random_inputs(client.get_model_config(name), {})
+            given.write_text(json.dumps(sequence_requests.requests(inputs, sequences, GIVEN_LENGTH)))
             load += sequence_requests.arguments(given, sequences)
         else:
             load += ["--sequence-length", str(SEQUENCE_LENGTH), "--sequence-length-variation", "0"]
@@ -139,11 +139,6 @@ def clients(
         "server_cpu_us_per_request": (after[2] - before[2]) * 1e6 / requests,
         "server_rss_bytes": process.memory_info().rss,
     }
-
-
-def _inputs(model: BenchModel) -> dict[str, np.ndarray]:
-    random = np.random.default_rng(1)
-    return {tensor.name: random.random([abs(dim) for dim in tensor.dims], np.float32) for tensor in model.inputs}
 
 
 def parse_report(text: str) -> dict[str, float]:

@@ -129,11 +129,11 @@ class Soak:
             return
         process = psutil.Process(server.pid)
         files, sockets = open_files(server.pid)
-        self.seen.append((process.memory_info().rss, files))
-        rss = self.seen[-1][0] / 2**20
+        rss = process.memory_info().rss
+        self.seen.append((rss, files))
         left = max(0, self.until - time.monotonic())
         counts = ", ".join(f"{count} {what}" for what, count in self.counts.items())
-        server_has = f"server {rss:.0f} MiB, {files} files, {sockets} sockets"
+        server_has = f"server {rss / 2**20:.0f} MiB, {files} files, {sockets} sockets"
         print(f"{left:7.0f} s left: {counts}, {len(self.wrong)} wrong, {server_has}", flush=True)
 
     def _settles(self, server: TritonServer) -> None:

@@ -3,7 +3,7 @@
 //! The simulation knows the true incarnation of each request. The instance is busy, idle for a short time, or idle for
 //! so long that core drops all sequences. Clients keep the rules for using an id again, or break them.
 
-#![allow(clippy::unwrap_used, reason = "all of this is a test")]
+#![allow(clippy::unwrap_used, reason = "only tests and fuzz targets use this")]
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -330,7 +330,7 @@ impl World {
     }
 }
 
-/// Panics if the table gives anything but what the simulation knows.
+/// Panics if the answers of the table differ from those of the simulation.
 pub fn play(ops: Vec<Op>, batch: usize, clients: Clients) {
     let policy = Policy {
         idle_limit: DROPPED * 1000,
