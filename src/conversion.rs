@@ -92,7 +92,9 @@ pub fn convert_if_asked(
         return Err(ConversionError::Padded { input: padded.input.clone() });
     }
     let converted = convert(partial, &file, &pairs, cuts)?;
-    if converted.report.opened.is_empty() && !pairs.is_empty() && made_states(&converted.report).next().is_none() {
+    let is_unchanged = converted.report.opened.is_empty() && made_states(&converted.report).next().is_none();
+    // A stride over time is written into the converted model's metadata.
+    if is_unchanged && !pairs.is_empty() && converted.report.steps_multiple == 1 {
         return Ok(Served { notes: vec![no_effect(&pairs)], ..Served::unchanged(file) });
     }
     let compared = check(library, &file, &converted)?;

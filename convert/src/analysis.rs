@@ -173,7 +173,8 @@ fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     inputs.iter().flat_map(of_input).collect()
 }
 
-fn attempt(
+/// Follows the steps from these axes. What was found is given back although something is in the way.
+pub fn attempt(
     graph: &GraphProto,
     opset: i64,
     time: Vec<InputAxis>,

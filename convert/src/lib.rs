@@ -14,6 +14,7 @@
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
+//! | `rows` | whether a model runs along its batch as if that were the steps |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
@@ -27,6 +28,7 @@ mod graph;
 mod infer;
 pub mod onnx;
 pub mod report;
+mod rows;
 mod time;
 #[cfg(feature = "verify")]
 pub mod verify;
@@ -35,4 +37,5 @@ pub use analysis::InputAxis;
 pub use batch::BatchError;
 pub use convert::{ConvertError, Converted, Options, convert, pairs};
 pub use report::Pair;
+pub use rows::passes_on_rows;
 pub use time::{Hint, Refusal, Refusals};

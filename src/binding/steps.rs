@@ -1,11 +1,13 @@
-//! Models with a stride over time: which multiple the number of steps of a request must be. `stateful_convert` writes it
-//! into the metadata of a model that it converts.
+//! The steps inside a model: which multiple a request must have of them for a stride over time (`stateful_convert` writes
+//! that into the metadata of a model that it converts), and that they aren't the batch.
 
 use std::collections::BTreeMap;
 
+use prost::bytes::Bytes;
 use stateful_convert::report::{STEPS_MULTIPLE, StepsMultiple as OfInput};
+use stateful_convert::{InputAxis, passes_on_rows};
 
-use super::{Binding, BindingError, Source, StepsMultiple};
+use super::{Binding, BindingError, BoundInput, Source, StepsMultiple};
 
 impl Binding {
     /// Makes inputs want the multiple of steps that the model's metadata says.
@@ -30,5 +32,17 @@ impl Binding {
             request.steps_multiple = Some(StepsMultiple { axis, multiple });
         }
         Ok(())
+    }
+
+    /// Refuses a model with a recurrence along the batch, such as an LSTM that gets `[batch, time, n]` where it takes
+    /// `[time, batch, n]`. `model` is the ONNX file.
+    pub fn check_rows(&self, model: Bytes) -> Result<(), BindingError> {
+        let axis = |input: &BoundInput| Some(InputAxis { input: input.name.clone(), axis: input.batch_axis? });
+        let rows: Vec<InputAxis> = self.inputs.iter().filter_map(axis).collect();
+        passes_on_rows(model, &rows).map_or(Ok(()), |node| {
+            let of_requests = |row: &&InputAxis| self.request_inputs().any(|(input, _)| input.name == row.input);
+            let axes = rows.iter().filter(of_requests).map(|row| format!("{}@{}", row.input, row.axis));
+            Err(BindingError::RowsAreSteps { node, axes: axes.collect::<Vec<_>>().join(", ") })
+        })
     }
 }

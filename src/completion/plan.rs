@@ -28,6 +28,8 @@ pub struct Plan {
     pub constant_outputs: Vec<String>,
     /// A node that must not run over no steps.
     pub needs_steps: Option<String>,
+    /// Whether a node has a recurrence inside.
+    pub has_recurrence: bool,
 }
 
 /// Where the parts of a configuration come from.
@@ -73,6 +75,7 @@ impl Plan {
         let find =
             || found_pairs(config, signature, settings).map_err(|error| error.with_recurrence(recurrence.clone()));
         let (pairs, from) = config.states.all_pairs(graph_description, find)?;
+        let has_recurrence = recurrence.is_some();
         let (inputs_completed, outputs_completed) = (config.inputs.is_empty(), config.outputs.is_empty());
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
@@ -90,8 +93,17 @@ impl Plan {
             ),
             _ => {}
         }
-        let additions = Additions::default();
-        let mut plan = Self { pairs, additions, origins, warnings, notes, batch_scale, constant_outputs, needs_steps };
+        let mut plan = Self {
+            pairs,
+            additions: Additions::default(),
+            origins,
+            warnings,
+            notes,
+            batch_scale,
+            constant_outputs,
+            needs_steps,
+            has_recurrence,
+        };
         if settings.completes {
             plan.complete(config, signature, &scalar_outputs, settings)?;
         }

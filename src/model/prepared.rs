@@ -8,6 +8,7 @@ use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
+use crate::conversion::ConversionError;
 use crate::error::LoadError;
 use crate::session::{Library, ModelSource, Provider, Session, Signature};
 
@@ -84,6 +85,10 @@ impl Prepared {
         let mut binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
+        if plan.has_recurrence && config.max_rows_per_run > 1 {
+            let read = model.read().map_err(|why| ConversionError::Read { file: model.file().to_owned(), why });
+            binding.check_rows(read?)?;
+        }
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;
         if settings.completes {

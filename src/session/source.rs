@@ -3,8 +3,11 @@
 #![forbid(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use prost::bytes::Bytes;
 
 /// A model's file, or what a conversion made of it.
 #[derive(Clone, Debug)]
@@ -34,6 +37,12 @@ impl ModelSource {
     /// The file, also of a converted model.
     pub fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// The model's bytes.
+    pub fn read(&self) -> io::Result<Bytes> {
+        let made = self.made.as_ref().map(|made| Bytes::from_owner(Arc::clone(&made.bytes)));
+        made.map_or_else(|| Ok(std::fs::read(&self.file)?.into()), Ok)
     }
 
     /// What is read in place of the file.

@@ -4,7 +4,7 @@ use crate::common::{self, Build, assert_equal, checked, export, node, pair, refu
 use stateful_convert::onnx::{Dim, bracketed, read, write};
 use stateful_convert::report::StartsAt;
 use stateful_convert::verify::Compared;
-use stateful_convert::{Converted, Hint, Options, convert};
+use stateful_convert::{Converted, Hint, InputAxis, Options, convert, passes_on_rows};
 
 fn converted(name: &str) -> (Converted, Vec<Compared>) {
     converted_with(name, &Options::default())
@@ -289,5 +289,29 @@ fn each_export_survives_reading_and_writing_byte_by_byte() {
             assert_eq!(again.len(), bytes.len(), "{}", path.display());
             assert!(again == bytes, "{}", path.display());
         }
+    }
+}
+
+#[test]
+fn a_node_that_runs_along_the_batch_is_found() {
+    let along = |name: &str, axis: usize| {
+        let rows = [InputAxis { input: "x".to_owned(), axis }];
+        passes_on_rows(std::fs::read(export(name)).unwrap().into(), &rows)
+    };
+    let time_in_front = ["torch_lstm_time_major", "torch_script_loop", "dynamo_scan"];
+    for (name, operator) in [
+        ("torch_lstm2", "LSTM '"),
+        ("torch_gru", "GRU '"),
+        ("torch_lstm_bidirectional", "LSTM '"),
+        ("torch_tcn", "Conv '"),
+        ("torch_lstm_time_major", "LSTM '"),
+        ("torch_script_loop", "Loop '"),
+        ("dynamo_scan", "Scan '"),
+    ] {
+        let time = if name == "torch_tcn" { 2 } else { usize::from(!time_in_front.contains(&name)) };
+        let batch = usize::from(time == 0);
+        let found = along(name, time).unwrap_or_else(|| panic!("{name} passes nothing along axis {time}"));
+        assert!(found.starts_with(operator), "{name}: {found}");
+        assert_eq!(along(name, batch), None, "{name}");
     }
 }

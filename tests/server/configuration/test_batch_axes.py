@@ -12,7 +12,7 @@ from harness.clients import new_id
 from harness.conversations import Conversation, some_at_once, talk
 from harness.graphs import graph, node
 from harness.logs import log_of_load, warnings_of_load
-from harness.model import Tensor
+from harness.model import Model, Tensor
 from harness.models.exports import Bare, Export
 from harness.models.numbered import (
     COUNTER,
@@ -28,6 +28,7 @@ from harness.models.numbered import (
     served,
     with_constants,
 )
+from harness.own import own
 from harness.refusals import refused
 from support.paths import INSPECT
 
@@ -374,3 +375,62 @@ def test_an_open_dimension_with_a_name_of_its_own_varies_where_the_batch_is_one(
     written = f"{BACKEND}\nmax_batch_size: 1\n{listed}"
     model = served(export, "axes_batch_of_one", written=written, max_batch_size=1, lengths_at_start={"T_CACHE": 0})
     talk(deployment, dataclasses.replace(model, inputs=(Tensor("chunk", "fp32", (-1, 80), (-8, 8)),)))
+
+
+# ---- the batch where a node has its steps
+
+
+def takes_rows_for_steps(inner: str, **changes) -> Model:
+    """A recurrence along the first axis of `X`, `[?, ?, 4]`, where `max_batch_size` puts the batch."""
+    rng = np.random.default_rng(8)
+    shapes = {"W": (1, 15, 4), "R": (1, 15, 5), "M": (4, 4)}
+    weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in shapes.items()}
+
+    def build():
+        directions = 2 if inner == "bidirectional" else 1
+        source = {"behind": "moved"}.get(inner, "X")
+        more = {"direction": "bidirectional"} if directions == 2 else {}
+        both = {key: np.concatenate([weights[key]] * directions) for key in ("W", "R")}
+        nodes = [
+            node("MatMul", "X M", "moved"),
+            node("GRU", f"{source} W R - - H_IN", "Y H_OUT", hidden_size=5, name="r", **more),
+        ]
+        state = [directions, None, 5]
+        return graph(
+            nodes,
+            [("X", "fp32", [None, None, 4]), ("H_IN", "fp32", state)],
+            [("Y", "fp32", [None, directions, None, 5]), ("H_OUT", "fp32", state)],
+            both | {"M": weights["M"]},
+        )
+
+    return Model(
+        name=f"rows_for_steps_{inner}_{new_id()}",
+        build=build,
+        inputs=(Tensor("X", "fp32", (1, 4)),),
+        outputs=(Tensor("Y", "fp32", (1, 1, 5)),),
+        states=(("H_IN", "H_OUT"),),
+        tolerance=1e-6,
+        **changes,
+    )
+
+
+@pytest.mark.parametrize("inner", ["straight", "behind", "bidirectional"])
+def test_a_recurrence_along_the_batch_is_refused(deployment, inner):
+    """Sequences that share a run would be the steps of one another."""
+    words = ("GRU 'r'", "X@0", "batch_first", "max_rows_per_run")
+    model = takes_rows_for_steps(inner)
+    model = model.variant(model.name, outputs=(Tensor("Y", "fp32", (2, 1, 5)),)) if inner == "bidirectional" else model
+    refused(deployment, model, *words)
+    refused(deployment, own(model.variant(f"{model.name}_own")), *words)
+
+
+def test_a_recurrence_along_the_batch_is_right_one_row_at_a_time(deployment):
+    model = deployment.serve(takes_rows_for_steps("straight", parameters={"max_rows_per_run": "1"}))
+    at_once(deployment, model)
+
+
+def test_a_model_with_nothing_but_a_recurrence_along_the_batch_is_refused(deployment):
+    """The batch is then the first open dimension, because no dimension has a name."""
+    bare = takes_rows_for_steps("straight")
+    model = bare.variant(bare.name, inputs=(), outputs=(), max_batch_size=0, scheduling="")
+    refused(deployment, model, "GRU 'r'", "x@0", "'time' and 'batch'")

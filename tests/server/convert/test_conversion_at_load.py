@@ -298,6 +298,40 @@ def test_a_recurrence_beside_the_models_states_is_named_and_converted_where_its_
     assert np.abs(expected["true"] - expected["x@0"]).max() > 1e-3
 
 
+def strided_with_states() -> onnx.ModelProto:
+    """The mean of each two steps of `[time, 1, 4]`, and a layer behind it that has its state outside."""
+    rng = np.random.default_rng(5)
+    weights = {key: rng.normal(scale=0.3, size=(1, 12, 4)).astype(np.float32) for key in ("W", "R")}
+    nodes = [
+        node("Transpose", "x", "channels", perm=[1, 2, 0]),
+        node("AveragePool", "channels", "pairs", kernel_shape=[2], strides=[2]),
+        node("Transpose", "pairs", "steps", perm=[2, 0, 1]),
+        node("GRU", "steps W R - - h_in", "y h_out", hidden_size=4),
+    ]
+    inputs = [("x", "fp32", ("time", 1, 4)), ("h_in", "fp32", (1, 1, 4))]
+    return graph(nodes, inputs, [("y", "fp32", ("half", 1, 1, 4)), ("h_out", "fp32", (1, 1, 4))], weights)
+
+
+def test_a_stride_is_checked_although_the_model_has_all_its_states(deployment):
+    x = RNG.normal(size=(8, 1, 4)).astype(np.float32)
+    original = onnxruntime.InferenceSession(strided_with_states().SerializeToString())
+    expected = original.run(["y"], {"x": x, "h_in": np.zeros((1, 1, 4), np.float32)})[0]
+    load(deployment, "strided_with_states", strided_with_states(), low_latency_transformation="x@0")
+    client, sequence_id = deployment.connect(), new_id()
+
+    def step(start: int, end: int) -> np.ndarray:
+        fed = {"x": x[start:end]}
+        return client.step("strided_with_states", sequence_id, fed, outputs=["y"], start=start == 0, end=end == 8)["y"]
+
+    came = [step(0, 4)]
+    for end in (5, 7):
+        with pytest.raises(InferenceServerException) as refused:
+            step(4, end)
+        assert_said(refused.value.message(), f"'x' has {end - 4} steps", "multiple of 2")
+    came += [step(4, 6), step(6, 8)]
+    np.testing.assert_allclose(np.concatenate(came), expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
