@@ -9,7 +9,7 @@
 #[path = "../fake_triton/mod.rs"]
 mod fake_triton;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CString;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -144,6 +144,8 @@ pub struct LoadedInstance {
     instance: Arc<Instance>,
     /// All requests so far: the backend may hold one for as long as it likes.
     requests: Mutex<Vec<Arc<Request>>>,
+    /// How long [`LoadedInstance::run`] waits for the release of a START that has its answer. Then it takes it to be held.
+    pub held_after: Duration,
 }
 
 impl LoadedInstance {
@@ -154,7 +156,7 @@ impl LoadedInstance {
     /// For a GPU, if one is named.
     pub fn on(model: &LoadedModel, gpu: Option<i32>) -> Self {
         let instance = Arc::new(Instance { model: model.0.clone(), gpu, kept: Default::default() });
-        Self { instance, requests: Mutex::default() }
+        Self { instance, requests: Mutex::default(), held_after: Duration::from_millis(50) }
     }
 
     fn raw(&self) -> *mut TRITONBACKEND_ModelInstance {
@@ -194,7 +196,7 @@ impl LoadedInstance {
         let payload: Vec<_> = payload.into_iter().map(Arc::new).collect();
         match self.execute(&payload) {
             Ok(()) => {
-                wait_for_answers(&payload);
+                wait_for_answers(&payload, self.held_after);
                 payload.iter().for_each(assert_answered_once);
             }
             Err(_) => payload.iter().for_each(refuse),
@@ -238,10 +240,9 @@ fn refuse(request: &Arc<Request>) {
     ledger::gone(Kind::Request, Arc::as_ptr(request).addr(), "core");
 }
 
-/// Answers may leave after Execute. A START whose answer has been attempted and that is not released after a moment is
-/// held.
-fn wait_for_answers(payload: &[Arc<Request>]) {
-    let (end, held_from) = (Instant::now() + DEADLINE, Instant::now() + Duration::from_millis(50));
+/// Answers may leave after Execute. A START whose answer has been attempted and that is not released then is held.
+fn wait_for_answers(payload: &[Arc<Request>], held_after: Duration) {
+    let (end, held_from) = (Instant::now() + DEADLINE, Instant::now() + held_after);
     let is_attempted = |request: &Arc<Request>| {
         let fate = request.fate.lock();
         request.is_null() || !fate.sent.is_empty() || fate.unmade > 0
