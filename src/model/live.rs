@@ -527,6 +527,7 @@ impl LiveSequences {
             capacity: table.capacity(),
             slots: table.slots(),
             slabs: table.slabs(),
+            slot_bytes: self.slot.slot_bytes,
             varying_bytes: self.budget.used(),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
             to_device_bytes: self.traffic.to_device.load(Ordering::Relaxed),

@@ -20,6 +20,8 @@ pub struct Snapshot {
     pub slots: usize,
     /// Slabs that exist.
     pub slabs: usize,
+    /// Bytes of a slot.
+    pub slot_bytes: usize,
     /// Bytes of growing states and of states of strings.
     pub varying_bytes: usize,
     /// Bytes of states that were copied between slots and batches so far.
@@ -41,13 +43,17 @@ pub struct Snapshot {
 /// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 7] = [
+const GAUGES: [(&str, &str, Reading); 9] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_parked_sequences", "Live sequences that are parked", |now| now.parked as f64),
     ("stateful_waiting_starts", "START requests that wait for a place", |now| now.waiting as f64),
     ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
     ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
     ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),
+    ("stateful_slot_bytes", "Bytes of the state slots that exist", |now| (now.slots * now.slot_bytes) as f64),
+    ("stateful_parked_slot_bytes", "Bytes of the state slots of parked sequences", |now| {
+        (now.parked * now.slot_bytes) as f64
+    }),
     ("stateful_growing_state_bytes", "Bytes of growing states and of states of strings", |now| {
         now.varying_bytes as f64
     }),
