@@ -64,7 +64,11 @@ impl Model {
         let temporary = option_env!("CARGO_TARGET_TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
         let folder = temporary.join("repository").join(name);
         std::fs::create_dir_all(folder.join("1")).unwrap();
-        std::fs::write(folder.join("1/model.onnx"), onnx).unwrap();
+        // Another process may be reading the same file.
+        let file = folder.join("1/model.onnx");
+        if std::fs::read(&file).ok().as_deref() != Some(onnx) {
+            std::fs::write(&file, onnx).unwrap();
+        }
         Self {
             name: c(name),
             version: 1,
