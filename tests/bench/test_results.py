@@ -98,14 +98,18 @@ def test_the_soaks_sums_start_again_after_an_end():
 
 
 def test_the_soak_notices_memory_and_files_that_grow():
-    assert grown([]) == grown([(100, 10)]) == []
-    flat = [(50, 5), (100, 10), (90, 12), (95, 9)] * 4
+    assert grown([]) == grown([(100, 10, 5)]) == []
+    flat = [(50, 5, 5), (100, 10, 5), (90, 12, 5), (95, 9, 5)] * 4
     assert grown(flat) == []
-    assert grown([(2 * bytes, files) for bytes, files in flat[:2]] + flat) == []
-    [memory] = grown([(100 + 10 * number, 10) for number in range(16)])
+    assert grown([(2 * bytes, files, 5) for bytes, files, _ in flat[:2]] + flat) == []
+    [memory] = grown([(100 + 10 * number, 10, 5) for number in range(16)])
     assert "memory grew from 170 to 220" in memory
-    [files] = grown([(100, 10 + 10 * number) for number in range(16)])
+    [files] = grown([(100, 10 + 10 * number, 5) for number in range(16)])
     assert "files grew from 80 to 130" in files
+    mib = 2**20
+    assert grown([(100 * mib + 5 * number * mib, 10, 5 + 5 * number) for number in range(16)]) == []
+    [memory] = grown([(100 * mib + 50 * number * mib, 10, 5 + 5 * number) for number in range(16)])
+    assert "with 55 more sockets" in memory
 
 
 def test_the_soak_counts_sockets_apart_from_files(tmp_path):
