@@ -155,7 +155,8 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
     for axis in axes {
         let Some(input) = graph.input.iter_mut().find(|input| input.name() == axis.input) else { continue };
         let mut dims = input.dims().unwrap_or_default();
-        dims[axis.axis] = Dim::Symbol(SYMBOL.to_owned());
+        let Some(dim) = dims.get_mut(axis.axis) else { continue };
+        *dim = Dim::Symbol(SYMBOL.to_owned());
         let elem = input.elem();
         input.set_tensor(elem, &dims);
     }
@@ -292,7 +293,8 @@ fn wanted_axis(graph: &GraphProto, node: &NodeProto, followed: &Followed) -> Opt
     let reader = graph.node.iter().find(is_reader)?;
     let Place::At(layout) = followed.places.get(&reader.input[0])? else { return None };
     let indices = followed.few.dims(&reader.input[1])?;
-    (indices.len() - 1 + layout.axis).checked_sub(usize::try_from(*indices.last()?).ok()?)
+    let depth = usize::try_from(*indices.last()?).ok()?;
+    (indices.len() - 1 + layout.axis).checked_sub(depth)
 }
 
 /// A `ScatterND` whose indices name the only row, and put a block between what stays in front of it and behind it: the
@@ -316,7 +318,7 @@ fn joined_block(
         return None;
     }
     let mut dims = followed.few.dims(data)?.to_vec();
-    dims[layout.axis] = 1;
+    *dims.get_mut(layout.axis)? = 1;
     let Block { axis, start, end } = block(grid, &dims[..grid.len().min(dims.len())], &numbers(indices)?)?;
     let length = dims[axis];
     let (data, updates, output) = (data.to_owned(), updates.to_owned(), node.output.first()?.clone());
@@ -353,7 +355,7 @@ fn block(grid: &[i64], dims: &[i64], indices: &[f64]) -> Option<Block> {
     let mut differ = (0..depth).filter(|&axis| dims.get(axis) != Some(&grid[axis]));
     let axis = differ.next().filter(|_| differ.next().is_none())?;
     let start = *indices.get(axis)? as i64;
-    let end = start + grid[axis];
+    let end = start.checked_add(grid[axis])?;
     let is_named = |(at, index): (usize, &[f64])| {
         let mut rest = at as i64;
         (0..depth).rev().all(|of| {
@@ -419,7 +421,10 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
         return None;
     }
     // The shape as it was for one row.
-    let one_row = element_count(from) / layout.len;
+    let one_row = element_count(from).checked_div(layout.len)?;
+    if one_row <= 0 {
+        return None;
+    }
     let mut old = target.clone();
     for (axis, dim) in old.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
         *dim = *from.get(axis)?;
@@ -428,17 +433,17 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
         }
     }
     if let Some(open) = old.iter().position(|&dim| dim == -1) {
-        let others: i64 = old.iter().filter(|&&dim| dim != -1).product();
-        old[open] = one_row.checked_div(others)?;
+        let others: Vec<i64> = old.iter().copied().filter(|&dim| dim != -1).collect();
+        old[open] = one_row.checked_div(element_count(&others))?;
     }
-    if element_count(&old) != one_row {
+    if old.iter().any(|&dim| dim < 1) || element_count(&old) != one_row {
         return None;
     }
-    let behind = layout.inner * element_count(from.get(layout.axis + 1..)?);
+    let behind = layout.inner.checked_mul(element_count(from.get(layout.axis + 1..)?)).filter(|&behind| behind > 0)?;
     let mut suffix = 1;
     let mut places: Vec<(usize, i64)> = Vec::new();
     for axis in (0..old.len()).rev() {
-        if behind % suffix == 0 && old[axis] % (behind / suffix) == 0 {
+        if behind >= suffix && behind % suffix == 0 && old[axis] % (behind / suffix) == 0 {
             places.push((axis, behind / suffix));
         }
         suffix *= old[axis];
@@ -497,11 +502,9 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        if !is_recurrent(node.op()) {
-            continue;
-        }
+        let Some(x) = node.input_at(0).filter(|_| is_recurrent(node.op())) else { continue };
         let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };
-        let of_rows = matches!(followed.places.get(&node.input[0]), Some(Place::At(layout)) if layout.axis == batch);
+        let of_rows = matches!(followed.places.get(x), Some(Place::At(layout)) if layout.axis == batch);
         for input in [5, 6] {
             let Some(start) = node.input_at(input).filter(|_| of_rows) else { continue };
             let one = followed.few.dims(start).is_some_and(|dims| dims.get(batch) == Some(&1));
@@ -520,7 +523,7 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
             graph.initializer.push(int64s(&place, &[1], &[batch as i64]));
             graph.initializer.push(int64s(&one, &[1], &[1]));
             let parts = if batch == 1 { [&one, &rows, &one] } else { [&rows, &one, &one] }.map(String::as_str);
-            graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[&node.input[0]], &[&shape]));
+            graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[x], &[&shape]));
             graph.node.push(
                 NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0),
             );
