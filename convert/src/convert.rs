@@ -350,7 +350,7 @@ fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertE
     for output in &graph.output {
         let why = match analysis.found.places.get(output.name()) {
             Some(Place::At(layout)) if layout.is_padded() => "has padding beside its steps",
-            Some(Place::Sequence) => "is a sequence of steps",
+            Some(Place::Sequence { .. }) => "is a sequence of steps",
             _ => continue,
         };
         let refusal = Refusal {

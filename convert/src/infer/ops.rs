@@ -172,7 +172,8 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "Expand" => vec![shaping::expand(inputs)?],
         "Tile" => vec![shaping::tile(inputs)],
         "Split" => shaping::split(node, inputs)?,
-        "MatMul" | "MatMulInteger" | "FusedMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
+        "MatMul" | "MatMulInteger" => vec![mat_mul(first, &inputs[1], first.elem)?],
+        "FusedMatMul" => vec![fused_mat_mul(node, first, &inputs[1])?],
         "DynamicQuantizeMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
         "MatMulIntegerToFloat" => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
         "QLinearMatMul" => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
@@ -233,6 +234,22 @@ fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
         dims.push(right[right.len() - 1]);
     }
     Ok(Tensor::shaped(elem, dims))
+}
+
+/// A product of factors that may lie the other way around.
+fn fused_mat_mul(node: &NodeProto, a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
+    let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
+    if is_set("transBatchA") || is_set("transBatchB") {
+        return Ok(Tensor::open(a.elem));
+    }
+    let flipped = |factor: &Tensor, flips: bool| {
+        let mut factor = factor.clone();
+        if let Some([.., rows, columns]) = factor.dims.as_deref_mut().filter(|_| flips) {
+            std::mem::swap(rows, columns);
+        }
+        factor
+    };
+    mat_mul(&flipped(a, is_set("transA")), &flipped(b, is_set("transB")), a.elem)
 }
 
 fn gemm(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {

@@ -64,7 +64,7 @@ impl<'a> Tracker<'a> {
         inner.insert(name(0), Place::Counter { exact: true });
         inner.insert(name(1), Place::Counter { exact: false });
         for (carried, kind) in kinds.iter().enumerate() {
-            inner.insert(name(carried + 2), kind.place(of_carried[carried]));
+            inner.insert(name(carried + 2), kind.place(of_carried[carried], steps.stride));
         }
         let inferred = |shapes: &Shapes, carried: &[Tensor]| {
             Shapes::infer(body, self.opset, body_inputs(body, None, carried, false), Some(shapes))
@@ -255,8 +255,9 @@ fn loop_output(
         Carried::Invariant => return Ok(outside),
         Carried::Counter { .. } | Carried::Condition => return Ok(Place::Last),
         Carried::Sequence => {
-            check_entry(node, inner.place(output), &[Place::Sequence])?;
-            return Ok(Place::Sequence);
+            let collected = inner.place(output);
+            check_entry(node, collected, &[inner.place(input)])?;
+            return Ok(collected);
         }
         Carried::State => {}
     }
@@ -284,11 +285,12 @@ fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<(), 
 }
 
 impl Carried {
-    fn place(self, outside: Place) -> Place {
+    /// `stride` is that of the steps.
+    fn place(self, outside: Place, stride: i64) -> Place {
         match self {
             Self::Invariant => outside,
             Self::Counter { exact } => Place::Counter { exact },
-            Self::Sequence => Place::Sequence,
+            Self::Sequence => Place::Sequence { stride },
             Self::Condition => Place::Counter { exact: false },
             Self::State => Place::Last,
         }

@@ -15,8 +15,8 @@ pub enum Place {
     Certain,
     /// Inside a loop's body: the number of the step that runs if `exact`, else something computed with it.
     Counter { exact: bool },
-    /// A sequence with a tensor for each step.
-    Sequence,
+    /// A sequence with a tensor for each step. `stride` is that of the steps.
+    Sequence { stride: i64 },
 }
 
 /// Where the steps are in a tensor.

@@ -159,6 +159,7 @@ fn bytes_of(elem: i32, number: f64) -> Vec<u8> {
         DataType::Float16 => f16::from_f64(number).to_le_bytes().to_vec(),
         DataType::Int64 => (number as i64).to_le_bytes().to_vec(),
         DataType::Int32 => (number as i32).to_le_bytes().to_vec(),
+        DataType::Int8 => (number as i8).to_le_bytes().to_vec(),
         _ => vec![number as u8],
     }
 }
