@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::InputAxis;
-use crate::graph::{Names, is_recurrent, required_inputs, sort};
+use crate::graph::{Names, inputs_of, is_recurrent, required_inputs, sort};
 use crate::infer::shaping::list;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
@@ -162,16 +162,10 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
     }
     let mut names = Names::of(&graph);
     let mut done = HashSet::new();
-    // Each turn edits one node, and no node is edited twice.
+    // Each turn edits a node at least, and no node is edited twice.
     for _ in 0..=graph.node.len() {
         let followed = follow(&graph, opset, axes);
-        let edited = edit(&graph, &followed, &mut names, &mut done);
-        // An edit changes nothing in front of its node.
-        let stays = |index: usize| {
-            let refused = followed.result.as_ref().err().map(|refusals| &refusals.first.node);
-            refused.is_some_and(|refused| graph.node[..index].iter().any(|node| node.label() == refused))
-        };
-        if let Some((_, edited)) = edited.filter(|(index, _)| !stays(*index)) {
+        if let Some(edited) = edit(&graph, &followed, &mut names, &mut done) {
             graph = edited;
             sort(&mut graph);
             continue;
@@ -247,50 +241,70 @@ fn of_rows(refusal: Refusal) -> Refusal {
     Refusal { why, help: HELP.to_owned(), hint: None, ..refusal }
 }
 
-/// Puts the batch into the first node that needs it. Returns the node's index too. `done` has the nodes that are right as
-/// they are.
-fn edit(
-    graph: &GraphProto,
-    followed: &Followed,
-    names: &mut Names,
-    done: &mut HashSet<String>,
-) -> Option<(usize, GraphProto)> {
+/// Puts the batch into the first node that needs it, and into each `Reshape` behind that doesn't depend on an edited one.
+/// `done` has the nodes that are right as they are.
+fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut HashSet<String>) -> Option<GraphProto> {
+    let scatters: Vec<&NodeProto> = graph.node.iter().filter(|node| node.op() == "ScatterND").collect();
+    let refused: HashSet<&str> = followed
+        .result
+        .as_ref()
+        .err()
+        .into_iter()
+        .flat_map(Refusals::iter)
+        .map(|refusal| refusal.node.as_str())
+        .collect();
+    let mut edited: Option<GraphProto> = None;
+    // Tensors that may be others once an edit is made.
+    let mut changed: HashSet<String> = HashSet::new();
     for (index, node) in graph.node.iter().enumerate() {
-        if done.contains(node.name()) {
-            continue;
+        let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
+        let place = node.input_at(0).and_then(|input| followed.places.get(input));
+        if let (Some(Place::At(layout)), false, false) = (place, waits, done.contains(node.name())) {
+            if node.op() == "Reshape" {
+                let is_reader =
+                    |reader: &&&NodeProto| reader.input_at(2).is_some_and(|of| node.output_at(0) == Some(of));
+                let reader = scatters.iter().find(is_reader);
+                waits = reader.and_then(|reader| reader.input_at(0)).is_some_and(|data| changed.contains(data));
+                let wanted = reader.and_then(|reader| wanted_axis(reader, followed));
+                if let Some(target) = opened_target(node, *layout, wanted, followed).filter(|_| !waits) {
+                    let edited = edited.get_or_insert_with(|| graph.clone());
+                    let name = names.fresh(&format!("{}.shape", node.label()));
+                    edited.initializer.push(int64s(&name, &[target.len() as i64], &target));
+                    edited.node[index].set_input(1, &name);
+                    waits = true;
+                }
+            } else if edited.is_some() {
+                // The other edits add nodes, so each has a turn of its own.
+                waits = node.op() == "ScatterND" || is_recurrent(node.op());
+            } else if node.op() == "ScatterND"
+                && let Some(joined) = joined_block(graph, index, *layout, followed, names)
+            {
+                return Some(joined);
+            } else if is_recurrent(node.op())
+                && layout.axis == 1
+                && layout.outer == 1
+                && layout.inner > 1
+                && let Some(merged) = merge_starts(graph, index, layout.inner, followed, names, done)
+            {
+                return Some(merged);
+            }
         }
-        let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
-        if node.op() == "Reshape" {
-            let wanted = wanted_axis(graph, node, followed);
-            let Some(target) = opened_target(node, *layout, wanted, followed) else { continue };
-            let mut graph = graph.clone();
-            let name = names.fresh(&format!("{}.shape", node.label()));
-            graph.initializer.push(int64s(&name, &[target.len() as i64], &target));
-            graph.node[index].set_input(1, &name);
-            return Some((index, graph));
+        if refused.contains(node.label()) {
+            if edited.is_none() {
+                // No edit behind it changes that.
+                return None;
+            }
+            waits = true;
         }
-        if node.op() == "ScatterND"
-            && let Some(edited) = joined_block(graph, index, *layout, followed, names)
-        {
-            return Some((index, edited));
-        }
-        if is_recurrent(node.op())
-            && layout.axis == 1
-            && layout.outer == 1
-            && layout.inner > 1
-            && let Some(edited) = merge_starts(graph, index, layout.inner, followed, names, done)
-        {
-            return Some((index, edited));
+        if waits {
+            changed.extend(node.named_outputs().map(str::to_owned));
         }
     }
-    None
+    edited
 }
 
-/// The axis on which a node's output must have the rows, where a `ScatterND` that puts it into a tensor with rows says so.
-fn wanted_axis(graph: &GraphProto, node: &NodeProto, followed: &Followed) -> Option<usize> {
-    let output = node.output.first()?;
-    let is_reader = |reader: &&NodeProto| reader.op() == "ScatterND" && reader.input_at(2) == Some(output);
-    let reader = graph.node.iter().find(is_reader)?;
+/// The axis on which the updates of a `ScatterND` must have the rows, so that it can put them into a tensor with rows.
+fn wanted_axis(reader: &NodeProto, followed: &Followed) -> Option<usize> {
     let Place::At(layout) = followed.places.get(&reader.input[0])? else { return None };
     let indices = followed.few.dims(&reader.input[1])?;
     let depth = usize::try_from(*indices.last()?).ok()?;

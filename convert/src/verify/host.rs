@@ -85,7 +85,8 @@ impl Host {
         let (length, inner) = (dims[axis] as usize, element_count(&dims[axis + 1..]) as usize * self.size());
         dims[axis] = count;
         let (start, end) = (start as usize * inner, (start + count) as usize * inner);
-        let bytes = self.bytes.chunks(length * inner).flat_map(|block| &block[start..end]).copied().collect();
+        // A tensor without elements has no blocks, of any size.
+        let bytes = self.bytes.chunks((length * inner).max(1)).flat_map(|block| &block[start..end]).copied().collect();
         Self { elem: self.elem, dims, bytes }
     }
 
@@ -100,7 +101,7 @@ impl Host {
         let mut bytes = Vec::new();
         for block in 0..outer {
             for part in parts {
-                let size = part.bytes.len() / outer;
+                let size = part.bytes.len() / outer.max(1);
                 bytes.extend_from_slice(&part.bytes[block * size..(block + 1) * size]);
             }
         }

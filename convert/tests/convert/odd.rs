@@ -1,10 +1,10 @@
 //! Models that no exporter writes: they are refused with the node, and never end in a panic or in a loop without end.
 
 use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use stateful_convert::onnx::{DataType, Dim};
+use stateful_convert::onnx::{DataType, Dim, bracketed};
 use stateful_convert::{InputAxis, Options, convert};
 
-use crate::common::{Build, FLOAT, checked, dims, node, refusal, with_graph};
+use crate::common::{Build, FLOAT, checked, dims, node, pair, refusal, with_graph};
 
 /// A convolution over `x [batch, 4, time]`.
 fn convolution(edit: impl Fn(NodeProto) -> NodeProto) -> Vec<u8> {
@@ -44,6 +44,10 @@ fn behind(nodes: Vec<NodeProto>) -> Build {
     let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(4);
     let build = nodes.into_iter().fold(build, Build::node);
     build.node(node("LSTM", "s w r b", "y").with_int("hidden_size", 3))
+}
+
+fn any() -> Options {
+    Options::default()
 }
 
 fn along_first() -> Options {
@@ -131,6 +135,31 @@ fn dimensions_of_0_leave_the_batch_closed() {
     let build = Build::new().input("x", "1 0 4").output("y", "1 0").node(node("Reshape", "x shape", "y"));
     let error = refusal(build.ints("shape", &[2], &[1, 0]).bytes(), &options);
     assert!(error.starts_with("Reshape 'the reshape'"), "{error}");
+}
+
+#[test]
+fn inputs_without_elements_are_compared() {
+    let build = behind(vec![node("Concat", "x none", "s").with_int("axis", 2)]).input("none", "time batch 0");
+    checked(build.bytes(), &any()).unwrap();
+}
+
+/// A model with so many caches that the batch must be opened in several at once. A `Reshape` with the batch of 1 in its
+/// shape reads each.
+#[test]
+fn the_batch_of_many_states_is_opened() {
+    let mut build = Build::new().ints("apart", &[3], &[1, 2, 2]).ints("back", &[2], &[1, 4]);
+    let mut states = Vec::new();
+    for index in 0..300 {
+        let [from, to, between] = ["in", "out", "between"].map(|what| format!("{what}{index}"));
+        build = build.input(&from, "1 4").output(&to, "1 4");
+        build = build.node(NodeProto::make("Reshape", &between, &[&from, "apart"], &[&between]));
+        build = build.node(NodeProto::make("Reshape", &to, &[&between, "back"], &[&to]));
+        states.push(pair(&from, &to));
+    }
+    let options = Options { open_batch: true, keep_recurrences: true, states, ..Options::default() };
+    let (converted, _) = checked(build.bytes(), &options).unwrap();
+    assert_eq!(converted.report.opened.len(), 300);
+    assert!(converted.report.states.iter().all(|state| bracketed(&state.dims) == "[batch, 4]"));
 }
 
 #[test]
