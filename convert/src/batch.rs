@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::InputAxis;
-use crate::graph::{Names, is_recurrent, required_inputs, sort};
+use crate::graph::{Names, inputs_of, is_recurrent, required_inputs, sort};
 use crate::infer::shaping::list;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
@@ -155,22 +155,17 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
     for axis in axes {
         let Some(input) = graph.input.iter_mut().find(|input| input.name() == axis.input) else { continue };
         let mut dims = input.dims().unwrap_or_default();
-        dims[axis.axis] = Dim::Symbol(SYMBOL.to_owned());
+        let Some(dim) = dims.get_mut(axis.axis) else { continue };
+        *dim = Dim::Symbol(SYMBOL.to_owned());
         let elem = input.elem();
         input.set_tensor(elem, &dims);
     }
     let mut names = Names::of(&graph);
     let mut done = HashSet::new();
-    // Each turn edits one node, and no node is edited twice.
+    // Each turn edits a node at least, and no node is edited twice.
     for _ in 0..=graph.node.len() {
         let followed = follow(&graph, opset, axes);
-        let edited = edit(&graph, &followed, &mut names, &mut done);
-        // An edit changes nothing in front of its node.
-        let stays = |index: usize| {
-            let refused = followed.result.as_ref().err().map(|refusals| &refusals.first.node);
-            refused.is_some_and(|refused| graph.node[..index].iter().any(|node| node.label() == refused))
-        };
-        if let Some((_, edited)) = edited.filter(|(index, _)| !stays(*index)) {
+        if let Some(edited) = edit(&graph, &followed, &mut names, &mut done) {
             graph = edited;
             sort(&mut graph);
             continue;
@@ -246,53 +241,74 @@ fn of_rows(refusal: Refusal) -> Refusal {
     Refusal { why, help: HELP.to_owned(), hint: None, ..refusal }
 }
 
-/// Puts the batch into the first node that needs it. Returns the node's index too. `done` has the nodes that are right as
-/// they are.
-fn edit(
-    graph: &GraphProto,
-    followed: &Followed,
-    names: &mut Names,
-    done: &mut HashSet<String>,
-) -> Option<(usize, GraphProto)> {
+/// Puts the batch into the first node that needs it, and into each `Reshape` behind that doesn't depend on an edited one.
+/// `done` has the nodes that are right as they are.
+fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut HashSet<String>) -> Option<GraphProto> {
+    let scatters: Vec<&NodeProto> = graph.node.iter().filter(|node| node.op() == "ScatterND").collect();
+    let refused: HashSet<&str> = followed
+        .result
+        .as_ref()
+        .err()
+        .into_iter()
+        .flat_map(Refusals::iter)
+        .map(|refusal| refusal.node.as_str())
+        .collect();
+    let mut edited: Option<GraphProto> = None;
+    // Tensors that may be others once an edit is made.
+    let mut changed: HashSet<String> = HashSet::new();
     for (index, node) in graph.node.iter().enumerate() {
-        if done.contains(node.name()) {
-            continue;
+        let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
+        let place = node.input_at(0).and_then(|input| followed.places.get(input));
+        if let (Some(Place::At(layout)), false, false) = (place, waits, done.contains(node.name())) {
+            if node.op() == "Reshape" {
+                let is_reader =
+                    |reader: &&&NodeProto| reader.input_at(2).is_some_and(|of| node.output_at(0) == Some(of));
+                let reader = scatters.iter().find(is_reader);
+                waits = reader.and_then(|reader| reader.input_at(0)).is_some_and(|data| changed.contains(data));
+                let wanted = reader.and_then(|reader| wanted_axis(reader, followed));
+                if let Some(target) = opened_target(node, *layout, wanted, followed).filter(|_| !waits) {
+                    let edited = edited.get_or_insert_with(|| graph.clone());
+                    let name = names.fresh(&format!("{}.shape", node.label()));
+                    edited.initializer.push(int64s(&name, &[target.len() as i64], &target));
+                    edited.node[index].set_input(1, &name);
+                    waits = true;
+                }
+            } else if edited.is_some() {
+                // The other edits add nodes, so each has a turn of its own.
+                waits = node.op() == "ScatterND" || is_recurrent(node.op());
+            } else if node.op() == "ScatterND"
+                && let Some(joined) = joined_block(graph, index, *layout, followed, names)
+            {
+                return Some(joined);
+            } else if is_recurrent(node.op())
+                && layout.axis == 1
+                && layout.outer == 1
+                && layout.inner > 1
+                && let Some(merged) = merge_starts(graph, index, layout.inner, followed, names, done)
+            {
+                return Some(merged);
+            }
         }
-        let Some(Place::At(layout)) = node.input_at(0).and_then(|input| followed.places.get(input)) else { continue };
-        if node.op() == "Reshape" {
-            let wanted = wanted_axis(graph, node, followed);
-            let Some(target) = opened_target(node, *layout, wanted, followed) else { continue };
-            let mut graph = graph.clone();
-            let name = names.fresh(&format!("{}.shape", node.label()));
-            graph.initializer.push(int64s(&name, &[target.len() as i64], &target));
-            graph.node[index].set_input(1, &name);
-            return Some((index, graph));
+        if refused.contains(node.label()) {
+            if edited.is_none() {
+                // No edit behind it changes that.
+                return None;
+            }
+            waits = true;
         }
-        if node.op() == "ScatterND"
-            && let Some(edited) = joined_block(graph, index, *layout, followed, names)
-        {
-            return Some((index, edited));
-        }
-        if is_recurrent(node.op())
-            && layout.axis == 1
-            && layout.outer == 1
-            && layout.inner > 1
-            && let Some(edited) = merge_starts(graph, index, layout.inner, followed, names, done)
-        {
-            return Some((index, edited));
+        if waits {
+            changed.extend(node.named_outputs().map(str::to_owned));
         }
     }
-    None
+    edited
 }
 
-/// The axis on which a node's output must have the rows, where a `ScatterND` that puts it into a tensor with rows says so.
-fn wanted_axis(graph: &GraphProto, node: &NodeProto, followed: &Followed) -> Option<usize> {
-    let output = node.output.first()?;
-    let is_reader = |reader: &&NodeProto| reader.op() == "ScatterND" && reader.input_at(2) == Some(output);
-    let reader = graph.node.iter().find(is_reader)?;
+/// The axis on which the updates of a `ScatterND` must have the rows, so that it can put them into a tensor with rows.
+fn wanted_axis(reader: &NodeProto, followed: &Followed) -> Option<usize> {
     let Place::At(layout) = followed.places.get(&reader.input[0])? else { return None };
     let indices = followed.few.dims(&reader.input[1])?;
-    (indices.len() - 1 + layout.axis).checked_sub(usize::try_from(*indices.last()?).ok()?)
+    let depth = usize::try_from(*indices.last()?).ok()?;
+    (indices.len() - 1 + layout.axis).checked_sub(depth)
 }
 
 /// A `ScatterND` whose indices name the only row, and put a block between what stays in front of it and behind it: the
@@ -316,7 +332,7 @@ fn joined_block(
         return None;
     }
     let mut dims = followed.few.dims(data)?.to_vec();
-    dims[layout.axis] = 1;
+    *dims.get_mut(layout.axis)? = 1;
     let Block { axis, start, end } = block(grid, &dims[..grid.len().min(dims.len())], &numbers(indices)?)?;
     let length = dims[axis];
     let (data, updates, output) = (data.to_owned(), updates.to_owned(), node.output.first()?.clone());
@@ -353,7 +369,7 @@ fn block(grid: &[i64], dims: &[i64], indices: &[f64]) -> Option<Block> {
     let mut differ = (0..depth).filter(|&axis| dims.get(axis) != Some(&grid[axis]));
     let axis = differ.next().filter(|_| differ.next().is_none())?;
     let start = *indices.get(axis)? as i64;
-    let end = start + grid[axis];
+    let end = start.checked_add(grid[axis])?;
     let is_named = |(at, index): (usize, &[f64])| {
         let mut rest = at as i64;
         (0..depth).rev().all(|of| {
@@ -419,7 +435,10 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
         return None;
     }
     // The shape as it was for one row.
-    let one_row = element_count(from) / layout.len;
+    let one_row = element_count(from).checked_div(layout.len)?;
+    if one_row <= 0 {
+        return None;
+    }
     let mut old = target.clone();
     for (axis, dim) in old.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
         *dim = *from.get(axis)?;
@@ -428,17 +447,17 @@ fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, follow
         }
     }
     if let Some(open) = old.iter().position(|&dim| dim == -1) {
-        let others: i64 = old.iter().filter(|&&dim| dim != -1).product();
-        old[open] = one_row.checked_div(others)?;
+        let others: Vec<i64> = old.iter().copied().filter(|&dim| dim != -1).collect();
+        old[open] = one_row.checked_div(element_count(&others))?;
     }
-    if element_count(&old) != one_row {
+    if old.iter().any(|&dim| dim < 1) || element_count(&old) != one_row {
         return None;
     }
-    let behind = layout.inner * element_count(from.get(layout.axis + 1..)?);
+    let behind = layout.inner.checked_mul(element_count(from.get(layout.axis + 1..)?)).filter(|&behind| behind > 0)?;
     let mut suffix = 1;
     let mut places: Vec<(usize, i64)> = Vec::new();
     for axis in (0..old.len()).rev() {
-        if behind % suffix == 0 && old[axis] % (behind / suffix) == 0 {
+        if behind >= suffix && behind % suffix == 0 && old[axis] % (behind / suffix) == 0 {
             places.push((axis, behind / suffix));
         }
         suffix *= old[axis];
@@ -497,11 +516,9 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        if !is_recurrent(node.op()) {
-            continue;
-        }
+        let Some(x) = node.input_at(0).filter(|_| is_recurrent(node.op())) else { continue };
         let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };
-        let of_rows = matches!(followed.places.get(&node.input[0]), Some(Place::At(layout)) if layout.axis == batch);
+        let of_rows = matches!(followed.places.get(x), Some(Place::At(layout)) if layout.axis == batch);
         for input in [5, 6] {
             let Some(start) = node.input_at(input).filter(|_| of_rows) else { continue };
             let one = followed.few.dims(start).is_some_and(|dims| dims.get(batch) == Some(&1));
@@ -520,7 +537,7 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
             graph.initializer.push(int64s(&place, &[1], &[batch as i64]));
             graph.initializer.push(int64s(&one, &[1], &[1]));
             let parts = if batch == 1 { [&one, &rows, &one] } else { [&rows, &one, &one] }.map(String::as_str);
-            graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[&node.input[0]], &[&shape]));
+            graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[x], &[&shape]));
             graph.node.push(
                 NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0),
             );

@@ -113,7 +113,8 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     if let Some(name) = function_like_operator(&model) {
         return Err(ConvertError::Function(name.to_owned()));
     }
-    let graph = model.graph.take().unwrap_or_default();
+    let mut graph = model.graph.take().unwrap_or_default();
+    sort_all(&mut graph)?;
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
@@ -146,6 +147,23 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         weights: external_files(&converted),
         report,
     })
+}
+
+/// Sorts a graph and those inside it. Refuses nodes that wait for each other.
+fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
+    if let Some(node) = crate::graph::in_a_circle(graph) {
+        let refusal = Refusal {
+            node: node.label().to_owned(),
+            operator: node.operator(),
+            why: "waits for its own output, or for a node that does".to_owned(),
+            help: "check the model with ONNX's checker".to_owned(),
+            hint: None,
+        };
+        return Err(ConvertError::Refused(refusal.into()));
+    }
+    sort(graph);
+    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
+    attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs)).try_for_each(sort_all)
 }
 
 /// Follows the steps. Where that isn't possible and isn't needed either, the recurrences inside the model stay as they
@@ -332,7 +350,7 @@ fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertE
     for output in &graph.output {
         let why = match analysis.found.places.get(output.name()) {
             Some(Place::At(layout)) if layout.is_padded() => "has padding beside its steps",
-            Some(Place::Sequence) => "is a sequence of steps",
+            Some(Place::Sequence { .. }) => "is a sequence of steps",
             _ => continue,
         };
         let refusal = Refusal {

@@ -257,14 +257,15 @@ impl Cutter<'_> {
         let Some(order) = order else { return };
         let label = base_name(sort.label());
         let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
-        let [zero, one, scalar, rows, count] = ["zero", "one", "scalar", "rows", "count"].map(&mut fresh);
-        let [shape, reshape, range] = ["Shape", "Reshape", "Range"].map(&mut fresh);
-        let constants = [int64s(&zero, &[], &[0]), int64s(&one, &[], &[1]), int64s(&scalar, &[0], &[])];
-        self.graph.initializer.extend(constants);
+        let [all, rows, ones, numbers] = ["all", "rows", "ones", "numbers"].map(&mut fresh);
+        let [shape, fill, non_zero, reshape] = ["Shape", "ConstantOfShape", "NonZero", "Reshape"].map(&mut fresh);
+        self.graph.initializer.push(int64s(&all, &[1], &[-1]));
+        // The operator Range is newer than models that sort rows.
         self.graph.node.extend([
             NodeProto::make("Shape", &shape, &[lens], &[&rows]),
-            NodeProto::make("Reshape", &reshape, &[&rows, &scalar], &[&count]),
-            NodeProto::make("Range", &range, &[&zero, &count, &one], &[order]),
+            NodeProto::make("ConstantOfShape", &fill, &[&rows], &[&ones]).with_tensor("value", int64s("", &[1], &[1])),
+            NodeProto::make("NonZero", &non_zero, &[&ones], &[&numbers]),
+            NodeProto::make("Reshape", &reshape, &[&numbers, &all], &[order]),
         ]);
     }
 

@@ -89,6 +89,21 @@ fn take(graph: &GraphProto, taken: &mut HashSet<String>) {
 
 /// Puts each node behind those that it reads from. The order stays where it can.
 pub fn sort(graph: &mut GraphProto) {
+    let order = order(graph);
+    // A circle would stay out. No edit makes one.
+    let mut nodes: Vec<Option<NodeProto>> = std::mem::take(&mut graph.node).into_iter().map(Some).collect();
+    graph.node = order.into_iter().filter_map(|index| nodes[index].take()).collect();
+}
+
+/// The first node that reads from itself, or from nodes that do.
+pub fn in_a_circle(graph: &GraphProto) -> Option<&NodeProto> {
+    let ordered: HashSet<usize> = order(graph).into_iter().collect();
+    let index = (0..graph.node.len()).find(|index| !ordered.contains(index))?;
+    graph.node.get(index)
+}
+
+/// The nodes in an order in which each stands behind those that it reads from, without those in a circle.
+fn order(graph: &GraphProto) -> Vec<usize> {
     let producers = producers(graph);
     let sources = |node: &NodeProto| -> HashSet<usize> {
         inputs_of(node).iter().filter_map(|name| producers.get(name.as_str()).copied()).collect()
@@ -111,9 +126,7 @@ pub fn sort(graph: &mut GraphProto) {
             }
         }
     }
-    // A circle would stay out. No edit makes one.
-    let mut nodes: Vec<Option<NodeProto>> = std::mem::take(&mut graph.node).into_iter().map(Some).collect();
-    graph.node = order.into_iter().filter_map(|index| nodes[index].take()).collect();
+    order
 }
 
 /// Removes the nodes and weights that no output needs. Inputs stay, unless they are such weights.

@@ -36,11 +36,14 @@ fn read_array(entry: &mut impl Read, input: &str) -> io::Result<Recording> {
     if header.order() == Order::Fortran {
         return Err(refused("its elements are in Fortran's order: save numpy.ascontiguousarray(array)".to_owned()));
     }
-    let dims: Vec<i64> = header.shape().iter().map(|&dim| dim as i64).collect();
+    let dims: Vec<i64> = header.shape().iter().map(|&dim| i64::try_from(dim).unwrap_or(i64::MAX)).collect();
+    let wanted = element_count(&dims).saturating_mul(type_bytes(elem) as i64).cast_unsigned();
     let mut bytes = Vec::new();
-    entry.read_to_end(&mut bytes)?;
-    if usize::try_from(element_count(&dims)).ok() != Some(bytes.len() / type_bytes(elem)) {
-        return Err(refused(format!("its shape is {dims:?}, and it has {} bytes", bytes.len())));
+    // One more byte shows that the array has more than its shape says.
+    entry.take(wanted.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 != wanted {
+        let has = if bytes.len() as u64 > wanted { "more than that".to_owned() } else { bytes.len().to_string() };
+        return Err(refused(format!("its shape {dims:?} needs {wanted} bytes, and it has {has}")));
     }
     Ok(Recording { input: input.to_owned(), elem, dims, bytes })
 }
@@ -58,4 +61,43 @@ fn data_type(stored: &str) -> Option<DataType> {
         "|b1" => DataType::Bool,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(shape: &str, bytes: usize) -> Vec<u8> {
+        let text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}");
+        let header = format!("{text:117}\n");
+        let mut file = b"\x93NUMPY\x01\x00".to_vec();
+        file.extend((header.len() as u16).to_le_bytes());
+        file.extend(header.as_bytes());
+        file.resize(file.len() + bytes, 0);
+        file
+    }
+
+    #[test]
+    fn an_array_has_exactly_the_bytes_of_its_shape() {
+        let read = |shape: &str, bytes: usize| read_array(&mut array(shape, bytes).as_slice(), "x");
+        let recording = read("2, 3,", 24).unwrap();
+        assert_eq!((recording.dims, recording.bytes.len()), (vec![2, 3], 24));
+        for (shape, bytes, expected) in [
+            ("2, 3,", 23, "its shape [2, 3] needs 24 bytes, and it has 23"),
+            ("2, 3,", 25, "its shape [2, 3] needs 24 bytes, and it has more than that"),
+            ("2, 3,", 4096, "its shape [2, 3] needs 24 bytes, and it has more than that"),
+            (
+                "4611686018427387904, 2,",
+                0,
+                "its shape [4611686018427387904, 2] needs 9223372036854775807 bytes, and it has 0",
+            ),
+            (
+                "9223372036854775808,",
+                0,
+                "its shape [9223372036854775807] needs 9223372036854775807 bytes, and it has 0",
+            ),
+        ] {
+            assert_eq!(read(shape, bytes).unwrap_err().to_string(), expected);
+        }
+    }
 }

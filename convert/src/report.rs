@@ -59,8 +59,8 @@ pub struct State {
 impl State {
     pub(crate) fn new(pair: Pair, elem: i32, dims: &[Dim], starts_at: StartsAt, node: &str, operator: &str) -> Self {
         let open = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count();
-        let known: i64 = dims.iter().map(|dim| if let Dim::Known(length) = dim { *length } else { 1 }).product();
-        let bytes = (open <= 1).then(|| known * type_bytes(elem) as i64);
+        let length = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { 1 };
+        let bytes = dims.iter().map(length).try_fold(type_bytes(elem) as i64, i64::checked_mul).filter(|_| open <= 1);
         Self { pair, node: node.to_owned(), operator: operator.to_owned(), elem, dims: dims.to_vec(), bytes, starts_at }
     }
 }

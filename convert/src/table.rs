@@ -9,7 +9,7 @@ use stateful_convert::verify::Compared;
 pub fn table(report: &Report, compared: &[Compared], warnings: &[String]) -> String {
     let mut text = signature(report);
     text += &format!("\n{}", states(report));
-    let bytes: Option<i64> = report.states.iter().map(|state| state.bytes).sum();
+    let bytes = report.states.iter().try_fold(0_i64, |sum, state| sum.checked_add(state.bytes?));
     if let Some(bytes) = bytes {
         text += &format!("\nstates: {bytes} bytes a sequence\n");
     }

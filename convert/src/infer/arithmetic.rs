@@ -1,8 +1,8 @@
 //! Operators that work element by element: their shapes, and their values where those are known.
 
 use super::Tensor;
-use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
+use crate::onnx::{DataType, element_count};
 
 /// The shape that shapes broadcast to.
 pub fn broadcast(all: &[&[i64]]) -> Result<Vec<i64>, String> {
@@ -26,7 +26,7 @@ pub fn spread(tensor: &Tensor, dims: &[i64]) -> Option<Vec<f64>> {
     if own == dims {
         return Some(data.to_vec());
     }
-    let count = dims.iter().product::<i64>();
+    let count = element_count(dims);
     if count > super::MOST_ELEMENTS {
         return None;
     }

@@ -58,7 +58,7 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
     let mut carried = inputs.get(2..).unwrap_or_default().to_vec();
     let mut turn = 0;
     while goes && most.is_none_or(|most| turn < most) {
-        if turn > MOST_TURNS {
+        if turn > MOST_TURNS || !outer.may_turn(body) {
             return None;
         }
         let shapes = Shapes::infer(body, opset, body_inputs(body, Some(turn), &carried, true), Some(outer));
@@ -91,7 +91,9 @@ pub fn source(body: &GraphProto, output: usize) -> Option<&str> {
         let node = nodes.find(|node| node.output.first().is_some_and(|output| output == name))?;
         node.input_at(0).filter(|_| node.op() == "Identity")
     };
-    while let Some(from) = copies(name) {
+    // No way through the body is longer; a circle would be.
+    for _ in &body.node {
+        let Some(from) = copies(name) else { break };
         name = from;
     }
     Some(name)
@@ -121,7 +123,8 @@ pub fn scan_list(node: &NodeProto, name: &str, count: usize) -> Vec<i64> {
 /// How many of a `Scan`'s inputs are states, and how many it scans.
 pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     let scanned = usize::try_from(node.int("num_scan_inputs").unwrap_or(0)).unwrap_or_default();
-    (node.input.len().saturating_sub(scanned), scanned)
+    let scanned = scanned.min(node.input.len());
+    (node.input.len() - scanned, scanned)
 }
 
 /// The inputs of a `Scan`'s body, and the number of its steps.

@@ -8,7 +8,9 @@ pub mod loops;
 pub mod ops;
 pub mod shaping;
 
+use std::cell::Cell;
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::graph::required_inputs;
@@ -17,6 +19,13 @@ use crate::onnx::{Dim, element_count, numbers};
 
 /// Contents of larger tensors aren't followed.
 const MOST_ELEMENTS: i64 = 1 << 14;
+/// No tensor has more elements or a longer axis. So sums and products of a few lengths fit an i64.
+const MOST_LENGTH: i64 = 1 << 40;
+/// No tensor has more axes.
+const MOST_AXES: usize = 64;
+/// Turns of loops are followed until they have taken this many tensors, in all loops together: loops in loops would
+/// take hours.
+const MOST_FOLLOWED: usize = 1 << 19;
 
 /// What is known about a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -48,6 +57,19 @@ impl Tensor {
         Self { elem, dims: Some(dims), data: fits.then(|| data.into()), length: None }
     }
 
+    /// The tensor, or one of unknown shape where no tensor can have this one.
+    fn possible(self) -> Self {
+        let is_possible = |dims: &[i64]| {
+            let counts = dims.iter().map(|&dim| dim.max(1)).collect::<Vec<_>>();
+            dims.len() <= MOST_AXES && dims.iter().all(|&dim| dim >= 0) && element_count(&counts) <= MOST_LENGTH
+        };
+        if self.dims.as_deref().is_none_or(is_possible) {
+            self
+        } else {
+            Self { length: self.length, ..Self::open(self.elem) }
+        }
+    }
+
     /// The content as integers.
     pub fn ints(&self) -> Option<Vec<i64>> {
         self.data.as_ref().map(|data| data.iter().map(|&value| value as i64).collect())
@@ -72,6 +94,8 @@ impl Tensor {
 #[derive(Clone, Debug, Default)]
 pub struct Shapes {
     known: HashMap<String, Tensor>,
+    /// How many tensors the turns of loops have taken, in this graph and those around it.
+    followed: Rc<Cell<usize>>,
     /// Nodes whose inputs don't fit together, by name of their first output, and why.
     pub conflicts: Vec<(String, String)>,
 }
@@ -79,16 +103,15 @@ pub struct Shapes {
 impl Shapes {
     /// Follows a graph. `inputs` are its inputs as they are; the names of outer graphs are in `outer`.
     pub fn infer(graph: &GraphProto, opset: i64, inputs: HashMap<String, Tensor>, outer: Option<&Self>) -> Self {
-        let mut shapes =
-            Self { known: outer.map(|outer| outer.known.clone()).unwrap_or_default(), conflicts: Vec::new() };
-        shapes
-            .known
-            .extend(graph.initializer.iter().map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight))));
+        let mut shapes = Self { conflicts: Vec::new(), ..outer.cloned().unwrap_or_default() };
+        let weights = graph.initializer.iter();
+        shapes.known.extend(weights.map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight).possible())));
         for input in required_inputs(graph) {
             let dims = input.dims().and_then(|dims| dims.iter().map(known).collect());
-            shapes.known.insert(input.name().to_owned(), Tensor { elem: input.elem(), dims, ..Tensor::default() });
+            let tensor = Tensor { elem: input.elem(), dims, ..Tensor::default() };
+            shapes.known.insert(input.name().to_owned(), tensor.possible());
         }
-        shapes.known.extend(inputs);
+        shapes.known.extend(inputs.into_iter().map(|(name, tensor)| (name, tensor.possible())));
         let declared: HashMap<&str, i32> =
             graph.value_info.iter().chain(&graph.output).map(|value| (value.name(), value.elem())).collect();
         for node in &graph.node {
@@ -101,7 +124,7 @@ impl Shapes {
             };
             let mut outputs = outputs.into_iter();
             for name in &node.output {
-                let mut tensor = outputs.next().unwrap_or_default();
+                let mut tensor = outputs.next().unwrap_or_default().possible();
                 if tensor.elem == 0 {
                     tensor.elem = declared.get(name.as_str()).copied().unwrap_or_default();
                 }
@@ -111,6 +134,13 @@ impl Shapes {
             }
         }
         shapes
+    }
+
+    /// Whether a turn of a loop with this body may still be followed.
+    fn may_turn(&self, body: &GraphProto) -> bool {
+        let followed = self.followed.get() + self.known.len() + body.node.len();
+        self.followed.set(followed);
+        followed <= MOST_FOLLOWED
     }
 
     /// What is known about a tensor.

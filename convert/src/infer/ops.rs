@@ -4,8 +4,8 @@ use super::Tensor;
 use super::arithmetic::{broadcast, element_wise};
 use super::shaping::{self, axis_of, list};
 use crate::graph::is_recurrent;
-use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
+use crate::onnx::{DataType, element_count};
 
 /// Operators of one input and one output that work element by element.
 pub const UNARY: [&str; 52] = [
@@ -172,7 +172,8 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "Expand" => vec![shaping::expand(inputs)?],
         "Tile" => vec![shaping::tile(inputs)],
         "Split" => shaping::split(node, inputs)?,
-        "MatMul" | "MatMulInteger" | "FusedMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
+        "MatMul" | "MatMulInteger" => vec![mat_mul(first, &inputs[1], first.elem)?],
+        "FusedMatMul" => vec![fused_mat_mul(node, first, &inputs[1])?],
         "DynamicQuantizeMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
         "MatMulIntegerToFloat" => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
         "QLinearMatMul" => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
@@ -196,7 +197,7 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "SequenceEmpty" => vec![Tensor { length: Some(0), ..Tensor::default() }],
         "SequenceInsert" => {
             let element = &inputs[1];
-            vec![Tensor { length: first.length.map(|length| length + 1), data: None, ..element.clone() }]
+            vec![Tensor { length: first.length.map(|length| length.saturating_add(1)), data: None, ..element.clone() }]
         }
         "ConcatFromSequence" => vec![concat_from_sequence(node, first)],
         "OptionalGetElement" => vec![first.clone()],
@@ -207,7 +208,7 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
 fn size(of: &Tensor) -> Tensor {
     let elem = DataType::Int64 as i32;
     match &of.dims {
-        Some(dims) => Tensor::with_data(elem, vec![], vec![dims.iter().product::<i64>() as f64]),
+        Some(dims) => Tensor::with_data(elem, vec![], vec![element_count(dims) as f64]),
         None => Tensor::shaped(elem, vec![]),
     }
 }
@@ -233,6 +234,22 @@ fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
         dims.push(right[right.len() - 1]);
     }
     Ok(Tensor::shaped(elem, dims))
+}
+
+/// A product of factors that may lie the other way around.
+fn fused_mat_mul(node: &NodeProto, a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
+    let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
+    if is_set("transBatchA") || is_set("transBatchB") {
+        return Ok(Tensor::open(a.elem));
+    }
+    let flipped = |factor: &Tensor, flips: bool| {
+        let mut factor = factor.clone();
+        if let Some([.., rows, columns]) = factor.dims.as_deref_mut().filter(|_| flips) {
+            std::mem::swap(rows, columns);
+        }
+        factor
+    };
+    mat_mul(&flipped(a, is_set("transA")), &flipped(b, is_set("transB")), a.elem)
 }
 
 fn gemm(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
@@ -269,6 +286,9 @@ impl Window {
     }
 }
 
+/// No window is larger, and none moves further.
+const MOST_WINDOW: i64 = 1 << 20;
+
 /// What a convolution or a pooling does along a spatial axis (0 is the input's axis 2).
 pub fn window_at(node: &NodeProto, weights: Option<&[i64]>, spatial: usize, rank: usize) -> Option<Window> {
     let at = |name: &str, default: i64| node.ints(name).map_or(Some(default), |list| list.get(spatial).copied());
@@ -277,11 +297,14 @@ pub fn window_at(node: &NodeProto, weights: Option<&[i64]>, spatial: usize, rank
         None => *weights?.get(spatial + 2)?,
     };
     let (before, behind) = match node.ints("pads") {
-        Some(pads) => (*pads.get(spatial)?, *pads.get(spatial + rank - 2)?),
+        Some(pads) => (*pads.get(spatial)?, *pads.get((spatial + rank).checked_sub(2)?)?),
         None => (0, 0),
     };
     let automatic = node.text("auto_pad").is_some_and(|text| text.starts_with("SAME"));
-    Some(Window { kernel, stride: at("strides", 1)?, dilation: at("dilations", 1)?, before, behind, automatic })
+    let (stride, dilation) = (at("strides", 1)?, at("dilations", 1)?);
+    let is_possible = [kernel, stride, dilation].iter().all(|length| (1..=MOST_WINDOW).contains(length))
+        && [before, behind].iter().all(|pad| (0..=MOST_WINDOW).contains(pad));
+    is_possible.then_some(Window { kernel, stride, dilation, before, behind, automatic })
 }
 
 fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: bool) -> Result<Tensor, String> {
@@ -290,6 +313,7 @@ fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: boo
     let Some(own) = input.dims.as_deref().filter(|own| own.len() > 2) else { return Ok(Tensor::open(elem)) };
     let weights = match weights {
         Some(None) => return Ok(Tensor::open(elem)),
+        Some(Some([])) => return Err("its weights are a scalar".to_owned()),
         Some(Some(weights)) => Some(weights),
         None => None,
     };
@@ -314,12 +338,12 @@ fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: boo
 fn transposed_window(node: &NodeProto, input: &Tensor, weights: &Tensor) -> Tensor {
     let made = || {
         let (own, weights) = (input.dims.as_deref()?, weights.dims.as_deref().filter(|weights| weights.len() > 2)?);
-        let mut dims = vec![*own.first()?, weights[1] * node.int("group").unwrap_or(1)];
+        let mut dims = vec![*own.first()?, weights[1].saturating_mul(node.int("group").unwrap_or(1))];
         for (spatial, &length) in own.get(2..)?.iter().enumerate() {
             let window = window_at(node, Some(weights), spatial, own.len())?;
             let added = node.ints("output_padding").map_or(Some(0), |added| added.get(spatial).copied())?;
-            let free = window.stride * (length - 1) + window.reach() + 1 + added;
-            dims.push(free - window.before - window.behind);
+            let free = window.stride * (length - 1) + window.reach() + 1 - window.before - window.behind;
+            dims.push(free.saturating_add(added));
         }
         Some(dims)
     };
@@ -344,7 +368,8 @@ pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64
     for (index, &axis) in axes.iter().enumerate() {
         all[axis] = (*pads.get(index)?, *pads.get(index + axes.len())?);
     }
-    Some(all)
+    let is_possible = |pad: i64| (-super::MOST_LENGTH..=super::MOST_LENGTH).contains(&pad);
+    all.iter().all(|&(before, behind)| is_possible(before) && is_possible(behind)).then_some(all)
 }
 
 fn pad(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
@@ -377,7 +402,7 @@ fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
 pub fn hidden_size(node: &NodeProto, inputs: &[Tensor]) -> Option<i64> {
     let recurrence = inputs.get(2).and_then(|tensor| tensor.dims.as_deref());
     let axis = if node.op() == "DynamicQuantizeLSTM" { 1 } else { 2 };
-    node.int("hidden_size").or_else(|| recurrence?.get(axis).copied())
+    node.int("hidden_size").or_else(|| recurrence?.get(axis).copied()).filter(|&hidden| hidden > 0)
 }
 
 fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, String> {
@@ -391,8 +416,7 @@ fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, Str
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
     let out = reduced(&inputs[0], axes.as_deref(), keeps, inputs[0].elem)?;
     // What shapes are computed with: the number of elements, and the like.
-    let data =
-        inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| dims.iter().product::<i64>() == 1));
+    let data = inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| element_count(dims) == 1));
     let value = data.and_then(|data| match node.op() {
         "ReduceProd" => Some(data.iter().product()),
         "ReduceSum" => Some(data.iter().sum()),
@@ -441,7 +465,7 @@ fn concat_from_sequence(node: &NodeProto, sequence: &Tensor) -> Tensor {
         let axis = if axis < 0 { axis + own.len() as i64 + 1 } else { axis };
         dims.insert((axis.max(0) as usize).min(own.len()), length);
     } else if let Ok(axis) = axis_of(axis, own.len()) {
-        dims[axis] *= length;
+        dims[axis] = dims[axis].saturating_mul(length);
     }
     Tensor::shaped(sequence.elem, dims)
 }

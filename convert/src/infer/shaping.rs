@@ -36,7 +36,13 @@ fn pick(from: &Tensor, dims: &[i64], position: impl Fn(&[i64]) -> Vec<i64>) -> T
                 at[axis] = rest % dims[axis];
                 rest /= dims[axis];
             }
-            let index = position(&at).iter().zip(own).fold(0, |index, (&at, &dim)| index * dim + at);
+            let mut index = 0;
+            for (&at, &dim) in position(&at).iter().zip(own) {
+                if !(0..dim).contains(&at) {
+                    return None;
+                }
+                index = index * dim + at;
+            }
             out.push(*data.get(usize::try_from(index).ok()?)?);
         }
         Some(out)
@@ -118,8 +124,8 @@ pub fn reshape(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     }
     let count = element_count(own);
     if let Some(open) = dims.iter().position(|&dim| dim == -1) {
-        let others: i64 = dims.iter().filter(|&&dim| dim != -1).product();
-        if others == 0 || count % others != 0 {
+        let others = dims.iter().filter(|&&dim| dim != -1).fold(1, |count: i64, &dim| count.saturating_mul(dim));
+        if others <= 0 || count % others != 0 {
             return Err(format!("{count} elements of {own:?} don't fit {dims:?}"));
         }
         dims[open] = count / others;
@@ -201,7 +207,10 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     let mut dims = shapes[0].to_vec();
     dims[axis] = shapes.iter().map(|dims| dims[axis]).sum();
     // Outer times, the parts one after the other.
-    let outer: i64 = dims[..axis].iter().product();
+    let outer = element_count(&dims[..axis]);
+    if outer > super::MOST_ELEMENTS {
+        return Ok(Tensor::shaped(elem, dims));
+    }
     let parts =
         || inputs.iter().map(|tensor| Some((tensor.data.as_deref()?, element_count(&tensor.dims.as_deref()?[axis..]))));
     let data = parts().collect::<Option<Vec<_>>>().map(|parts| {
@@ -248,10 +257,13 @@ pub fn slices(node: &NodeProto, inputs: &[Tensor]) -> Result<Option<Vec<Taken>>,
         let counted = |value: i64| if value < 0 { value.saturating_add(length) } else { value };
         let (start, count) = if step > 0 {
             let (start, end) = (counted(start).clamp(0, length), counted(end).clamp(0, length));
-            (start, (end - start + step - 1).max(0) / step)
+            (start, (end - start).max(0).saturating_add(step - 1) / step)
+        } else if step == 0 {
+            return Err("a step is 0".to_owned());
         } else {
+            let step = step.max(-i64::MAX);
             let (start, end) = (counted(start).clamp(-1, length - 1), counted(end).clamp(-1, length - 1));
-            (start, (start - end - step - 1).max(0) / -step)
+            (start, (start - end).max(0).saturating_add(-step - 1) / -step)
         };
         taken.push(Taken { axis, start, step, count });
     }
@@ -302,7 +314,10 @@ pub fn expand(inputs: &[Tensor]) -> Result<Tensor, String> {
 
 pub fn tile(inputs: &[Tensor]) -> Tensor {
     let (Some(own), Some(repeats)) = (&inputs[0].dims, inputs[1].ints()) else { return Tensor::open(inputs[0].elem) };
-    let dims: Vec<i64> = own.iter().zip(&repeats).map(|(dim, repeat)| dim * repeat).collect();
+    if repeats.len() != own.len() {
+        return Tensor::open(inputs[0].elem);
+    }
+    let dims: Vec<i64> = own.iter().zip(&repeats).map(|(dim, repeat)| dim.saturating_mul(*repeat)).collect();
     pick(&inputs[0], &dims, |at| at.iter().zip(own).map(|(at, dim)| at % dim).collect())
 }
 
@@ -314,12 +329,13 @@ pub fn split(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, String>
         Some(sizes) => sizes,
         None if node.input_at(1).is_some() => return Ok(open()),
         None => {
-            let (parts, length) = (node.output.len() as i64, own[axis]);
+            let (parts, length) = (node.output.len().max(1) as i64, own[axis]);
             let size = (length + parts - 1) / parts;
             (0..parts).map(|part| size.min(length - part * size)).collect()
         }
     };
-    if sizes.iter().sum::<i64>() != own[axis] {
+    let sum = sizes.iter().fold(0, |sum: i64, &size| sum.saturating_add(size));
+    if sum != own[axis] || sizes.iter().any(|&size| size < 0) {
         return Err(format!("parts of {sizes:?} don't make up axis {axis} of {own:?}"));
     }
     let mut start = 0;

@@ -26,7 +26,7 @@ const ONNX_DOMAIN: &str = "ai.onnx";
 const MICROSOFT_DOMAIN: &str = "com.microsoft";
 
 /// The operators of ONNX Runtime that are known here.
-const MICROSOFT_OPERATORS: [&str; 19] = [
+const MICROSOFT_OPERATORS: [&str; 20] = [
     "Attention",
     "BiasGelu",
     "DequantizeLinear",
@@ -45,6 +45,7 @@ const MICROSOFT_OPERATORS: [&str; 19] = [
     "QLinearMul",
     "QLinearSigmoid",
     "QuantizeLinear",
+    "QuickGelu",
     "Range",
 ];
 
@@ -140,6 +141,18 @@ impl NodeProto {
             name: Some(name.to_owned()),
             r#type: Some(AttributeType::Int.into()),
             i: Some(value),
+            ..AttributeProto::default()
+        };
+        self.set(attribute);
+        self
+    }
+
+    /// The same node with an attribute of a tensor.
+    pub fn with_tensor(mut self, name: &str, value: TensorProto) -> Self {
+        let attribute = AttributeProto {
+            name: Some(name.to_owned()),
+            r#type: Some(AttributeType::Tensor.into()),
+            t: Some(value),
             ..AttributeProto::default()
         };
         self.set(attribute);

@@ -3,9 +3,9 @@
 use super::schema::TensorProto;
 use super::{DataType, is_external};
 
-/// How many elements a shape has.
+/// How many elements a shape has; the largest number where there are more.
 pub fn element_count(dims: &[i64]) -> i64 {
-    dims.iter().product()
+    dims.iter().fold(1, |count: i64, &dim| count.saturating_mul(dim))
 }
 
 /// A tensor of integers.

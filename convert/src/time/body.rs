@@ -38,7 +38,7 @@ impl<'a> Tracker<'a> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
         let captured = captured(body);
         let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
-        if body.input.len() != node.input.len() || body.output.len() + 1 < node.input.len() {
+        if body.input.len() != node.input.len() || !(2..=body.output.len() + 1).contains(&node.input.len()) {
             return Err(refuse(node, "has a body with other inputs or outputs", LOOP_HELP));
         }
         let places: Vec<Place> =
@@ -64,7 +64,7 @@ impl<'a> Tracker<'a> {
         inner.insert(name(0), Place::Counter { exact: true });
         inner.insert(name(1), Place::Counter { exact: false });
         for (carried, kind) in kinds.iter().enumerate() {
-            inner.insert(name(carried + 2), kind.place(of_carried[carried]));
+            inner.insert(name(carried + 2), kind.place(of_carried[carried], steps.stride));
         }
         let inferred = |shapes: &Shapes, carried: &[Tensor]| {
             Shapes::infer(body, self.opset, body_inputs(body, None, carried, false), Some(shapes))
@@ -111,7 +111,8 @@ impl<'a> Tracker<'a> {
 
     pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
-        if body.input.len() != node.input.len() {
+        let scanned = node.int("num_scan_inputs").unwrap_or(0);
+        if body.input.len() != node.input.len() || !(1..=node.input.len() as i64).contains(&scanned) {
             return Err(refuse(node, "has a body with other inputs", LOOP_HELP));
         }
         let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
@@ -151,13 +152,14 @@ impl<'a> Tracker<'a> {
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
         let output = |(output, value): (usize, &ValueInfoProto)| {
             if output < states {
-                return Place::Last;
+                return Ok(Place::Last);
             }
-            let rank = short.dims(value.name()).map_or(1, |dims| dims.len() as i64 + 1);
-            let axis = out_axes.get(output - states).copied().unwrap_or_default();
-            Place::At(steps.stacked((if axis < 0 { axis + rank } else { axis }) as usize))
+            let rank = short.dims(value.name()).map_or(1, |dims| dims.len() + 1);
+            let axis = axis_of(out_axes.get(output - states).copied().unwrap_or_default(), rank);
+            axis.map(|axis| Place::At(steps.stacked(axis)))
+                .map_err(|why| refuse(node, format!("stacks its output along {why}"), LOOP_HELP))
         };
-        let outputs = body.output.iter().enumerate().map(output).collect();
+        let outputs = body.output.iter().enumerate().map(output).collect::<Result<_, _>>()?;
         self.found.cuts.push(Cut::Scan { node: index });
         Ok(outputs)
     }
@@ -193,6 +195,9 @@ impl<'a> Tracker<'a> {
         }
         if !places.iter().any(|place| matches!(place, Place::At(_) | Place::Counter { .. })) {
             return Ok(vec![Place::Last; node.output.len()]);
+        }
+        if node.input.is_empty() {
+            return Err(refuse(node, "has no condition", "check the model with ONNX's checker"));
         }
         let taken = |shapes: &Shapes| branch(node, &shapes.get(&node.input[0]));
         let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {
@@ -250,8 +255,9 @@ fn loop_output(
         Carried::Invariant => return Ok(outside),
         Carried::Counter { .. } | Carried::Condition => return Ok(Place::Last),
         Carried::Sequence => {
-            check_entry(node, inner.place(output), &[Place::Sequence])?;
-            return Ok(Place::Sequence);
+            let collected = inner.place(output);
+            check_entry(node, collected, &[inner.place(input)])?;
+            return Ok(collected);
         }
         Carried::State => {}
     }
@@ -279,11 +285,12 @@ fn check_entry(node: &NodeProto, place: Place, allowed: &[Place]) -> Result<(), 
 }
 
 impl Carried {
-    fn place(self, outside: Place) -> Place {
+    /// `stride` is that of the steps.
+    fn place(self, outside: Place, stride: i64) -> Place {
         match self {
             Self::Invariant => outside,
             Self::Counter { exact } => Place::Counter { exact },
-            Self::Sequence => Place::Sequence,
+            Self::Sequence => Place::Sequence { stride },
             Self::Condition => Place::Counter { exact: false },
             Self::State => Place::Last,
         }

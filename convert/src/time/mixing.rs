@@ -4,6 +4,7 @@ use super::moves::along;
 use super::rules::{ATTENTION, NORMALIZES, WHOLE_INPUT, first};
 use super::{Layout, Place, Refusal, Tracker, UNKNOWN_SHAPE, refuse};
 use crate::infer::shaping::axis_of;
+use crate::onnx::element_count;
 use crate::onnx::schema::NodeProto;
 
 pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
@@ -16,7 +17,7 @@ pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout,
 
 pub fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
-    let is_one = tracker.dims(&node.input[1]).is_some_and(|dims| dims.iter().product::<i64>() == 1);
+    let is_one = tracker.dims(&node.input[1]).is_some_and(|dims| element_count(dims) == 1);
     let axis = axis_of(node.int("axis").unwrap_or(1), tracker.rank(node, 0)?);
     if is_one || axis.is_ok_and(|axis| axis != layout.axis) {
         Ok(layout)

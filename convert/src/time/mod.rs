@@ -19,6 +19,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, inputs_of, producers};
 use crate::infer::{Shapes, Tensor};
+use crate::onnx::element_count;
 use crate::onnx::schema::{GraphProto, NodeProto};
 
 pub use place::{Layout, Place};
@@ -75,9 +76,13 @@ impl Found {
         const fn common_divisor(a: i64, b: i64) -> i64 {
             if b == 0 { a } else { common_divisor(b, a % b) }
         }
-        self.multiple *= steps / common_divisor(self.multiple, steps);
+        self.multiple = self.multiple.saturating_mul(steps / common_divisor(self.multiple, steps).max(1));
     }
 }
+
+/// Tensors that are looked at to see whether one is the same along an axis. A tensor may be used many times on the way to
+/// another, so there may be far more ways than tensors.
+const MOST_SOURCES: usize = 256;
 
 /// Follows the steps through a graph and the graphs inside it.
 pub struct Tracker<'a> {
@@ -272,21 +277,34 @@ impl<'a> Tracker<'a> {
     /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
     /// meets the steps, if the tensor has one.
     pub fn is_steady(&self, name: &str, axis: Option<usize>) -> bool {
+        let mut left = MOST_SOURCES;
+        self.is_steady_within(&mut left, name, axis)
+    }
+
+    /// `left` is how many tensors may still be looked at.
+    fn is_steady_within(&self, left: &mut usize, name: &str, axis: Option<usize>) -> bool {
         let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
         let axis = axis.filter(|&axis| dims.get(axis).is_some_and(|&dim| dim != 1));
         match axis {
             None => !self.sized.contains(name),
-            Some(axis) => self.is_uniform(name, axis),
+            Some(axis) => self.is_uniform(left, name, axis),
         }
     }
 
     /// Whether a tensor has the same entries all along an axis, whatever its length.
-    fn is_uniform(&self, name: &str, axis: usize) -> bool {
+    fn is_uniform(&self, left: &mut usize, name: &str, axis: usize) -> bool {
+        *left = left.saturating_sub(1);
+        if *left == 0 {
+            return false;
+        }
         let (short, long, far) = (self.short.get(name), self.long.get(name), self.far.get(name));
         let entries = |tensor: &Tensor| {
             let (dims, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
-            let inner = usize::try_from(dims.get(axis + 1..)?.iter().product::<i64>()).ok()?;
+            let inner = usize::try_from(element_count(dims.get(axis + 1..)?)).ok()?;
             let length = usize::try_from(*dims.get(axis)?).ok()?;
+            if inner == 0 || length == 0 {
+                return None;
+            }
             let mut first = Vec::new();
             for block in data.chunks(inner * length) {
                 let mut entries = block.chunks(inner);
@@ -309,9 +327,9 @@ impl<'a> Tracker<'a> {
         let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
         match node.op() {
             "ConstantOfShape" => true,
-            "Expand" => self.is_steady(&node.input[0], source_axis(&node.input[0])),
+            "Expand" => node.input.first().is_some_and(|from| self.is_steady_within(left, from, source_axis(from))),
             op if rules::is_element_wise(op) => {
-                node.input.iter().all(|source| self.is_steady(source, source_axis(source)))
+                node.input.iter().all(|source| self.is_steady_within(left, source, source_axis(source)))
             }
             _ => false,
         }

@@ -163,8 +163,12 @@ pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
     let (Some(from), Some(to)) = (tracker.dims(&node.input[0]), tracker.dims(&node.output[0])) else {
         return Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE));
     };
-    let moved = layout.on(layout.axis + to.len() - from.len());
-    if to[moved.axis] == from[layout.axis] { Ok(moved) } else { Err(refuse(node, "repeats the steps", WHOLE_INPUT)) }
+    let moved = layout.on((layout.axis + to.len()).saturating_sub(from.len()));
+    if to.get(moved.axis) == from.get(layout.axis) {
+        Ok(moved)
+    } else {
+        Err(refuse(node, "repeats the steps", WHOLE_INPUT))
+    }
 }
 
 /// A `ScatterND` whose indices don't reach the axis of the steps.
@@ -175,6 +179,7 @@ pub fn scatter(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     let (Some(&depth), Some(rank)) = (indices.and_then(<[i64]>::last), indices.map(<[i64]>::len)) else {
         return Err(refused());
     };
-    let axis = data.axis.checked_sub(depth as usize).map(|behind| behind + rank - 1);
+    let axis =
+        usize::try_from(depth).ok().and_then(|depth| data.axis.checked_sub(depth)).map(|behind| behind + rank - 1);
     if axis == Some(updates.axis) && updates.on(data.axis) == data { Ok(data) } else { Err(refused()) }
 }

@@ -1,5 +1,7 @@
 //! Where a tensor carries time.
 
+use crate::onnx::element_count;
+
 /// How a tensor depends on the steps of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
@@ -13,8 +15,8 @@ pub enum Place {
     Certain,
     /// Inside a loop's body: the number of the step that runs if `exact`, else something computed with it.
     Counter { exact: bool },
-    /// A sequence with a tensor for each step.
-    Sequence,
+    /// A sequence with a tensor for each step. `stride` is that of the steps.
+    Sequence { stride: i64 },
 }
 
 /// Where the steps are in a tensor.
@@ -60,14 +62,18 @@ impl Layout {
 
     /// The layout after a change of shape that keeps the order of elements.
     pub fn reshaped(self, from: &[i64], to: &[i64]) -> Option<Self> {
-        let behind: i64 = self.inner * from.get(self.axis + 1..)?.iter().product::<i64>();
-        let mut suffix = 1;
+        let behind = self.inner.checked_mul(element_count(from.get(self.axis + 1..)?))?;
+        let mut suffix: i64 = 1;
         for axis in (0..to.len()).rev() {
-            let with = suffix * to[axis];
+            let with = suffix.checked_mul(to[axis])?;
             if with > behind {
                 let inner = behind / suffix;
-                let fits = behind % suffix == 0 && to[axis] % (inner * self.len) == 0;
-                return fits.then(|| Self { axis, outer: to[axis] / (inner * self.len), inner, ..self });
+                let block = inner.checked_mul(self.len).filter(|&block| block > 0)?;
+                let fits = behind % suffix == 0 && to[axis] % block == 0;
+                return fits.then(|| Self { axis, outer: to[axis] / block, inner, ..self });
+            }
+            if with <= 0 {
+                return None;
             }
             suffix = with;
         }

@@ -7,7 +7,10 @@ use crate::onnx::schema::NodeProto;
 pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let (left, right) = (tracker.rank(node, 0)?, tracker.rank(node, 1)?);
     let sums = || refuse(node, "sums over time", ATTENTION);
-    if node.int("transA").or(node.int("transB")).unwrap_or(0) != 0
+    let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
+    // Free weights may lie the other way around: no step is in them.
+    if ["transA", "transBatchA", "transBatchB"].iter().any(|name| is_set(name))
+        || is_set("transB") && places[1] != Place::Free
         || places[2..].iter().any(|place| matches!(place, Place::At(_)))
     {
         return Err(refuse(node, "multiplies steps in a way that isn't known", ATTENTION));

@@ -81,6 +81,11 @@ pub fn recurrent(
             return Err(refuse(node, format!("takes {name} from the steps"), WHOLE_INPUT));
         }
     }
+    let rank = tracker.rank(node, 0)?;
+    if rank != 3 {
+        let why = format!("takes an input of rank {rank}, and 3 is wanted");
+        return Err(refuse(node, why, "check the model with ONNX's checker"));
+    }
     tracker.found.cuts.push(Cut::Recurrent { node: index });
     Ok(outputs)
 }

@@ -46,7 +46,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
         return turns::counted(tracker, node, places).map(|place| vec![place; node.output.len()]);
     }
-    if places.contains(&Place::Sequence) || op == "SequenceInsert" {
+    if places.iter().any(|place| matches!(place, Place::Sequence { .. })) || op == "SequenceInsert" {
         return turns::sequence(tracker, node, places).map(|place| vec![place]);
     }
     if !places.iter().any(|place| matches!(place, Place::At(_))) {

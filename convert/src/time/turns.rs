@@ -35,11 +35,14 @@ pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
 /// Sequences with a tensor for each step.
 pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     match (node.op(), places) {
-        ("SequenceInsert", [Place::Sequence | Place::Free, Place::Last, ..]) if node.input_at(2).is_none() => {
-            Ok(Place::Sequence)
+        ("SequenceInsert", [sequence @ Place::Sequence { .. }, Place::Last, ..]) if node.input_at(2).is_none() => {
+            Ok(*sequence)
         }
-        ("Identity", [Place::Sequence]) => Ok(Place::Sequence),
-        ("ConcatFromSequence", [Place::Sequence]) => {
+        ("SequenceInsert", [Place::Free, Place::Last, ..]) if node.input_at(2).is_none() => {
+            Ok(Place::Sequence { stride: 1 })
+        }
+        ("Identity", [sequence @ Place::Sequence { .. }]) => Ok(*sequence),
+        ("ConcatFromSequence", [Place::Sequence { stride }]) => {
             let dims = tracker.dims(&node.output[0]);
             let element = tracker.tensor(&node.input[0]);
             let (Some(dims), Some(len)) = (dims, element.length) else {
@@ -50,8 +53,7 @@ pub fn sequence(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
             if dims.get(axis) != Some(&len) {
                 return Err(refuse(node, "joins several entries of each step", WHOLE_INPUT));
             }
-            // A sequence doesn't say which strides are in front of it. All have at most this product.
-            Ok(Place::At(Layout { stride: tracker.found.multiple, ..Layout::clean(axis, len) }))
+            Ok(Place::At(Layout { stride: *stride, ..Layout::clean(axis, len) }))
         }
         _ => Err(refuse(node, "treats the steps as a sequence in a way that isn't known", WHOLE_INPUT)),
     }

@@ -2,6 +2,7 @@
 
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
 use crate::infer::ops::{Window, pads, window_at};
+use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
 
 /// A convolution or a pooling.
@@ -83,7 +84,11 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
 /// What padding holds.
 fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
     match node.op() {
-        "MaxPool" => Ok(f64::NEG_INFINITY),
+        "MaxPool" => match DataType::try_from(tracker.tensor(&node.input[0]).elem) {
+            Ok(DataType::Int8) => Ok(i8::MIN.into()),
+            Ok(DataType::Uint8) => Ok(u8::MIN.into()),
+            _ => Ok(f64::NEG_INFINITY),
+        },
         "AveragePool" if node.int("count_include_pad").unwrap_or(0) == 0 => {
             Err(refuse(node, "leaves padding out of its averages", "set count_include_pad"))
         }

@@ -85,7 +85,8 @@ impl Host {
         let (length, inner) = (dims[axis] as usize, element_count(&dims[axis + 1..]) as usize * self.size());
         dims[axis] = count;
         let (start, end) = (start as usize * inner, (start + count) as usize * inner);
-        let bytes = self.bytes.chunks(length * inner).flat_map(|block| &block[start..end]).copied().collect();
+        // A tensor without elements has no blocks, of any size.
+        let bytes = self.bytes.chunks((length * inner).max(1)).flat_map(|block| &block[start..end]).copied().collect();
         Self { elem: self.elem, dims, bytes }
     }
 
@@ -100,7 +101,7 @@ impl Host {
         let mut bytes = Vec::new();
         for block in 0..outer {
             for part in parts {
-                let size = part.bytes.len() / outer;
+                let size = part.bytes.len() / outer.max(1);
                 bytes.extend_from_slice(&part.bytes[block * size..(block + 1) * size]);
             }
         }
@@ -159,6 +160,7 @@ fn bytes_of(elem: i32, number: f64) -> Vec<u8> {
         DataType::Float16 => f16::from_f64(number).to_le_bytes().to_vec(),
         DataType::Int64 => (number as i64).to_le_bytes().to_vec(),
         DataType::Int32 => (number as i32).to_le_bytes().to_vec(),
+        DataType::Int8 => (number as i8).to_le_bytes().to_vec(),
         _ => vec![number as u8],
     }
 }

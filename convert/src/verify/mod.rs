@@ -11,7 +11,7 @@ use ort::environment::Environment;
 use serde::Serialize;
 
 use crate::InputAxis;
-use crate::onnx::Dim;
+use crate::onnx::{DataType, Dim};
 use crate::report::{Report, Role, StartsAt};
 use host::{Difference, Host, Random};
 pub use recording::Recording;
@@ -33,6 +33,9 @@ const QUANTIZED_TOLERANCE: f64 = 0.1;
 /// A difference that is no more than rounding, however small the answers are: a sum of numbers around 1 has it in its last
 /// four bits.
 const ROUNDING: f64 = 16.0 * f32::EPSILON as f64;
+/// Both where outputs or states are FLOAT16, which has 11 bits.
+const HALF_TOLERANCE: f64 = 1e-2;
+const HALF_ROUNDING: f64 = 2e-3;
 
 /// Why two models can't be compared.
 #[derive(Debug, thiserror::Error)]
@@ -358,6 +361,12 @@ impl Comparison<'_> {
         1
     }
 
+    /// Whether an output of this type, or the states that it is made of, are rounded to FLOAT16.
+    fn is_half(&self, elem: i32) -> bool {
+        let half: i32 = DataType::Float16.into();
+        elem == half || self.report.states.iter().any(|state| state.elem == half)
+    }
+
     fn compare(&self, what: String, whole: &[Host], stepped: &[Vec<Host>]) -> Result<Compared, VerifyError> {
         let mut worst = Compared { what, output: String::new(), largest: 0.0, step: None };
         for (index, output) in self.report.outputs.iter().enumerate() {
@@ -377,9 +386,15 @@ impl Comparison<'_> {
                 return Err(VerifyError::Nothing(output.name.clone()));
             }
             let Difference { largest, at, scale } = expected.difference(&joined);
-            let tolerance = if self.report.quantizes { QUANTIZED_TOLERANCE } else { TOLERANCE };
+            let is_half = self.is_half(output.elem);
+            let rounding = if is_half { HALF_ROUNDING } else { ROUNDING };
+            let tolerance = match (self.report.quantizes, is_half) {
+                (true, _) => QUANTIZED_TOLERANCE,
+                (false, true) => HALF_TOLERANCE,
+                (false, false) => TOLERANCE,
+            };
             let step = output.axis.zip(at).map(|(axis, at)| expected.position(at, axis));
-            if largest > (tolerance * scale).max(ROUNDING) {
+            if largest > (tolerance * scale).max(rounding) {
                 return Err(VerifyError::Differs(format!(
                     "in {}, output '{}' differs by {largest:e}{}, and the original's largest value is {scale:e}",
                     worst.what,

@@ -136,7 +136,7 @@ fn a_comparison_takes_recordings() {
         (&[("x", "<f4", &[30, 3, 5], 0.5)], "array 'x' is [30, 3, 5], and [time, batch, 4] is expected"),
         (&[("x", "<f4", &[0, 3, 4], 0.5)], "array 'x' is [0, 3, 4], and [time, batch, 4] is expected"),
         (&[("x", "<u2", &[30, 3, 4], 0.5)], "speech.npz: its array 'x' cannot be read: its type is '<u2'"),
-        (&[("x", "<f8", &[30, 3, 4], 0.5)], "its shape is [30, 3, 4], and it has 1440 bytes"),
+        (&[("x", "<f8", &[30, 3, 4], 0.5)], "its shape [30, 3, 4] needs 2880 bytes, and it has 1440"),
     ] {
         npz(&file, arrays);
         let error = text(&run(&file).stderr);

@@ -1,6 +1,6 @@
 //! Models made here: what exporters seldom write, and what must be refused.
 
-use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
+use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, type_proto};
 use stateful_convert::onnx::{DataType, Dim, bracketed, opset, read};
 use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
@@ -222,6 +222,28 @@ fn rows_that_a_model_sorts_by_their_lengths_keep_their_states() {
     let converted = convert(model(&nodes).into(), &any()).unwrap();
     let error = compare(&model(&nodes), &converted).unwrap_err().to_string();
     assert!(error.contains("output 'y' differs"), "{error}");
+}
+
+#[test]
+fn rows_that_an_old_model_sorts_keep_their_states() {
+    for opset in [10, 17] {
+        let nodes = [
+            node("Shape", "lens", "rows"),
+            node("Cast", "lens", "numbers").with_int("to", FLOAT.into()),
+            node("TopK", "numbers rows", "sorted order").with_int("axis", 0),
+            NodeProto::make("Cast", "lengths", &["sorted"], &["lengths"]).with_int("to", DataType::Int32 as i64),
+            NodeProto::make("Gather", "xs", &["x", "order"], &["xs"]).with_int("axis", 1),
+            node("LSTM", "xs w r b lengths", "ys").with_int("hidden_size", 3),
+            NodeProto::make("Cast", "places", &["order"], &["places"]).with_int("to", FLOAT.into()),
+            node("Neg", "places", "below"),
+            NodeProto::make("TopK", "back", &["below", "rows"], &["largest", "back"]).with_int("axis", 0),
+            NodeProto::make("Gather", "y", &["ys", "back"], &["y"]).with_int("axis", 2),
+        ];
+        let build = Build::new().input("x", "time batch 4").typed_input("lens", DataType::Int32, "batch");
+        let build = build.output("y", "time 1 batch 3").recurrent_weights(4);
+        let model = nodes.into_iter().fold(build, Build::node).bytes_of_opset(opset);
+        assert_equal(&checked(model, &any()).unwrap().1);
+    }
 }
 
 #[test]
@@ -547,6 +569,49 @@ fn strides_of_branches_side_by_side_are_not_multiplied() {
     assert_eq!(written, serde_json::json!([{ "input": "x", "axis": 2, "multiple": 6 }]));
 }
 
+#[test]
+fn sequences_have_the_stride_in_front_of_them() {
+    // A loop behind stride 2 that collects its steps, beside a branch of stride 3.
+    let sequence = |name: &str| {
+        let mut value = ValueInfoProto::tensor(name, FLOAT, &dims("batch 3"));
+        let element = value.r#type.take().map(Box::new);
+        let of = type_proto::Sequence { elem_type: element };
+        value.r#type =
+            Some(TypeProto { value: Some(type_proto::Value::SequenceType(Box::new(of))), ..TypeProto::default() });
+        value
+    };
+    let scalar = |name: &str, elem: DataType| ValueInfoProto::tensor(name, elem.into(), &[]);
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: vec![
+            NodeProto::make("Gather", "g", &["two", "i"], &["now"]).with_int("axis", 2),
+            node("SequenceInsert", "all now", "more"),
+            node("Identity", "on", "go"),
+        ],
+        input: vec![scalar("i", DataType::Int64), scalar("on", DataType::Bool), sequence("all")],
+        output: vec![scalar("go", DataType::Bool), sequence("more")],
+        ..GraphProto::default()
+    };
+    let conv = |name: &str, weights: &str, to: &str, stride: i64| {
+        let conv = NodeProto::make("Conv", name, &["x", weights], &[to]).with_ints("strides", &[stride]);
+        conv.with_ints("pads", &[3 - stride, 0])
+    };
+    let build = Build::new().input("x", "batch 4 time").output("y", "twos batch 3").output("three", "batch 3 threes");
+    let build = build.weights("k", &[3, 4, 3]).weights("l", &[3, 4, 3]).ints("at", &[], &[2]).ints("one", &[], &[1]);
+    let nodes = [
+        conv("b", "l", "three", 3),
+        conv("a", "k", "two", 2),
+        node("Shape", "two", "shape"),
+        NodeProto::make("Gather", "turns", &["shape", "at"], &["turns"]).with_int("axis", 0),
+        node("SequenceEmpty", "", "none"),
+        with_graph(node("Loop", "turns - none", "joined"), "body", body),
+        node("ConcatFromSequence", "joined", "y").with_int("axis", 0).with_int("new_axis", 1),
+    ];
+    let (converted, compared) = checked(nodes.into_iter().fold(build, Build::node).bytes(), &any()).unwrap();
+    assert_eq!(converted.report.steps_multiple, 6);
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
 fn along_time() -> Options {
     Options { time: vec![InputAxis { input: "x".to_owned(), axis: 0 }], ..Options::default() }
 }
@@ -840,6 +905,93 @@ fn pooling_over_time_starts_from_the_lowest_value() {
     let (converted, compared) = checked(build.bytes(), &any()).unwrap();
     assert_eq!(converted.report.states[0].starts_at, StartsAt::Value(f64::NEG_INFINITY));
     assert_equal(&compared);
+}
+
+#[test]
+fn pooling_of_integers_starts_from_the_lowest_integer() {
+    for (elem, zero_point, lowest) in
+        [(DataType::Int8, -7, StartsAt::Value(-128.0)), (DataType::Uint8, 120, StartsAt::Zero)]
+    {
+        let pool = node("MaxPool", "q", "p").with_ints("kernel_shape", &[3]).with_ints("pads", &[2, 0]);
+        let mut build = quantized(Build::new().input("x", "batch 4 time").output("y", "batch 4 time"));
+        build.graph.initializer[1].data_type = Some(elem.into());
+        build.graph.initializer[1].int32_data = vec![zero_point];
+        let nodes = [node("QuantizeLinear", "x s z", "q"), pool, node("DequantizeLinear", "p s z", "y")];
+        let (converted, compared) = checked(nodes.into_iter().fold(build, Build::node).bytes(), &any()).unwrap();
+        let [state] = converted.report.states.as_slice() else { panic!("{:?}", converted.report.states) };
+        assert_eq!((state.elem, state.starts_at), (elem.into(), lowest));
+        assert_equal(&compared);
+    }
+}
+
+#[test]
+fn negative_zero_points_are_where_padding_starts() {
+    let tensor = |name: &str, dims: &[i64], values: Vec<i32>| TensorProto {
+        name: Some(name.to_owned()),
+        data_type: Some(DataType::Int8.into()),
+        dims: dims.to_vec(),
+        int32_data: values,
+        ..TensorProto::default()
+    };
+    let mut build = quantized(Build::new().input("x", "batch 4 time").output("y", "batch 4 time"));
+    build.graph.initializer.push(tensor("below", &[], vec![-100]));
+    build.graph.initializer.push(tensor("weights", &[4, 4, 3], (0..48).map(|number| number * 5 % 251 - 125).collect()));
+    let nodes = [
+        node("QuantizeLinear", "x s below", "q"),
+        node("QLinearConv", "q s below weights s below s below", "c").with_ints("pads", &[2, 0]),
+        node("DequantizeLinear", "c s below", "y"),
+    ];
+    let (converted, compared) = checked(nodes.into_iter().fold(build, Build::node).bytes(), &any()).unwrap();
+    assert_eq!(converted.report.states[0].starts_at, StartsAt::Value(-100.0));
+    assert_equal(&compared);
+}
+
+#[test]
+fn products_and_activations_of_onnx_runtime_are_followed() {
+    let microsoft = |node: NodeProto| NodeProto { domain: Some("com.microsoft".to_owned()), ..node };
+    let product = || microsoft(node("FusedMatMul", "x k", "p").with_int("transA", 0).with_int("transB", 1));
+    let build =
+        |product: NodeProto| behind(vec![product, microsoft(node("QuickGelu", "p", "z"))]).weights("k", &[4, 4]);
+    let (_, compared) = checked(build(product()).bytes(), &along_time()).unwrap();
+    assert_equal(&compared);
+    for attribute in ["transA", "transBatchA", "transBatchB"] {
+        let message = refusal(build(product().with_int(attribute, 1)).bytes(), &along_time());
+        assert!(message.starts_with("com.microsoft.FusedMatMul 'the fusedmatmul' "), "{message}");
+    }
+    // Weights that aren't square.
+    let narrow =
+        behind(vec![microsoft(node("FusedMatMul", "x k", "p").with_int("transB", 1)), node("MatMul", "p l", "z")]);
+    let (_, compared) = checked(narrow.weights("k", &[5, 4]).weights("l", &[5, 4]).bytes(), &along_time()).unwrap();
+    assert_equal(&compared);
+}
+
+/// The weights of half precision are multiplied with `factor` in the converted model.
+fn compared_with_other_weights(factor: f32) -> Result<Vec<Compared>, String> {
+    let conv = node("Conv", "x k", "y").with_ints("pads", &[2, 0]);
+    let half = |build: Build| {
+        let mut build = build;
+        let elem: i32 = DataType::Float16.into();
+        build.graph.input[0].set_tensor(elem, &dims("batch 4 time"));
+        build.graph.output[0].set_tensor(elem, &dims("batch 4 time"));
+        let weights = &mut build.graph.initializer[0];
+        weights.data_type = Some(elem);
+        let bits = |value: f32| i32::from(half::f16::from_f32(value).to_bits());
+        weights.int32_data = std::mem::take(&mut weights.float_data).into_iter().map(bits).collect();
+        build
+    };
+    let build = || Build::new().input("x", "batch 4 time").output("y", "batch 4 time").weights("k", &[4, 4, 3]);
+    let original = half(build().node(conv.clone())).bytes();
+    let mut other = build().node(conv);
+    other.graph.initializer[0].float_data.iter_mut().for_each(|weight| *weight *= factor);
+    let converted = convert(half(other).bytes().into(), &any()).unwrap();
+    compare(&original, &converted).map_err(|error| error.to_string())
+}
+
+#[test]
+fn half_precision_is_compared_within_its_rounding() {
+    compared_with_other_weights(1.002).unwrap();
+    let error = compared_with_other_weights(1.05).unwrap_err();
+    assert!(error.contains("output 'y' differs"), "{error}");
 }
 
 #[test]

@@ -1,0 +1,262 @@
+//! Models that no exporter writes: they are refused with the node, and never end in a panic or in a loop without end.
+
+use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use stateful_convert::onnx::{DataType, Dim, bracketed};
+use stateful_convert::{InputAxis, Options, convert};
+
+use crate::common::{Build, FLOAT, checked, dims, node, pair, refusal, with_graph};
+
+/// A convolution over `x [batch, 4, time]`.
+fn convolution(edit: impl Fn(NodeProto) -> NodeProto) -> Vec<u8> {
+    let conv = node("Conv", "x w", "y").with_ints("pads", &[2, 0]);
+    Build::new()
+        .input("x", "batch 4 time")
+        .output("y", "batch 4 time")
+        .weights("w", &[4, 4, 3])
+        .node(edit(conv))
+        .bytes()
+}
+
+#[test]
+fn windows_that_cannot_be_are_refused() {
+    type Edit = fn(NodeProto) -> NodeProto;
+    let edits: [Edit; 10] = [
+        |node| node.with_ints("strides", &[0]),
+        |node| node.with_ints("strides", &[-1]),
+        |node| node.with_ints("strides", &[i64::MAX]),
+        |node| node.with_ints("dilations", &[0]),
+        |node| node.with_ints("dilations", &[i64::MAX]),
+        |node| node.with_ints("kernel_shape", &[0]),
+        |node| node.with_ints("kernel_shape", &[i64::MIN]),
+        |node| node.with_ints("pads", &[i64::MAX, i64::MAX]),
+        |node| node.with_ints("pads", &[-1, 0]),
+        |node| node.with_ints("pads", &[2]),
+    ];
+    let options = Options { time: vec![InputAxis { input: "x".to_owned(), axis: 2 }], ..Options::default() };
+    for edit in edits {
+        let error = refusal(convolution(edit), &options);
+        assert!(error.starts_with("Conv 'the conv' has a window of unknown size"), "{error}");
+    }
+}
+
+/// A layer over `x [time, batch, 4]`, behind some nodes that make `s` of it.
+fn behind(nodes: Vec<NodeProto>) -> Build {
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(4);
+    let build = nodes.into_iter().fold(build, Build::node);
+    build.node(node("LSTM", "s w r b", "y").with_int("hidden_size", 3))
+}
+
+fn any() -> Options {
+    Options::default()
+}
+
+fn along_first() -> Options {
+    Options { time: vec![InputAxis { input: "x".to_owned(), axis: 0 }], ..Options::default() }
+}
+
+#[test]
+fn shapes_and_numbers_beyond_all_bounds_are_refused() {
+    let slice = || behind(vec![node("Slice", "x start end axis step", "s")]).ints("axis", &[1], &[0]);
+    let (front, all) = (&[0][..], &[i64::MAX][..]);
+    let build = slice().ints("start", &[1], front).ints("end", &[1], all).ints("step", &[1], &[0]);
+    let error = refusal(build.bytes(), &along_first());
+    assert!(error.starts_with("Slice 'the slice'"), "{error}");
+    let build = slice().ints("start", &[1], all).ints("end", &[1], &[i64::MIN]).ints("step", &[1], &[i64::MIN]);
+    // The last step.
+    convert(build.bytes().into(), &along_first()).unwrap();
+
+    let many = [i64::MAX, i64::MAX, i64::MIN];
+    for (op, inputs) in [("Reshape", "x many"), ("Tile", "x many"), ("Expand", "x many"), ("Split", "x many")] {
+        let build = behind(vec![node(op, inputs, "s")]).ints("many", &[3], &many);
+        let error = refusal(build.bytes(), &along_first());
+        assert!(error.contains(&format!("{op} 'the ")) || error.contains("of unknown shape"), "{error}");
+    }
+    // What has so many elements is never made.
+    for (op, inputs) in
+        [("ConstantOfShape", "many"), ("Expand", "one many"), ("Range", "zero huge one"), ("Tile", "one many")]
+    {
+        let build = behind(vec![node(op, inputs, "added"), node("Add", "x added", "s")]);
+        let build = build.ints("many", &[2], &[1 << 20, 1 << 40]).ints("one", &[], &[1]);
+        let build = build.ints("zero", &[], &[0]).ints("huge", &[], &[i64::MAX]);
+        convert(build.bytes().into(), &along_first()).unwrap_err();
+    }
+    let build = Build::new().input("x", "time 4611686018427387904 4611686018427387904").output("y", "time 1 1 3");
+    let build = build.recurrent_weights(4).node(node("LSTM", "x w r b", "y").with_int("hidden_size", 3));
+    let error = refusal(build.bytes(), &along_first());
+    assert!(error.contains("of unknown shape"), "{error}");
+    // Rows of no elements, in a number that would take forever.
+    let joined = Build::new()
+        .input("x", "time 4")
+        .output("y", "time 4")
+        .node(node("Concat", "none none", "both").with_int("axis", 1));
+    let joined =
+        joined.node(node("Gather", "both at", "s")).node(node("Add", "x s", "y")).ints("none", &[1 << 40, 0], &[]);
+    convert(joined.ints("at", &[], &[0]).bytes().into(), &along_first()).unwrap_err();
+}
+
+#[test]
+fn nodes_that_wait_for_each_other_are_refused() {
+    let error = refusal(behind(vec![node("Add", "x t", "s"), node("Identity", "s", "t")]).bytes(), &along_first());
+    assert!(error.starts_with("Add 'the add' waits for its own output, or for a node that does; "), "{error}");
+    // Lengths of rows that are made of themselves.
+    let build = Build::new().input("x", "time batch 4").typed_input("lens", DataType::Int32, "batch");
+    let build = build.output("y", "time 1 batch 3").recurrent_weights(4).node(node("Cast", "b", "a").with_int("to", 6));
+    let build = build.node(node("Identity", "a", "b")).node(node("LSTM", "x w r b a", "y").with_int("hidden_size", 3));
+    let error = refusal(build.bytes(), &along_first());
+    assert!(error.starts_with("Cast 'the cast' waits"), "{error}");
+    // In a body.
+    let values = |values: &[(&str, i32, &str)]| -> Vec<ValueInfoProto> {
+        values.iter().map(|&(name, elem, shape)| ValueInfoProto::tensor(name, elem, &dims(shape))).collect()
+    };
+    let body = GraphProto {
+        node: vec![node("Identity", "q", "p"), node("Identity", "p", "q"), node("Identity", "go", "goes")],
+        input: values(&[("turn", 7, ""), ("go", 9, ""), ("state", FLOAT, "4")]),
+        output: values(&[("goes", 9, ""), ("q", FLOAT, "4")]),
+        ..GraphProto::default()
+    };
+    let looping = with_graph(node("Loop", "turns - start", "s"), "body", body);
+    let build = Build::new().input("x", "time 4").output("y", "time 4").node(looping).node(node("Add", "x s", "y"));
+    let error = refusal(build.ints("turns", &[], &[3]).weights("start", &[4]).bytes(), &along_first());
+    assert!(error.starts_with("Identity 'the identity' waits"), "{error}");
+}
+
+#[test]
+fn nodes_in_another_order_are_sorted() {
+    let mut build = behind(vec![node("Relu", "x", "s")]);
+    build.graph.node.reverse();
+    let sorted = checked(behind(vec![node("Relu", "x", "s")]).bytes(), &along_first()).unwrap().0;
+    let converted = convert(build.bytes().into(), &along_first()).unwrap();
+    assert_eq!(converted.model, sorted.model);
+}
+
+#[test]
+fn dimensions_of_0_leave_the_batch_closed() {
+    let options = Options { open_batch: true, keep_recurrences: true, ..Options::default() };
+    let build = Build::new().input("x", "1 0 4").output("y", "1 0").node(node("Reshape", "x shape", "y"));
+    let error = refusal(build.ints("shape", &[2], &[1, 0]).bytes(), &options);
+    assert!(error.starts_with("Reshape 'the reshape'"), "{error}");
+}
+
+#[test]
+fn inputs_without_elements_are_compared() {
+    let build = behind(vec![node("Concat", "x none", "s").with_int("axis", 2)]).input("none", "time batch 0");
+    checked(build.bytes(), &any()).unwrap();
+}
+
+/// A model with so many caches that the batch must be opened in several at once. A `Reshape` with the batch of 1 in its
+/// shape reads each.
+#[test]
+fn the_batch_of_many_states_is_opened() {
+    let mut build = Build::new().ints("apart", &[3], &[1, 2, 2]).ints("back", &[2], &[1, 4]);
+    let mut states = Vec::new();
+    for index in 0..300 {
+        let [from, to, between] = ["in", "out", "between"].map(|what| format!("{what}{index}"));
+        build = build.input(&from, "1 4").output(&to, "1 4");
+        build = build.node(NodeProto::make("Reshape", &between, &[&from, "apart"], &[&between]));
+        build = build.node(NodeProto::make("Reshape", &to, &[&between, "back"], &[&to]));
+        states.push(pair(&from, &to));
+    }
+    let options = Options { open_batch: true, keep_recurrences: true, states, ..Options::default() };
+    let (converted, _) = checked(build.bytes(), &options).unwrap();
+    assert_eq!(converted.report.opened.len(), 300);
+    assert!(converted.report.states.iter().all(|state| bracketed(&state.dims) == "[batch, 4]"));
+}
+
+#[test]
+fn indices_of_a_scatter_that_cannot_be_leave_the_batch_closed() {
+    let options = Options { open_batch: true, keep_recurrences: true, ..Options::default() };
+    let scatter = |shape: &[i64], indices: &[i64]| {
+        let build = Build::new().input("x", "1 4").input("u", "1 4").output("y", "1 4");
+        let build = build.node(node("Reshape", "u same", "v")).node(node("ScatterND", "x indices v", "y"));
+        build.ints("same", &[2], &[1, 4]).ints("indices", shape, indices).bytes()
+    };
+    for (shape, indices) in [(&[][..], &[0][..]), (&[1, 1, 2], &[0, i64::MAX]), (&[1, 2, 2], &[i64::MIN, 0, 0, 0])] {
+        let error = refusal(scatter(shape, indices), &options);
+        assert!(error.starts_with("ScatterND 'the scatternd'"), "{error}");
+    }
+}
+
+/// A layer whose input is multiplied with zeros of `time`, after as many sums of it with itself.
+#[test]
+fn sums_of_sums_are_followed_to_a_limit() {
+    let behind_sums = |sums: usize| {
+        let mut nodes = vec![
+            node("Shape", "x", "shape"),
+            node("Concat", "shape wide", "target").with_int("axis", 0),
+            node("ConstantOfShape", "target", "a0"),
+        ];
+        let add = |sum: usize| (format!("a{sum} a{sum}"), format!("a{}", sum + 1));
+        nodes.extend((0..sums).map(add).map(|(both, made)| NodeProto { name: None, ..node("Add", &both, &made) }));
+        nodes.push(node("Unsqueeze", "x last", "wider"));
+        nodes.push(node("Add", &format!("wider a{sums}"), "summed"));
+        nodes.push(node("ReduceMean", "summed", "s").with_ints("axes", &[3]).with_int("keepdims", 0));
+        behind(nodes).ints("wide", &[1], &[4096]).ints("last", &[1], &[3]).bytes()
+    };
+    checked(behind_sums(3), &along_first()).unwrap();
+    let error = refusal(behind_sums(70), &along_first());
+    assert!(error.starts_with("Add 'the add' takes 'a70', which has its own value for each step"), "{error}");
+}
+
+/// A `Loop` that ends on a condition, with another in its body, `depth` deep.
+fn nested(depth: usize) -> NodeProto {
+    let value = |name: String, elem: DataType| ValueInfoProto::tensor(&name, elem.into(), &[] as &[Dim]);
+    let name = |what: &str| format!("{what}{depth}");
+    let mut inner = Vec::new();
+    if depth > 0 {
+        inner.push(nested(depth - 1));
+    }
+    let int64 = DataType::Int64;
+    inner.extend([
+        node("Add", &format!("{} one", name("count")), &name("next")),
+        node("Less", &format!("{} limit", name("next")), &name("goes")),
+    ]);
+    let body = GraphProto {
+        node: inner,
+        input: vec![value(name("turn"), int64), value(name("go"), DataType::Bool), value(name("count"), int64)],
+        output: vec![value(name("goes"), DataType::Bool), value(name("next"), int64)],
+        ..GraphProto::default()
+    };
+    with_graph(node("Loop", "- true zero", &name("turned")), "body", body)
+}
+
+#[test]
+fn loops_in_loops_are_followed_to_a_limit() {
+    let build = behind(vec![
+        node("Cast", "one", "true").with_int("to", 9),
+        nested(4),
+        node("Cast", "turned4", "number").with_int("to", 1),
+        node("Add", "x number", "s"),
+    ]);
+    let build = build.ints("one", &[], &[1]).ints("zero", &[], &[0]).ints("limit", &[], &[900]);
+    // It gives the same number for inputs of all lengths.
+    convert(build.bytes().into(), &along_first()).unwrap();
+}
+
+#[test]
+fn scans_of_more_inputs_than_they_have_are_refused() {
+    let body = GraphProto {
+        node: vec![node("Identity", "each", "made")],
+        input: vec![ValueInfoProto::tensor("each", FLOAT, &dims("batch 4"))],
+        output: vec![ValueInfoProto::tensor("made", FLOAT, &dims("batch 4"))],
+        ..GraphProto::default()
+    };
+    let scan = |count: i64, axis: i64| {
+        let scan = with_graph(node("Scan", "x", "s"), "body", body.clone()).with_int("num_scan_inputs", count);
+        behind(vec![scan.with_ints("scan_output_axes", &[axis])]).bytes()
+    };
+    let error = refusal(scan(i64::MAX, 0), &along_first());
+    assert!(error.starts_with("Scan 'the scan' has a body with other inputs"), "{error}");
+    for axis in [i64::MAX, i64::MIN, 3] {
+        let error = refusal(scan(1, axis), &along_first());
+        assert!(error.starts_with("Scan 'the scan' stacks its output along axis "), "{error}");
+    }
+}
+
+#[test]
+fn loops_and_scans_without_what_they_need_are_refused() {
+    let body = GraphProto { node: vec![node("Identity", "x", "inner")], ..GraphProto::default() };
+    let error = refusal(behind(vec![with_graph(node("Loop", "", "s"), "body", body.clone())]).bytes(), &along_first());
+    assert!(error.starts_with("Loop 'the loop' has a body with other inputs or outputs"), "{error}");
+    let error = refusal(behind(vec![with_graph(node("If", "", "s"), "then_branch", body)]).bytes(), &along_first());
+    assert!(error.starts_with("If 'the if' has no condition"), "{error}");
+}
