@@ -7,6 +7,7 @@ use crate::graph::{Names, producers};
 use crate::infer::Tensor;
 use crate::infer::loops::scan_counts;
 use crate::infer::ops::hidden_size;
+use crate::lengths::{self, Content};
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
 use crate::time::{Cut, Hint, Refusal, refuse};
@@ -45,6 +46,8 @@ pub struct CutGraph {
 
 /// Cuts a graph at the places that the analysis found.
 pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGraph, Refusal> {
+    let content = content_inputs(graph);
+    lengths::check(graph, analysis, &content)?;
     let mut cutter = Cutter {
         analysis,
         opset,
@@ -53,7 +56,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
         graph: graph.clone(),
         original: graph.clone(),
         states: Vec::new(),
-        content: content_inputs(graph),
+        content,
     };
     for cut in &analysis.found.cuts {
         match cut {
@@ -84,12 +87,12 @@ struct Cutter<'a> {
     graph: GraphProto,
     original: GraphProto,
     states: Vec<NewState>,
-    content: HashMap<String, HashSet<String>>,
+    content: Content,
 }
 
 /// The inputs whose content each tensor depends on. Shapes are no content.
-fn content_inputs(graph: &GraphProto) -> HashMap<String, HashSet<String>> {
-    let mut content: HashMap<String, HashSet<String>> = crate::graph::required_inputs(graph)
+fn content_inputs(graph: &GraphProto) -> Content {
+    let mut content: Content = crate::graph::required_inputs(graph)
         .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
         .collect();
     for node in &graph.node {
@@ -211,8 +214,7 @@ impl Cutter<'_> {
     /// A tensor that says which rows have no steps, for a recurrent node with lengths of rows: ONNX Runtime gives back
     /// states of zeros for such rows.
     fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
-        let of_requests = |lens: &&str| self.content.get(*lens).is_some_and(|inputs| !inputs.is_empty());
-        let Some(lens) = node.input_at(4).filter(of_requests) else { return Ok(None) };
+        let Some(lens) = lengths::of_requests(node, &self.content) else { return Ok(None) };
         if self.opset < 9 {
             let why = "takes sequence_lens, which needs the operator Where to keep the state of a row without steps";
             return Err(refuse(node, why, "convert the model to opset 9 or newer"));

@@ -14,6 +14,7 @@
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
+//! | `lengths` | lengths of rows that requests say, and what they need of a model |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
@@ -25,6 +26,7 @@ mod convert;
 mod cut;
 mod graph;
 mod infer;
+mod lengths;
 pub mod onnx;
 pub mod report;
 mod time;

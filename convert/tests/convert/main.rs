@@ -6,3 +6,4 @@ mod command;
 mod common;
 mod exports;
 mod graphs;
+mod lengths;
