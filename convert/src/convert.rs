@@ -8,8 +8,9 @@ use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
 use crate::batch::{self, BatchError, Opened};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{is_recurrent, prune, required_inputs, sort};
+use crate::lengths::leaves_rows_in_order;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
-use crate::onnx::{self, Dim, ReadError, external_files, function_like_operator, opset};
+use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
 use crate::report::{
     Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple, Warning,
 };
@@ -376,7 +377,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         dims: input.dims().unwrap_or_default(),
         role: match analysis.time.iter().find(|seed| seed.input == input.name()) {
             Some(seed) => Role::Steps { axis: seed.axis },
-            None if is_lengths(graph, input.name()) => Role::Lengths,
+            None if is_lengths(graph, input) => Role::Lengths,
             None => Role::Other,
         },
     };
@@ -416,17 +417,23 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 }
 
 /// Whether an input is the lengths of a recurrent node's rows.
-fn is_lengths(graph: &GraphProto, input: &str) -> bool {
+fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
+    // Numbers that lengths are computed from may also be a part of the steps, as 0.5.
+    let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
     let lens = graph.node.iter().filter(|node| is_recurrent(node.op()));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
     while let Some(name) = names.pop() {
-        if name == input {
+        if name == input.name() {
             return true;
         }
         let node = producers.get(name.as_str()).map(|&index| &graph.node[index]);
         let moves = ["Cast", "Identity", "TopK", "Gather", "Reshape", "Squeeze", "Unsqueeze"];
-        names.extend(node.filter(|node| moves.contains(&node.op())).and_then(|node| node.input.first().cloned()));
+        match node {
+            Some(node) if moves.contains(&node.op()) => names.extend(node.input.first().cloned()),
+            Some(node) if is_integer && leaves_rows_in_order(node) => names.extend(node.input.iter().cloned()),
+            _ => {}
+        }
     }
     false
 }

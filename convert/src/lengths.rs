@@ -1,12 +1,14 @@
 //! Lengths of rows (`sequence_lens`) that requests say. A row may be shorter than its request, and go on in a later one.
 //!
-//! Rule: each new state leaves out the padding of shorter rows, so each must belong to a layer with the same lengths.
+//! Rules: each new state leaves out the padding of shorter rows, so each must belong to a layer with the same lengths. The
+//! model leaves the rows in their order, because states stay in that of the sequences.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
 use crate::graph::{is_recurrent, producers};
 use crate::infer::loops::scan_counts;
+use crate::infer::ops::{BROADCAST, UNARY};
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::time::{Cut, Place, Refusal, refuse};
 
@@ -42,6 +44,15 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
         }
     }
     Ok(())
+}
+
+/// Whether what a node makes of lengths of rows has them in the same order.
+pub fn leaves_rows_in_order(node: &NodeProto) -> bool {
+    let op = node.op();
+    let is_element_wise = UNARY.contains(&op) || BROADCAST.contains(&op) || op == "Where";
+    is_element_wise
+        || op.starts_with("Reduce")
+        || ["Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"].contains(&op)
 }
 
 /// Whether the rows of a recurrent node are those of the requests, and not the steps.

@@ -10,62 +10,35 @@ const REQUESTS: [i64; 4] = [3, 2, 4, 2];
 /// Those that rows have of each request. In the last request they have all, so that its last step is theirs.
 const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
 
-/// What one row has: its inputs, or its outputs.
+/// The inputs of one row, its states, or its outputs.
 type Row = Vec<Host>;
 
 impl Comparison<'_> {
-    /// Compares rows of different lengths with runs of the original over the steps of each row alone. In each request, the
-    /// rows are at other places of the batch. `None` if rows have no lengths, or can't be told apart.
+    /// Compares rows of different lengths with runs of the original over the steps of each row alone. `None` if rows have
+    /// no lengths, or can't be told apart.
     pub(super) fn rows_of_different_lengths(
         &mut self,
         inputs: &[(String, Host)],
         total: i64,
     ) -> Result<Option<Compared>, VerifyError> {
-        let rows = self.rows_of(inputs);
+        if !self.has_lengths() || self.fixed_steps().is_some() || !self.rows_can_be_told_apart(inputs) {
+            return Ok(None);
+        }
         let steps = |row: i64| {
             STEPS_OF_ROWS[row as usize % STEPS_OF_ROWS.len()].map(|steps| steps * self.report.steps_multiple)
         };
-        let steps: Vec<_> = (0..rows).map(steps).collect();
-        let is_long_enough = steps.iter().all(|steps| steps.iter().sum::<i64>() <= total);
-        if !self.has_lengths()
-            || self.fixed_steps().is_some()
-            || !is_long_enough
-            || !self.rows_can_be_told_apart(inputs)
-        {
+        let steps: Vec<_> = (0..self.rows_of(inputs)).map(steps).collect();
+        if steps.iter().any(|steps| steps.iter().sum::<i64>() > total) {
             return Ok(None);
         }
-        let names: Vec<&String> = inputs.iter().map(|(name, _)| name).collect();
-        let named = |row: Row| names.iter().map(|&name| name.clone()).zip(row).collect::<Vec<_>>();
-        let (mut expected, mut states, mut made) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut expected, mut states) = (Vec::new(), Vec::new());
         for (row, steps) in steps.iter().enumerate() {
             let own = steps.iter().sum();
-            let inputs = named(self.row(inputs, row, (0, own), own, &mut Random::new(0)));
+            let inputs = self.named(self.row(inputs, row, (0, own), own, &mut Random::new(0)));
             expected.push(self.whole(&inputs, own)?);
             states.push(self.first_states(&inputs)?);
-            made.push(Vec::new());
         }
-        let mut names_of_outputs = self.output_names();
-        names_of_outputs.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
-        let mut random = Random::new(13);
-        for (request, length) in REQUESTS.map(|steps| steps * self.report.steps_multiple).into_iter().enumerate() {
-            let order: Vec<usize> = (0..steps.len()).map(|place| (place + request) % steps.len()).collect();
-            let of_row = |&row: &usize| {
-                let start = steps[row][..request].iter().sum();
-                self.row(inputs, row, (start, steps[row][request]), length, &mut random)
-            };
-            let together: Vec<Row> = order.iter().map(of_row).collect();
-            let mut feeds = named(joined(&together, &self.axes_of_inputs()));
-            let together: Vec<Row> = order.iter().map(|&row| states[row].clone()).collect();
-            let ends = self.report.states.iter().map(|state| state.pair.input.clone());
-            feeds.extend(ends.zip(joined(&together, &self.axes_of_states())));
-            let mut outputs = self.converted.run(&feeds, &names_of_outputs)?;
-            let next = outputs.split_off(self.report.outputs.len());
-            for (place, &row) in order.iter().enumerate() {
-                states[row] = parts(&next, &self.axes_of_states(), place);
-                let answer = parts(&outputs, &self.axes_of_outputs(), place);
-                made[row].push(self.own_steps(answer, steps[row][request], length));
-            }
-        }
+        let made = self.answers_of_rows(inputs, &steps, states)?;
         let mut worst: Option<Compared> = None;
         for (expected, made) in expected.iter().zip(&made) {
             let compared = self.compare("rows of different lengths".to_owned(), expected, made)?;
@@ -76,14 +49,56 @@ impl Comparison<'_> {
         Ok(worst)
     }
 
+    /// What the converted model gives for the steps of each row, by request. In each request, the rows are at other places
+    /// of the batch.
+    fn answers_of_rows(
+        &mut self,
+        inputs: &[(String, Host)],
+        steps: &[[i64; REQUESTS.len()]],
+        mut states: Vec<Row>,
+    ) -> Result<Vec<Vec<Row>>, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut answers = vec![Vec::new(); steps.len()];
+        let mut random = Random::new(13);
+        for (request, length) in REQUESTS.map(|steps| steps * self.report.steps_multiple).into_iter().enumerate() {
+            let order: Vec<usize> = (0..steps.len()).map(|place| (place + request) % steps.len()).collect();
+            let of_row = |&row: &usize| {
+                let start = steps[row][..request].iter().sum();
+                self.row(inputs, row, (start, steps[row][request]), length, &mut random)
+            };
+            let rows: Vec<Row> = order.iter().map(of_row).collect();
+            let before: Vec<Row> = order.iter().map(|&row| states[row].clone()).collect();
+            let mut feeds = self.named(joined(&rows, &self.axes_of_inputs()));
+            let ends = self.report.states.iter().map(|state| state.pair.input.clone());
+            feeds.extend(ends.zip(joined(&before, &self.axes_of_states())));
+            let mut outputs = self.converted.run(&feeds, &names)?;
+            let after = outputs.split_off(self.report.outputs.len());
+            for (place, &row) in order.iter().enumerate() {
+                states[row] = parts(&after, &self.axes_of_states(), place);
+                let answer = parts(&outputs, &self.axes_of_outputs(), place);
+                answers[row].push(self.own_steps(answer, steps[row][request], length));
+            }
+        }
+        Ok(answers)
+    }
+
     /// Whether each tensor that goes with the steps has an axis for the rows. One row needs none.
     fn rows_can_be_told_apart(&self, inputs: &[(String, Host)]) -> bool {
-        let lengths = self.report.inputs.iter().zip(inputs).filter(|(input, _)| input.role == Role::Lengths);
-        let mut counts = lengths.map(|(_, (_, value))| element_count(&value.dims));
         let rows = self.rows_of(inputs);
+        // What a caller gives as lengths isn't changed.
+        let is_given = |name: &str| self.given.values.iter().any(|(given, _)| given == name);
+        let mut lengths = self.report.inputs.iter().zip(inputs).filter(|(input, _)| input.role == Role::Lengths);
+        let fits = |(input, (_, value)): (&StepInput, &(String, Host))| {
+            element_count(&value.dims) == rows && !is_given(&input.name)
+        };
         let of_inputs = self.report.inputs.iter().filter(|input| input.role != Role::Other).map(row_axis);
         let mut axes = of_inputs.chain(self.axes_of_outputs()).chain(self.axes_of_states());
-        counts.all(|count| count == rows) && (rows == 1 || axes.all(|axis| axis.is_some()))
+        lengths.all(fits) && (rows == 1 || axes.all(|axis| axis.is_some()))
+    }
+
+    fn named(&self, values: Row) -> Vec<(String, Host)> {
+        self.report.inputs.iter().map(|input| input.name.clone()).zip(values).collect()
     }
 
     fn axes_of_inputs(&self) -> Vec<Option<usize>> {

@@ -168,7 +168,7 @@ fn layer_with_lengths(op: &str, gates: i64) -> Build {
 #[test]
 fn rows_without_steps_keep_their_state() {
     for (op, gates) in [("LSTM", 4), ("GRU", 3), ("RNN", 1)] {
-        // In chunks of 7, one of the two rows has no steps in the second chunk.
+        // In chunks of 7, two of the three rows have no steps in the second chunk.
         let (converted, compared) = checked(layer_with_lengths(op, gates).bytes(), &any()).unwrap();
         assert_eq!(states(&converted)[0], format!("the.{}.h_in", op.to_lowercase()));
         assert_equal(&compared);

@@ -74,6 +74,18 @@ fn layers_with_the_same_lengths_are_converted() {
 }
 
 #[test]
+fn one_row_may_be_shorter_than_its_request() {
+    for (op, gates) in [("LSTM", 4), ("GRU", 3), ("RNN", 1)] {
+        let build = Build::new().input("x", "time 1 4").typed_input("lens", DataType::Int32, "1");
+        let build = build.output("last", "1 1 3").recurrent_weights(gates);
+        let build = build.node(layer(op, "first", "x w r b lens", "- last"));
+        let (_, compared) = checked(build.bytes(), &Options::default()).unwrap();
+        assert_equal(op, &compared);
+        assert_eq!(compared.last().unwrap().what, "rows of different lengths");
+    }
+}
+
+#[test]
 fn a_comparison_finds_a_state_that_takes_in_the_padding_of_shorter_rows() {
     let mut build = two_layers("lens");
     build.graph.input.retain(|input| input.name() != "others");
@@ -95,4 +107,74 @@ fn a_comparison_finds_a_state_that_takes_in_the_padding_of_shorter_rows() {
     converted.model = without_lengths(converted.model);
     let error = compare(&without_lengths(original), &converted).unwrap_err().to_string();
     assert!(error.contains("in rows of different lengths, output 'y' differs"), "{error}");
+}
+
+/// A model that sorts its rows with a `TopK` over `of`, as PyTorch does, and takes the lengths `lens_of_layer`.
+fn sorting(before: Vec<NodeProto>, of: &str, largest: i64, after: Vec<NodeProto>, lens_of_layer: &str) -> Vec<u8> {
+    let top = |from: &str, to: &[&str], largest: i64| {
+        NodeProto::make("TopK", to[1], &[from, "rows"], to).with_int("axis", 0).with_int("largest", largest)
+    };
+    let gather = |from: &str, by: &str, to: &str, axis: i64| {
+        NodeProto::make("Gather", to, &[from, by], &[to]).with_int("axis", axis)
+    };
+    let mut nodes = before;
+    nodes.extend([NodeProto::make("Shape", "a", &["lens"], &["rows"]), top(of, &["sorted", "order"], largest)]);
+    nodes.extend(after);
+    nodes.extend([
+        gather("x", "order", "xs", 1),
+        layer("GRU", "first", &format!("xs w r b {lens_of_layer}"), "ys"),
+        top("order", &["numbers", "back"], 0),
+        gather("ys", "back", "y", 2),
+    ]);
+    nodes.into_iter().fold(inputs(3).output("y", "time 1 batch 3"), Build::node).bytes()
+}
+
+#[test]
+fn sorts_of_the_rows_are_removed_or_refused() {
+    let negative = |from: &str, to: &str| vec![NodeProto::make("Neg", to, &[from], &[to])];
+    for bytes in [
+        sorting(vec![], "lens", 1, vec![], "sorted"),
+        sorting(vec![], "lens", 0, vec![], "sorted"),
+        sorting(negative("lens", "of"), "of", 0, negative("sorted", "lens_of_layer"), "lens_of_layer"),
+    ] {
+        assert_equal("a sort", &checked(bytes, &Options::default()).unwrap().1);
+    }
+    // The lengths are gathered in the order that the sort gives, or reversed.
+    let gather = vec![NodeProto::make("Gather", "g", &["lens", "order"], &["lens_of_layer"])];
+    let reverse = NodeProto::make("Slice", "s", &["sorted", "from", "to", "axis", "back"], &["lens_of_layer"]);
+    for (node, nodes) in [("Gather 'g'", gather), ("Slice 's'", vec![reverse])] {
+        let message = refusal(sorting(vec![], "lens", 1, nodes, "lens_of_layer"), &Options::default());
+        let expected = format!(
+            "{node} makes the lengths of rows of GRU 'first' (sequence_lens), and it isn't known whether it leaves the rows in"
+        );
+        assert!(message.starts_with(&expected), "{message}");
+    }
+    // A part of the rows.
+    let mut model = read(sorting(vec![], "lens", 1, vec![], "sorted").into()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    graph.node[0] = node("Identity", "one", "rows");
+    let message = refusal(write(&model), &Options::default());
+    assert!(message.starts_with("TopK 'order' makes the lengths of rows of GRU 'first'"), "{message}");
+}
+
+#[test]
+fn a_comparison_finds_states_that_go_to_other_rows() {
+    for largest in [0, 1] {
+        let original = sorting(vec![], "lens", largest, vec![], "sorted");
+        let mut converted = convert(original.clone().into(), &Options::default()).unwrap();
+        compare(&original, &converted).unwrap();
+        // As if the sort had stayed.
+        let mut model = read(converted.model.into()).unwrap();
+        let graph = model.graph.as_mut().unwrap();
+        graph.node.retain(|node| node.op() != "Range");
+        let sort = graph.node.iter().position(|node| node.output[0] == "sorted").unwrap();
+        let top = NodeProto::make("TopK", "order", &["lens", "order.rows"], &["sorted", "order"]);
+        let sorted = top.with_int("axis", 0).with_int("largest", largest);
+        graph.node.remove(sort);
+        let rows = graph.node.iter().position(|node| node.output[0] == "order.rows").unwrap();
+        graph.node.insert(rows + 1, sorted);
+        converted.model = write(&model);
+        let error = compare(&original, &converted).unwrap_err().to_string();
+        assert!(error.contains("output 'y' differs"), "{largest}: {error}");
+    }
 }
