@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use bytes::Bytes;
 
-use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
+use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{is_recurrent, prune, required_inputs, sort};
@@ -165,10 +165,15 @@ fn analysed(
     // What the user asked for may be done although nothing is to be cut. A model without any state can't be served.
     let is_done_without = options.time.is_empty() && !pairs.is_empty();
     match analyse(graph, opset, &options.time, &states) {
-        Ok(analysis) => Ok((analysis, None)),
+        Ok(mut analysis) => {
+            let uncut = analysis.uncut.take();
+            let time = analysis.time.clone();
+            let uncut = uncut.map(|Uncut { nodes, refusals }| Warning::Uncut { nodes, refusals, time });
+            Ok((analysis, uncut))
+        }
         Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
         Err(Obstacle::Refused { refusals, without_state: nodes }) if is_done_without => {
-            let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals });
+            let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals, time: Vec::new() });
             Ok((without_time(), uncut))
         }
         Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
