@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::graph::{is_recurrent, required_inputs};
+use crate::graph::{Names, is_recurrent, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
@@ -258,7 +258,7 @@ fn attempt(
     let symbol = match &of_time {
         Some((seed, dims)) => match &dims[seed.axis] {
             Dim::Symbol(name) => name.clone(),
-            _ => "time".to_owned(),
+            _ => Names::of_dimensions(graph.input.iter()).fresh("time"),
         },
         None => "time".to_owned(),
     };

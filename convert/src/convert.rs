@@ -5,9 +5,9 @@ use std::num::NonZeroUsize;
 use bytes::Bytes;
 
 use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
-use crate::batch::{self, BatchError, Opened};
+use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{is_recurrent, prune, required_inputs, sort};
+use crate::graph::{Names, is_recurrent, prune, required_inputs, sort};
 use crate::lengths::leaves_rows_in_order;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
@@ -269,7 +269,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     let Some(InputAxis { input, axis }) = analysis.time.first().filter(|_| options.time.is_empty()) else {
         return Ok(());
     };
-    if analysis.symbol != batch::SYMBOL {
+    if !is_batch_name(&analysis.symbol) {
         return Ok(());
     }
     let reads = |node: &&NodeProto| is_recurrent(node.op()) && node.input.first() == Some(input);
@@ -277,7 +277,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     let refusal = Refusal {
         node: node.label().to_owned(),
         operator: node.operator(),
-        why: format!("runs along axis {axis} of '{input}', which the model names '{}'", batch::SYMBOL),
+        why: format!("runs along axis {axis} of '{input}', which the model names '{}'", analysis.symbol),
         help:
             "if the batch is in front, export the model with a transpose in front of the layer (batch_first); if the \
                steps are, name their axis"
@@ -290,18 +290,21 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
 /// Gives the batch its usual name, by which the backend knows it. An exporter may have numbered it, as in `s77`. Where an
 /// output has no such dimension, it may be something else, and keeps its name.
 fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
-    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
-    if analysis.symbol == batch::SYMBOL {
+    if is_batch_name(&analysis.symbol) {
         // The caller says that the model's name is wrong.
-        analysis.symbol = "steps".to_owned();
+        let wrong = Dim::Symbol(std::mem::take(&mut analysis.symbol));
+        let values = graph.input.iter().chain(&graph.output).chain(&graph.value_info);
+        analysis.symbol = Names::of_dimensions(values).fresh("steps");
         let steps = Dim::Symbol(analysis.symbol.clone());
         for value in graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info) {
-            name_dims(value, &steps, |_, dim| *dim == usual);
+            name_dims(value, &steps, |_, dim| *dim == wrong);
         }
     }
+    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
     let Some(old) = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty()) else { return };
     let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
-    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).contains(&usual));
+    let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
+    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
     let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
     let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
     let Some(of_outputs) = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1)) else {

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 /// Whether an operator has hidden states, which it passes from step to step.
@@ -58,7 +59,7 @@ pub fn required_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoPro
     graph.input.iter().filter(move |input| !defaults.contains(input.name()))
 }
 
-/// Gives names that are in use nowhere in the graph.
+/// Gives names that are not in use.
 pub struct Names(HashSet<String>);
 
 impl Names {
@@ -67,6 +68,12 @@ impl Names {
         let mut taken = HashSet::new();
         take(graph, &mut taken);
         Self(taken)
+    }
+
+    /// The names of the dimensions of tensors are taken.
+    pub fn of_dimensions<'a>(values: impl Iterator<Item = &'a ValueInfoProto>) -> Self {
+        let name = |dim| if let Dim::Symbol(name) = dim { Some(name) } else { None };
+        Self(values.flat_map(|value| value.dims().unwrap_or_default()).filter_map(name).collect())
     }
 
     /// `wanted`, or the first of `wanted_2`, `wanted_3` and so on that is free.

@@ -34,7 +34,7 @@ mod time;
 pub mod verify;
 
 pub use analysis::InputAxis;
-pub use batch::BatchError;
+pub use batch::{BatchError, is_batch_name};
 pub use convert::{ConvertError, Converted, Options, convert, pairs};
 pub use report::Pair;
 pub use time::{Hint, Refusal, Refusals};

@@ -45,6 +45,46 @@ fn steps_in_a_dimension_that_the_model_names_the_batch_are_confirmed_first() {
 }
 
 #[test]
+fn usual_names_of_the_batch_are_known() {
+    for name in ["N", "batch_size", "Batch", "b", "bs", "batchsize"] {
+        let build = || {
+            let build = Build::new().input("x", &format!("{name} rows 4")).output("y", &format!("{name} 1 rows 3"));
+            build.recurrent_weights(3).node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes()
+        };
+        let message = refusal(build(), &any());
+        let expected = format!("GRU 'the gru' runs along axis 0 of 'x', which the model names '{name}'");
+        assert!(message.starts_with(&expected), "{message}");
+        let (converted, compared) = checked(build(), &along_time()).unwrap();
+        assert_equal(&compared);
+        let graph = read(converted.model.into()).unwrap().graph.unwrap();
+        assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[steps, batch, 4]");
+        assert_eq!(bracketed(&graph.output[0].dims().unwrap()), "[steps, 1, batch, 3]");
+    }
+}
+
+#[test]
+fn no_two_dimensions_get_one_name() {
+    // The rows are named 'steps', and an input without steps has a dimension with a usual name of the batch.
+    let build = Build::new().input("x", "batch steps 4").input("m", "N 3").output("y", "batch 1 steps 3");
+    let build = build.output("z", "N 3").node(node("Relu", "m", "z")).recurrent_weights(3);
+    let bytes = build.node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes();
+    let (converted, compared) = checked(bytes, &along_time()).unwrap();
+    assert_equal(&compared);
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[steps_2, steps, 4]");
+    assert_eq!(bracketed(&graph.output[0].dims().unwrap()), "[steps_2, 1, steps, 3]");
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, steps, 3]");
+    // The number of steps is fixed, and another dimension is named 'time'.
+    let build = Build::new().input("x", "14 batch 4").input("m", "time 3").output("y", "14 1 batch 3");
+    let build = build.output("z", "time 3").node(node("Relu", "m", "z")).recurrent_weights(3);
+    let bytes = build.node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes();
+    let converted = convert(bytes.into(), &along_time()).unwrap();
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[time_2, batch, 4]");
+    assert_eq!(bracketed(&graph.input[1].dims().unwrap()), "[time, 3]");
+}
+
+#[test]
 fn missing_inputs_and_outputs_are_added() {
     for (op, gates, expected) in [("LSTM", 4, 2), ("GRU", 3, 1), ("RNN", 1, 1)] {
         let (converted, compared) = checked(layer(op, gates, |node| node).bytes(), &any()).unwrap();
