@@ -255,13 +255,12 @@ fn attempt(
     let dims =
         |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
     let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));
-    let symbol = match &of_time {
-        Some((seed, dims)) => match &dims[seed.axis] {
-            Dim::Symbol(name) => name.clone(),
-            _ => Names::of_dimensions(graph.input.iter()).fresh("time"),
-        },
-        None => "time".to_owned(),
+    let name = |seed: &InputAxis| match dims(seed)?.into_iter().nth(seed.axis)? {
+        Dim::Symbol(name) => Some(name),
+        _ => None,
     };
+    let symbol = time.iter().find_map(name);
+    let symbol = symbol.unwrap_or_else(|| Names::of_dimensions(graph.input.iter()).fresh("time"));
     let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| {
         of_time.and_then(|(seed, dims)| {
             let mut open =

@@ -82,6 +82,16 @@ fn no_two_dimensions_get_one_name() {
     let graph = read(converted.model.into()).unwrap().graph.unwrap();
     assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[time_2, batch, 4]");
     assert_eq!(bracketed(&graph.input[1].dims().unwrap()), "[time, 3]");
+    // The axes of two inputs have the steps, and one has a name.
+    let mut build = two_inputs();
+    build.graph.input[0].set_tensor(FLOAT, &[Dim::Open, Dim::Symbol("batch".to_owned()), Dim::Known(4)]);
+    let axis = |input: &str| InputAxis { input: input.to_owned(), axis: 0 };
+    let both = Options { time: vec![axis("x"), axis("m")], ..any() };
+    let converted = convert(build.bytes().into(), &both).unwrap();
+    assert_eq!(
+        bracketed(&read(converted.model.into()).unwrap().graph.unwrap().input[0].dims().unwrap()),
+        "[frames, batch, 4]"
+    );
 }
 
 #[test]
