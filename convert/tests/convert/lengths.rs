@@ -158,6 +158,36 @@ fn sorts_of_the_rows_are_removed_or_refused() {
 }
 
 #[test]
+fn packed_layers_that_sort_the_rows_each_are_converted() {
+    let top = |from: &str, to: &[&str], largest: i64| {
+        NodeProto::make("TopK", to[1], &[from, "rows"], to).with_int("axis", 0).with_int("largest", largest)
+    };
+    let gather = |from: &str, by: &str, to: &str, axis: i64| {
+        NodeProto::make("Gather", to, &[from, by], &[to]).with_int("axis", axis)
+    };
+    let nodes = [
+        NodeProto::make("Shape", "a", &["lens"], &["rows"]),
+        top("lens", &["sorted", "order"], 1),
+        gather("x", "order", "xs", 1),
+        layer("GRU", "first", "xs w r b sorted", "all"),
+        node("Squeeze", "all one", "between"),
+        top("order", &["numbers", "back"], 0),
+        gather("between", "back", "in_order", 1),
+        node("Cast", "lens", "lens_again").with_int("to", 7),
+        top("lens_again", &["sorted_again", "order_again"], 1),
+        gather("in_order", "order_again", "zs", 1),
+        named("cast again", node("Cast", "sorted_again", "lens_of_second")).with_int("to", 6),
+        layer("GRU", "second", "zs w2 r b lens_of_second", "ys"),
+        top("order_again", &["numbers_again", "back_again"], 0),
+        gather("ys", "back_again", "y", 2),
+    ];
+    let build = nodes.into_iter().fold(inputs(3).output("y", "time 1 batch 3"), Build::node);
+    let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
+    assert_eq!(states(&converted), ["first.h_in", "second.h_in"]);
+    assert_equal("packed layers", &compared);
+}
+
+#[test]
 fn a_comparison_finds_states_that_go_to_other_rows() {
     for largest in [0, 1] {
         let original = sorting(vec![], "lens", largest, vec![], "sorted");
