@@ -143,10 +143,12 @@ pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> Ha
     let mut open: VecDeque<String> = of.into_iter().collect();
     let mut found = HashSet::new();
     while let Some(name) = open.pop_front() {
-        if let Some(&index) = producers.get(name.as_str()) {
-            open.extend(inputs_of(&graph.node[index]).into_iter().filter(|input| !found.contains(input)));
+        if !found.insert(name.clone()) {
+            continue;
         }
-        found.insert(name);
+        if let Some(&index) = producers.get(name.as_str()) {
+            open.extend(inputs_of(&graph.node[index]));
+        }
     }
     found
 }
@@ -190,6 +192,14 @@ mod tests {
         prune(&mut graph);
         assert_eq!(names(&graph), ["a", "c"]);
         assert_eq!(graph.input.len(), 1);
+    }
+
+    #[test]
+    fn a_tensor_to_which_many_ways_lead_is_looked_at_once() {
+        let names: Vec<String> = (0..=64).map(|number| format!("t{number}")).collect();
+        let twice = |(from, to): (&String, &String)| NodeProto::make("Add", to, &[from, from], &[to]);
+        let graph = GraphProto { node: names.iter().zip(&names[1..]).map(twice).collect(), ..GraphProto::default() };
+        assert_eq!(ancestors(&graph, [names[64].clone()]).len(), 65);
     }
 
     #[test]
