@@ -1,5 +1,6 @@
 //! The conversion: bytes of a model in, bytes of a model with states out.
 
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
 
 use bytes::Bytes;
@@ -431,9 +432,13 @@ fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
     let lens = graph.node.iter().filter(|node| is_recurrent(node.op()));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
+    let mut seen = HashSet::new();
     while let Some(name) = names.pop() {
         if name == input.name() {
             return true;
+        }
+        if !seen.insert(name.clone()) {
+            continue;
         }
         let node = producers.get(name.as_str()).map(|&index| &graph.node[index]);
         let moves = ["Cast", "Identity", "TopK", "Gather", "Reshape", "Squeeze", "Unsqueeze"];

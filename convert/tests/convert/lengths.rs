@@ -2,6 +2,7 @@
 
 use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use stateful_convert::onnx::{DataType, read, write};
+use stateful_convert::report::Role;
 use stateful_convert::{Options, convert};
 
 use crate::common::{Build, FLOAT, assert_equal, checked, compare, dims, node, refusal, states, with_graph};
@@ -155,6 +156,19 @@ fn sorts_of_the_rows_are_removed_or_refused() {
     graph.node[0] = node("Identity", "one", "rows");
     let message = refusal(write(&model), &Options::default());
     assert!(message.starts_with("TopK 'order' makes the lengths of rows of GRU 'first'"), "{message}");
+}
+
+#[test]
+fn lengths_that_are_computed_from_integers_get_lengths_in_the_comparison() {
+    // Each node reads the one before twice, so there are 2^40 ways to the input.
+    let name = |number: usize| if number == 0 { "lens".to_owned() } else { format!("m{number}") };
+    let twice =
+        |number| NodeProto::make("Max", &name(number), &[&name(number - 1), &name(number - 1)], &[&name(number)]);
+    let build = (1..=40).map(twice).fold(inputs(3).output("y", "time 1 batch 3"), Build::node);
+    let build = build.node(layer("GRU", "first", &format!("x w r b {}", name(40)), "y"));
+    let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
+    assert_eq!(converted.report.inputs[1].role, Role::Lengths);
+    assert_equal("computed lengths", &compared);
 }
 
 #[test]
