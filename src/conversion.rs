@@ -126,12 +126,11 @@ fn left_inside(file: &Path, pairs: &[StatePair]) -> Result<Vec<String>, Conversi
     let options = Options { states: pairs.iter().map(converter_pair).collect(), ..Options::default() };
     let converted = match stateful_convert::convert(read(file)?, &options) {
         Ok(converted) => converted,
-        Err(ConvertError::Refused(refusals)) => {
-            let why = refusals.to_string().replace('\n', "; ");
+        // The model is served as it is.
+        Err(error) => {
+            let why = error.to_string().replace('\n', "; ");
             return Ok(vec![format!("recurrences inside the model may begin anew in each request: {why}")]);
         }
-        // The model is served as it is.
-        Err(_) => return Ok(Vec::new()),
     };
     let report = converted.report;
     let uncut = report.warnings.iter().filter(|warning| matches!(warning, Warning::Uncut { .. }));

@@ -10,6 +10,8 @@ mod gap;
 use std::fmt;
 
 pub use gap::{Gap, GappedRow, PaddingSide};
+// A converted model names its batch so that it is found here.
+pub use stateful_convert::is_batch_name;
 
 /// Element type of a tensor. The names are Triton's (`TYPE_FP32` in config.pbtxt, `FP32` in the protocol).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,11 +120,6 @@ pub const STRING_BYTES: usize = 32;
 /// Number of elements in `dims`; `None` if a dimension is open (negative) or the product overflows.
 pub fn element_count(dims: &[i64]) -> Option<usize> {
     dims.iter().try_fold(1usize, |count, &dim| count.checked_mul(usize::try_from(dim).ok()?))
-}
-
-/// Whether exporters give this name to the batch dimension.
-pub fn is_batch_name(symbol: &str) -> bool {
-    ["batch", "batch_size", "batchsize", "n", "b", "bs"].contains(&symbol.to_lowercase().as_str())
 }
 
 /// Where a row lies in a batched tensor: in `outer` chunks of `inner_bytes` bytes.

@@ -1,12 +1,13 @@
 //! Finds the time axis of a model's inputs, and what stands in the way of running in steps.
 
 use std::collections::HashMap;
+use std::fmt;
 
-use crate::graph::{is_recurrent, required_inputs};
+use crate::graph::{Names, is_recurrent, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use crate::time::{Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
+use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
 
 /// Lengths that shapes are computed for. They have many divisors, so that strides divide them.
 const SHORT: i64 = 48;
@@ -26,6 +27,12 @@ pub struct InputAxis {
     pub axis: usize,
 }
 
+impl fmt::Display for InputAxis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.input, self.axis)
+    }
+}
+
 /// Shapes of the whole graph for some sizes of its inputs.
 pub struct Probes {
     pub short: Shapes,
@@ -43,6 +50,15 @@ pub struct Analysis {
     pub batch: Option<String>,
     pub found: Found,
     pub probes: Probes,
+    /// Recurrences on other inputs.
+    pub uncut: Option<Uncut>,
+}
+
+/// Recurrences that get no state, each with the axis that it runs along, and what stands in the way.
+#[derive(Debug)]
+pub struct Uncut {
+    pub nodes: Vec<String>,
+    pub refusals: Refusals,
 }
 
 /// Why a model's steps can't be followed.
@@ -87,31 +103,32 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     }
     let mut stopped = Vec::new();
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
-        let mut refused: Option<(Found, Refusals)> = None;
+        let mut refused: Vec<(Vec<InputAxis>, Found, Refusals)> = Vec::new();
         let mut followed: Vec<Analysis> = Vec::new();
         for axes in axes {
-            let name = format!("{}@{}", axes[0].input, axes[0].axis);
+            let name = axes[0].to_string();
             match attempt(graph, opset, axes, states) {
                 (analysis, Ok(())) if analysis.found.reached > 0 => followed.push(analysis),
                 (_, Ok(())) => stopped.push(format!("along {name} nothing needs earlier steps")),
                 (analysis, Err(refusals)) => {
                     stopped.push(format!("along {name}, {}", refusals.first));
-                    if analysis.found.reached > refused.as_ref().map_or(0, |(found, _)| found.reached) {
-                        refused = Some((analysis.found, refusals));
-                    }
+                    refused.push((analysis.time, analysis.found, refusals));
                 }
             }
         }
         // The first of those that reach most.
         let best = (0..followed.len()).rev().max_by_key(|&index| followed[index].found.reached);
-        if let Some(best) = best.map(|index| followed.remove(index)) {
+        if let Some(mut best) = best.map(|index| followed.remove(index)) {
+            best.uncut = uncut_on_other_inputs(graph, &best, &refused);
             let beside = followed.iter().find_map(|other| recurrence_on_another_input(graph, &best, other));
             return beside.map_or(Ok(best), |refusal| {
                 let node = format!("{} '{}'", refusal.operator, refusal.node);
                 Err(Obstacle::Refused { refusals: refusal.into(), without_state: vec![node] })
             });
         }
-        if let Some((found, refusals)) = refused {
+        let furthest = (0..refused.len()).rev().max_by_key(|&index| refused[index].1.reached);
+        let furthest = furthest.map(|index| refused.swap_remove(index)).filter(|(_, found, _)| found.reached > 0);
+        if let Some((_, found, refusals)) = furthest {
             let without_state = recurrences_without_state(graph, &found, &refusals);
             return Err(Obstacle::Refused { refusals, without_state });
         }
@@ -128,15 +145,45 @@ fn recurrences_without_state(graph: &GraphProto, found: &Found, refusals: &Refus
     nodes.filter(passes_on).map(|node| format!("{} '{}'", node.operator(), node.label())).collect()
 }
 
+/// The recurrences and causal windows on other inputs than those with the steps, which get no state because nodes are in
+/// the way.
+fn uncut_on_other_inputs(
+    graph: &GraphProto,
+    best: &Analysis,
+    refused: &[(Vec<InputAxis>, Found, Refusals)],
+) -> Option<Uncut> {
+    let mut uncut: Option<Uncut> = None;
+    let is_of_steps = |axis: &InputAxis| best.time.iter().any(|taken| taken.input == axis.input);
+    for (axes, found, refusals) in refused.iter().filter(|(axes, ..)| !axes.iter().any(is_of_steps)) {
+        let windows = found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. }));
+        let passes_on = found.recurrences.iter().copied().chain(windows.map(Cut::node));
+        let has_no_state = |index: &usize| best.found.cuts.iter().all(|cut| cut.node() != *index);
+        let labelled = |index: usize| {
+            let node = &graph.node[index];
+            format!("{} '{}' along {}", node.operator(), node.label(), axes[0])
+        };
+        let nodes: Vec<String> = passes_on.filter(has_no_state).map(labelled).collect();
+        if nodes.is_empty() {
+            continue;
+        }
+        match &mut uncut {
+            None => uncut = Some(Uncut { nodes, refusals: refusals.clone() }),
+            Some(uncut) => {
+                uncut.nodes.extend(nodes);
+                uncut.refusals.others.extend(refusals.iter().cloned());
+            }
+        }
+    }
+    uncut
+}
+
 /// A node that passes a state along another input than those that have the steps. It would begin anew in each request.
 fn recurrence_on_another_input(graph: &GraphProto, best: &Analysis, other: &Analysis) -> Option<Refusal> {
     let is_beside = |axis: &&InputAxis| best.time.iter().all(|taken| taken.input != axis.input);
     let axis = other.time.iter().find(is_beside)?;
     let cut = other.found.cuts.iter().find(|cut| best.found.cuts.iter().all(|taken| taken.node() != cut.node()))?;
-    let named = |axis: &InputAxis| format!("{}@{}", axis.input, axis.axis);
-    let all: Vec<String> = best.time.iter().chain(&other.time).map(named).collect();
-    let why =
-        format!("passes a state along {}, and {} could have the steps as well", named(axis), named(&best.time[0]));
+    let all: Vec<String> = best.time.iter().chain(&other.time).map(InputAxis::to_string).collect();
+    let why = format!("passes a state along {axis}, and {} could have the steps as well", best.time[0]);
     let help = format!("name the axes that have them, which may be all: {}", all.join(","));
     let refusal = refuse(&graph.node[cut.node()], why, &help);
     Some(Refusal { hint: Some(Hint::Time), ..refusal })
@@ -209,13 +256,12 @@ pub fn attempt(
     let dims =
         |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
     let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));
-    let symbol = match &of_time {
-        Some((seed, dims)) => match &dims[seed.axis] {
-            Dim::Symbol(name) => name.clone(),
-            _ => "time".to_owned(),
-        },
-        None => "time".to_owned(),
+    let name = |seed: &InputAxis| match dims(seed)?.into_iter().nth(seed.axis)? {
+        Dim::Symbol(name) => Some(name),
+        _ => None,
     };
+    let symbol = time.iter().find_map(name);
+    let symbol = symbol.unwrap_or_else(|| Names::of_dimensions(graph.input.iter()).fresh("time"));
     let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| {
         of_time.and_then(|(seed, dims)| {
             let mut open =
@@ -227,7 +273,7 @@ pub fn attempt(
             }
         })
     });
-    (Analysis { time, symbol, batch, found, probes }, result)
+    (Analysis { time, symbol, batch, found, probes, uncut: None }, result)
 }
 
 /// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the

@@ -21,6 +21,8 @@ const MANY: i64 = 96;
 const OTHER: i64 = 32;
 /// The symbol of the batch.
 pub const SYMBOL: &str = "batch";
+/// The names that exporters give to the batch dimension, in lower case.
+const USUAL_SYMBOLS: [&str; 6] = [SYMBOL, "batch_size", "batchsize", "n", "b", "bs"];
 /// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;
 const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";
@@ -50,6 +52,11 @@ pub enum BatchError {
     /// An axis that is given can't be the batch.
     #[error("{0}")]
     Axis(String),
+}
+
+/// Whether exporters give this name to the batch dimension.
+pub fn is_batch_name(symbol: &str) -> bool {
+    USUAL_SYMBOLS.contains(&symbol.to_lowercase().as_str())
 }
 
 /// Opens the batch along the axes that are `given`, and of other inputs along an axis that can be opened.

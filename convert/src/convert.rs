@@ -1,15 +1,17 @@
 //! The conversion: bytes of a model in, bytes of a model with states out.
 
+use std::collections::HashSet;
 use std::num::NonZeroUsize;
 
 use bytes::Bytes;
 
-use crate::analysis::{Analysis, InputAxis, Obstacle, analyse};
-use crate::batch::{self, BatchError, Opened};
+use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
+use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{is_recurrent, prune, required_inputs, sort};
+use crate::graph::{Names, is_recurrent, prune, required_inputs, sort};
+use crate::lengths::leaves_rows_in_order;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
-use crate::onnx::{self, Dim, ReadError, external_files, function_like_operator, opset};
+use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
 use crate::report::{
     Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple, Warning,
 };
@@ -182,10 +184,15 @@ fn analysed(
     // What the user asked for may be done although nothing is to be cut. A model without any state can't be served.
     let is_done_without = options.time.is_empty() && !pairs.is_empty();
     match analyse(graph, opset, &options.time, &states) {
-        Ok(analysis) => Ok((analysis, None)),
+        Ok(mut analysis) => {
+            let uncut = analysis.uncut.take();
+            let time = analysis.time.clone();
+            let uncut = uncut.map(|Uncut { nodes, refusals }| Warning::Uncut { nodes, refusals, time });
+            Ok((analysis, uncut))
+        }
         Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
         Err(Obstacle::Refused { refusals, without_state: nodes }) if is_done_without => {
-            let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals });
+            let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals, time: Vec::new() });
             Ok((without_time(), uncut))
         }
         Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
@@ -281,7 +288,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     let Some(InputAxis { input, axis }) = analysis.time.first().filter(|_| options.time.is_empty()) else {
         return Ok(());
     };
-    if analysis.symbol != batch::SYMBOL {
+    if !is_batch_name(&analysis.symbol) {
         return Ok(());
     }
     let reads = |node: &&NodeProto| is_recurrent(node.op()) && node.input.first() == Some(input);
@@ -289,7 +296,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     let refusal = Refusal {
         node: node.label().to_owned(),
         operator: node.operator(),
-        why: format!("runs along axis {axis} of '{input}', which the model names '{}'", batch::SYMBOL),
+        why: format!("runs along axis {axis} of '{input}', which the model names '{}'", analysis.symbol),
         help:
             "if the batch is in front, export the model with a transpose in front of the layer (batch_first); if the \
                steps are, name their axis"
@@ -302,18 +309,21 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
 /// Gives the batch its usual name, by which the backend knows it. An exporter may have numbered it, as in `s77`. Where an
 /// output has no such dimension, it may be something else, and keeps its name.
 fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
-    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
-    if analysis.symbol == batch::SYMBOL {
+    if is_batch_name(&analysis.symbol) {
         // The caller says that the model's name is wrong.
-        analysis.symbol = "steps".to_owned();
+        let wrong = Dim::Symbol(std::mem::take(&mut analysis.symbol));
+        let values = graph.input.iter().chain(&graph.output).chain(&graph.value_info);
+        analysis.symbol = Names::of_dimensions(values).fresh("steps");
         let steps = Dim::Symbol(analysis.symbol.clone());
         for value in graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info) {
-            name_dims(value, &steps, |_, dim| *dim == usual);
+            name_dims(value, &steps, |_, dim| *dim == wrong);
         }
     }
+    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
     let Some(old) = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty()) else { return };
     let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
-    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).contains(&usual));
+    let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
+    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
     let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
     let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
     let Some(of_outputs) = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1)) else {
@@ -394,7 +404,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         dims: input.dims().unwrap_or_default(),
         role: match analysis.time.iter().find(|seed| seed.input == input.name()) {
             Some(seed) => Role::Steps { axis: seed.axis },
-            None if is_lengths(graph, input.name()) => Role::Lengths,
+            None if is_lengths(graph, input) => Role::Lengths,
             None => Role::Other,
         },
     };
@@ -434,17 +444,27 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 }
 
 /// Whether an input is the lengths of a recurrent node's rows.
-fn is_lengths(graph: &GraphProto, input: &str) -> bool {
+fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
+    // Numbers that lengths are computed from may also be a part of the steps, as 0.5.
+    let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
     let lens = graph.node.iter().filter(|node| is_recurrent(node.op()));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
+    let mut seen = HashSet::new();
     while let Some(name) = names.pop() {
-        if name == input {
+        if name == input.name() {
             return true;
+        }
+        if !seen.insert(name.clone()) {
+            continue;
         }
         let node = producers.get(name.as_str()).map(|&index| &graph.node[index]);
         let moves = ["Cast", "Identity", "TopK", "Gather", "Reshape", "Squeeze", "Unsqueeze"];
-        names.extend(node.filter(|node| moves.contains(&node.op())).and_then(|node| node.input.first().cloned()));
+        match node {
+            Some(node) if moves.contains(&node.op()) => names.extend(node.input.first().cloned()),
+            Some(node) if is_integer && leaves_rows_in_order(node) => names.extend(node.input.iter().cloned()),
+            _ => {}
+        }
     }
     false
 }

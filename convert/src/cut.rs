@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
-use crate::graph::{Names, producers};
+use crate::graph::{Names, inputs_of, producers};
 use crate::infer::Tensor;
 use crate::infer::loops::scan_counts;
 use crate::infer::ops::hidden_size;
+use crate::lengths::{self, Content};
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, int64s};
 use crate::time::{Cut, Hint, Refusal, refuse};
@@ -45,6 +46,8 @@ pub struct CutGraph {
 
 /// Cuts a graph at the places that the analysis found.
 pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGraph, Refusal> {
+    let content = content_inputs(graph);
+    lengths::check(graph, analysis, &content)?;
     let mut cutter = Cutter {
         analysis,
         opset,
@@ -53,7 +56,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
         graph: graph.clone(),
         original: graph.clone(),
         states: Vec::new(),
-        content: content_inputs(graph),
+        content,
     };
     for cut in &analysis.found.cuts {
         match cut {
@@ -84,12 +87,12 @@ struct Cutter<'a> {
     graph: GraphProto,
     original: GraphProto,
     states: Vec<NewState>,
-    content: HashMap<String, HashSet<String>>,
+    content: Content,
 }
 
 /// The inputs whose content each tensor depends on. Shapes are no content.
-fn content_inputs(graph: &GraphProto) -> HashMap<String, HashSet<String>> {
-    let mut content: HashMap<String, HashSet<String>> = crate::graph::required_inputs(graph)
+fn content_inputs(graph: &GraphProto) -> Content {
+    let mut content: Content = crate::graph::required_inputs(graph)
         .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
         .collect();
     for node in &graph.node {
@@ -191,7 +194,7 @@ impl Cutter<'_> {
         }
         let is_empty_row = self.add_mask_of_empty_rows(&node)?;
         if is_empty_row.is_some() {
-            self.leave_rows_in_order(&node);
+            self.leave_rows_in_order(&node)?;
         }
         let has_cell = node.op().ends_with("LSTM");
         let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
@@ -211,8 +214,7 @@ impl Cutter<'_> {
     /// A tensor that says which rows have no steps, for a recurrent node with lengths of rows: ONNX Runtime gives back
     /// states of zeros for such rows.
     fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
-        let of_requests = |lens: &&str| self.content.get(*lens).is_some_and(|inputs| !inputs.is_empty());
-        let Some(lens) = node.input_at(4).filter(of_requests) else { return Ok(None) };
+        let Some(lens) = lengths::of_requests(node, &self.content) else { return Ok(None) };
         if self.opset < 9 {
             let why = "takes sequence_lens, which needs the operator Where to keep the state of a row without steps";
             return Err(refuse(node, why, "convert the model to opset 9 or newer"));
@@ -234,27 +236,45 @@ impl Cutter<'_> {
     }
 
     /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order of
-    /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort.
-    fn leave_rows_in_order(&mut self, node: &NodeProto) {
-        let Some(mut name) = node.input_at(4) else { return };
-        let makes = |name: &str| self.graph.node.iter().position(|node| node.output_at(0) == Some(name));
-        let index = loop {
-            let Some(index) = makes(name) else { return };
-            match self.graph.node[index].op() {
-                "TopK" => break index,
-                "Cast" | "Identity" => name = self.graph.node[index].input_at(0).unwrap_or_default(),
-                _ => return,
+    /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort. Refuses lengths that
+    /// are made by a node which may put the rows in another order.
+    fn leave_rows_in_order(&mut self, layer: &NodeProto) -> Result<(), Refusal> {
+        let mut open: Vec<String> = layer.input_at(4).map(str::to_owned).into_iter().collect();
+        let mut seen = HashSet::new();
+        while let Some(name) = open.pop() {
+            let is_of_requests = self.content.get(&name).is_some_and(|inputs| !inputs.is_empty());
+            let Some(index) = producers(&self.graph).get(name.as_str()).copied() else { continue };
+            if !is_of_requests || !seen.insert(name.clone()) {
+                continue;
             }
-        };
+            let is_sort = self.graph.node[index].output_at(0) == Some(&name) && self.remove_sort(index);
+            let node = &self.graph.node[index];
+            if !is_sort && !lengths::leaves_rows_in_order(node) {
+                let why = format!(
+                    "makes the lengths of rows of {} '{}' (sequence_lens), and it isn't known whether it leaves the rows in \
+                     their order; in another one, they would get the states of other rows",
+                    layer.operator(),
+                    layer.label()
+                );
+                let help = "export the model without a sort of the rows: ONNX Runtime needs none";
+                return Err(refuse(node, why, help));
+            }
+            open.extend(inputs_of(node));
+        }
+        Ok(())
+    }
+
+    /// Puts the rows that a `TopK` sorts by their lengths back in their order. Whether it was such a sort.
+    fn remove_sort(&mut self, index: usize) -> bool {
         let sort = self.graph.node[index].clone();
         let dims = |name: Option<&str>| name.and_then(|name| self.analysis.dims(name)).filter(|dims| dims.len() == 1);
         let (lens, order) = (sort.input_at(0), sort.output_at(1));
-        if dims(lens).is_none() || dims(lens) != dims(sort.output_at(0)) {
-            return;
+        if sort.op() != "TopK" || dims(lens).is_none() || dims(lens) != dims(sort.output_at(0)) {
+            return false;
         }
         let lens = lens.unwrap_or_default();
         self.graph.node[index] = NodeProto::make("Identity", sort.name(), &[lens], &[&sort.output[0]]);
-        let Some(order) = order else { return };
+        let Some(order) = order else { return true };
         let label = base_name(sort.label());
         let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
         let [all, rows, ones, numbers] = ["all", "rows", "ones", "numbers"].map(&mut fresh);
@@ -267,6 +287,7 @@ impl Cutter<'_> {
             NodeProto::make("NonZero", &non_zero, &[&ones], &[&numbers]),
             NodeProto::make("Reshape", &reshape, &[&numbers, &all], &[order]),
         ]);
+        true
     }
 
     /// Puts a `Where` behind an output of a recurrent node. Rows without steps keep their state. Returns the new node.

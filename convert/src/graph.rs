@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 /// Whether an operator has hidden states, which it passes from step to step.
@@ -58,7 +59,7 @@ pub fn required_inputs(graph: &GraphProto) -> impl Iterator<Item = &ValueInfoPro
     graph.input.iter().filter(move |input| !defaults.contains(input.name()))
 }
 
-/// Gives names that are in use nowhere in the graph.
+/// Gives names that are not in use.
 pub struct Names(HashSet<String>);
 
 impl Names {
@@ -67,6 +68,12 @@ impl Names {
         let mut taken = HashSet::new();
         take(graph, &mut taken);
         Self(taken)
+    }
+
+    /// The names of the dimensions of tensors are taken.
+    pub fn of_dimensions<'a>(values: impl Iterator<Item = &'a ValueInfoProto>) -> Self {
+        let name = |dim| if let Dim::Symbol(name) = dim { Some(name) } else { None };
+        Self(values.flat_map(|value| value.dims().unwrap_or_default()).filter_map(name).collect())
     }
 
     /// `wanted`, or the first of `wanted_2`, `wanted_3` and so on that is free.
@@ -149,10 +156,12 @@ pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> Ha
     let mut open: VecDeque<String> = of.into_iter().collect();
     let mut found = HashSet::new();
     while let Some(name) = open.pop_front() {
-        if let Some(&index) = producers.get(name.as_str()) {
-            open.extend(inputs_of(&graph.node[index]).into_iter().filter(|input| !found.contains(input)));
+        if !found.insert(name.clone()) {
+            continue;
         }
-        found.insert(name);
+        if let Some(&index) = producers.get(name.as_str()) {
+            open.extend(inputs_of(&graph.node[index]));
+        }
     }
     found
 }
@@ -196,6 +205,14 @@ mod tests {
         prune(&mut graph);
         assert_eq!(names(&graph), ["a", "c"]);
         assert_eq!(graph.input.len(), 1);
+    }
+
+    #[test]
+    fn a_tensor_to_which_many_ways_lead_is_looked_at_once() {
+        let names: Vec<String> = (0..=64).map(|number| format!("t{number}")).collect();
+        let twice = |(from, to): (&String, &String)| NodeProto::make("Add", to, &[from, from], &[to]);
+        let graph = GraphProto { node: names.iter().zip(&names[1..]).map(twice).collect(), ..GraphProto::default() };
+        assert_eq!(ancestors(&graph, [names[64].clone()]).len(), 65);
     }
 
     #[test]

@@ -14,6 +14,7 @@
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
+//! | `lengths` | lengths of rows that requests say, and what they need of a model |
 //! | `rows` | whether a model runs along its batch as if that were the steps |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
@@ -26,6 +27,7 @@ mod convert;
 mod cut;
 mod graph;
 mod infer;
+mod lengths;
 pub mod onnx;
 pub mod report;
 mod rows;
@@ -34,7 +36,7 @@ mod time;
 pub mod verify;
 
 pub use analysis::InputAxis;
-pub use batch::BatchError;
+pub use batch::{BatchError, is_batch_name};
 pub use convert::{ConvertError, Converted, Options, convert, pairs};
 pub use report::Pair;
 pub use rows::passes_on_rows;

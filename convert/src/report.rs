@@ -144,8 +144,8 @@ pub enum Warning {
     Quantizes(Vec<String>),
     /// A request must have a multiple of so many steps.
     StepsMultiple(i64),
-    /// These recurrences got no state, because nodes are in the way.
-    Uncut { nodes: Vec<String>, refusals: Refusals },
+    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps, if others do.
+    Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
 }
 
 impl Warning {
@@ -154,6 +154,7 @@ impl Warning {
         match self {
             Self::StartAtConstants(_) => Some(Hint::StartAtZero),
             Self::TwoBatches { .. } => Some(Hint::Batch),
+            Self::Uncut { time, .. } if !time.is_empty() => Some(Hint::Time),
             Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut { .. } => None,
         }
     }
@@ -180,12 +181,18 @@ impl fmt::Display for Warning {
                 f,
                 "the number of steps in a request must be a multiple of {steps}, because the model has a stride over time"
             ),
-            Self::Uncut { nodes, refusals } => {
+            Self::Uncut { nodes, refusals, time } => {
                 write!(
                     f,
-                    "these nodes begin anew in each request, because they got no state: {}\n{refusals}",
+                    "these recurrences begin anew in each request, because they got no state: {}. In the way:\n{refusals}\n\
+                     if each request has all that they read, they are right as they are",
                     nodes.join(", ")
-                )
+                )?;
+                if !time.is_empty() {
+                    let axes: Vec<String> = time.iter().map(InputAxis::to_string).collect();
+                    write!(f, "; then name the axes that have the steps: {}", axes.join(","))?;
+                }
+                Ok(())
             }
         }
     }

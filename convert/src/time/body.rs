@@ -55,7 +55,7 @@ impl<'a> Tracker<'a> {
         if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
-        self.check_turns(node, steps.len)?;
+        self.check_turns(index, node, steps.len)?;
         let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
         let (short, long, far) = (of(self.short), of(self.long), of(self.far));
         let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
@@ -86,15 +86,22 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    /// Refuses a loop that doesn't turn once for each step.
-    fn check_turns(&self, node: &NodeProto, len: i64) -> Result<(), Refusal> {
+    /// Refuses a loop that doesn't turn once for each step. One whose turns are known to be others is no recurrence over
+    /// the steps.
+    fn check_turns(&mut self, index: usize, node: &NodeProto, len: i64) -> Result<(), Refusal> {
         let of = |shapes: &Shapes| {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
             turns(shapes, node, &inputs, self.opset)
         };
-        match (of(self.short), of(self.long)) {
-            (Some(short), Some(long)) if short == len && long > short => Ok(()),
-            (Some(short), Some(_)) => Err(refuse(node, format!("turns {short} times for {len} steps"), LOOP_HELP)),
+        let (short, long) = (of(self.short), of(self.long));
+        if let (Some(short), Some(long)) = (short, long)
+            && (short != len || long <= short)
+        {
+            return Err(refuse(node, format!("turns {short} times for {len} steps"), LOOP_HELP));
+        }
+        self.found.recurrences.push(index);
+        match (short, long) {
+            (Some(_), Some(_)) => Ok(()),
             _ => Err(refuse(node, "ends on a condition that depends on data", LOOP_HELP)),
         }
     }
@@ -132,14 +139,15 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, "is of an opset before 9", "convert the model to a newer opset"));
         }
         let (states, scanned) = scan_counts(node);
+        let mut inner: HashMap<String, Place> = outside.iter().map(|name| (name.clone(), self.place(name))).collect();
+        for (input, of_body) in body.input.iter().enumerate() {
+            inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
+        }
+        self.found.recurrences.push(index);
         let directions = scan_list(node, "scan_input_directions", scanned);
         let out_directions = scan_list(node, "scan_output_directions", body.output.len().saturating_sub(states));
         if directions.iter().chain(&out_directions).any(|&direction| direction != 0) {
             return Err(refuse(node, "scans backwards", "the answer to a step depends on later steps"));
-        }
-        let mut inner: HashMap<String, Place> = outside.iter().map(|name| (name.clone(), self.place(name))).collect();
-        for (input, of_body) in body.input.iter().enumerate() {
-            inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
         }
         let inferred = |shapes: &Shapes| {
             let (inputs, _) = scan_body_inputs(shapes, node, body);
@@ -187,7 +195,7 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    pub(super) fn if_node(&mut self, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+    pub(super) fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
         let names: Vec<String> = node.graphs().flat_map(captured).chain(node.input.iter().cloned()).collect();
         let places: Vec<Place> = names.iter().map(|name| self.place(name)).collect();
         if places.iter().all(|&place| place == Place::Free) {
@@ -216,7 +224,11 @@ impl<'a> Tracker<'a> {
         let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
         let places = captured(graph).into_iter().map(|name| (name.clone(), self.place(&name))).collect();
         let mut tracker = Tracker::new(graph, self.opset, (&short, &long, &far), places);
-        tracker.run_inner()?;
+        let result = tracker.run_inner();
+        if !tracker.found.recurrences.is_empty() {
+            self.found.recurrences.push(index);
+        }
+        result?;
         if !tracker.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
         }

@@ -68,6 +68,9 @@ pub struct Found {
     pub quantized: Vec<String>,
     /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
     pub reached: usize,
+    /// The nodes that pass a state from step to step, also those in the way. Those are left out that start at a state which
+    /// the model has already.
+    pub recurrences: Vec<usize>,
 }
 
 impl Found {
@@ -208,7 +211,7 @@ impl<'a> Tracker<'a> {
         match node.op() {
             "Loop" => return self.loop_node(index, node),
             "Scan" => return self.scan_node(index, node),
-            "If" => return self.if_node(node),
+            "If" => return self.if_node(index, node),
             _ if node.graphs().flat_map(captured).any(|name| reads(&name)) => return Err(rules::unknown(node)),
             _ => {}
         }

@@ -57,6 +57,12 @@ pub fn recurrent(
         return Err(refuse(node, "runs over padding beside the steps", "remove the padding before the recurrence"));
     }
     tracker.found.reached += 1;
+    // It starts at a state that the model has already.
+    let has_state =
+        [5, 6].into_iter().filter_map(|input| node.input_at(input)).any(|name| tracker.of_states.contains(name));
+    if !has_state {
+        tracker.found.recurrences.push(index);
+    }
     match node.text("direction").as_deref() {
         None | Some("forward") => {}
         Some("bidirectional") => {
@@ -71,9 +77,7 @@ pub fn recurrent(
         tracker.found.quantized.push(node.label().to_owned());
     }
     let outputs = vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last];
-    let is_own = |input: usize| node.input_at(input).is_some_and(|name| tracker.of_states.contains(name));
-    if is_own(5) || is_own(6) {
-        // It starts at a state that the model has already.
+    if has_state {
         return Ok(outputs);
     }
     for (input, name) in [(4, "sequence_lens"), (5, "initial_h"), (6, "initial_c")] {

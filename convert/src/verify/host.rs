@@ -55,10 +55,14 @@ impl Host {
         Self::of(elem, dims, &vec![value; count])
     }
 
-    /// Lengths of rows: the last row has all steps, the others have half of them.
-    pub fn lengths(elem: i32, dims: Vec<i64>, steps: i64) -> Self {
+    /// Lengths of rows: half of the steps, all, a third, and so on. No sort leaves them as they are. One row has all steps.
+    pub fn lengths(elem: i32, dims: Vec<i64>, steps: i64, multiple: i64) -> Self {
         let rows = element_count(&dims);
-        let length = |row: i64| if row + 1 == rows { steps } else { (steps + 1) / 2 };
+        let length = |row: i64| match row % 3 {
+            0 if rows > 1 => (steps / multiple + 1) / 2 * multiple,
+            2 => (steps / multiple + 2) / 3 * multiple,
+            _ => steps,
+        };
         let lengths: Vec<f64> = (0..rows).map(|row| length(row) as f64).collect();
         Self::of(elem, dims, &lengths)
     }

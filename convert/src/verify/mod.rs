@@ -1,9 +1,11 @@
 //! Compares a converted model with its original in ONNX Runtime: in chunks of several lengths with one run at once, and
-//! rows together with rows alone.
+//! rows together with rows alone. Where rows have lengths, they are also shorter than their requests and go on in later
+//! ones.
 
 mod host;
 mod recording;
 mod run;
+mod uneven;
 
 use std::path::Path;
 
@@ -25,6 +27,8 @@ const CHUNKS: [i64; 3] = [1, 2, 7];
 const SINGLE_STEPS: i64 = 5;
 /// Rows where the batch is open.
 const ROWS: i64 = 2;
+/// The same where rows have lengths. A sort of two can't be told from no sort.
+const ROWS_WITH_LENGTHS: i64 = 3;
 
 /// How far answers may be from the original's, as a part of its largest answer.
 const TOLERANCE: f64 = 1e-4;
@@ -122,7 +126,7 @@ pub fn verify(
     let mut comparison =
         Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
     let total = steps.unwrap_or_else(|| comparison.total(given.chunk));
-    let rows = rows.unwrap_or(ROWS);
+    let rows = rows.unwrap_or(if comparison.has_lengths() { ROWS_WITH_LENGTHS } else { ROWS });
     let inputs = comparison.random_inputs(total, rows);
     if report.time.is_empty() {
         let mut compared = vec![comparison.single_steps(steps.unwrap_or(SINGLE_STEPS), rows)?];
@@ -146,6 +150,7 @@ pub fn verify(
     if let Some(rows) = comparison.rows(&inputs, total)? {
         compared.push(rows);
     }
+    compared.extend(comparison.rows_of_different_lengths(&inputs, total)?);
     Ok(compared)
 }
 
@@ -160,14 +165,22 @@ struct Comparison<'a> {
 impl Comparison<'_> {
     /// Steps to compare: those that the original is fixed to, or enough for several chunks of each length.
     fn total(&self, chunk: Option<i64>) -> i64 {
-        let fixed = self.report.time.iter().find_map(|seed| {
+        self.fixed_steps().unwrap_or_else(|| STEPS.max(chunk.unwrap_or(0) * 2) * self.report.steps_multiple)
+    }
+
+    /// The steps that the original is fixed to.
+    fn fixed_steps(&self) -> Option<i64> {
+        self.report.time.iter().find_map(|seed| {
             let input = self.report.inputs.iter().find(|input| input.name == seed.input)?;
             match input.dims.get(seed.axis)? {
                 Dim::Known(length) => Some(*length),
                 _ => None,
             }
-        });
-        fixed.unwrap_or_else(|| STEPS.max(chunk.unwrap_or(0) * 2) * self.report.steps_multiple)
+        })
+    }
+
+    fn has_lengths(&self) -> bool {
+        self.report.inputs.iter().any(|input| input.role == Role::Lengths)
     }
 
     fn output_names(&self) -> Vec<String> {
@@ -203,7 +216,7 @@ impl Comparison<'_> {
                 continue;
             }
             if input.role == Role::Lengths {
-                inputs.push((input.name.clone(), Host::lengths(input.elem, dims, steps)));
+                inputs.push((input.name.clone(), Host::lengths(input.elem, dims, steps, self.report.steps_multiple)));
                 continue;
             }
             inputs.push((input.name.clone(), Host::random(input.elem, dims, random)));

@@ -45,6 +45,56 @@ fn steps_in_a_dimension_that_the_model_names_the_batch_are_confirmed_first() {
 }
 
 #[test]
+fn usual_names_of_the_batch_are_known() {
+    for name in ["N", "batch_size", "Batch", "b", "bs", "batchsize"] {
+        let build = || {
+            let build = Build::new().input("x", &format!("{name} rows 4")).output("y", &format!("{name} 1 rows 3"));
+            build.recurrent_weights(3).node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes()
+        };
+        let message = refusal(build(), &any());
+        let expected = format!("GRU 'the gru' runs along axis 0 of 'x', which the model names '{name}'");
+        assert!(message.starts_with(&expected), "{message}");
+        let (converted, compared) = checked(build(), &along_time()).unwrap();
+        assert_equal(&compared);
+        let graph = read(converted.model.into()).unwrap().graph.unwrap();
+        assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[steps, batch, 4]");
+        assert_eq!(bracketed(&graph.output[0].dims().unwrap()), "[steps, 1, batch, 3]");
+    }
+}
+
+#[test]
+fn no_two_dimensions_get_one_name() {
+    // The rows are named 'steps', and an input without steps has a dimension with a usual name of the batch.
+    let build = Build::new().input("x", "batch steps 4").input("m", "N 3").output("y", "batch 1 steps 3");
+    let build = build.output("z", "N 3").node(node("Relu", "m", "z")).recurrent_weights(3);
+    let bytes = build.node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes();
+    let (converted, compared) = checked(bytes, &along_time()).unwrap();
+    assert_equal(&compared);
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[steps_2, steps, 4]");
+    assert_eq!(bracketed(&graph.output[0].dims().unwrap()), "[steps_2, 1, steps, 3]");
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[1, steps, 3]");
+    // The number of steps is fixed, and another dimension is named 'time'.
+    let build = Build::new().input("x", "14 batch 4").input("m", "time 3").output("y", "14 1 batch 3");
+    let build = build.output("z", "time 3").node(node("Relu", "m", "z")).recurrent_weights(3);
+    let bytes = build.node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes();
+    let converted = convert(bytes.into(), &along_time()).unwrap();
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    assert_eq!(bracketed(&graph.input[0].dims().unwrap()), "[time_2, batch, 4]");
+    assert_eq!(bracketed(&graph.input[1].dims().unwrap()), "[time, 3]");
+    // The axes of two inputs have the steps, and one has a name.
+    let mut build = two_inputs();
+    build.graph.input[0].set_tensor(FLOAT, &[Dim::Open, Dim::Symbol("batch".to_owned()), Dim::Known(4)]);
+    let axis = |input: &str| InputAxis { input: input.to_owned(), axis: 0 };
+    let both = Options { time: vec![axis("x"), axis("m")], ..any() };
+    let converted = convert(build.bytes().into(), &both).unwrap();
+    assert_eq!(
+        bracketed(&read(converted.model.into()).unwrap().graph.unwrap().input[0].dims().unwrap()),
+        "[frames, batch, 4]"
+    );
+}
+
+#[test]
 fn missing_inputs_and_outputs_are_added() {
     for (op, gates, expected) in [("LSTM", 4, 2), ("GRU", 3, 1), ("RNN", 1, 1)] {
         let (converted, compared) = checked(layer(op, gates, |node| node).bytes(), &any()).unwrap();
@@ -168,7 +218,7 @@ fn layer_with_lengths(op: &str, gates: i64) -> Build {
 #[test]
 fn rows_without_steps_keep_their_state() {
     for (op, gates) in [("LSTM", 4), ("GRU", 3), ("RNN", 1)] {
-        // In chunks of 7, one of the two rows has no steps in the second chunk.
+        // In chunks of 7, two of the three rows have no steps in the second chunk.
         let (converted, compared) = checked(layer_with_lengths(op, gates).bytes(), &any()).unwrap();
         assert_eq!(states(&converted)[0], format!("the.{}.h_in", op.to_lowercase()));
         assert_equal(&compared);
@@ -548,6 +598,85 @@ fn inputs_whose_steps_have_different_names_must_be_named() {
     assert_equal(&compared);
     let one = Options { time: vec![axis("x")], ..any() };
     assert_eq!(states(&convert(two_inputs().bytes().into(), &one).unwrap()), ["first.h_in"]);
+}
+
+/// A layer over `x`, beside these nodes, which make `z` of `m [frames, batch, 4]`.
+fn beside(nodes: Vec<NodeProto>) -> Build {
+    let build = Build::new().input("x", "time batch 4").input("m", "frames batch 4").recurrent_weights(3);
+    let build = build.output("y", "time 1 batch 3").output("z", "a b c").weights("s", &[4]);
+    let build = build.weights("k", &[4, 4, 3]).weights("w2", &[2, 9, 4]).weights("r2", &[2, 9, 3]);
+    let gru = NodeProto::make("GRU", "first", &["x", "w", "r", "b"], &["y"]).with_int("hidden_size", 3);
+    nodes.into_iter().fold(build.node(gru), Build::node)
+}
+
+#[test]
+fn recurrences_on_another_input_that_get_no_state_are_named() {
+    let bidirectional =
+        with_text(NodeProto::make("GRU", "second", &["m", "w2", "r2"], &["z"]), "direction", "bidirectional");
+    let forward = NodeProto::make("GRU", "second", &["m", "w", "r", "b"], &["a"]).with_int("hidden_size", 3);
+    let softmax = |from: &str| NodeProto::make("Softmax", "mixes", &[from], &["z"]).with_int("axis", 0);
+    let to_back = NodeProto::make("Transpose", "t", &["m"], &["last"]).with_ints("perm", &[1, 2, 0]);
+    let to_front = NodeProto::make("Transpose", "u", &["c"], &["d"]).with_ints("perm", &[2, 0, 1]);
+    let conv = |pads: &[i64]| NodeProto::make("Conv", "second", &["last", "k"], &["c"]).with_ints("pads", pads);
+    let causal = vec![to_back.clone(), conv(&[2, 0]), to_front.clone(), softmax("d")];
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: vec![node("Add", "s_in x_in", "s_out"), node("Tanh", "s_out", "y_out")],
+        input: ["s_in", "x_in"].map(|name| ValueInfoProto::tensor(name, FLOAT, &dims("4"))).to_vec(),
+        output: ["s_out", "y_out"].map(|name| ValueInfoProto::tensor(name, FLOAT, &dims("4"))).to_vec(),
+        ..GraphProto::default()
+    };
+    let scan = NodeProto::make("Scan", "second", &["s", "m"], &["", "a"]).with_int("num_scan_inputs", 1);
+    let scan = with_graph(scan, "body", body);
+    let backward = scan.clone().with_ints("scan_input_directions", &[1]);
+    let in_branch = || GraphProto {
+        name: Some("branch".to_owned()),
+        node: vec![NodeProto { output: vec!["of_branch".to_owned()], ..forward.clone() }],
+        output: vec![ValueInfoProto::tensor("of_branch", FLOAT, &dims("frames 1 batch 3"))],
+        ..GraphProto::default()
+    };
+    let branch = with_graph(NodeProto::make("If", "second", &["yes"], &["z"]), "then_branch", in_branch());
+    let branch = with_graph(branch, "else_branch", in_branch());
+    for (nodes, second, why) in [
+        (vec![forward.clone(), softmax("a")], "GRU 'second'", "Softmax 'mixes' takes a softmax over time; "),
+        (vec![bidirectional.with_int("hidden_size", 3)], "GRU 'second'", "GRU 'second' is bidirectional; "),
+        (causal, "Conv 'second'", "Softmax 'mixes' takes a softmax over time; "),
+        (vec![scan, softmax("a")], "Scan 'second'", "Softmax 'mixes' takes a softmax over time; "),
+        (vec![backward, softmax("a")], "Scan 'second'", "Scan 'second' scans backwards; "),
+        (vec![branch], "If 'second'", "If 'second' has a recurrence in a branch; "),
+    ] {
+        let mut build = beside(nodes);
+        let yes = TensorProto {
+            name: Some("yes".to_owned()),
+            data_type: Some(DataType::Bool.into()),
+            int32_data: vec![1],
+            ..TensorProto::default()
+        };
+        build.graph.initializer.push(yes);
+        let bytes = build.bytes();
+        let converted = convert(bytes.clone().into(), &any()).unwrap();
+        assert_eq!(states(&converted), ["first.h_in"], "{why}");
+        let [warning] = converted.report.warnings.as_slice() else { panic!("{why}: {:?}", converted.report.warnings) };
+        let message = warning.to_string();
+        let begin = format!(
+            "these recurrences begin anew in each request, because they got no state: {second} along m@0. In the way:\n{why}"
+        );
+        let end = "\nif each request has all that they read, they are right as they are; then name the axes that have the \
+                   steps: x@0";
+        assert!(message.starts_with(&begin) && message.ends_with(end), "{message}");
+        assert_eq!(warning.hint(), Some(Hint::Time));
+        // The caller says that a request has all of m.
+        assert_eq!(convert(bytes.into(), &along_time()).unwrap().report.warnings, []);
+    }
+    // Neither a convolution over a whole input nor rows of the batch pass on a state.
+    let same = vec![to_back, conv(&[1, 1]), to_front, softmax("d")];
+    let over_rows = vec![NodeProto::make("Softmax", "mixes", &["m"], &["z"]).with_int("axis", 1)];
+    let no_batch = vec![NodeProto { output: vec!["z".to_owned()], ..forward }];
+    for (nodes, frames) in [(same, "frames batch 4"), (over_rows, "frames batch 4"), (no_batch, "5 rows 4")] {
+        let mut build = beside(nodes);
+        build.graph.input[1].set_tensor(FLOAT, &dims(frames));
+        assert_eq!(convert(build.bytes().into(), &any()).unwrap().report.warnings, []);
+    }
 }
 
 #[test]

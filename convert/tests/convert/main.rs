@@ -6,4 +6,5 @@ mod command;
 mod common;
 mod exports;
 mod graphs;
+mod lengths;
 mod odd;

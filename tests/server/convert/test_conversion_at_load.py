@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 from onnx.external_data_helper import convert_model_to_external_data
 from tritonclient.utils import InferenceServerException
 
@@ -277,12 +277,13 @@ def half_stateful() -> onnx.ModelProto:
 def test_a_recurrence_beside_the_models_states_is_named_and_converted_where_its_axis_is_written(deployment):
     x = RNG.normal(size=(6, 1, 4)).astype(np.float32)
     original = onnxruntime.InferenceSession(half_stateful().SerializeToString())
-    first = np.zeros((1, 1, 4), np.float32)
-    expected = {"x@0": original.run(["y"], {"x": x, "h_in": first})[0], "true": []}
+    state = np.zeros((1, 1, 4), np.float32)
+    at_once = original.run(["y"], {"x": x, "h_in": state})[0]
+    in_steps = []
     for at in (0, 2, 4):
-        answer, first = original.run(["y", "h_out"], {"x": x[at : at + 2], "h_in": first})
-        expected["true"].append(answer)
-    expected["true"] = np.concatenate(expected["true"])
+        answer, state = original.run(["y", "h_out"], {"x": x[at : at + 2], "h_in": state})
+        in_steps.append(answer)
+    expected = {"true": np.concatenate(in_steps), "x@0": at_once}
     for parameter, served in {"true": "left_beside", "x@0": "converted_beside"}.items():
         load(deployment, served, half_stateful(), low_latency_transformation=parameter)
         warned = "\n".join(messages(log_since(deployment, served), "W"))
@@ -330,6 +331,19 @@ def test_a_stride_is_checked_although_the_model_has_all_its_states(deployment):
         assert_said(refused.value.message(), f"'x' has {end - 4} steps", "multiple of 2")
     came += [step(4, 6), step(6, 8)]
     np.testing.assert_allclose(np.concatenate(came), expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_that_has_states_and_cannot_be_looked_at_is_served_with_a_warning(deployment):
+    model = half_stateful()
+    # Nothing uses it. If a node did, it would run in place of the operator.
+    function = helper.make_function(
+        "com.microsoft", "FusedGemm", ["a"], ["b"], [node("Relu", "a", "b")], model.opset_import
+    )
+    model.functions.append(function)
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    load(deployment, "at_load_function", model, low_latency_transformation="true")
+    warned = "\n".join(messages(log_since(deployment, "at_load_function"), "W"))
+    assert_said(warned, "may begin anew in each request", "function 'FusedGemm'")
 
 
 @pytest.mark.parametrize(

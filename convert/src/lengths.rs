@@ -1,0 +1,82 @@
+//! Lengths of rows (`sequence_lens`) that requests say. A row may be shorter than its request, and go on in a later one.
+//!
+//! Rules: each new state leaves out the padding of shorter rows, so each must belong to a layer with the same lengths. The
+//! model leaves the rows in their order, because states stay in that of the sequences.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::analysis::Analysis;
+use crate::graph::{is_recurrent, producers};
+use crate::infer::loops::scan_counts;
+use crate::infer::ops::{BROADCAST, UNARY};
+use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::time::{Cut, Place, Refusal, refuse};
+
+/// The inputs whose content each tensor depends on.
+pub type Content = HashMap<String, HashSet<String>>;
+
+/// The lengths of a recurrent node's rows, if requests say them.
+pub fn of_requests<'a>(node: &'a NodeProto, content: &Content) -> Option<&'a str> {
+    let lens = node.input_at(4).filter(|_| is_recurrent(node.op()));
+    lens.filter(|&lens| content.get(lens).is_some_and(|inputs| !inputs.is_empty()))
+}
+
+/// Refuses states that would take in the padding of rows that another layer takes as shorter.
+pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) -> Result<(), Refusal> {
+    let producers = producers(graph);
+    let source_of = |node: &'a NodeProto| Some(source(graph, &producers, of_requests(node, content)?));
+    let over_steps = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
+    let Some((layer, lens)) = over_steps.filter_map(|node| Some((node, source_of(node)?))).next() else {
+        return Ok(());
+    };
+    for cut in analysis.found.cuts.iter().filter(|cut| makes_state(graph, cut)) {
+        let node = &graph.node[cut.node()];
+        if source_of(node) != Some(lens) {
+            let why = format!(
+                "takes no lengths of rows as {} '{}' does (sequence_lens), so its state would take in the padding of \
+                 shorter rows",
+                layer.operator(),
+                layer.label()
+            );
+            let help = "export the model without lengths and send rows of equal length in a request, or give this node \
+                        the same lengths";
+            return Err(refuse(node, why, help));
+        }
+    }
+    Ok(())
+}
+
+/// Whether what a node makes of lengths of rows has them in the same order.
+pub fn leaves_rows_in_order(node: &NodeProto) -> bool {
+    let op = node.op();
+    let is_element_wise = UNARY.contains(&op) || BROADCAST.contains(&op) || op == "Where";
+    is_element_wise
+        || op.starts_with("Reduce")
+        || ["Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"].contains(&op)
+}
+
+/// Whether the rows of a recurrent node are those of the requests, and not the steps.
+fn runs_over_steps(node: &NodeProto, analysis: &Analysis) -> bool {
+    let time = usize::from(node.int("layout").unwrap_or(0) == 1);
+    let place = node.input_at(0).and_then(|x| analysis.found.places.get(x));
+    matches!(place, Some(Place::At(layout)) if layout.axis == time)
+}
+
+fn makes_state(graph: &GraphProto, cut: &Cut) -> bool {
+    match cut {
+        Cut::Recurrent { .. } | Cut::Frames { .. } | Cut::Prefix { .. } => true,
+        Cut::Scan { node } => scan_counts(&graph.node[*node]).0 > 0,
+        Cut::Loop { carried, .. } => !carried.is_empty(),
+        Cut::Crop { .. } => false,
+    }
+}
+
+/// The tensor that lengths come from. Exporters cast them, and sort them together with the rows.
+fn source<'a>(graph: &'a GraphProto, producers: &HashMap<&str, usize>, lens: &'a str) -> &'a str {
+    let before = |name: &&'a str| {
+        let node = &graph.node[*producers.get(name)?];
+        let passes_on = ["Cast", "Identity", "Reshape", "Squeeze", "TopK", "Unsqueeze"].contains(&node.op());
+        node.input_at(0).filter(|_| passes_on && node.output_at(0) == Some(name))
+    };
+    std::iter::successors(Some(lens), before).take(graph.node.len()).last().unwrap_or(lens)
+}

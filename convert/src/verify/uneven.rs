@@ -1,0 +1,172 @@
+//! Rows of different lengths: each is shorter than some requests, and goes on in later ones.
+
+use super::host::{Host, Random};
+use super::{Compared, Comparison, VerifyError, open_axis};
+use crate::onnx::element_count;
+use crate::report::{Role, StepInput};
+
+/// The steps of requests, before strides.
+const REQUESTS: [i64; 4] = [3, 2, 4, 2];
+/// Those that rows have of each request. In the last request they have all, so that its last step is theirs.
+const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
+
+/// The inputs of one row, its states, or its outputs.
+type Row = Vec<Host>;
+
+impl Comparison<'_> {
+    /// Compares rows of different lengths with runs of the original over the steps of each row alone. `None` if rows have
+    /// no lengths, or can't be told apart.
+    pub(super) fn rows_of_different_lengths(
+        &mut self,
+        inputs: &[(String, Host)],
+        total: i64,
+    ) -> Result<Option<Compared>, VerifyError> {
+        if !self.has_lengths() || self.fixed_steps().is_some() || !self.rows_can_be_told_apart(inputs) {
+            return Ok(None);
+        }
+        let steps = |row: i64| {
+            STEPS_OF_ROWS[row as usize % STEPS_OF_ROWS.len()].map(|steps| steps * self.report.steps_multiple)
+        };
+        let steps: Vec<_> = (0..self.rows_of(inputs)).map(steps).collect();
+        if steps.iter().any(|steps| steps.iter().sum::<i64>() > total) {
+            return Ok(None);
+        }
+        let (mut expected, mut states) = (Vec::new(), Vec::new());
+        for (row, steps) in steps.iter().enumerate() {
+            let own = steps.iter().sum();
+            let inputs = self.named(self.row(inputs, row, (0, own), own, &mut Random::new(0)));
+            expected.push(self.whole(&inputs, own)?);
+            states.push(self.first_states(&inputs)?);
+        }
+        let made = self.answers_of_rows(inputs, &steps, states)?;
+        let mut worst: Option<Compared> = None;
+        for (expected, made) in expected.iter().zip(&made) {
+            let compared = self.compare("rows of different lengths".to_owned(), expected, made)?;
+            if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
+                worst = Some(compared);
+            }
+        }
+        Ok(worst)
+    }
+
+    /// What the converted model gives for the steps of each row, by request. In each request, the rows are at other places
+    /// of the batch.
+    fn answers_of_rows(
+        &mut self,
+        inputs: &[(String, Host)],
+        steps: &[[i64; REQUESTS.len()]],
+        mut states: Vec<Row>,
+    ) -> Result<Vec<Vec<Row>>, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut answers = vec![Vec::new(); steps.len()];
+        let mut random = Random::new(13);
+        for (request, length) in REQUESTS.map(|steps| steps * self.report.steps_multiple).into_iter().enumerate() {
+            let order: Vec<usize> = (0..steps.len()).map(|place| (place + request) % steps.len()).collect();
+            let of_row = |&row: &usize| {
+                let start = steps[row][..request].iter().sum();
+                self.row(inputs, row, (start, steps[row][request]), length, &mut random)
+            };
+            let rows: Vec<Row> = order.iter().map(of_row).collect();
+            let before: Vec<Row> = order.iter().map(|&row| states[row].clone()).collect();
+            let mut feeds = self.named(joined(&rows, &self.axes_of_inputs()));
+            let ends = self.report.states.iter().map(|state| state.pair.input.clone());
+            feeds.extend(ends.zip(joined(&before, &self.axes_of_states())));
+            let mut outputs = self.converted.run(&feeds, &names)?;
+            let after = outputs.split_off(self.report.outputs.len());
+            for (place, &row) in order.iter().enumerate() {
+                states[row] = parts(&after, &self.axes_of_states(), place);
+                let answer = parts(&outputs, &self.axes_of_outputs(), place);
+                answers[row].push(self.own_steps(answer, steps[row][request], length));
+            }
+        }
+        Ok(answers)
+    }
+
+    /// Whether each tensor that goes with the steps has an axis for the rows. One row needs none.
+    fn rows_can_be_told_apart(&self, inputs: &[(String, Host)]) -> bool {
+        let rows = self.rows_of(inputs);
+        // What a caller gives as lengths isn't changed.
+        let is_given = |name: &str| self.given.values.iter().any(|(given, _)| given == name);
+        let mut lengths = self.report.inputs.iter().zip(inputs).filter(|(input, _)| input.role == Role::Lengths);
+        let fits = |(input, (_, value)): (&StepInput, &(String, Host))| {
+            element_count(&value.dims) == rows && !is_given(&input.name)
+        };
+        let of_inputs = self.report.inputs.iter().filter(|input| input.role != Role::Other).map(row_axis);
+        let mut axes = of_inputs.chain(self.axes_of_outputs()).chain(self.axes_of_states());
+        lengths.all(fits) && (rows == 1 || axes.all(|axis| axis.is_some()))
+    }
+
+    fn named(&self, values: Row) -> Vec<(String, Host)> {
+        self.report.inputs.iter().map(|input| input.name.clone()).zip(values).collect()
+    }
+
+    fn axes_of_inputs(&self) -> Vec<Option<usize>> {
+        self.report.inputs.iter().map(row_axis).collect()
+    }
+
+    fn axes_of_outputs(&self) -> Vec<Option<usize>> {
+        self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect()
+    }
+
+    fn axes_of_states(&self) -> Vec<Option<usize>> {
+        self.report.states.iter().map(|state| open_axis(&state.dims, None)).collect()
+    }
+
+    /// The inputs of one row for a request: its steps, and padding behind them.
+    fn row(
+        &self,
+        inputs: &[(String, Host)],
+        row: usize,
+        (start, count): (i64, i64),
+        length: i64,
+        random: &mut Random,
+    ) -> Row {
+        let mut of_row = Row::new();
+        for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
+            let value = part(value, row_axis(input), row);
+            of_row.push(match input.role {
+                Role::Steps { axis } => {
+                    let mut padding = value.dims.clone();
+                    padding[axis] = length - count;
+                    let padding = Host::random(value.elem, padding, random);
+                    Host::joined(&[&value.part(axis, start, count), &padding], axis)
+                }
+                Role::Lengths => Host::filled_with(value.elem, value.dims, count as f64),
+                Role::Other => value,
+            });
+        }
+        of_row
+    }
+
+    /// What the first `count` of the `length` steps of a request gave. An output of the last step stays.
+    fn own_steps(&self, outputs: Row, count: i64, length: i64) -> Row {
+        let own = |(output, axis): (Host, Option<usize>)| match axis {
+            Some(axis) => output.part(axis, 0, output.dims[axis] * count / length),
+            None => output,
+        };
+        outputs.into_iter().zip(self.report.outputs.iter().map(|output| output.axis)).map(own).collect()
+    }
+}
+
+fn row_axis(input: &StepInput) -> Option<usize> {
+    open_axis(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
+}
+
+/// One row of a tensor. One without an axis for rows is the same for all.
+fn part(value: &Host, axis: Option<usize>, row: usize) -> Host {
+    axis.map_or_else(|| value.clone(), |axis| value.part(axis, row as i64, 1))
+}
+
+fn parts(values: &[Host], axes: &[Option<usize>], row: usize) -> Row {
+    values.iter().zip(axes).map(|(value, axis)| part(value, *axis, row)).collect()
+}
+
+/// The tensors of several rows together.
+fn joined(rows: &[Row], axes: &[Option<usize>]) -> Vec<Host> {
+    let of_all = |(index, axis): (usize, &Option<usize>)| {
+        let values: Vec<&Host> = rows.iter().map(|row| &row[index]).collect();
+        axis.map_or_else(|| values[0].clone(), |axis| Host::joined(&values, axis))
+    };
+    axes.iter().enumerate().map(of_all).collect()
+}
