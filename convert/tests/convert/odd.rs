@@ -104,6 +104,13 @@ fn nodes_that_wait_for_each_other_are_refused() {
     let build = build.node(node("Identity", "a", "b")).node(node("LSTM", "x w r b a", "y").with_int("hidden_size", 3));
     let error = refusal(build.bytes(), &along_first());
     assert!(error.starts_with("Cast 'the cast' waits"), "{error}");
+    // What one node makes, another makes too: lengths that the LSTM could be followed back from forever.
+    let build = Build::new().input("x", "time batch 4").typed_input("lens", DataType::Int32, "batch");
+    let build = build.output("y", "time 1 batch 3").recurrent_weights(4).node(node("Cast", "b", "a").with_int("to", 6));
+    let build = build.node(node("Identity", "a", "b")).node(NodeProto::make("Identity", "again", &["lens"], &["b"]));
+    let build = build.node(node("LSTM", "x w r b a", "y").with_int("hidden_size", 3));
+    let error = refusal(build.bytes(), &along_first());
+    assert!(error.starts_with("Identity 'again' makes 'b', which another node makes too; "), "{error}");
     // In a body.
     let values = |values: &[(&str, i32, &str)]| -> Vec<ValueInfoProto> {
         values.iter().map(|&(name, elem, shape)| ValueInfoProto::tensor(name, elem, &dims(shape))).collect()
