@@ -297,10 +297,8 @@ fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut H
             }
         }
         if refused.contains(node.label()) {
-            if edited.is_none() {
-                // No edit behind it changes that.
-                return None;
-            }
+            // Without an edit in front of it, it stays refused.
+            edited.as_ref()?;
             waits = true;
         }
         if waits {

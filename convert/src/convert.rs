@@ -151,17 +151,20 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     })
 }
 
-/// Sorts a graph and those inside it. Refuses nodes that wait for each other.
+/// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.
 fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
+    let refused = |node: &NodeProto, why: String| {
+        let refusal = crate::time::refuse(node, why, "check the model with ONNX's checker");
+        Err(ConvertError::Refused(refusal.into()))
+    };
+    let mut made = HashSet::new();
+    for node in &graph.node {
+        if let Some(twice) = node.named_outputs().find(|name| !made.insert(*name)) {
+            return refused(node, format!("makes '{twice}', which another node makes too"));
+        }
+    }
     if let Some(node) = crate::graph::in_a_circle(graph) {
-        let refusal = Refusal {
-            node: node.label().to_owned(),
-            operator: node.operator(),
-            why: "waits for its own output, or for a node that does".to_owned(),
-            help: "check the model with ONNX's checker".to_owned(),
-            hint: None,
-        };
-        return Err(ConvertError::Refused(refusal.into()));
+        return refused(node, "waits for its own output, or for a node that does".to_owned());
     }
     sort(graph);
     let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);

@@ -13,7 +13,7 @@ use ort::environment::Environment;
 use serde::Serialize;
 
 use crate::InputAxis;
-use crate::onnx::{DataType, Dim};
+use crate::onnx::{DataType, Dim, element_count};
 use crate::report::{Report, Role, StartsAt};
 use host::{Difference, Host, Random};
 pub use recording::Recording;
@@ -25,6 +25,8 @@ const STEPS: i64 = 14;
 const CHUNKS: [i64; 3] = [1, 2, 7];
 /// Steps of a comparison of models that take one at a time.
 const SINGLE_STEPS: i64 = 5;
+/// Elements of an input or a state: memory that can't be had would end the process.
+const MOST_ELEMENTS: i64 = 1 << 28;
 /// Rows where the batch is open.
 const ROWS: i64 = 2;
 /// The same where rows have lengths. A sort of two can't be told from no sort.
@@ -53,6 +55,8 @@ pub enum VerifyError {
     Run { model: &'static str, why: String },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
+    #[error("'{name}' has at least {elements} elements, and a comparison takes {MOST_ELEMENTS} at most")]
+    TooLarge { name: String, elements: i64 },
     #[error("a recording can't be compared with: {0}")]
     Recording(String),
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
@@ -119,6 +123,7 @@ pub fn verify(
     report: &Report,
     given: &Given,
 ) -> Result<Vec<Compared>, VerifyError> {
+    check_sizes(report)?;
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
     let mut starts = models.initial_states.map(|source| Graph::open(environment, source, "initial")).transpose()?;
@@ -152,6 +157,21 @@ pub fn verify(
     }
     compared.extend(comparison.rows_of_different_lengths(&inputs, total)?);
     Ok(compared)
+}
+
+/// Refuses inputs and states that are too large whatever their open dimensions are.
+fn check_sizes(report: &Report) -> Result<(), VerifyError> {
+    let inputs = report.inputs.iter().map(|input| (&input.name, &input.dims));
+    let states = report.states.iter().map(|state| (&state.pair.input, &state.dims));
+    for (name, dims) in inputs.chain(states) {
+        let known: Vec<i64> =
+            dims.iter().filter_map(|dim| if let Dim::Known(length) = dim { Some(*length) } else { None }).collect();
+        let elements = element_count(&known);
+        if elements > MOST_ELEMENTS {
+            return Err(VerifyError::TooLarge { name: name.clone(), elements });
+        }
+    }
+    Ok(())
 }
 
 struct Comparison<'a> {

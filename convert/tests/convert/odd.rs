@@ -4,7 +4,7 @@ use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use stateful_convert::onnx::{DataType, Dim, bracketed};
 use stateful_convert::{InputAxis, Options, convert};
 
-use crate::common::{Build, FLOAT, checked, dims, node, pair, refusal, with_graph};
+use crate::common::{Build, FLOAT, checked, compare, dims, node, pair, refusal, with_graph};
 
 /// A convolution over `x [batch, 4, time]`.
 fn convolution(edit: impl Fn(NodeProto) -> NodeProto) -> Vec<u8> {
@@ -104,6 +104,13 @@ fn nodes_that_wait_for_each_other_are_refused() {
     let build = build.node(node("Identity", "a", "b")).node(node("LSTM", "x w r b a", "y").with_int("hidden_size", 3));
     let error = refusal(build.bytes(), &along_first());
     assert!(error.starts_with("Cast 'the cast' waits"), "{error}");
+    // What one node makes, another makes too: lengths that the LSTM could be followed back from forever.
+    let build = Build::new().input("x", "time batch 4").typed_input("lens", DataType::Int32, "batch");
+    let build = build.output("y", "time 1 batch 3").recurrent_weights(4).node(node("Cast", "b", "a").with_int("to", 6));
+    let build = build.node(node("Identity", "a", "b")).node(NodeProto::make("Identity", "again", &["lens"], &["b"]));
+    let build = build.node(node("LSTM", "x w r b a", "y").with_int("hidden_size", 3));
+    let error = refusal(build.bytes(), &along_first());
+    assert!(error.starts_with("Identity 'again' makes 'b', which another node makes too; "), "{error}");
     // In a body.
     let values = |values: &[(&str, i32, &str)]| -> Vec<ValueInfoProto> {
         values.iter().map(|&(name, elem, shape)| ValueInfoProto::tensor(name, elem, &dims(shape))).collect()
@@ -135,6 +142,14 @@ fn dimensions_of_0_leave_the_batch_closed() {
     let build = Build::new().input("x", "1 0 4").output("y", "1 0").node(node("Reshape", "x shape", "y"));
     let error = refusal(build.ints("shape", &[2], &[1, 0]).bytes(), &options);
     assert!(error.starts_with("Reshape 'the reshape'"), "{error}");
+}
+
+#[test]
+fn inputs_that_no_memory_holds_are_not_compared() {
+    let bytes = behind(vec![node("Relu", "x", "s")]).input("huge", "1099511627776").bytes();
+    let converted = convert(bytes.clone().into(), &along_first()).unwrap();
+    let error = compare(&bytes, &converted).unwrap_err().to_string();
+    assert_eq!(error, "'huge' has at least 1099511627776 elements, and a comparison takes 268435456 at most");
 }
 
 #[test]
