@@ -71,7 +71,7 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
         return Err(refuse(node, "reduces over time", "take the last step instead, or reduce behind the model"));
     }
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
-    let removed = axes.iter().filter(|&&axis| axis < layout.axis).count();
+    let removed = (0..layout.axis).filter(|axis| axes.contains(axis)).count();
     Ok(if keeps { layout } else { layout.on(layout.axis - removed) })
 }
 

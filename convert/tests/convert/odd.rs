@@ -137,6 +137,16 @@ fn nodes_in_another_order_are_sorted() {
 }
 
 #[test]
+fn axes_that_are_named_twice_are_reduced_once() {
+    let reduce = node("ReduceMean", "x", "m").with_ints("axes", &[0, 0, 0]).with_int("keepdims", 0);
+    let build = Build::new().input("x", "2 time 4").output("y", "time 1 4").recurrent_weights(4).node(reduce);
+    let build = build.node(node("Unsqueeze", "m middle", "s")).ints("middle", &[1], &[1]);
+    let build = build.node(node("LSTM", "s w r b", "y").with_int("hidden_size", 3));
+    let options = Options { time: vec![InputAxis { input: "x".to_owned(), axis: 1 }], ..Options::default() };
+    assert_eq!(convert(build.bytes().into(), &options).unwrap().report.states.len(), 2);
+}
+
+#[test]
 fn dimensions_of_0_leave_the_batch_closed() {
     let options = Options { open_batch: true, keep_recurrences: true, ..Options::default() };
     let build = Build::new().input("x", "1 0 4").output("y", "1 0").node(node("Reshape", "x shape", "y"));
