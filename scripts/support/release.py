@@ -40,13 +40,15 @@ Files = Mapping[str, Path]
 class Release:
     """What is released.
 
-    version: Cargo.toml's, with `-` and a commit behind it for a trial. target: Rust's name of the platform. epoch: the
+    version: Cargo.toml's, with `-` and a commit behind it for a trial. maintainer: who answers for the Debian package,
+    as `Name <address>`. target: Rust's name of the platform. epoch: the
     time of all files, in seconds. built: the folder with `backends/` and `bin/`. notices: the folder with the licences of
     the crates and with the SBOMs. onnxruntime: the folder with the licences of ONNX Runtime. onnxruntime_version: its
     version.
     """
 
     version: str
+    maintainer: str
     target: str
     epoch: int
     built: Path
@@ -135,7 +137,7 @@ def debian_package(release: Release, out: Path) -> Path:
             f"Package: triton-stateful\n"
             f"Version: {version}\n"
             f"Architecture: {architecture}\n"
-            f"Maintainer: triton-stateful maintainers <maintainers@triton-stateful.invalid>\n"
+            f"Maintainer: {release.maintainer}\n"
             f"Installed-Size: {size}\n"
             f"Depends: libc6 (>= {required_glibc(release.programs_and_library().values())}), libgcc-s1\n"
             f"Section: science\n"
@@ -190,6 +192,7 @@ def write_checksums(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="packs a release; scripts/release calls this")
     parser.add_argument("--version", required=True)
+    parser.add_argument("--maintainer", required=True)
     parser.add_argument("--target", required=True)
     parser.add_argument("--epoch", type=int, required=True)
     for folder in ("built", "notices", "onnxruntime", "out"):

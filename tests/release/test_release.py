@@ -47,6 +47,7 @@ def built(folder, umask=0o022, stamp=EPOCH):
         os.umask(before)
     return release.Release(
         version="1.2.3",
+        maintainer="A Person <a.person@example.org>",
         target="x86_64-unknown-linux-gnu",
         epoch=EPOCH,
         built=folder / "built",
@@ -95,10 +96,11 @@ def test_the_package_installs_beside_tritonserver(packed, tmp_path):
     assert owners == {"root/root"}
 
 
-def test_the_package_asks_for_the_newest_glibc_that_any_file_asks_for(packed):
-    fields = ("Package", "Version", "Architecture", "Depends")
+def test_the_package_names_its_maintainer_and_the_newest_glibc_that_any_file_asks_for(packed):
+    fields = ("Package", "Version", "Architecture", "Maintainer", "Depends")
     values = [dpkg("-f", packed / "triton-stateful_1.2.3_amd64.deb", field).strip() for field in fields]
-    assert values == ["triton-stateful", "1.2.3", "amd64", "libc6 (>= 2.34), libgcc-s1"]
+    maintainer = "A Person <a.person@example.org>"
+    assert values == ["triton-stateful", "1.2.3", "amd64", maintainer, "libc6 (>= 2.34), libgcc-s1"]
 
 
 def test_a_package_of_a_trial_is_older_than_the_release(tmp_path):
@@ -192,8 +194,11 @@ def commit(folder):
     git(folder, "commit", "--quiet", "--message", "A commit")
 
 
-def refusal(folder, *arguments):
-    ran = subprocess.run([folder / "scripts" / "release", *arguments], capture_output=True, text=True)
+def refusal(folder, *arguments, maintainer=None):
+    environment = {name: value for name, value in os.environ.items() if name != "DEB_MAINTAINER"}
+    if maintainer is not None:
+        environment["DEB_MAINTAINER"] = maintainer
+    ran = subprocess.run([folder / "scripts" / "release", *arguments], env=environment, capture_output=True, text=True)
     assert ran.returncode, ran.stdout
     return ran.stderr
 
@@ -209,6 +214,17 @@ def test_a_version_without_a_section_in_the_changelog_is_refused(checkout):
     commit(checkout)
     git(checkout, "tag", "v1.2.3")
     assert "no section '## [1.2.3] - <date>'" in refusal(checkout)
+
+
+@pytest.mark.parametrize(
+    "maintainer",
+    [None, "", "A Person", "a@example.org", " <a@example.org>", "A Person <a>", "A <a@b>\nX: y <a@b>", "A<a@b>"],
+)
+def test_a_release_without_a_maintainer_of_its_package_is_refused(checkout, maintainer):
+    git(checkout, "tag", "v1.2.3")
+    said = refusal(checkout, maintainer=maintainer)
+    assert f"DEB_MAINTAINER is '{maintainer or ''}' and must be the maintainer" in said
+    assert "'Name <name@example.org>'" in said
 
 
 @pytest.mark.parametrize("arguments", [[], ["--trial"]])
@@ -258,10 +274,15 @@ def test_a_trial_leaves_the_checkout_as_it_was_and_no_path_of_it_in_the_files(ch
     (checkout / "build").mkdir()
     (checkout / "build" / "mine").touch()
 
-    subprocess.run([checkout / "scripts/release", "--trial"], check=True)
+    maintainer = "A Person <a.person@example.org>"
+    subprocess.run(
+        [checkout / "scripts/release", "--trial"], check=True, env=os.environ | {"DEB_MAINTAINER": maintainer}
+    )
 
     assert (checkout / "build" / "mine").exists() and (checkout / ".venv").exists() and (checkout / ".tools").exists()
     assert not [file for file in checkout.rglob("*.cdx.json") if ".venv" not in file.parts]
+    [package] = (checkout / "build/release").glob("*.deb")
+    assert dpkg("-f", package, "Maintainer").strip() == maintainer
     [plain] = (checkout / "build/release").glob("*-linux.tar.gz")
     with tarfile.open(plain) as tar:
         contents = {entry.name.split("/", 1)[1]: tar.extractfile(entry).read() for entry in tar.getmembers()}
