@@ -9,7 +9,7 @@ const BYTES_MAX: u64 = 600;
 /// Runs a target on each file of its corpus, and on `count` random inputs. `STATEFUL_FUZZ_FACTOR` multiplies the
 /// count. An input on which the target panics is printed.
 pub fn run(name: &str, count: u64, target: impl Fn(&[u8])) {
-    // This file is a part of crates in folders below, too.
+    // Crates in other folders include this file, so the corpus may lie above the crate.
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
     let mut folders = above.map(|folder| folder.join("fuzz/corpus").join(name));
     let folder = folders.find(|folder| folder.is_dir()).unwrap_or_else(|| panic!("there is no fuzz/corpus/{name}"));

@@ -15,7 +15,7 @@ use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, Pair};
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
-use crate::session::{Library, ModelSource, OpenError, Provider, Session, compare};
+use crate::session::{Library, ModelSource, Nodes, OpenError, Provider, Session, compare};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]
@@ -128,8 +128,15 @@ fn left_inside(file: &Path, pairs: &[StatePair]) -> Result<Vec<String>, Conversi
         Ok(converted) => converted,
         // The model is served as it is.
         Err(error) => {
+            let recurrence = Nodes::of(&file.to_owned().into()).ok().and_then(|nodes| nodes.recurrence);
             let why = error.to_string().replace('\n', "; ");
-            return Ok(vec![format!("recurrences inside the model may begin anew in each request: {why}")]);
+            let warning = |node| {
+                format!(
+                    "{node} may begin anew in each request: whether it has a state isn't known, because the graph can't be \
+                     followed: {why}"
+                )
+            };
+            return Ok(recurrence.map(warning).into_iter().collect());
         }
     };
     let report = converted.report;

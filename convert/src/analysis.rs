@@ -5,8 +5,8 @@ use std::fmt;
 
 use crate::graph::{Names, is_recurrent, required_inputs};
 use crate::infer::{Shapes, Tensor};
-use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::{Dim, bracketed};
 use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
 
 /// Lengths that shapes are computed for. They have many divisors, so that strides divide them.
@@ -83,14 +83,19 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             let dims =
                 inputs.iter().find(|input| input.name() == axis.input).map(|input| input.dims().unwrap_or_default());
             match dims {
-                None => return Err(Obstacle::Unknown(format!("the model has no input '{}' for requests", axis.input))),
+                None => {
+                    let names: Vec<&str> = inputs.iter().map(|input| input.name()).collect();
+                    let why =
+                        format!("the model has no input '{}' for requests (it has {})", axis.input, names.join(", "));
+                    return Err(Obstacle::Unknown(why));
+                }
                 Some(dims) if axis.axis >= dims.len() => {
-                    return Err(Obstacle::Unknown(format!(
-                        "input '{}' has no axis {}: its rank is {}",
-                        axis.input,
-                        axis.axis,
-                        dims.len()
-                    )));
+                    let why = format!("input '{}' has no axis {}: it is {}", axis.input, axis.axis, bracketed(&dims));
+                    return Err(Obstacle::Unknown(why));
+                }
+                Some(_) if given.iter().any(|other| other.input == axis.input && other.axis != axis.axis) => {
+                    let why = format!("two axes of input '{}' are to have the steps, and one can", axis.input);
+                    return Err(Obstacle::Unknown(why));
                 }
                 Some(_) => {}
             }
@@ -220,7 +225,7 @@ fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     inputs.iter().flat_map(of_input).collect()
 }
 
-/// Follows the steps from these axes. What was found is given back although something is in the way.
+/// Follows the steps from these axes. The analysis is complete up to the first node in the way.
 pub fn attempt(
     graph: &GraphProto,
     opset: i64,

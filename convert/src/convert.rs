@@ -111,12 +111,7 @@ fn nothing(stopped: &[String]) -> String {
 
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
-    let mut model = onnx::read(bytes)?;
-    if let Some(name) = function_like_operator(&model) {
-        return Err(ConvertError::Function(name.to_owned()));
-    }
-    let mut graph = model.graph.take().unwrap_or_default();
-    sort_all(&mut graph)?;
+    let (model, graph) = prepared(bytes)?;
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
@@ -134,6 +129,10 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;
     let mut report = report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs), &states);
+    if report.states.is_empty() && !options.keep_recurrences {
+        let along = |axis: &InputAxis| format!("along {axis} nothing needs earlier steps");
+        return Err(ConvertError::Nothing(analysis.time.iter().map(along).collect()));
+    }
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
     report.warnings.extend(uncut);
     report.opened = opened.axes;
@@ -149,6 +148,17 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         weights: external_files(&converted),
         report,
     })
+}
+
+/// Reads a model. Its nodes stand behind those that they read, in the graph and in those inside it.
+pub fn prepared(bytes: Bytes) -> Result<(ModelProto, GraphProto), ConvertError> {
+    let mut model = onnx::read(bytes)?;
+    if let Some(name) = function_like_operator(&model) {
+        return Err(ConvertError::Function(name.to_owned()));
+    }
+    let mut graph = model.graph.take().unwrap_or_default();
+    sort_all(&mut graph)?;
+    Ok((model, graph))
 }
 
 /// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.
@@ -448,7 +458,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 
 /// Whether an input is the lengths of a recurrent node's rows.
 fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
-    // Numbers that lengths are computed from may also be a part of the steps, as 0.5.
+    // A FLOAT input may be a part of the steps, such as 0.5, and no length.
     let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
     let lens = graph.node.iter().filter(|node| is_recurrent(node.op()));
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();

@@ -280,7 +280,7 @@ impl Cutter<'_> {
         let [all, rows, ones, numbers] = ["all", "rows", "ones", "numbers"].map(&mut fresh);
         let [shape, fill, non_zero, reshape] = ["Shape", "ConstantOfShape", "NonZero", "Reshape"].map(&mut fresh);
         self.graph.initializer.push(int64s(&all, &[1], &[-1]));
-        // The operator Range is newer than models that sort rows.
+        // `Range` needs opset 11, and PyTorch sorts rows from opset 9 on.
         self.graph.node.extend([
             NodeProto::make("Shape", &shape, &[lens], &[&rows]),
             NodeProto::make("ConstantOfShape", &fill, &[&rows], &[&ones]).with_tensor("value", int64s("", &[1], &[1])),

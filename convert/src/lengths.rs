@@ -7,10 +7,9 @@ use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
 use crate::graph::{is_recurrent, producers};
-use crate::infer::loops::scan_counts;
 use crate::infer::ops::{BROADCAST, UNARY};
 use crate::onnx::schema::{GraphProto, NodeProto};
-use crate::time::{Cut, Place, Refusal, refuse};
+use crate::time::{Place, Refusal, refuse};
 
 /// The inputs whose content each tensor depends on.
 pub type Content = HashMap<String, HashSet<String>>;
@@ -25,16 +24,16 @@ pub fn of_requests<'a>(node: &'a NodeProto, content: &Content) -> Option<&'a str
 pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) -> Result<(), Refusal> {
     let producers = producers(graph);
     let source_of = |node: &'a NodeProto| Some(source(graph, &producers, of_requests(node, content)?));
-    let over_steps = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
-    let Some((layer, lens)) = over_steps.filter_map(|node| Some((node, source_of(node)?))).next() else {
+    let mut over_steps = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
+    let Some((layer, lens)) = over_steps.find_map(|node| Some((node, source_of(node)?))) else {
         return Ok(());
     };
-    for cut in analysis.found.cuts.iter().filter(|cut| makes_state(graph, cut)) {
+    for cut in analysis.found.cuts.iter().filter(|cut| cut.makes_state(graph)) {
         let node = &graph.node[cut.node()];
         if source_of(node) != Some(lens) {
             let why = format!(
-                "takes no lengths of rows as {} '{}' does (sequence_lens), so its state would take in the padding of \
-                 shorter rows",
+                "doesn't take the lengths of rows that {} '{}' takes (sequence_lens from '{lens}'), so its state would take \
+                 in the padding of shorter rows",
                 layer.operator(),
                 layer.label()
             );
@@ -60,15 +59,6 @@ fn runs_over_steps(node: &NodeProto, analysis: &Analysis) -> bool {
     let time = usize::from(node.int("layout").unwrap_or(0) == 1);
     let place = node.input_at(0).and_then(|x| analysis.found.places.get(x));
     matches!(place, Some(Place::At(layout)) if layout.axis == time)
-}
-
-fn makes_state(graph: &GraphProto, cut: &Cut) -> bool {
-    match cut {
-        Cut::Recurrent { .. } | Cut::Frames { .. } | Cut::Prefix { .. } => true,
-        Cut::Scan { node } => scan_counts(&graph.node[*node]).0 > 0,
-        Cut::Loop { carried, .. } => !carried.is_empty(),
-        Cut::Crop { .. } => false,
-    }
 }
 
 /// The tensor that lengths come from. Exporters cast them, and sort them together with the rows.

@@ -15,7 +15,7 @@
 //! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
 //! | `lengths` | lengths of rows that requests say, and what they need of a model |
-//! | `rows` | whether a model runs along its batch as if that were the steps |
+//! | `rows` | finds a node that takes the batch for its steps |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!

@@ -89,7 +89,9 @@ enum Problem {
     Exists(PathBuf),
     #[error("{}: {why}", path.display())]
     Recordings { path: PathBuf, why: String },
-    #[error("--states: '<<<input, output>>>' is expected, not '{0}'")]
+    #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display())]
+    Folder(PathBuf),
+    #[error("--states: '<<<input, output>>>' is expected, with each name in one pair, not '{0}'")]
     States(String),
     #[error(
         "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
@@ -241,6 +243,9 @@ impl Targets {
     }
 
     fn check(&self, converted: &Converted, force: bool) -> Result<(), Problem> {
+        if let Some(folder) = self.names(converted).into_iter().find(|path| path.is_dir()) {
+            return Err(Problem::Folder(folder));
+        }
         match self.names(converted).into_iter().find(|path| path.exists()) {
             Some(path) if !force => Err(Problem::Exists(path)),
             _ => Ok(()),
@@ -253,6 +258,9 @@ impl Targets {
         fs::write(&self.model, &converted.model).map_err(at(&self.model))?;
         if let Some(bytes) = &converted.initial_states {
             fs::write(&self.initial_states, bytes).map_err(at(&self.initial_states))?;
+        } else if self.initial_states.exists() {
+            // That of the model which is replaced.
+            fs::remove_file(&self.initial_states).map_err(at(&self.initial_states))?;
         }
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let initial_states = converted.initial_states.as_ref().map(|_| name(&self.initial_states));

@@ -9,6 +9,8 @@ use stateful_convert::onnx::{DataType, element_count, type_bytes};
 use stateful_convert::verify::Recording;
 use zip::ZipArchive;
 
+/// The types that can be compared.
+const TYPES: &str = "float16, float32, float64, int8, int32, int64, uint8 and bool";
 /// What NumPy adds to an array's name in an archive.
 const EXTENSION: &str = ".npy";
 
@@ -24,6 +26,9 @@ pub fn read(file: &Path) -> Result<Vec<Recording>, String> {
         let array = read_array(&mut entry, &input);
         recordings.push(array.map_err(|error| format!("its array '{input}' cannot be read: {error}"))?);
     }
+    if recordings.is_empty() {
+        return Err("it has no arrays".to_owned());
+    }
     Ok(recordings)
 }
 
@@ -31,8 +36,9 @@ fn read_array(entry: &mut impl Read, input: &str) -> io::Result<Recording> {
     let refused = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
     let header = NpyHeader::from_reader(&mut *entry)?;
     let stored = header.dtype().descr();
-    let elem: i32 =
-        data_type(stored.trim_matches('\'')).ok_or_else(|| refused(format!("its type is {stored}")))?.into();
+    let elem: i32 = data_type(stored.trim_matches('\''))
+        .ok_or_else(|| refused(format!("its type is {stored}, and one of {TYPES} is expected")))?
+        .into();
     if header.order() == Order::Fortran {
         return Err(refused("its elements are in Fortran's order: save numpy.ascontiguousarray(array)".to_owned()));
     }

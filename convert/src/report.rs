@@ -144,7 +144,7 @@ pub enum Warning {
     Quantizes(Vec<String>),
     /// A request must have a multiple of so many steps.
     StepsMultiple(i64),
-    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps, if others do.
+    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none has.
     Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
 }
 

@@ -62,12 +62,7 @@ pub enum BindingError {
     #[error("the states of a sequence have more bytes than an address can count")]
     StatesOverflow,
     /// `axes` are those of the inputs that have the batch.
-    #[error(
-        "{node} takes the batch ({axes}) for its steps, so sequences that share a run would change each other's answers: if \
-         that axis is the batch, export the model with a transpose in front of the node (PyTorch: batch_first=True); if it \
-         has the steps, export the model with the dimension names 'time' and 'batch', or list all of the model's dims under \
-         'input' and 'output' without max_batch_size; with parameter 'max_rows_per_run' of 1, each sequence runs alone"
-    )]
+    #[error("{}", rows_are_steps_text(node, axes))]
     RowsAreSteps { node: String, axes: String },
     #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
     Constant { name: String, value: String, why: String },
@@ -75,4 +70,17 @@ pub enum BindingError {
 
 fn names(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+fn rows_are_steps_text(node: &str, axes: &str) -> String {
+    let help = [
+        "if that axis is the batch, export the model with a transpose in front of the node (PyTorch: batch_first=True)",
+        "if it has the steps, export the model with the dimension names 'time' and 'batch', or list all of the model's dims \
+         under 'input' and 'output' without max_batch_size",
+        "with parameter 'max_rows_per_run' of 1, each sequence runs alone",
+    ];
+    format!(
+        "{node} takes the batch ({axes}) for its steps, so sequences that share a run would change each other's answers: {}",
+        help.join("; ")
+    )
 }

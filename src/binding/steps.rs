@@ -40,9 +40,8 @@ impl Binding {
         let axis = |input: &BoundInput| Some(InputAxis { input: input.name.clone(), axis: input.batch_axis? });
         let rows: Vec<InputAxis> = self.inputs.iter().filter_map(axis).collect();
         passes_on_rows(model, &rows).map_or(Ok(()), |node| {
-            let of_requests = |row: &&InputAxis| self.request_inputs().any(|(input, _)| input.name == row.input);
-            let axes = rows.iter().filter(of_requests).map(|row| format!("{}@{}", row.input, row.axis));
-            Err(BindingError::RowsAreSteps { node, axes: axes.collect::<Vec<_>>().join(", ") })
+            let axes: Vec<String> = rows.iter().map(InputAxis::to_string).collect();
+            Err(BindingError::RowsAreSteps { node, axes: axes.join(", ") })
         })
     }
 }

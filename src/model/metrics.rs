@@ -50,7 +50,7 @@ const GAUGES: [(&str, &str, Reading); 9] = [
     ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
     ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
     ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),
-    ("stateful_slot_bytes", "Bytes of the state slots that exist", |now| (now.slots * now.slot_bytes) as f64),
+    ("stateful_slot_pool_bytes", "Bytes of the state slots that exist", |now| (now.slots * now.slot_bytes) as f64),
     ("stateful_parked_slot_bytes", "Bytes of the state slots of parked sequences", |now| {
         (now.parked * now.slot_bytes) as f64
     }),

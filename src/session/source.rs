@@ -39,10 +39,12 @@ impl ModelSource {
         &self.file
     }
 
-    /// The model's bytes.
+    /// Reads the whole model, weights too.
     pub fn read(&self) -> io::Result<Bytes> {
-        let made = self.made.as_ref().map(|made| Bytes::from_owner(Arc::clone(&made.bytes)));
-        made.map_or_else(|| Ok(std::fs::read(&self.file)?.into()), Ok)
+        match &self.made {
+            Some(made) => Ok(Bytes::from_owner(Arc::clone(&made.bytes))),
+            None => Ok(std::fs::read(&self.file)?.into()),
+        }
     }
 
     /// What is read in place of the file.

@@ -55,10 +55,10 @@ impl<'a> Tracker<'a> {
         if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
-        self.check_turns(index, node, steps.len)?;
         let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
         let (short, long, far) = (of(self.short), of(self.long), of(self.far));
         let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
+        self.check_turns(node, steps.len, kinds.contains(&Carried::State).then_some(index))?;
         let mut inner: HashMap<String, Place> = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
         let name = |input: usize| body.input.get(input).map(|input| input.name().to_owned()).unwrap_or_default();
         inner.insert(name(0), Place::Counter { exact: true });
@@ -86,23 +86,22 @@ impl<'a> Tracker<'a> {
         Ok(outputs)
     }
 
-    /// Refuses a loop that doesn't turn once for each step. One whose turns are known to be others is no recurrence over
-    /// the steps.
-    fn check_turns(&mut self, index: usize, node: &NodeProto, len: i64) -> Result<(), Refusal> {
+    /// Refuses a loop that doesn't turn once for each step. `recurrence` is the loop's index if it has a state: it is noted
+    /// as a recurrence unless it is known to turn another number of times.
+    fn check_turns(&mut self, node: &NodeProto, len: i64, recurrence: Option<usize>) -> Result<(), Refusal> {
         let of = |shapes: &Shapes| {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
             turns(shapes, node, &inputs, self.opset)
         };
-        let (short, long) = (of(self.short), of(self.long));
-        if let (Some(short), Some(long)) = (short, long)
-            && (short != len || long <= short)
-        {
-            return Err(refuse(node, format!("turns {short} times for {len} steps"), LOOP_HELP));
-        }
-        self.found.recurrences.push(index);
-        match (short, long) {
-            (Some(_), Some(_)) => Ok(()),
-            _ => Err(refuse(node, "ends on a condition that depends on data", LOOP_HELP)),
+        match (of(self.short), of(self.long)) {
+            (Some(short), Some(long)) if short != len || long <= short => {
+                Err(refuse(node, format!("turns {short} times for {len} steps"), LOOP_HELP))
+            }
+            (short, long) => {
+                self.found.recurrences.extend(recurrence);
+                let why = "ends on a condition that depends on data, or turns too often to be followed";
+                short.and(long).map(|_| ()).ok_or_else(|| refuse(node, why, LOOP_HELP))
+            }
         }
     }
 
@@ -143,7 +142,9 @@ impl<'a> Tracker<'a> {
         for (input, of_body) in body.input.iter().enumerate() {
             inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
         }
-        self.found.recurrences.push(index);
+        if states > 0 {
+            self.found.recurrences.push(index);
+        }
         let directions = scan_list(node, "scan_input_directions", scanned);
         let out_directions = scan_list(node, "scan_output_directions", body.output.len().saturating_sub(states));
         if directions.iter().chain(&out_directions).any(|&direction| direction != 0) {

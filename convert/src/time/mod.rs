@@ -15,9 +15,11 @@ mod rules;
 mod turns;
 mod windows;
 
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{captured, inputs_of, producers};
+use crate::infer::loops::scan_counts;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::element_count;
 use crate::onnx::schema::{GraphProto, NodeProto};
@@ -54,6 +56,16 @@ impl Cut {
             | Self::Crop { node } => node,
         }
     }
+
+    /// Whether the node passes something from step to step. A loop without states does the same in each turn.
+    pub fn makes_state(&self, graph: &GraphProto) -> bool {
+        match self {
+            Self::Recurrent { .. } | Self::Frames { .. } | Self::Prefix { .. } => true,
+            Self::Scan { node } => scan_counts(&graph.node[*node]).0 > 0,
+            Self::Loop { carried, .. } => !carried.is_empty(),
+            Self::Crop { .. } => false,
+        }
+    }
 }
 
 /// What was found in a graph.
@@ -68,9 +80,11 @@ pub struct Found {
     pub quantized: Vec<String>,
     /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
     pub reached: usize,
-    /// The nodes that pass a state from step to step, also those in the way. Those are left out that start at a state which
-    /// the model has already.
+    /// Nodes that pass a state from step to step, refused ones too. Not those that start at a state that the model already
+    /// has.
     pub recurrences: Vec<usize>,
+    /// The first node in the way. What is found behind it rests on guesses.
+    pub stopped_at: Option<usize>,
 }
 
 impl Found {
@@ -83,10 +97,6 @@ impl Found {
     }
 }
 
-/// Tensors that are looked at to see whether one is the same along an axis. A tensor may be used many times on the way to
-/// another, so there may be far more ways than tensors.
-const MOST_SOURCES: usize = 256;
-
 /// Follows the steps through a graph and the graphs inside it.
 pub struct Tracker<'a> {
     graph: &'a GraphProto,
@@ -98,6 +108,8 @@ pub struct Tracker<'a> {
     producers: HashMap<&'a str, usize>,
     /// Tensors without steps that depend on how many there are.
     sized: HashSet<String>,
+    /// Whether tensors have the same entries all along an axis.
+    uniform: RefCell<HashMap<(String, usize), bool>>,
     /// Why tensors of certain steps can't be used.
     certain: HashMap<String, Refusal>,
     /// Tensors that are made of the states which the model has already, and of nothing else that depends on steps.
@@ -126,6 +138,7 @@ impl<'a> Tracker<'a> {
             far,
             producers: producers(graph),
             sized: HashSet::new(),
+            uniform: RefCell::default(),
             certain: HashMap::new(),
             of_states: HashSet::new(),
             follows_rows: false,
@@ -142,6 +155,7 @@ impl<'a> Tracker<'a> {
                 Ok(places) => places,
                 Err(refusal) => {
                     reached.get_or_insert(self.found.reached);
+                    self.found.stopped_at.get_or_insert(index);
                     if !self.refused.contains(&refusal) {
                         self.refused.push(refusal);
                     }
@@ -152,6 +166,11 @@ impl<'a> Tracker<'a> {
                 let place = places.get(output).copied().unwrap_or(Place::Free);
                 if place == Place::Free && self.depends_on_length(node, name) {
                     self.sized.insert(name.clone());
+                }
+                if place == Place::Free {
+                    // So that no later question goes back through many nodes.
+                    let rank = self.dims(name).map_or(0, <[i64]>::len);
+                    (0..rank).for_each(|axis| _ = self.is_steady(name, Some(axis)));
                 }
                 if place == Place::Last && self.is_of_states(node) {
                     self.of_states.insert(name.clone());
@@ -280,26 +299,24 @@ impl<'a> Tracker<'a> {
     /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
     /// meets the steps, if the tensor has one.
     pub fn is_steady(&self, name: &str, axis: Option<usize>) -> bool {
-        let mut left = MOST_SOURCES;
-        self.is_steady_within(&mut left, name, axis)
-    }
-
-    /// `left` is how many tensors may still be looked at.
-    fn is_steady_within(&self, left: &mut usize, name: &str, axis: Option<usize>) -> bool {
         let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
         let axis = axis.filter(|&axis| dims.get(axis).is_some_and(|&dim| dim != 1));
         match axis {
             None => !self.sized.contains(name),
-            Some(axis) => self.is_uniform(left, name, axis),
+            Some(axis) => {
+                let key = (name.to_owned(), axis);
+                let known = self.uniform.borrow().get(&key).copied();
+                known.unwrap_or_else(|| {
+                    let is_uniform = self.is_uniform(name, axis);
+                    self.uniform.borrow_mut().insert(key, is_uniform);
+                    is_uniform
+                })
+            }
         }
     }
 
     /// Whether a tensor has the same entries all along an axis, whatever its length.
-    fn is_uniform(&self, left: &mut usize, name: &str, axis: usize) -> bool {
-        *left = left.saturating_sub(1);
-        if *left == 0 {
-            return false;
-        }
+    fn is_uniform(&self, name: &str, axis: usize) -> bool {
         let (short, long, far) = (self.short.get(name), self.long.get(name), self.far.get(name));
         let entries = |tensor: &Tensor| {
             let (dims, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
@@ -330,9 +347,9 @@ impl<'a> Tracker<'a> {
         let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
         match node.op() {
             "ConstantOfShape" => true,
-            "Expand" => node.input.first().is_some_and(|from| self.is_steady_within(left, from, source_axis(from))),
+            "Expand" => node.input.first().is_some_and(|from| self.is_steady(from, source_axis(from))),
             op if rules::is_element_wise(op) => {
-                node.input.iter().all(|source| self.is_steady_within(left, source, source_axis(source)))
+                node.input.iter().all(|source| self.is_steady(source, source_axis(source)))
             }
             _ => false,
         }

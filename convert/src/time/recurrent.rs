@@ -1,7 +1,7 @@
 //! `LSTM`, `GRU`, `RNN` and their like.
 
-use super::rules::{ATTENTION, WHOLE_INPUT};
-use super::{Cut, Place, Refusal, Tracker, refuse};
+use super::rules::WHOLE_INPUT;
+use super::{Cut, Hint, Place, Refusal, Tracker, refuse};
 use crate::onnx::schema::NodeProto;
 
 pub fn recurrent(
@@ -51,7 +51,9 @@ pub fn recurrent(
         ]);
     }
     if layout.axis != time || !layout.is_clean() {
-        return Err(refuse(node, "sums over time", ATTENTION));
+        let help = "export the model so that the steps are where ONNX has them, or name another axis";
+        let refusal = refuse(node, "gets the steps where it takes the features of a step", help);
+        return Err(Refusal { hint: Some(Hint::Time), ..refusal });
     }
     if layout.is_padded() {
         return Err(refuse(node, "runs over padding beside the steps", "remove the padding before the recurrence"));

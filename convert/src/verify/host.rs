@@ -55,7 +55,8 @@ impl Host {
         Self::of(elem, dims, &vec![value; count])
     }
 
-    /// Lengths of rows: half of the steps, all, a third, and so on. No sort leaves them as they are. One row has all steps.
+    /// Lengths of rows: half of the steps, all, a third, and so on. With three rows, neither an ascending nor a descending
+    /// sort leaves them as they are. A single row has all steps.
     pub fn lengths(elem: i32, dims: Vec<i64>, steps: i64, multiple: i64) -> Self {
         let rows = element_count(&dims);
         let length = |row: i64| match row % 3 {

@@ -29,8 +29,10 @@ const SINGLE_STEPS: i64 = 5;
 const MOST_ELEMENTS: i64 = 1 << 28;
 /// Rows where the batch is open.
 const ROWS: i64 = 2;
-/// The same where rows have lengths. A sort of two can't be told from no sort.
+/// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
 const ROWS_WITH_LENGTHS: i64 = 3;
+
+const ROWS_TOGETHER: &str = "rows together and alone";
 
 /// How far answers may be from the original's, as a part of its largest answer.
 const TOLERANCE: f64 = 1e-4;
@@ -39,7 +41,7 @@ const QUANTIZED_TOLERANCE: f64 = 0.1;
 /// A difference that is no more than rounding, however small the answers are: a sum of numbers around 1 has it in its last
 /// four bits.
 const ROUNDING: f64 = 16.0 * f32::EPSILON as f64;
-/// Both where outputs or states are FLOAT16, which has 11 bits.
+/// The same two limits where an output or a state is FLOAT16, which has 11 significant bits.
 const HALF_TOLERANCE: f64 = 1e-2;
 const HALF_ROUNDING: f64 = 2e-3;
 
@@ -55,8 +57,14 @@ pub enum VerifyError {
     Run { model: &'static str, why: String },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
-    #[error("'{name}' has at least {elements} elements, and a comparison takes {MOST_ELEMENTS} at most")]
+    #[error(
+        "'{name}' would have {elements} elements, and a comparison can hold {MOST_ELEMENTS}: give its open or too long \
+         dimensions their real length in the model"
+    )]
     TooLarge { name: String, elements: i64 },
+    /// A value or a length is given for what isn't there.
+    #[error("the comparison can't be made with these values: {0}")]
+    Given(String),
     #[error("a recording can't be compared with: {0}")]
     Recording(String),
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
@@ -123,15 +131,24 @@ pub fn verify(
     report: &Report,
     given: &Given,
 ) -> Result<Vec<Compared>, VerifyError> {
-    check_sizes(report)?;
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
     let mut starts = models.initial_states.map(|source| Graph::open(environment, source, "initial")).transpose()?;
-    let (steps, rows) = recording::lengths(&given.recordings, report)?;
+    check_given(report, given)?;
+    let (mut steps, mut rows) = recording::lengths(&given.recordings, report)?;
+    // One row can't show whether rows change each other.
+    let two_rows =
+        steps.filter(|_| rows == Some(1)).and_then(|steps| recording::as_two_rows(&given.recordings, report, steps));
+    let of_two_rows = two_rows.map(|(recordings, half)| (Given { recordings, ..given.clone() }, half));
+    let mut given = given;
+    if let (Some((of_two_rows, half)), true) = (&of_two_rows, report.time.is_empty()) {
+        (given, steps, rows) = (of_two_rows, Some(*half), Some(2));
+    }
     let mut comparison =
         Comparison { report, original: &mut original, converted: &mut converted, starts: starts.as_mut(), given };
     let total = steps.unwrap_or_else(|| comparison.total(given.chunk));
     let rows = rows.unwrap_or(if comparison.has_lengths() { ROWS_WITH_LENGTHS } else { ROWS });
+    comparison.check_sizes((total, rows))?;
     let inputs = comparison.random_inputs(total, rows);
     if report.time.is_empty() {
         let mut compared = vec![comparison.single_steps(steps.unwrap_or(SINGLE_STEPS), rows)?];
@@ -152,23 +169,42 @@ pub fn verify(
         let stepped = comparison.stepped(&inputs, total, chunk)?;
         compared.push(comparison.compare(what, &whole, &stepped)?);
     }
-    if let Some(rows) = comparison.rows(&inputs, total)? {
-        compared.push(rows);
+    let (mut inputs, mut total) = (inputs, total);
+    if let Some((of_two_rows, half)) = &of_two_rows {
+        comparison.given = of_two_rows;
+        (inputs, total) = (comparison.random_inputs(*half, 2), *half);
     }
+    compared.extend(comparison.rows(&inputs, total)?);
     compared.extend(comparison.rows_of_different_lengths(&inputs, total)?);
     Ok(compared)
 }
 
-/// Refuses inputs and states that are too large whatever their open dimensions are.
-fn check_sizes(report: &Report) -> Result<(), VerifyError> {
-    let inputs = report.inputs.iter().map(|input| (&input.name, &input.dims));
-    let states = report.states.iter().map(|state| (&state.pair.input, &state.dims));
-    for (name, dims) in inputs.chain(states) {
-        let known: Vec<i64> =
-            dims.iter().filter_map(|dim| if let Dim::Known(length) = dim { Some(*length) } else { None }).collect();
-        let elements = element_count(&known);
-        if elements > MOST_ELEMENTS {
-            return Err(VerifyError::TooLarge { name: name.clone(), elements });
+/// Refuses values and lengths for what the model doesn't have.
+fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
+    let names: Vec<&str> = report.inputs.iter().map(|input| input.name.as_str()).collect();
+    let input = |name: &str| {
+        let found = report.inputs.iter().find(|input| input.name == name);
+        let why = || format!("the model has no input '{name}' for requests (it has {})", names.join(", "));
+        found.ok_or_else(|| VerifyError::Given(why()))
+    };
+    for (name, _) in &given.values {
+        input(name)?;
+        if given.recordings.iter().any(|recording| recording.input == *name) {
+            return Err(VerifyError::Given(format!("input '{name}' has a value and a recording: give one of them")));
+        }
+    }
+    for (InputAxis { input: name, axis }, length) in &given.lengths {
+        let dims = &input(name)?.dims;
+        match dims.get(*axis) {
+            Some(Dim::Known(known)) if known != length => {
+                let why = format!("axis {axis} of input '{name}' is {known} in the model, and can't be {length}");
+                return Err(VerifyError::Given(why));
+            }
+            Some(_) => {}
+            None => {
+                let why = format!("input '{name}' has no axis {axis}: it is {}", crate::onnx::bracketed(dims));
+                return Err(VerifyError::Given(why));
+            }
         }
     }
     Ok(())
@@ -211,26 +247,42 @@ impl Comparison<'_> {
         self.inputs(0, (steps, rows), &mut Random::new(7))
     }
 
+    /// The shape of an input or a state for so many steps and rows.
+    fn sizes(&self, name: &str, dims: &[Dim], (steps, rows): (i64, i64)) -> Vec<i64> {
+        let size = |(axis, dim): (usize, &Dim)| {
+            let is_here = |of: &InputAxis| of.input == name && of.axis == axis;
+            let given = self.given.lengths.iter().find(|(of, _)| is_here(of)).map(|(_, length)| *length);
+            match dim {
+                _ if self.report.time.iter().any(is_here) => steps,
+                Dim::Known(length) => *length,
+                _ => given.unwrap_or(rows),
+            }
+        };
+        dims.iter().enumerate().map(size).collect()
+    }
+
+    /// Refuses inputs and states that no memory holds.
+    fn check_sizes(&self, sizes: (i64, i64)) -> Result<(), VerifyError> {
+        let inputs = self.report.inputs.iter().map(|input| (&input.name, &input.dims));
+        let states = self.report.states.iter().map(|state| (&state.pair.input, &state.dims));
+        for (name, dims) in inputs.chain(states) {
+            let elements = element_count(&self.sizes(name, dims, sizes));
+            if elements > MOST_ELEMENTS {
+                return Err(VerifyError::TooLarge { name: name.clone(), elements });
+            }
+        }
+        Ok(())
+    }
+
     /// `step` is that of recordings for a model of single steps.
     fn inputs(&self, step: i64, (steps, rows): (i64, i64), random: &mut Random) -> Vec<(String, Host)> {
-        let time =
-            |name: &str, axis: usize| self.report.time.iter().any(|seed| seed.input == name && seed.axis == axis);
-        let length = |name: &str, axis: usize| {
-            let mut lengths = self.given.lengths.iter();
-            lengths.find(|(of, _)| of.input == name && of.axis == axis).map(|(_, length)| *length)
-        };
         let mut inputs = Vec::new();
         for input in &self.report.inputs {
             if let Some(recording) = self.given.recordings.iter().find(|recording| recording.input == input.name) {
                 inputs.push((input.name.clone(), recording.host(self.report, step)));
                 continue;
             }
-            let size = |(axis, dim): (usize, &Dim)| match dim {
-                _ if time(&input.name, axis) => steps,
-                Dim::Known(length) => *length,
-                _ => length(&input.name, axis).unwrap_or(rows),
-            };
-            let dims: Vec<i64> = input.dims.iter().enumerate().map(size).collect();
+            let dims = self.sizes(&input.name, &input.dims, (steps, rows));
             if let Some((_, value)) = self.given.values.iter().find(|(name, _)| *name == input.name) {
                 inputs.push((input.name.clone(), Host::filled_with(input.elem, dims, *value)));
                 continue;
@@ -428,8 +480,14 @@ impl Comparison<'_> {
             };
             let step = output.axis.zip(at).map(|(axis, at)| expected.position(at, axis));
             if largest > (tolerance * scale).max(rounding) {
+                let help = if worst.what == ROWS_TOGETHER {
+                    "; sequences that share a run would change each other's answers: is the right axis the batch, and does \
+                     the model treat its rows one by one?"
+                } else {
+                    ""
+                };
                 return Err(VerifyError::Differs(format!(
-                    "in {}, output '{}' differs by {largest:e}{}, and the original's largest value is {scale:e}",
+                    "in {}, output '{}' differs by {largest:.1e}{}, and the original's largest value is {scale:.1e}{help}",
                     worst.what,
                     output.name,
                     step.map(|step| format!(" at step {step}")).unwrap_or_default()
@@ -471,7 +529,7 @@ impl Comparison<'_> {
             .map(|(rows, axis)| Host::joined(&rows.iter().collect::<Vec<_>>(), axis.unwrap_or(0)));
         let joined: Vec<Host> = joined.collect();
         // The steps are along one axis here, too: one chunk of all of them.
-        self.compare("rows together and alone".to_owned(), &joined, &[together]).map(Some)
+        self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
     }
 }
 

@@ -34,11 +34,14 @@ impl Recording {
         }
     }
 
-    /// The length of the open dimension that isn't time.
-    fn rows(&self, report: &Report, input: &StepInput) -> Option<i64> {
+    /// The open dimension that isn't time.
+    fn axis_of_rows(&self, report: &Report, input: &StepInput) -> Option<usize> {
         let time = if let Role::Steps { axis } = input.role { Some(axis) } else { None };
-        let axis = open_axis(&input.dims, time)? + usize::from(report.time.is_empty());
-        self.dims.get(axis).copied()
+        Some(open_axis(&input.dims, time)? + usize::from(report.time.is_empty()))
+    }
+
+    fn rows(&self, report: &Report, input: &StepInput) -> Option<i64> {
+        self.dims.get(self.axis_of_rows(report, input)?).copied()
     }
 
     fn check(&self, report: &Report, input: &StepInput) -> Result<(), VerifyError> {
@@ -54,8 +57,40 @@ impl Recording {
             let wanted = bracketed(&wanted);
             return Err(VerifyError::Recording(format!("array '{name}' is {:?}, and {wanted} is expected", self.dims)));
         }
+        let all = Host { elem: self.elem, dims: self.dims.clone(), bytes: self.bytes.clone() };
+        if let Some(number) = all.numbers().into_iter().find(|number| !number.is_finite()) {
+            let why = format!("array '{name}' has {number}, and nothing can be compared with that");
+            return Err(VerifyError::Recording(why));
+        }
         Ok(())
     }
+}
+
+/// Recordings of one row as two rows: its first half of the steps, and its second. Answers how many steps that is. `None`
+/// if there are too few steps, or no recording has both a row and steps.
+pub fn as_two_rows(recordings: &[Recording], report: &Report, steps: i64) -> Option<(Vec<Recording>, i64)> {
+    let half = steps / 2 / report.steps_multiple * report.steps_multiple;
+    let mut is_split = false;
+    let mut split = |recording: &Recording| {
+        let input = report.inputs.iter().find(|input| input.name == recording.input)?;
+        let axis_of_steps = match input.role {
+            _ if report.time.is_empty() => Some(0),
+            Role::Steps { axis } => Some(axis),
+            Role::Lengths | Role::Other => None,
+        };
+        let all = Host { elem: recording.elem, dims: recording.dims.clone(), bytes: recording.bytes.clone() };
+        let part = |start: i64| axis_of_steps.map_or_else(|| all.clone(), |axis| all.part(axis, start, half));
+        let host = match recording.axis_of_rows(report, input) {
+            Some(rows) => {
+                is_split |= axis_of_steps.is_some();
+                Host::joined(&[&part(0), &part(half)], rows)
+            }
+            None => part(0),
+        };
+        Some(Recording { input: recording.input.clone(), elem: host.elem, dims: host.dims, bytes: host.bytes })
+    };
+    let split: Option<Vec<Recording>> = if half > 0 { recordings.iter().map(&mut split).collect() } else { None };
+    Some((split.filter(|_| is_split)?, half))
 }
 
 /// The numbers of steps and rows of the recordings.

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use serde_json::Value;
+use stateful_convert::onnx::schema::NodeProto;
 
 use crate::common::{Build, export, folder, library, node};
 
@@ -96,14 +97,19 @@ fn a_comparison_takes_the_values_and_lengths_that_it_is_given() {
     assert_eq!(said["compared"][0]["largest"], 0.0);
 }
 
-/// A file of NumPy with arrays of 32-bit floats.
+/// A file of NumPy with arrays of 32-bit floats, each full of one value.
 fn npz(file: &Path, arrays: &[(&str, &str, &[i64], f32)]) {
+    npz_of(file, arrays, |value, _| value);
+}
+
+/// As [`npz`], with another value for each element.
+fn npz_of(file: &Path, arrays: &[(&str, &str, &[i64], f32)], element: impl Fn(f32, usize) -> f32) {
     let mut archive = zip::ZipWriter::new(fs::File::create(file).unwrap());
     for &(name, descr, dims, value) in arrays {
         let dims_text: Vec<String> = dims.iter().map(|dim| format!("{dim},")).collect();
         let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({}), }}", dims_text.concat());
         let header = format!("{text:117}\n");
-        let elements = vec![value; dims.iter().product::<i64>() as usize];
+        let elements = (0..dims.iter().product::<i64>() as usize).map(|index| element(value, index));
         archive.start_file(format!("{name}.npy"), zip::write::SimpleFileOptions::default()).unwrap();
         archive.write_all(b"\x93NUMPY\x01\x00").unwrap();
         archive.write_all(&(header.len() as u16).to_le_bytes()).unwrap();
@@ -224,15 +230,53 @@ fn a_batch_is_not_opened_without_the_states_that_a_configuration_needs() {
     assert_eq!(folder.read_dir().unwrap().count(), 0);
 }
 
+/// A model whose rows change each other: the mean of the batch is taken off.
+#[test]
+fn a_recording_of_one_row_shows_rows_that_change_each_other() {
+    let folder = folder();
+    let (model, file) = (folder.join("mixing.onnx"), folder.join("speech.npz"));
+    let weights = Build::new().input("x", "batch time 4").output("y", "batch time 4");
+    let build = weights.weights("w", &[1, 12, 4]).weights("r", &[1, 12, 4]);
+    let nodes = [
+        node("Transpose", "x", "by_time").with_ints("perm", &[1, 0, 2]),
+        node("GRU", "by_time w r", "all").with_int("hidden_size", 4),
+        node("Transpose", "all", "rows").with_ints("perm", &[2, 1, 0, 3]),
+        node("ReduceMean", "rows", "out").with_ints("axes", &[1]).with_int("keepdims", 0),
+        node("ReduceMean", "out", "mean").with_ints("axes", &[0]),
+        node("Sub", "out mean", "y"),
+    ];
+    let nodes = nodes.into_iter().map(|node| NodeProto { name: None, ..node });
+    fs::write(&model, nodes.fold(build, Build::node).bytes()).unwrap();
+    let run = |given: &Path| command(&[path(&model), "--dry-run", "--compare-with", path(given)]);
+    npz_of(&file, &[("x", "<f4", &[1, 50, 4], 0.5)], |value, index| value * (index as f32).sin());
+    let error = text(&run(&file).stderr);
+    assert!(error.contains("rows together and alone") && error.contains("share a run"), "{error}");
+    npz(&file, &[("x", "<f4", &[1, 50, 4], f32::NAN)]);
+    let error = text(&run(&file).stderr);
+    assert!(error.contains("array 'x' has NaN"), "{error}");
+    npz(&file, &[]);
+    let error = text(&run(&file).stderr);
+    assert!(error.contains("speech.npz: it has no arrays"), "{error}");
+}
+
 #[test]
 fn options_that_are_wrong_say_what_is_expected() {
     let model = export("torch_gru");
     for (arguments, expected) in [
-        (vec!["--dry-run", "--states", "<<<h, hn>>> junk"], "is expected, not '<<<h, hn>>> junk'"),
-        (vec!["--dry-run", "--states", "h"], "--states: '<<<input, output>>>' is expected, not 'h'"),
+        (vec!["--dry-run", "--states", "<<<h, hn>>> junk"], "with each name in one pair, not '<<<h, hn>>> junk'"),
+        (
+            vec!["--dry-run", "--states", "h"],
+            "--states: '<<<input, output>>>' is expected, with each name in one pair, not 'h'",
+        ),
         (vec!["--dry-run", "--time", "x"], "INPUT@AXIS is expected, not 'x'"),
-        (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests"),
-        (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: its rank is 3"),
+        (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests (it has x)"),
+        (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: it is [batch, time, 4]"),
+        (vec!["--dry-run", "--time", "x@1,x@0"], "two axes of input 'x' are to have the steps"),
+        (vec!["--dry-run", "--time", "x@2"], "gets the steps where it takes the features of a step"),
+        (vec!["--dry-run", "--compare-with", "smaple_rate=16000"], "no input 'smaple_rate' for requests (it has x)"),
+        (vec!["--dry-run", "--compare-with", "x@9=5"], "input 'x' has no axis 9: it is [batch, time, 4]"),
+        (vec!["--dry-run", "--compare-with", "x@2=5"], "axis 2 of input 'x' is 4 in the model, and can't be 5"),
+        (vec!["-o", env!("CARGO_TARGET_TMPDIR")], "is a folder: write the name of a file in it"),
         (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE, INPUT@AXIS=LENGTH or FILE.npz is expected, not 'sr'"),
         (vec!["--dry-run", "--batch-axis", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--batch-axis", "x@2"], "axis 2 of input 'x' can't be the batch"),

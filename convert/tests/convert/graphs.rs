@@ -4,7 +4,7 @@ use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, TypePro
 use stateful_convert::onnx::{DataType, Dim, bracketed, opset, read};
 use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
-use stateful_convert::{Hint, InputAxis, Options, convert};
+use stateful_convert::{Hint, InputAxis, Options, convert, passes_on_rows};
 
 use crate::common::{Build, FLOAT, checked, compare, dims, node, pair, refusal, states, with_graph, with_text};
 
@@ -400,8 +400,35 @@ fn loops_read_a_step_a_turn() {
         reduce,
         node("Cast", "sum", "go").with_int("to", 9),
     ]);
-    let message = refusal(ends.bytes(), &any());
+    let ends = ends.bytes();
+    let message = refusal(ends.clone(), &any());
     assert!(message.contains("ends on a condition that depends on data"), "{message}");
+    // It may run over something else.
+    assert_eq!(passes_on_rows(ends.into(), &[InputAxis { input: "x".to_owned(), axis: 0 }]), None);
+}
+
+#[test]
+fn a_loop_over_the_rows_that_passes_nothing_on_mixes_none() {
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: vec![node("Tanh", "x_in", "y_out")],
+        input: vec![ValueInfoProto::tensor("x_in", FLOAT, &dims("4"))],
+        output: vec![ValueInfoProto::tensor("y_out", FLOAT, &dims("4"))],
+        ..GraphProto::default()
+    };
+    let rows = [InputAxis { input: "x".to_owned(), axis: 0 }];
+    let scan =
+        |body, inputs, outputs| with_graph(node("Scan", inputs, outputs), "body", body).with_int("num_scan_inputs", 1);
+    let build = || Build::new().input("x", "batch 4").output("y", "batch 4").weights("s", &[4]);
+    assert_eq!(passes_on_rows(build().node(scan(body.clone(), "x", "y")).bytes().into(), &rows), None);
+    let sums = GraphProto {
+        node: vec![node("Add", "s_in x_in", "y_out"), node("Identity", "y_out", "s_out")],
+        input: ["s_in", "x_in"].map(|name| ValueInfoProto::tensor(name, FLOAT, &dims("4"))).to_vec(),
+        output: ["s_out", "y_out"].map(|name| ValueInfoProto::tensor(name, FLOAT, &dims("4"))).to_vec(),
+        ..body
+    };
+    let found = passes_on_rows(build().node(scan(sums, "s x", "last y")).bytes().into(), &rows);
+    assert_eq!(found.unwrap(), "Scan 'the scan'");
 }
 
 #[test]

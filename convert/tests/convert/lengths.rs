@@ -36,8 +36,8 @@ const HELPS: &str = "export the model without lengths and send rows of equal len
 
 #[test]
 fn states_that_would_take_in_the_padding_of_shorter_rows_are_refused() {
-    let why = "takes no lengths of rows as GRU 'first' does (sequence_lens), so its state would take in the padding of \
-               shorter rows";
+    let why = "doesn't take the lengths of rows that GRU 'first' takes (sequence_lens from 'lens'), so its state would take \
+               in the padding of shorter rows";
     assert_eq!(refusal(two_layers("-").bytes(), &Options::default()), format!("GRU 'second' {why}; {HELPS}"));
     // Lengths of something else.
     assert_eq!(refusal(two_layers("others").bytes(), &Options::default()), format!("GRU 'second' {why}; {HELPS}"));

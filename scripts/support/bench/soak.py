@@ -298,9 +298,9 @@ def grown(seen: list[tuple[int, int, int]]) -> list[str]:
     if not quarter:
         return []
     second, last = seen[quarter : 2 * quarter], seen[-quarter:]
-    memory, files, _ = (max(values) for values in zip(*second, strict=True))
-    memory_now, files_now, _ = (min(values) for values in zip(*last, strict=True))
-    kept = max(0, max(sockets for *_, sockets in last) - min(sockets for *_, sockets in second))
+    memory, files, sockets = (max(values) for values in zip(*second, strict=True))
+    memory_now, files_now, sockets_now = (min(values) for values in zip(*last, strict=True))
+    kept = max(0, sockets_now - sockets)
     found = []
     if memory_now > MEMORY_GROWN * memory + SOCKET_BYTES * kept:
         found.append(f"the server's memory grew from {memory} to {memory_now} bytes, with {kept} more sockets")

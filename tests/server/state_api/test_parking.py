@@ -77,7 +77,7 @@ def test_without_resume_a_start_begins_anew(deployment, talk, rule):
     idles_out(one)
     deployment.settles("stateful_parked_sequences", one.model, 1)
     slots = deployment.metric("stateful_slots_allocated", one.model)
-    all_bytes = deployment.metric("stateful_slot_bytes", one.model)
+    all_bytes = deployment.metric("stateful_slot_pool_bytes", one.model)
     assert deployment.metric("stateful_parked_slot_bytes", one.model) == all_bytes / slots > 0
     one.start(end=True, get_state=True)
     with refused("SEQUENCE_NOT_PARKED"):
