@@ -15,6 +15,8 @@ const LONG: i64 = 96;
 /// A length beyond the limits that models have, such as a table of 5000 positions. Contents of that many elements are
 /// still followed.
 const FAR: i64 = 48 * 256;
+/// How many times as long the far probe is.
+pub const FAR_OVER_SHORT: i64 = FAR / SHORT;
 /// Other open dimensions, in two sizes that tell them from fixed ones.
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
@@ -327,6 +329,14 @@ impl Analysis {
             _ => Dim::Open,
         };
         Some((0..short.len()).map(dim).collect())
+    }
+
+    /// Whether a tensor is the number of steps.
+    pub fn is_length(&self, name: &str) -> bool {
+        let is = |shapes: &Shapes, steps: i64| {
+            shapes.get(name).data.is_some_and(|data| data.iter().all(|&value| value == steps as f64))
+        };
+        is(&self.probes.short, SHORT) && is(&self.probes.long, LONG) && is(&self.probes.far, FAR)
     }
 
     /// Whether a tensor is zero throughout, whatever the size of the input.

@@ -249,14 +249,16 @@ impl Cutter<'_> {
             }
             let is_sort = self.graph.node[index].output_at(0) == Some(&name) && self.remove_sort(index);
             let node = &self.graph.node[index];
-            if !is_sort && !lengths::leaves_rows_in_order(node) {
+            let is_kept =
+                lengths::leaves_rows_in_order(node) || lengths::limits_to_steps(node, self.analysis, &self.content);
+            if !is_sort && !is_kept {
                 let why = format!(
-                    "makes the lengths of rows of {} '{}' (sequence_lens), and it isn't known whether it leaves the rows in \
-                     their order; in another one, they would get the states of other rows",
+                    "makes the lengths of rows of {} '{}' (sequence_lens), and it isn't known whether it leaves them and their \
+                     order as they are; in another order, rows would get the states of others",
                     layer.operator(),
                     layer.label()
                 );
-                let help = "export the model without a sort of the rows: ONNX Runtime needs none";
+                let help = "export the model without this node: let requests say the lengths, and don't sort the rows";
                 return Err(refuse(node, why, help));
             }
             open.extend(inputs_of(node));

@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
 use crate::graph::{is_recurrent, producers};
-use crate::infer::ops::{BROADCAST, UNARY};
+use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::time::{Place, Refusal, refuse};
 
@@ -28,8 +28,18 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
     let Some((layer, lens)) = over_steps.find_map(|node| Some((node, source_of(node)?))) else {
         return Ok(());
     };
-    for cut in analysis.found.cuts.iter().filter(|cut| cut.makes_state(graph)) {
-        let node = &graph.node[cut.node()];
+    let is_cut = |index: usize| analysis.found.cuts.iter().any(|cut| cut.node() == index && cut.makes_state(graph));
+    for (index, node) in graph.node.iter().enumerate() {
+        let has_own_state = !is_cut(index) && is_recurrent(node.op()) && runs_over_steps(node, analysis);
+        if has_own_state && source_of(node).is_some() {
+            let why = "takes lengths of rows (sequence_lens) and starts from a state that the model has: a row without steps \
+                       would lose it";
+            let help = "export the model without lengths, and send rows of equal length in a request";
+            return Err(refuse(node, why, help));
+        }
+        if !is_cut(index) && !has_own_state {
+            continue;
+        }
         if source_of(node) != Some(lens) {
             let why = format!(
                 "doesn't take the lengths of rows that {} '{}' takes (sequence_lens from '{lens}'), so its state would take \
@@ -45,13 +55,25 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
     Ok(())
 }
 
-/// Whether what a node makes of lengths of rows has them in the same order.
+/// Whether a node passes lengths of rows on: as they are, and in the order of the rows.
 pub fn leaves_rows_in_order(node: &NodeProto) -> bool {
-    let op = node.op();
-    let is_element_wise = UNARY.contains(&op) || BROADCAST.contains(&op) || op == "Where";
-    is_element_wise
-        || op.starts_with("Reduce")
-        || ["Expand", "Flatten", "Reshape", "Squeeze", "Unsqueeze"].contains(&op)
+    match node.op() {
+        // Smaller types don't hold every length.
+        "Cast" => {
+            let holds = [DataType::Int32, DataType::Int64, DataType::Float, DataType::Double];
+            holds.iter().any(|&elem| node.int("to") == Some(elem as i64))
+        }
+        // Sorts negate lengths, and negate them back.
+        "Expand" | "Flatten" | "Identity" | "Neg" | "Reshape" | "Squeeze" | "Unsqueeze" => true,
+        "Max" | "Min" => node.input.windows(2).all(|pair| pair[0] == pair[1]),
+        op => op.starts_with("Reduce"),
+    }
+}
+
+/// Whether a node limits lengths to the number of steps, which no length is above.
+pub fn limits_to_steps(node: &NodeProto, analysis: &Analysis, content: &Content) -> bool {
+    let is_of_requests = |name: &&String| content.get(*name).is_some_and(|inputs| !inputs.is_empty());
+    node.op() == "Min" && node.input.iter().filter(|name| !is_of_requests(name)).all(|name| analysis.is_length(name))
 }
 
 /// Whether the rows of a recurrent node are those of the requests, and not the steps.

@@ -1,8 +1,10 @@
 //! Steps in `Loop`, `Scan` and `If`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
+use super::rules::WHOLE_INPUT;
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
+use crate::analysis::FAR_OVER_SHORT;
 use crate::graph::captured;
 use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, source, turns};
 use crate::infer::shaping::axis_of;
@@ -45,7 +47,14 @@ impl<'a> Tracker<'a> {
             captured.iter().map(|name| self.place(name)).chain(of_carried.iter().copied()).collect();
         let layouts = layouts(&places);
         let Some(&steps) = layouts.first() else {
-            return Ok(vec![without_steps(&places); node.output.len()]);
+            // It may still turn as often as a step says.
+            let turns = node.input.iter().take(2).map(|name| self.place(name));
+            let all: Vec<Place> = places.iter().copied().chain(turns).collect();
+            let place = without_steps(&all);
+            if place != Place::Free {
+                self.check_not_sized(node, captured.iter().chain(&node.input))?;
+            }
+            return Ok(vec![place; node.output.len()]);
         };
         let mut names = captured.iter().chain(node.input.iter().skip(2));
         if let Some(name) = names.find(|name| self.place(name) == Place::Last) {
@@ -71,11 +80,17 @@ impl<'a> Tracker<'a> {
         };
         let (short, long, far) = (inferred(self.short, &short), inferred(self.long, &long), inferred(self.far, &far));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        tracker.sized = self.sized_inside(&captured);
+        let invariant = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::Invariant);
+        tracker
+            .sized
+            .extend(invariant.filter(|carried| self.sized.contains(&node.input[carried + 2])).map(|of| name(of + 2)));
         tracker.run_inner()?;
         self.absorb(node, &tracker)?;
         let mut outputs = Vec::new();
         for (carried, &kind) in kinds.iter().enumerate() {
-            outputs.push(loop_output(node, body, &tracker, carried, (kind, of_carried[carried]))?);
+            let starts_sized = self.sized.contains(&node.input[carried + 2]);
+            outputs.push(loop_output(node, body, &tracker, carried, (kind, of_carried[carried], starts_sized))?);
         }
         for output in &body.output[kinds.len() + 1..] {
             check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
@@ -93,15 +108,40 @@ impl<'a> Tracker<'a> {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
             turns(shapes, node, &inputs, self.opset)
         };
+        let far = of(self.far);
         match (of(self.short), of(self.long)) {
             (Some(short), Some(long)) if short != len || long <= short => {
                 Err(refuse(node, format!("turns {short} times for {len} steps"), LOOP_HELP))
+            }
+            (Some(short), Some(_)) if far.is_some_and(|far| far != short * FAR_OVER_SHORT) => {
+                let far = far.unwrap_or_default();
+                Err(refuse(node, format!("turns {far} times for {} steps", len * FAR_OVER_SHORT), LOOP_HELP))
             }
             (short, long) => {
                 self.found.recurrences.extend(recurrence);
                 let why = "ends on a condition that depends on data, or turns too often to be followed";
                 short.and(long).map(|_| ()).ok_or_else(|| refuse(node, why, LOOP_HELP))
             }
+        }
+    }
+
+    /// Of the tensors that a body takes from outside, those that depend on how many steps there are.
+    fn sized_inside(&self, captured: &[String]) -> HashSet<String> {
+        captured.iter().filter(|name| self.sized.contains(*name)).cloned().collect()
+    }
+
+    /// Refuses a node if one of these tensors depends on how many steps there are.
+    pub(super) fn check_not_sized<'n>(
+        &self,
+        node: &NodeProto,
+        names: impl IntoIterator<Item = &'n String>,
+    ) -> Result<(), Refusal> {
+        match names.into_iter().find(|name| self.sized.contains(*name)) {
+            Some(name) => {
+                let why = format!("takes '{name}', which depends on the length of the whole input");
+                Err(refuse(node, why, WHOLE_INPUT))
+            }
+            None => Ok(()),
         }
     }
 
@@ -156,6 +196,7 @@ impl<'a> Tracker<'a> {
         };
         let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        tracker.sized = self.sized_inside(&outside);
         tracker.run_inner()?;
         self.absorb(node, &tracker)?;
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
@@ -179,7 +220,7 @@ impl<'a> Tracker<'a> {
         let (states, scanned) = scan_counts(node);
         if input < states {
             return match place {
-                Place::Free => Ok(Place::Last),
+                Place::Free if !self.sized.contains(name) => Ok(Place::Last),
                 _ => Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP)),
             };
         }
@@ -203,6 +244,7 @@ impl<'a> Tracker<'a> {
             return Ok(vec![Place::Free; node.output.len()]);
         }
         if !places.iter().any(|place| matches!(place, Place::At(_) | Place::Counter { .. })) {
+            self.check_not_sized(node, &names)?;
             return Ok(vec![Place::Last; node.output.len()]);
         }
         if node.input.is_empty() {
@@ -212,8 +254,11 @@ impl<'a> Tracker<'a> {
         let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {
             return Err(refuse(node, "takes a branch that depends on data", "export the model without the condition"));
         };
-        // What isn't known for a long input doesn't count: it isn't followed through all loops.
-        let is_other_far = taken(self.far).is_some_and(|far| !std::ptr::eq(graph, far));
+        let is_other_far = match taken(self.far) {
+            Some(far) => !std::ptr::eq(graph, far),
+            // It isn't followed through all loops.
+            None => self.sized.contains(&node.input[0]),
+        };
         if !std::ptr::eq(graph, other) || is_other_far {
             return Err(refuse(
                 node,
@@ -223,8 +268,10 @@ impl<'a> Tracker<'a> {
         }
         let inferred = |shapes: &Shapes| Shapes::infer(graph, self.opset, HashMap::new(), Some(shapes));
         let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
-        let places = captured(graph).into_iter().map(|name| (name.clone(), self.place(&name))).collect();
+        let captured = captured(graph);
+        let places = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
         let mut tracker = Tracker::new(graph, self.opset, (&short, &long, &far), places);
+        tracker.sized = self.sized_inside(&captured);
         let result = tracker.run_inner();
         if !tracker.found.recurrences.is_empty() {
             self.found.recurrences.push(index);
@@ -261,12 +308,13 @@ fn loop_output(
     body: &GraphProto,
     inner: &Tracker,
     carried: usize,
-    (kind, outside): (Carried, Place),
+    (kind, outside, starts_sized): (Carried, Place, bool),
 ) -> Result<Place, Refusal> {
     let (input, output) = (body.input[carried + 2].name(), body.output[carried + 1].name());
     match kind {
         Carried::Invariant => return Ok(outside),
-        Carried::Counter { .. } | Carried::Condition => return Ok(Place::Last),
+        // How many steps the request has.
+        Carried::Counter { .. } | Carried::Condition => return Ok(Place::Certain),
         Carried::Sequence => {
             let collected = inner.place(output);
             check_entry(node, collected, &[inner.place(input)])?;
@@ -274,7 +322,7 @@ fn loop_output(
         }
         Carried::State => {}
     }
-    if outside != Place::Free {
+    if outside != Place::Free || starts_sized {
         let name = &node.input[carried + 2];
         return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
     }

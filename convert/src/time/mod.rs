@@ -151,7 +151,8 @@ impl<'a> Tracker<'a> {
     pub fn run(&mut self) -> Result<(), Refusals> {
         let mut reached = None;
         for (index, node) in self.graph.node.iter().enumerate() {
-            let places = match self.node(index, node) {
+            let followed = self.node(index, node).and_then(|places| self.check_dims(node, places));
+            let places = match followed {
                 Ok(places) => places,
                 Err(refusal) => {
                     reached.get_or_insert(self.found.reached);
@@ -190,6 +191,27 @@ impl<'a> Tracker<'a> {
         }
         self.found.reached = reached.unwrap_or(self.found.reached);
         Refusals::new(std::mem::take(&mut self.refused)).map_or(Ok(()), Err)
+    }
+
+    /// Refuses outputs with an axis beside the steps whose length depends on how many steps there are.
+    fn check_dims(&self, node: &NodeProto, places: Vec<Place>) -> Result<Vec<Place>, Refusal> {
+        for (name, place) in node.output.iter().zip(&places) {
+            let axis_of_steps = match place {
+                Place::At(layout) => Some(layout.axis),
+                Place::Last => None,
+                _ => continue,
+            };
+            let Some(short) = self.short.dims(name) else { continue };
+            for other in [self.long, self.far] {
+                let Some(other) = other.dims(name) else { continue };
+                let differs = |axis: usize| Some(axis) != axis_of_steps && other.get(axis) != short.get(axis);
+                if other.len() != short.len() || (0..short.len()).any(differs) {
+                    let why = format!("makes '{name}', whose other axes depend on the length of the whole input");
+                    return Err(refuse(node, why, rules::WHOLE_INPUT));
+                }
+            }
+        }
+        Ok(places)
     }
 
     /// Where an output of a node in the way would have the steps, so that the nodes behind it can be looked at: on the
@@ -287,7 +309,7 @@ impl<'a> Tracker<'a> {
         if short.dims != long.dims || differs(&long) || differs(&far) {
             return true;
         }
-        if short.data.is_some() && long.data.is_some() {
+        if short.data.is_some() && long.data.is_some() && far.data.is_some() {
             return false;
         }
         let reads_length = |input: &String| {
@@ -337,21 +359,29 @@ impl<'a> Tracker<'a> {
             Some(first)
         };
         if short.data.is_some() && long.data.is_some() {
-            // Of a long input, large tensors aren't followed.
-            let is_same_far = far.data.is_none() || entries(&far) == entries(&short);
+            // Of a long input, large tensors aren't followed. What they are computed from is.
+            let is_same_far = match far.data {
+                Some(_) => entries(&far) == entries(&short),
+                None => self.sources_are_steady(name, axis) != Some(false),
+            };
             let (short, long) = (entries(&short), entries(&long));
             return short.is_some() && short == long && is_same_far;
         }
-        let Some(node) = self.producers.get(name).map(|&index| &self.graph.node[index]) else { return false };
-        let Some(rank) = self.dims(name).map(<[i64]>::len) else { return false };
+        self.sources_are_steady(name, axis).unwrap_or(false)
+    }
+
+    /// Whether all is steady that an element-wise operator makes a tensor of. `None` if another operator makes it.
+    fn sources_are_steady(&self, name: &str, axis: usize) -> Option<bool> {
+        let node = self.producers.get(name).map(|&index| &self.graph.node[index])?;
+        let rank = self.dims(name)?.len();
         let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
         match node.op() {
-            "ConstantOfShape" => true,
-            "Expand" => node.input.first().is_some_and(|from| self.is_steady(from, source_axis(from))),
+            "ConstantOfShape" => Some(true),
+            "Expand" => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
             op if rules::is_element_wise(op) => {
-                node.input.iter().all(|source| self.is_steady(source, source_axis(source)))
+                Some(node.input.iter().all(|source| self.is_steady(source, source_axis(source))))
             }
-            _ => false,
+            _ => None,
         }
     }
 }

@@ -99,6 +99,12 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     let (Some((short, taken)), Some((long, longer))) = (of(tracker.short), of(tracker.long)) else {
         return Err(refuse(node, "takes a part that isn't known before it runs", UNKNOWN_SHAPE));
     };
+    let others =
+        |taken: &[Taken]| -> Vec<Taken> { taken.iter().filter(|part| part.axis != layout.axis).copied().collect() };
+    let far = of(tracker.far).map(|(_, taken)| others(&taken));
+    if others(&taken) != others(&longer) || far.is_some_and(|far| far != others(&taken)) {
+        return Err(refuse(node, "takes a part that depends on the length of the whole input", WHOLE_INPUT));
+    }
     let along = |taken: &[Taken]| taken.iter().find(|part| part.axis == layout.axis).copied();
     let (Some(part), Some(longer)) = (along(&taken), along(&longer)) else { return Ok(Place::At(layout)) };
     let both = |check: &dyn Fn(i64, &Taken) -> bool| check(short, &part) && check(long, &longer);
@@ -136,6 +142,7 @@ pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<P
             Ok(Place::At(layout.on(axis + layout.axis)))
         }
         [Place::At(layout), Place::Free] if axis != layout.axis => {
+            tracker.check_not_sized(node, &node.input[1..2])?;
             let shift = tracker.rank(node, 1)?;
             Ok(Place::At(if axis < layout.axis { layout.on(layout.axis + shift - 1) } else { layout }))
         }
@@ -149,6 +156,7 @@ pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<P
                 && !layout.is_padded()
                 && last(tracker.short) == Some(true)
                 && last(tracker.long) == Some(true)
+                && last(tracker.far) != Some(false)
             {
                 return Ok(Place::Last);
             }

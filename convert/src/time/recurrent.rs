@@ -2,6 +2,8 @@
 
 use super::rules::WHOLE_INPUT;
 use super::{Cut, Hint, Place, Refusal, Tracker, refuse};
+use crate::analysis::FAR_OVER_SHORT;
+use crate::infer::Shapes;
 use crate::onnx::schema::NodeProto;
 
 pub fn recurrent(
@@ -27,6 +29,13 @@ pub fn recurrent(
     };
     if layout.axis == batch {
         // The steps are rows of a batch here: a recurrence along another axis.
+        let weights = node.input.iter().enumerate().filter(|(input, _)| [1, 2, 3, 7].contains(input));
+        tracker.check_not_sized(node, weights.map(|(_, name)| name))?;
+        if let Some(lens) = node.input_at(4).filter(|&lens| tracker.place(lens) == Place::Free)
+            && !tracker.is_steady(lens, Some(0))
+        {
+            return Err(refuse(node, format!("takes another length for each step from '{lens}'"), WHOLE_INPUT));
+        }
         let starts_with_rows =
             |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
         if tracker.follows_rows
@@ -82,6 +91,7 @@ pub fn recurrent(
     if has_state {
         return Ok(outputs);
     }
+    check_sized(tracker, node, layout.len)?;
     for (input, name) in [(4, "sequence_lens"), (5, "initial_h"), (6, "initial_c")] {
         if places.get(input).is_some_and(|&place| place != Place::Free) {
             return Err(refuse(node, format!("takes {name} from the steps"), WHOLE_INPUT));
@@ -94,4 +104,19 @@ pub fn recurrent(
     }
     tracker.found.cuts.push(Cut::Recurrent { node: index });
     Ok(outputs)
+}
+
+/// Refuses inputs that depend on the number of steps, but for lengths of rows that are this number.
+fn check_sized(tracker: &Tracker, node: &NodeProto, len: i64) -> Result<(), Refusal> {
+    let others = node.input.iter().enumerate().filter(|(input, _)| ![0, 4].contains(input)).map(|(_, name)| name);
+    tracker.check_not_sized(node, others)?;
+    let Some(lens) = node.input_at(4).filter(|&lens| tracker.sized.contains(lens)) else { return Ok(()) };
+    let is =
+        |shapes: &Shapes, len: i64| shapes.get(lens).data.is_some_and(|data| data.iter().all(|&of| of == len as f64));
+    let far = len * FAR_OVER_SHORT;
+    if is(tracker.short, len) && is(tracker.long, 2 * len) && is(tracker.far, far) {
+        return Ok(());
+    }
+    let why = format!("takes sequence_lens from '{lens}', which depends on the length of the whole input");
+    Err(refuse(node, why, WHOLE_INPUT))
 }

@@ -11,6 +11,26 @@ pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so t
 pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
                          values, or with attention limited to the past";
 
+/// Operators whose parameters may have the number of steps in them.
+const RESHAPES: [&str; 4] = ["Flatten", "Reshape", "Squeeze", "Unsqueeze"];
+
+/// Operators whose rules look at parameters that depend on the number of steps.
+const KNOW_LENGTHS: [&str; 13] = [
+    "Concat",
+    "DynamicQuantizeMatMul",
+    "Expand",
+    "FusedGemm",
+    "FusedMatMul",
+    "Gather",
+    "Gemm",
+    "MatMul",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "Pad",
+    "Slice",
+    "Tile",
+];
+
 /// Operators that take at least two inputs.
 const PAIRS: [&str; 16] = [
     "Conv",
@@ -51,10 +71,13 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     }
     if !places.iter().any(|place| matches!(place, Place::At(_))) {
         // All is of the last step.
-        if is_element_wise(op) || matches!(op, "MatMul" | "Gemm") {
-            check_steady(tracker, node, places)?;
+        if !RESHAPES.contains(&op) {
+            tracker.check_not_sized(node, &node.input)?;
         }
         return Ok(vec![Place::Last; node.output.len()]);
+    }
+    if !RESHAPES.contains(&op) && !KNOW_LENGTHS.contains(&op) && !is_element_wise(op) && !is_recurrent(op) {
+        tracker.check_not_sized(node, &node.input)?;
     }
     let one = |place: Result<Layout, Refusal>| place.map(|layout| vec![Place::At(layout); node.output.len()]);
     match op {
@@ -164,20 +187,6 @@ pub fn first(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
         [Place::At(layout), others @ ..] if others.iter().all(|&place| place == Place::Free) => Ok(*layout),
         _ => Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)),
     }
-}
-
-/// Refuses inputs that depend on the number of steps in a way that no step alone can know.
-fn check_steady(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<(), Refusal> {
-    for (name, _) in node.input.iter().zip(places).filter(|(name, place)| !name.is_empty() && **place == Place::Free) {
-        if !tracker.is_steady(name, None) {
-            return Err(refuse(
-                node,
-                format!("takes '{name}', which depends on the length of the whole input"),
-                WHOLE_INPUT,
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Inputs that broadcast to one shape.

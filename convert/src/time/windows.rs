@@ -1,6 +1,7 @@
 //! Convolutions and pooling over time, and the padding in front of them.
 
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
+use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};
 use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
@@ -110,6 +111,13 @@ pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Plac
     let Some(pads) = pads(node, &inputs, tracker.rank(node, 0)?) else {
         return Err(refuse(node, "has padding that isn't known before it runs", super::UNKNOWN_SHAPE));
     };
+    let of = |shapes: &Shapes| {
+        let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();
+        self::pads(node, &inputs, tracker.rank(node, 0).ok()?)
+    };
+    if [tracker.long, tracker.far].into_iter().filter_map(of).any(|other| other != pads) {
+        return Err(refuse(node, "has padding that depends on the length of the whole input", HELP));
+    }
     let (before, behind) = pads[layout.axis];
     if (before, behind) == (0, 0) {
         return Ok(layout);

@@ -146,7 +146,7 @@ fn sorts_of_the_rows_are_removed_or_refused() {
     for (node, nodes) in [("Gather 'g'", gather), ("Slice 's'", vec![reverse])] {
         let message = refusal(sorting(vec![], "lens", 1, nodes, "lens_of_layer"), &Options::default());
         let expected = format!(
-            "{node} makes the lengths of rows of GRU 'first' (sequence_lens), and it isn't known whether it leaves the rows in"
+            "{node} makes the lengths of rows of GRU 'first' (sequence_lens), and it isn't known whether it leaves them and"
         );
         assert!(message.starts_with(&expected), "{message}");
     }

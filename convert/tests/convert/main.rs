@@ -5,6 +5,7 @@
 mod command;
 mod common;
 mod exports;
+mod far;
 mod graphs;
 mod lengths;
 mod odd;
