@@ -26,7 +26,9 @@ const CHUNKS: [i64; 3] = [1, 2, 7];
 /// Steps of a comparison of models that take one at a time.
 const SINGLE_STEPS: i64 = 5;
 /// Elements of an input or a state: memory that can't be had would end the process.
-const MOST_ELEMENTS: i64 = 1 << 28;
+const MOST_ELEMENTS: i64 = 1 << 26;
+/// Runs of one chunk length: shorter chunks of very many steps are left out.
+const MOST_RUNS: i64 = 10_000;
 /// Rows where the batch is open.
 const ROWS: i64 = 2;
 /// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
@@ -160,7 +162,10 @@ pub fn verify(
     let whole = comparison.whole(&inputs, total)?;
     let mut compared = Vec::new();
     let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(given.chunk).collect();
-    chunks.retain(|&chunk| chunk < total);
+    chunks.retain(|&chunk| chunk < total && total / chunk <= MOST_RUNS);
+    if chunks.is_empty() && total > report.steps_multiple {
+        chunks.push((total / 2 / report.steps_multiple * report.steps_multiple).max(report.steps_multiple));
+    }
     chunks.sort_unstable();
     chunks.dedup();
     chunks.push(total);
@@ -221,7 +226,9 @@ struct Comparison<'a> {
 impl Comparison<'_> {
     /// Steps to compare: those that the original is fixed to, or enough for several chunks of each length.
     fn total(&self, chunk: Option<i64>) -> i64 {
-        self.fixed_steps().unwrap_or_else(|| STEPS.max(chunk.unwrap_or(0) * 2) * self.report.steps_multiple)
+        self.fixed_steps().unwrap_or_else(|| {
+            STEPS.max(chunk.unwrap_or(0).saturating_mul(2)).saturating_mul(self.report.steps_multiple)
+        })
     }
 
     /// The steps that the original is fixed to.

@@ -278,6 +278,8 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--compare-with", "x@2=5"], "axis 2 of input 'x' is 4 in the model, and can't be 5"),
         (vec!["-o", env!("CARGO_TARGET_TMPDIR")], "is a folder: write the name of a file in it"),
         (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE, INPUT@AXIS=LENGTH or FILE.npz is expected, not 'sr'"),
+        (vec!["--dry-run", "--chunk", "100000000"], "'x' would have 1600000000 elements, and a comparison can hold"),
+        (vec!["--dry-run", "--chunk", "9223372036854775807"], "'x' would have 9223372036854775807 elements"),
         (vec!["--dry-run", "--batch-axis", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--batch-axis", "x@2"], "axis 2 of input 'x' can't be the batch"),
         (vec!["--dry-run", "--open-batch"], "has no dimension of 1 that could be a batch"),
