@@ -124,7 +124,7 @@ fn made_states(report: &Report) -> impl Iterator<Item = &State> {
 /// Names the recurrences inside a model that has states, which have none of them.
 fn left_inside(file: &Path, pairs: &[StatePair]) -> Result<Vec<String>, ConversionError> {
     let options = Options { states: pairs.iter().map(converter_pair).collect(), ..Options::default() };
-    let converted = match stateful_convert::convert(read(file)?, &options) {
+    let converted = match stateful_convert::convert(read(&file.to_owned().into())?, &options) {
         Ok(converted) => converted,
         // The model is served as it is.
         Err(error) => {
@@ -202,7 +202,8 @@ fn convert(
         open_batch: asked.batch.is_some(),
         batch: axes(&asked.batch),
     };
-    let converted = stateful_convert::convert(read(file)?, &options).map_err(|error| refused(file, cuts, &error))?;
+    let converted = stateful_convert::convert(read(&file.to_owned().into())?, &options)
+        .map_err(|error| refused(file, cuts, &error))?;
     if converted.weights.is_empty() {
         Ok(converted)
     } else {
@@ -210,9 +211,9 @@ fn convert(
     }
 }
 
-fn read(file: &Path) -> Result<Bytes, ConversionError> {
-    let bytes = std::fs::read(file).map_err(|why| ConversionError::Read { file: file.to_owned(), why })?;
-    Ok(bytes.into())
+/// The bytes of a model.
+pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
+    model.read().map_err(|why| ConversionError::Read { file: model.file().to_owned(), why })
 }
 
 fn converter_pair(pair: &StatePair) -> Pair {

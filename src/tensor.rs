@@ -10,8 +10,6 @@ mod gap;
 use std::fmt;
 
 pub use gap::{Gap, GappedRow, PaddingSide};
-// A converted model names its batch so that it is found here.
-pub use stateful_convert::is_batch_name;
 
 /// Element type of a tensor. The names are Triton's (`TYPE_FP32` in config.pbtxt, `FP32` in the protocol).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

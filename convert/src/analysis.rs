@@ -333,15 +333,13 @@ impl Analysis {
 
     /// Whether a tensor is the number of steps.
     pub fn is_length(&self, name: &str) -> bool {
-        let is = |shapes: &Shapes, steps: i64| {
-            shapes.get(name).data.is_some_and(|data| data.iter().all(|&value| value == steps as f64))
-        };
+        let is = |shapes: &Shapes, steps: i64| shapes.get(name).is_full_of(steps as f64);
         is(&self.probes.short, SHORT) && is(&self.probes.long, LONG) && is(&self.probes.far, FAR)
     }
 
     /// Whether a tensor is zero throughout, whatever the size of the input.
     pub fn is_zero(&self, name: &str) -> bool {
-        let zero = |shapes: &Shapes| shapes.get(name).data.is_some_and(|data| data.iter().all(|&value| value == 0.0));
+        let zero = |shapes: &Shapes| shapes.get(name).is_full_of(0.0);
         let is_zero_far = self.probes.far.get(name).data.is_none() || zero(&self.probes.far);
         zero(&self.probes.short) && zero(&self.probes.long) && zero(&self.probes.wide) && is_zero_far
     }

@@ -54,7 +54,7 @@ pub enum BatchError {
     Axis(String),
 }
 
-/// Whether exporters give this name to the batch dimension.
+/// Whether exporters give this name to the batch dimension. The backend finds the batch by these names, too.
 pub fn is_batch_name(symbol: &str) -> bool {
     USUAL_SYMBOLS.contains(&symbol.to_lowercase().as_str())
 }

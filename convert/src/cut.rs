@@ -194,7 +194,7 @@ impl Cutter<'_> {
         }
         let is_empty_row = self.add_mask_of_empty_rows(&node)?;
         if is_empty_row.is_some() {
-            self.leave_rows_in_order(&node)?;
+            self.remove_sorts_of_rows(&node)?;
         }
         let has_cell = node.op().ends_with("LSTM");
         let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
@@ -238,19 +238,20 @@ impl Cutter<'_> {
     /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order of
     /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort. Refuses lengths that
     /// are made by a node which may put the rows in another order.
-    fn leave_rows_in_order(&mut self, layer: &NodeProto) -> Result<(), Refusal> {
+    fn remove_sorts_of_rows(&mut self, layer: &NodeProto) -> Result<(), Refusal> {
         let mut open: Vec<String> = layer.input_at(4).map(str::to_owned).into_iter().collect();
         let mut seen = HashSet::new();
         while let Some(name) = open.pop() {
             let is_of_requests = self.content.get(&name).is_some_and(|inputs| !inputs.is_empty());
-            let Some(index) = producers(&self.graph).get(name.as_str()).copied() else { continue };
+            let makes = |node: &NodeProto| node.named_outputs().any(|output| output == name);
+            let Some(index) = self.graph.node.iter().position(makes) else { continue };
             if !is_of_requests || !seen.insert(name.clone()) {
                 continue;
             }
             let is_sort = self.graph.node[index].output_at(0) == Some(&name) && self.remove_sort(index);
             let node = &self.graph.node[index];
             let is_kept =
-                lengths::leaves_rows_in_order(node) || lengths::limits_to_steps(node, self.analysis, &self.content);
+                lengths::passes_lengths_on(node) || lengths::limits_to_steps(node, self.analysis, &self.content);
             if !is_sort && !is_kept {
                 let why = format!(
                     "makes the lengths of rows of {} '{}' (sequence_lens), and it isn't known whether it leaves them and their \

@@ -56,7 +56,7 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
 }
 
 /// Whether a node passes lengths of rows on: as they are, and in the order of the rows.
-pub fn leaves_rows_in_order(node: &NodeProto) -> bool {
+pub fn passes_lengths_on(node: &NodeProto) -> bool {
     match node.op() {
         // Smaller types don't hold every length.
         "Cast" => {

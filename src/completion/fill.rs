@@ -1,12 +1,14 @@
 //! Filling what a configuration lacks.
 
+use stateful_convert::is_batch_name;
+
 use super::CompletionError;
 use crate::config::{
     Additions, Context, OldestSequences, PartialConfig, StateDims, StatePair, States, TensorConfig, context_line,
     state_dims_line,
 };
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{Dims, is_batch_name};
+use crate::tensor::Dims;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;

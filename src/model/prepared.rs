@@ -8,7 +8,7 @@ use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
-use crate::conversion::ConversionError;
+use crate::conversion;
 use crate::error::LoadError;
 use crate::session::{Library, ModelSource, Provider, Session, Signature};
 
@@ -86,8 +86,8 @@ impl Prepared {
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
         if plan.has_recurrence && config.max_rows_per_run > 1 {
-            let read = model.read().map_err(|why| ConversionError::Read { file: model.file().to_owned(), why });
-            binding.check_rows(read?)?;
+            // Other models are spared reading their weights here.
+            binding.check_rows(conversion::read(model)?)?;
         }
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;

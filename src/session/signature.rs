@@ -2,8 +2,10 @@
 
 use ort::value::{Outlet, TensorElementType, ValueType};
 
+use stateful_convert::is_batch_name;
+
 use super::open::OpenError;
-use crate::tensor::{DataType, is_batch_name};
+use crate::tensor::DataType;
 
 /// Inputs and outputs of a model, in the model's order.
 #[derive(Clone, Debug, PartialEq, Eq)]

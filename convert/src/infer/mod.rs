@@ -76,6 +76,11 @@ impl Tensor {
         self.data.as_ref().map(|data| data.iter().map(|&value| value as i64).collect())
     }
 
+    /// Whether each element is known to have this value.
+    pub fn is_full_of(&self, value: f64) -> bool {
+        self.data.as_ref().is_some_and(|data| data.iter().all(|&element| element == value))
+    }
+
     /// The only element.
     pub fn scalar(&self) -> Option<f64> {
         match self.data.as_deref() {

@@ -106,13 +106,12 @@ pub fn recurrent(
     Ok(outputs)
 }
 
-/// Refuses inputs that depend on the number of steps, but for lengths of rows that are this number.
+/// Refuses inputs that depend on the number of steps. Lengths of rows may be this number.
 fn check_sized(tracker: &Tracker, node: &NodeProto, len: i64) -> Result<(), Refusal> {
     let others = node.input.iter().enumerate().filter(|(input, _)| ![0, 4].contains(input)).map(|(_, name)| name);
     tracker.check_not_sized(node, others)?;
     let Some(lens) = node.input_at(4).filter(|&lens| tracker.sized.contains(lens)) else { return Ok(()) };
-    let is =
-        |shapes: &Shapes, len: i64| shapes.get(lens).data.is_some_and(|data| data.iter().all(|&of| of == len as f64));
+    let is = |shapes: &Shapes, len: i64| shapes.get(lens).is_full_of(len as f64);
     let far = len * FAR_OVER_SHORT;
     if is(tracker.short, len) && is(tracker.long, 2 * len) && is(tracker.far, far) {
         return Ok(());

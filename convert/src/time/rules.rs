@@ -15,41 +15,15 @@ pub const ATTENTION: &str = "attention over the whole input can't run in steps: 
 const RESHAPES: [&str; 4] = ["Flatten", "Reshape", "Squeeze", "Unsqueeze"];
 
 /// Operators whose rules look at parameters that depend on the number of steps.
-const KNOW_LENGTHS: [&str; 13] = [
-    "Concat",
-    "DynamicQuantizeMatMul",
-    "Expand",
-    "FusedGemm",
-    "FusedMatMul",
-    "Gather",
-    "Gemm",
-    "MatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "Pad",
-    "Slice",
-    "Tile",
-];
+const KNOW_LENGTHS: [&str; 6] = ["Concat", "Expand", "Gather", "Pad", "Slice", "Tile"];
 
-/// Operators that take at least two inputs.
-const PAIRS: [&str; 16] = [
-    "Conv",
-    "ConvInteger",
-    "CumSum",
-    "DequantizeLinear",
-    "DynamicQuantizeMatMul",
-    "Expand",
-    "FusedConv",
-    "FusedGemm",
-    "FusedMatMul",
-    "Gather",
-    "Gemm",
-    "MatMul",
-    "MatMulInteger",
-    "MatMulIntegerToFloat",
-    "QuantizeLinear",
-    "Tile",
-];
+/// Matrix products. Their rules look at such parameters, too.
+const PRODUCTS: [&str; 7] =
+    ["DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat"];
+
+/// Operators that take at least two inputs, as matrix products do.
+const PAIRS: [&str; 9] =
+    ["Conv", "ConvInteger", "CumSum", "DequantizeLinear", "Expand", "FusedConv", "Gather", "QuantizeLinear", "Tile"];
 
 /// Whether an operator works element by element on inputs that broadcast.
 pub fn is_element_wise(op: &str) -> bool {
@@ -59,7 +33,7 @@ pub fn is_element_wise(op: &str) -> bool {
 /// The places of a node's outputs. At least one of its inputs depends on steps.
 pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
     let op = node.op();
-    let fewest = if PAIRS.contains(&op) { 2 } else { 1 };
+    let fewest = if PAIRS.contains(&op) || PRODUCTS.contains(&op) { 2 } else { 1 };
     if node.input.len() < fewest || node.output.is_empty() {
         return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
     }
@@ -76,7 +50,8 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         }
         return Ok(vec![Place::Last; node.output.len()]);
     }
-    if !RESHAPES.contains(&op) && !KNOW_LENGTHS.contains(&op) && !is_element_wise(op) && !is_recurrent(op) {
+    let has_own_rule = [&RESHAPES[..], &KNOW_LENGTHS, &PRODUCTS].iter().any(|ops| ops.contains(&op));
+    if !has_own_rule && !is_element_wise(op) && !is_recurrent(op) {
         tracker.check_not_sized(node, &node.input)?;
     }
     let one = |place: Result<Layout, Refusal>| place.map(|layout| vec![Place::At(layout); node.output.len()]);
