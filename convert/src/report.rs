@@ -144,7 +144,8 @@ pub enum Warning {
     Quantizes(Vec<String>),
     /// A request must have a multiple of so many steps.
     StepsMultiple(i64),
-    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none has.
+    /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
+    /// has.
     Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
 }
 
@@ -184,13 +185,13 @@ impl fmt::Display for Warning {
             Self::Uncut { nodes, refusals, time } => {
                 write!(
                     f,
-                    "these recurrences begin anew in each request, because they got no state: {}. In the way:\n{refusals}\n\
-                     if each request has all that they read, they are right as they are",
+                    "these nodes got no state, so they begin anew in each request: {}. In the way:\n{refusals}\n\
+                     if each request has the whole input of these nodes, nothing is wrong",
                     nodes.join(", ")
                 )?;
                 if !time.is_empty() {
                     let axes: Vec<String> = time.iter().map(InputAxis::to_string).collect();
-                    write!(f, "; then name the axes that have the steps: {}", axes.join(","))?;
+                    write!(f, "; to confirm that, name the axes that have the steps: {}", axes.join(","))?;
                 }
                 Ok(())
             }

@@ -86,7 +86,7 @@ impl Prepared {
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
         if plan.has_recurrence && config.max_rows_per_run > 1 {
-            // Other models are spared reading their weights here.
+            // Only these models are read whole, with their weights.
             binding.check_rows(conversion::read(model)?)?;
         }
         let mut state_api = StateApi::new(&config, &binding)?;

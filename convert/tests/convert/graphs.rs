@@ -686,9 +686,9 @@ fn recurrences_on_another_input_that_get_no_state_are_named() {
         let [warning] = converted.report.warnings.as_slice() else { panic!("{why}: {:?}", converted.report.warnings) };
         let message = warning.to_string();
         let begin = format!(
-            "these recurrences begin anew in each request, because they got no state: {second} along m@0. In the way:\n{why}"
+            "these nodes got no state, so they begin anew in each request: {second} along m@0. In the way:\n{why}"
         );
-        let end = "\nif each request has all that they read, they are right as they are; then name the axes that have the \
+        let end = "\nif each request has the whole input of these nodes, nothing is wrong; to confirm that, name the axes that have the \
                    steps: x@0";
         assert!(message.starts_with(&begin) && message.ends_with(end), "{message}");
         assert_eq!(warning.hint(), Some(Hint::Time));
