@@ -76,6 +76,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
             }
         }
     }
+    lengths::check_readers(graph, &cutter.graph, analysis, &cutter.content)?;
     Ok(CutGraph { graph: cutter.graph, original: cutter.original, states: cutter.states })
 }
 

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
-use crate::graph::{is_recurrent, producers};
+use crate::graph::{inputs_of, is_recurrent, producers};
 use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::time::{Place, Refusal, refuse};
@@ -74,6 +74,43 @@ pub fn passes_lengths_on(node: &NodeProto) -> bool {
 pub fn limits_to_steps(node: &NodeProto, analysis: &Analysis, content: &Content) -> bool {
     let is_of_requests = |name: &&String| content.get(*name).is_some_and(|inputs| !inputs.is_empty());
     node.op() == "Min" && node.input.iter().filter(|name| !is_of_requests(name)).all(|name| analysis.is_length(name))
+}
+
+/// Refuses nodes that do something else with lengths of rows than `cut` has layers do: they get the lengths of a request,
+/// and not those of the whole input. `cut` is the graph with states, and `graph` the original.
+pub fn check_readers(
+    graph: &GraphProto,
+    cut: &GraphProto,
+    analysis: &Analysis,
+    content: &Content,
+) -> Result<(), Refusal> {
+    let layers = graph.node.iter().filter(|node| runs_over_steps(node, analysis));
+    let mut lengths: HashSet<String> =
+        layers.filter_map(|node| of_requests(node, content)).flat_map(|lens| &content[lens]).cloned().collect();
+    let original = producers(graph);
+    let is_new = |node: &NodeProto| !node.named_outputs().any(|name| original.contains_key(name));
+    let reads_size = |node: &NodeProto| matches!(node.op(), "Shape" | "Size");
+    for node in cut.node.iter().filter(|node| !is_new(node) && !reads_size(node)) {
+        if limits_to_steps(node, analysis, content) || passes_lengths_on(node) {
+            if node.input.iter().any(|name| lengths.contains(name)) {
+                lengths.extend(node.named_outputs().map(str::to_owned));
+            }
+            continue;
+        }
+        let inputs = inputs_of(node);
+        let others = inputs.iter().filter(|name| !is_recurrent(node.op()) || node.input_at(4) != Some(name));
+        if let Some(name) = others.into_iter().find(|name| lengths.contains(*name)) {
+            let why = format!(
+                "reads lengths of rows (sequence_lens) from '{name}', and gets those of a request in place of those of the whole input"
+            );
+            return Err(refuse(
+                node,
+                why,
+                "only layers can have lengths of rows: export the model without this node, or without lengths",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Whether the rows of a recurrent node are those of the requests, and not the steps.

@@ -222,3 +222,35 @@ fn a_comparison_finds_states_that_go_to_other_rows() {
         assert!(error.contains("output 'y' differs"), "{largest}: {error}");
     }
 }
+
+#[test]
+fn lengths_that_something_else_reads_are_refused() {
+    let read = |from: &str, nodes: Vec<NodeProto>| {
+        let mut build = two_layers("lens").ints("hundred", &[1], &[100]);
+        build.graph.node.extend(nodes);
+        let long = node("Cast", from, "wide").with_int("to", 7);
+        let build = build.node(named("long", long)).node(node("Greater", "wide hundred", "is_long"));
+        let build = build.node(named("number", node("Cast", "is_long", "number").with_int("to", FLOAT.into())));
+        let build = build.node(node("Unsqueeze", "number one", "added")).node(node("Add", "y added", "z"));
+        build.output("z", "time 1 batch 3").bytes()
+    };
+    for (from, name, nodes) in [
+        ("lens", "wide", vec![]),
+        ("most", "wide", vec![node("ReduceMax", "lens", "most")]),
+        ("same", "wide", vec![node("Identity", "lens", "same")]),
+    ] {
+        let message = refusal(read(from, nodes), &Options::default());
+        let why = format!(
+            "Greater 'the greater' reads lengths of rows (sequence_lens) from '{name}', and gets those of a request in place \
+             of those of the whole input"
+        );
+        assert!(message.starts_with(&why), "{from}: {message}");
+    }
+    // How many rows there are is the same in each request.
+    let rows = vec![
+        node("Shape", "lens", "rows"),
+        node("ConstantOfShape", "rows", "ones").with_tensor("value", stateful_convert::onnx::int64s("", &[1], &[1])),
+    ];
+    let (_, compared) = checked(read("ones", rows), &Options::default()).unwrap();
+    assert_equal("rows", &compared);
+}
