@@ -10,7 +10,7 @@ use stateful_convert::verify::Recording;
 use zip::ZipArchive;
 
 /// The types that can be compared.
-const TYPES: &str = "float16, float32, float64, int8, int32, int64, uint8 and bool";
+const TYPES: &str = "float16, float32, float64, int8 to int64, uint8 to uint64 and bool";
 /// What NumPy adds to an array's name in an archive.
 const EXTENSION: &str = ".npy";
 
@@ -61,9 +61,13 @@ fn data_type(stored: &str) -> Option<DataType> {
         "<f4" => DataType::Float,
         "<f8" => DataType::Double,
         "|i1" => DataType::Int8,
+        "<i2" => DataType::Int16,
         "<i4" => DataType::Int32,
         "<i8" => DataType::Int64,
         "|u1" => DataType::Uint8,
+        "<u2" => DataType::Uint16,
+        "<u4" => DataType::Uint32,
+        "<u8" => DataType::Uint64,
         "|b1" => DataType::Bool,
         _ => return None,
     })

@@ -1,8 +1,7 @@
 //! Tensors in memory: random ones, parts of them, and their differences.
 
-use half::f16;
-
-use crate::onnx::{DataType, element_count, type_bytes};
+use super::element::{Element, is_float, with_type};
+use crate::onnx::{element_count, type_bytes};
 
 /// A tensor.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,9 +39,7 @@ impl Random {
 
 impl Host {
     pub fn random(elem: i32, dims: Vec<i64>, random: &mut Random) -> Self {
-        let is_float = [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16]
-            .iter()
-            .any(|&float| elem == float as i32);
+        let is_float = is_float(elem);
         // Integers are 0 and 1, which are within most vocabularies.
         let number = || if is_float { random.next() } else { f64::from(random.next() > 0.0) };
         let count = usize::try_from(element_count(&dims)).unwrap_or_default();
@@ -76,7 +73,8 @@ impl Host {
     }
 
     fn of(elem: i32, dims: Vec<i64>, numbers: &[f64]) -> Self {
-        let bytes = numbers.iter().flat_map(|&number| bytes_of(elem, number)).collect();
+        let bytes = with_type!(elem, T => numbers.iter().flat_map(|&number| T::of_number(number).bytes()).collect());
+        let bytes = bytes.unwrap_or_default();
         Self { elem, dims, bytes }
     }
 
@@ -141,31 +139,7 @@ impl Host {
     }
 
     pub fn numbers(&self) -> Vec<f64> {
-        let number = |bytes: &[u8]| match DataType::try_from(self.elem).unwrap_or(DataType::Undefined) {
-            DataType::Float => f32::from_le_bytes(exact(bytes)).into(),
-            DataType::Double => f64::from_le_bytes(exact(bytes)),
-            DataType::Float16 => f16::from_le_bytes(exact(bytes)).into(),
-            DataType::Int64 => i64::from_le_bytes(exact(bytes)) as f64,
-            DataType::Int32 => i32::from_le_bytes(exact(bytes)).into(),
-            DataType::Int8 => f64::from(bytes[0].cast_signed()),
-            _ => f64::from(bytes[0]),
-        };
-        self.bytes.chunks(self.size()).map(number).collect()
-    }
-}
-
-fn exact<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    std::array::from_fn(|index| bytes.get(index).copied().unwrap_or_default())
-}
-
-fn bytes_of(elem: i32, number: f64) -> Vec<u8> {
-    match DataType::try_from(elem).unwrap_or(DataType::Undefined) {
-        DataType::Float => (number as f32).to_le_bytes().to_vec(),
-        DataType::Double => number.to_le_bytes().to_vec(),
-        DataType::Float16 => f16::from_f64(number).to_le_bytes().to_vec(),
-        DataType::Int64 => (number as i64).to_le_bytes().to_vec(),
-        DataType::Int32 => (number as i32).to_le_bytes().to_vec(),
-        DataType::Int8 => (number as i8).to_le_bytes().to_vec(),
-        _ => vec![number as u8],
+        let elements = self.bytes.chunks(self.size());
+        with_type!(self.elem, T => elements.map(|bytes| T::of_bytes(bytes).number()).collect()).unwrap_or_default()
     }
 }

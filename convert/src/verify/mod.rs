@@ -2,6 +2,7 @@
 //! rows together with rows alone. Where rows have lengths, they are also shorter than their requests and go on in later
 //! ones.
 
+mod element;
 mod host;
 mod recording;
 mod run;
@@ -13,8 +14,9 @@ use ort::environment::Environment;
 use serde::Serialize;
 
 use crate::InputAxis;
-use crate::onnx::{DataType, Dim, element_count};
+use crate::onnx::{DataType, Dim, element_count, type_name};
 use crate::report::{Report, Role, StartsAt};
+use element::{is_comparable, is_float};
 use host::{Difference, Host, Random};
 pub use recording::Recording;
 use run::Graph;
@@ -46,6 +48,11 @@ const ROUNDING: f64 = 16.0 * f32::EPSILON as f64;
 /// The same two limits where an output or a state is FLOAT16, which has 11 significant bits.
 const HALF_TOLERANCE: f64 = 1e-2;
 const HALF_ROUNDING: f64 = 2e-3;
+/// How many times as far BFLOAT16 rounds, which has 8 significant bits.
+const BRAIN_OVER_HALF: f64 = 8.0;
+/// How far large integers may be from the original's: a number between two of them may be rounded to either. Small ones, such
+/// as classes, must be equal.
+const NEXT_INTEGER: f64 = 1.0;
 
 /// Why two models can't be compared.
 #[derive(Debug, thiserror::Error)]
@@ -59,6 +66,8 @@ pub enum VerifyError {
     Run { model: &'static str, why: String },
     #[error("the converted model isn't the original: {0}")]
     Differs(String),
+    #[error("'{name}' is {elem}, and such tensors can't be compared")]
+    Type { name: String, elem: &'static str },
     #[error(
         "'{name}' would have {elements} elements, and a comparison can hold {MOST_ELEMENTS}: give its open or too long \
          dimensions their real length in the model"
@@ -133,6 +142,7 @@ pub fn verify(
     report: &Report,
     given: &Given,
 ) -> Result<Vec<Compared>, VerifyError> {
+    check_types(report)?;
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;
     let mut starts = models.initial_states.map(|source| Graph::open(environment, source, "initial")).transpose()?;
@@ -182,6 +192,17 @@ pub fn verify(
     compared.extend(comparison.rows(&inputs, total)?);
     compared.extend(comparison.rows_of_different_lengths(&inputs, total)?);
     Ok(compared)
+}
+
+/// Refuses tensors that can't be compared.
+fn check_types(report: &Report) -> Result<(), VerifyError> {
+    let inputs = report.inputs.iter().map(|input| (&input.name, input.elem));
+    let outputs = report.outputs.iter().map(|output| (&output.name, output.elem));
+    let states = report.states.iter().map(|state| (&state.pair.input, state.elem));
+    match inputs.chain(outputs).chain(states).find(|(_, elem)| !is_comparable(*elem)) {
+        Some((name, elem)) => Err(VerifyError::Type { name: name.clone(), elem: type_name(elem) }),
+        None => Ok(()),
+    }
 }
 
 /// Refuses values and lengths for what the model doesn't have.
@@ -453,10 +474,25 @@ impl Comparison<'_> {
         1
     }
 
-    /// Whether an output of this type, or the states that it is made of, are rounded to FLOAT16.
-    fn is_half(&self, elem: i32) -> bool {
-        let half: i32 = DataType::Float16.into();
-        elem == half || self.report.states.iter().any(|state| state.elem == half)
+    /// How far an output of this type may be from the original's, whose largest answer is `scale`. States, too, may be
+    /// rounded to few bits.
+    fn limit(&self, elem: i32, scale: f64) -> f64 {
+        let has = |of: DataType| elem == of as i32 || self.report.states.iter().any(|state| state.elem == of as i32);
+        let (tolerance, rounding) = if has(DataType::Bfloat16) {
+            (BRAIN_OVER_HALF * HALF_TOLERANCE, BRAIN_OVER_HALF * HALF_ROUNDING)
+        } else if has(DataType::Float16) {
+            (HALF_TOLERANCE, HALF_ROUNDING)
+        } else {
+            (TOLERANCE, ROUNDING)
+        };
+        if self.report.quantizes {
+            return (QUANTIZED_TOLERANCE * scale).max(rounding);
+        }
+        if is_float(elem) {
+            (tolerance * scale).max(rounding)
+        } else {
+            (tolerance * scale).min((ROUNDING * scale).max(NEXT_INTEGER))
+        }
     }
 
     fn compare(&self, what: String, whole: &[Host], stepped: &[Vec<Host>]) -> Result<Compared, VerifyError> {
@@ -478,15 +514,8 @@ impl Comparison<'_> {
                 return Err(VerifyError::Nothing(output.name.clone()));
             }
             let Difference { largest, at, scale } = expected.difference(&joined);
-            let is_half = self.is_half(output.elem);
-            let rounding = if is_half { HALF_ROUNDING } else { ROUNDING };
-            let tolerance = match (self.report.quantizes, is_half) {
-                (true, _) => QUANTIZED_TOLERANCE,
-                (false, true) => HALF_TOLERANCE,
-                (false, false) => TOLERANCE,
-            };
             let step = output.axis.zip(at).map(|(axis, at)| expected.position(at, axis));
-            if largest > (tolerance * scale).max(rounding) {
+            if largest > self.limit(output.elem, scale) {
                 let help = if worst.what == ROWS_TOGETHER {
                     "; sequences that share a run would change each other's answers: is the right axis the batch, and does \
                      the model treat its rows one by one?"

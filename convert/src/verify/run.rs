@@ -2,14 +2,14 @@
 
 use std::borrow::Cow;
 
-use half::f16;
 use ort::environment::Environment;
 use ort::session::{Session, SessionInputValue};
-use ort::value::{DynValue, PrimitiveTensorElementType, Tensor, TensorElementType};
+use ort::value::{DynValue, Tensor};
 
+use super::element::{Element, of_runtime, with_type};
 use super::host::Host;
 use super::{Source, VerifyError};
-use crate::onnx::{DataType, type_name};
+use crate::onnx::type_name;
 
 /// A model that runs.
 pub struct Graph {
@@ -50,45 +50,21 @@ impl Graph {
 }
 
 fn value(host: &Host) -> Result<DynValue, String> {
-    fn of<T: PrimitiveTensorElementType + std::fmt::Debug + Clone + 'static, const N: usize>(
-        host: &Host,
-        read: impl Fn([u8; N]) -> T,
-    ) -> Result<DynValue, String> {
-        let elements: Vec<T> = host.bytes.as_chunks::<N>().0.iter().map(|&bytes| read(bytes)).collect();
+    fn of<T: Element>(host: &Host) -> Result<DynValue, String> {
+        let elements: Vec<T> = host.bytes.chunks_exact(size_of::<T>()).map(T::of_bytes).collect();
         let tensor = Tensor::from_array((host.dims.clone(), elements)).map_err(|error| error.to_string())?;
         Ok(tensor.into_dyn())
     }
-    match DataType::try_from(host.elem).unwrap_or(DataType::Undefined) {
-        DataType::Float => of(host, f32::from_le_bytes),
-        DataType::Double => of(host, f64::from_le_bytes),
-        DataType::Float16 => of(host, f16::from_le_bytes),
-        DataType::Int64 => of(host, i64::from_le_bytes),
-        DataType::Int32 => of(host, i32::from_le_bytes),
-        DataType::Int8 => of(host, i8::from_le_bytes),
-        DataType::Uint8 => of(host, u8::from_le_bytes),
-        DataType::Bool => of(host, |[byte]: [u8; 1]| byte != 0),
-        _ => Err(format!("tensors of type {} can't be compared", type_name(host.elem))),
-    }
+    with_type!(host.elem, T => of::<T>(host))
+        .unwrap_or_else(|| Err(format!("{} can't be compared", type_name(host.elem))))
 }
 
 fn host(value: &DynValue) -> Result<Host, String> {
-    fn of<T: PrimitiveTensorElementType, const N: usize>(
-        value: &DynValue,
-        elem: DataType,
-        write: impl Fn(&T) -> [u8; N],
-    ) -> Result<Host, String> {
+    fn of<T: Element>(value: &DynValue, elem: i32) -> Result<Host, String> {
         let (shape, elements) = value.try_extract_tensor::<T>().map_err(|error| error.to_string())?;
-        Ok(Host { elem: elem.into(), dims: shape.to_vec(), bytes: elements.iter().flat_map(write).collect() })
+        Ok(Host { elem, dims: shape.to_vec(), bytes: elements.iter().flat_map(T::bytes).collect() })
     }
-    match value.dtype().tensor_type() {
-        Some(TensorElementType::Float32) => of(value, DataType::Float, |x: &f32| x.to_le_bytes()),
-        Some(TensorElementType::Float64) => of(value, DataType::Double, |x: &f64| x.to_le_bytes()),
-        Some(TensorElementType::Float16) => of(value, DataType::Float16, |x: &f16| x.to_le_bytes()),
-        Some(TensorElementType::Int64) => of(value, DataType::Int64, |x: &i64| x.to_le_bytes()),
-        Some(TensorElementType::Int32) => of(value, DataType::Int32, |x: &i32| x.to_le_bytes()),
-        Some(TensorElementType::Int8) => of(value, DataType::Int8, |x: &i8| x.to_le_bytes()),
-        Some(TensorElementType::Uint8) => of(value, DataType::Uint8, |x: &u8| x.to_le_bytes()),
-        Some(TensorElementType::Bool) => of(value, DataType::Bool, |&x: &bool| [u8::from(x)]),
-        other => Err(format!("tensors of type {other:?} can't be compared")),
-    }
+    let elem = value.dtype().tensor_type().and_then(of_runtime);
+    let read = elem.and_then(|elem| with_type!(elem, T => of::<T>(value, elem)));
+    read.unwrap_or_else(|| Err(format!("{} can't be compared", value.dtype())))
 }

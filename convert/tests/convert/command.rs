@@ -141,7 +141,7 @@ fn a_comparison_takes_recordings() {
         (&[("x", "<i4", &[30, 3, 4], 0.5)], "array 'x' is INT32, and input 'x' FLOAT"),
         (&[("x", "<f4", &[30, 3, 5], 0.5)], "array 'x' is [30, 3, 5], and [time, batch, 4] is expected"),
         (&[("x", "<f4", &[0, 3, 4], 0.5)], "array 'x' is [0, 3, 4], and [time, batch, 4] is expected"),
-        (&[("x", "<u2", &[30, 3, 4], 0.5)], "speech.npz: its array 'x' cannot be read: its type is '<u2'"),
+        (&[("x", "<c8", &[30, 3, 4], 0.5)], "speech.npz: its array 'x' cannot be read: its type is '<c8'"),
         (&[("x", "<f8", &[30, 3, 4], 0.5)], "its shape [30, 3, 4] needs 2880 bytes, and it has 1440"),
     ] {
         npz(&file, arrays);

@@ -9,3 +9,4 @@ mod far;
 mod graphs;
 mod lengths;
 mod odd;
+mod types;
