@@ -242,6 +242,7 @@ const fn parameter(hint: Hint) -> &'static str {
         Hint::Time => "name the axis of the steps in place of 'true' in 'low_latency_transformation', as INPUT@AXIS",
         Hint::States => "if the model has states, name them in 'state_pairs'",
         Hint::Batch => "'open_batch' says which it is, as INPUT@AXIS in place of 'true'",
+        Hint::OpenBatch => "'open_batch' lets them",
         Hint::StartAtZero => "'use_const_initializer' starts them at zero",
     }
 }

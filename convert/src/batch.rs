@@ -52,6 +52,10 @@ pub enum BatchError {
     /// An axis that is given can't be the batch.
     #[error("{0}")]
     Axis(String),
+    /// An input has an open dimension with a name of the batch.
+    #[error("input '{input}' is {dims}: its batch is open already, and there is nothing to do")]
+    #[expect(missing_docs, reason = "the message says it")]
+    Open { input: String, dims: String },
 }
 
 /// Whether exporters give this name to the batch dimension. The backend finds the batch by these names, too.
@@ -68,6 +72,7 @@ pub fn open(
     given: &[InputAxis],
 ) -> Result<Opened, BatchError> {
     check_given(graph, given)?;
+    check_closed(graph)?;
     let position = |refusals: &Refusals| graph.node.iter().position(|node| node.label() == refusals.first.node);
     let mut refused: Option<Refusals> = None;
     let mut opened: Option<Opened> = None;
@@ -112,6 +117,17 @@ fn check_given(graph: &GraphProto, given: &[InputAxis]) -> Result<(), BatchError
                 bracketed(&dims)
             );
             return Err(BatchError::Axis(why));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a model whose batch is open.
+fn check_closed(graph: &GraphProto) -> Result<(), BatchError> {
+    for input in required_inputs(graph) {
+        let dims = input.dims().unwrap_or_default();
+        if dims.iter().any(|dim| matches!(dim, Dim::Symbol(name) if is_batch_name(name))) {
+            return Err(BatchError::Open { input: input.name().to_owned(), dims: bracketed(&dims) });
         }
     }
     Ok(())

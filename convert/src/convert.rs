@@ -15,7 +15,7 @@ use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_
 use crate::report::{
     Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple, Warning,
 };
-use crate::time::{Hint, Place, Refusal, Refusals};
+use crate::time::{Cut, Hint, Place, Refusal, Refusals};
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -76,9 +76,11 @@ pub enum ConvertError {
     /// The batch can't be opened.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// No recurrence was found.
-    #[error("{}", nothing(.0))]
-    Nothing(Vec<String>),
+    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, and `stopped` says of
+    /// each axis what is in the way.
+    #[error("{}", nothing(alike, stopped))]
+    #[expect(missing_docs, reason = "the text says it")]
+    Nothing { alike: Vec<Pair>, stopped: Vec<String> },
     /// The graph's description names states in another form than the backend reads.
     #[error("{0}")]
     Description(String),
@@ -91,18 +93,23 @@ impl ConvertError {
     /// What the caller could say that would help.
     pub fn hints(&self) -> Vec<Hint> {
         match self {
-            Self::Nothing(_) => vec![Hint::Time, Hint::States],
+            Self::Nothing { .. } => vec![Hint::States, Hint::Time],
             Self::Refused(refusals) => {
                 let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
-                [Hint::Time, Hint::States].into_iter().filter(hinted).collect()
+                [Hint::States, Hint::Time].into_iter().filter(hinted).collect()
             }
             Self::Read(_) | Self::Function(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
         }
     }
 }
 
-fn nothing(stopped: &[String]) -> String {
-    let mut text = "no axis of the inputs leads to a recurrence or a causal convolution".to_owned();
+fn nothing(alike: &[Pair], stopped: &[String]) -> String {
+    let mut text = String::new();
+    if !alike.is_empty() {
+        let pairs: Vec<String> = alike.iter().map(Pair::to_string).collect();
+        text += &format!("by their types and dims, {} may be states that the model has; else, ", pairs.join(" "));
+    }
+    text += "no axis of the inputs leads to a recurrence or a causal convolution";
     for line in stopped {
         text += &format!("\n  {line}");
     }
@@ -123,7 +130,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     };
     let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
     check_time(&opened.graph, &analysis, options)?;
-    name_batch(&mut opened.graph, &mut analysis);
+    let batch_was = name_batch(&mut opened.graph, &mut analysis);
     check_outputs(&opened.graph, &analysis)?;
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
@@ -131,8 +138,10 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let mut report = report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs), &states);
     if report.states.is_empty() && !options.keep_recurrences {
         let along = |axis: &InputAxis| format!("along {axis} nothing needs earlier steps");
-        return Err(ConvertError::Nothing(analysis.time.iter().map(along).collect()));
+        return Err(ConvertError::Nothing { alike: Vec::new(), stopped: analysis.time.iter().map(along).collect() });
     }
+    report.batch_was = batch_was;
+    report.warnings.extend(fixed_batch(&opened, &analysis));
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
     report.warnings.extend(uncut);
     report.opened = opened.axes;
@@ -209,9 +218,26 @@ fn analysed(
             Ok((without_time(), uncut))
         }
         Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
-        Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing(stopped)),
+        Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing { alike: alike(graph), stopped }),
         Err(Obstacle::Unknown(why)) => Err(ConvertError::Option(why)),
     }
+}
+
+/// Inputs and outputs of one type and shape, where only one of each has it.
+fn alike(graph: &GraphProto) -> Vec<Pair> {
+    let is_alike =
+        |a: &ValueInfoProto, b: &ValueInfoProto| a.elem() == b.elem() && a.dims().is_some() && a.dims() == b.dims();
+    let only = |of: &ValueInfoProto, values: &[ValueInfoProto]| {
+        let mut found = values.iter().filter(|value| is_alike(value, of)).map(|value| value.name().to_owned());
+        found.next().filter(|_| found.next().is_none())
+    };
+    let pair = |input: &ValueInfoProto| {
+        only(input, &graph.input)?;
+        Some(Pair { input: input.name().to_owned(), output: only(input, &graph.output)? })
+    };
+    let found: Vec<Pair> = required_inputs(graph).filter_map(pair).collect();
+    // Requests must carry something.
+    if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
 }
 
 /// The warning where two dimensions of an input could be the batch.
@@ -310,18 +336,18 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
         node: node.label().to_owned(),
         operator: node.operator(),
         why: format!("runs along axis {axis} of '{input}', which the model names '{}'", analysis.symbol),
-        help:
-            "if the batch is in front, export the model with a transpose in front of the layer (batch_first); if the \
-               steps are, name their axis"
-                .to_owned(),
+        help: format!(
+            "if that is the batch, export the model with a transpose in front of the layer (batch_first); if it is \
+               the steps, name {input}@{axis}"
+        ),
         hint: Some(Hint::Time),
     };
     Err(ConvertError::Refused(refusal.into()))
 }
 
-/// Gives the batch its usual name, by which the backend knows it. An exporter may have numbered it, as in `s77`. Where an
-/// output has no such dimension, it may be something else, and keeps its name.
-fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
+/// Gives the batch its usual name, by which the backend knows it, and answers its name before. An exporter may have numbered
+/// it, as in `s77`. Where an output has no such dimension, it may be something else, and keeps its name.
+fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<String> {
     if is_batch_name(&analysis.symbol) {
         // The caller says that the model's name is wrong.
         let wrong = Dim::Symbol(std::mem::take(&mut analysis.symbol));
@@ -333,15 +359,13 @@ fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
         }
     }
     let usual = Dim::Symbol(batch::SYMBOL.to_owned());
-    let Some(old) = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty()) else { return };
+    let old = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty())?;
     let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
     let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
     let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
     let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
     let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
-    let Some(of_outputs) = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1)) else {
-        return;
-    };
+    let of_outputs = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1))?;
     for input in &mut graph.input {
         let time = analysis.time.iter().find(|seed| seed.input == input.name()).map(|seed| seed.axis);
         // Beside the steps, the batch is the only open dimension.
@@ -354,7 +378,24 @@ fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) {
     for value in &mut graph.value_info {
         name_dims(value, &usual, |_, dim| *dim == old);
     }
-    analysis.batch = Some(batch::SYMBOL.to_owned());
+    let was = analysis.batch.replace(batch::SYMBOL.to_owned());
+    was.filter(|was| !is_batch_name(was))
+}
+
+/// The warning where a layer takes a fixed number of rows, so that sequences don't share runs.
+fn fixed_batch(opened: &Opened, analysis: &Analysis) -> Option<Warning> {
+    let seed = analysis.time.first().filter(|_| opened.axes.is_empty() && analysis.batch.is_none())?;
+    let input = opened.graph.input.iter().find(|input| input.name() == seed.input)?;
+    let dims = input.dims().filter(|dims| dims.len() > 2)?;
+    let axis = usize::from(seed.axis == 0);
+    let Dim::Known(rows) = dims[axis] else { return None };
+    if rows > 1 {
+        // Other axes may be merged into the rows of a layer.
+        let layers = analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. }));
+        let mut shapes = layers.filter_map(|cut| analysis.dims(opened.graph.node[cut.node()].input_at(0)?));
+        shapes.find(|shape| shape.get(1) == Some(&Dim::Known(rows)))?;
+    }
+    Some(Warning::FixedBatch { axis: InputAxis { input: seed.input.clone(), axis }, rows })
 }
 
 /// Gives some dimensions another name.
@@ -450,6 +491,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         outputs: graph.output.iter().filter(|output| !ends.contains(&output.name())).map(output).collect(),
         states,
         opened: Vec::new(),
+        batch_was: None,
         steps_multiple: analysis.found.multiple,
         quantizes: !analysis.found.quantized.is_empty(),
         warnings,

@@ -7,6 +7,7 @@ mod table;
 mod work_folder;
 
 use std::fs;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -23,8 +24,8 @@ const VERSION: &str = match option_env!("STATEFUL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// Gives an ONNX model of whole sequences the state inputs and outputs that serving in steps needs, and compares it
-/// with the original.
+/// Converts an ONNX model for serving in steps: gives it state inputs and outputs, opens its batch, or names its states; and
+/// compares it with the original
 #[derive(Parser)]
 #[command(version = VERSION)]
 struct Arguments {
@@ -64,6 +65,9 @@ struct Arguments {
     /// Replace files that exist
     #[arg(long)]
     force: bool,
+    /// Write no config.pbtxt
+    #[arg(long)]
+    no_config: bool,
     /// Print what was done as JSON
     #[arg(long)]
     json: bool,
@@ -71,6 +75,9 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     ort_library: Option<PathBuf>,
 }
+
+/// The name of a model's configuration in a model repository.
+const CONFIG: &str = "config.pbtxt";
 
 /// What the comparison gives to an input.
 #[derive(Clone, Debug)]
@@ -85,8 +92,10 @@ enum GivenInput {
 enum Problem {
     #[error("{}: {error}", path.display())]
     File { path: PathBuf, error: std::io::Error },
-    #[error("{} exists; --force replaces it", .0.display())]
+    #[error("{} exists; --force replaces it{}", .0.display(), if is_config(.0) { ", and --no-config leaves it" } else { "" })]
     Exists(PathBuf),
+    #[error("{} is the model that is converted: write the result to another file", .0.display())]
+    Original(PathBuf),
     #[error("{}: {why}", path.display())]
     Recordings { path: PathBuf, why: String },
     #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display())]
@@ -99,10 +108,16 @@ enum Problem {
     NoLibrary,
     #[error("{} has weights in the file '{file}', which isn't there", model.display())]
     NoWeights { model: PathBuf, file: String },
+    #[error("{}: {error}", model.display())]
+    Read { model: PathBuf, error: ConvertError },
     #[error("{0}{advice}", advice = advice(.0))]
-    Convert(#[from] ConvertError),
+    Convert(ConvertError),
     #[error("{0}; nothing was written")]
     Verify(#[from] VerifyError),
+}
+
+fn is_config(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == CONFIG)
 }
 
 /// The options that help.
@@ -124,6 +139,7 @@ const fn option(hint: Hint) -> &'static str {
              tell)"
         }
         Hint::Batch => "--batch-axis INPUT@AXIS says which it is",
+        Hint::OpenBatch => "--open-batch lets them",
         Hint::StartAtZero => "--zero-initial-states starts them at zero",
     }
 }
@@ -131,10 +147,15 @@ const fn option(hint: Hint) -> &'static str {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(text) => match writeln!(std::io::stdout(), "{text}") {
+            Ok(()) => ExitCode::SUCCESS,
+            // Who reads it has enough, as `head` has.
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("stateful-convert: the result cannot be printed: {error}");
+                ExitCode::FAILURE
+            }
+        },
         Err(problem) => {
             eprintln!("stateful-convert: {problem}");
             ExitCode::FAILURE
@@ -155,10 +176,14 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
         open_batch: arguments.open_batch || !arguments.batch_axis.is_empty(),
         batch: arguments.batch_axis.clone(),
     };
-    let converted = convert(bytes.into(), &options)?;
-    let targets = arguments.output.as_deref().filter(|_| !arguments.dry_run).map(Targets::new);
+    let converted = convert(bytes.into(), &options).map_err(|error| match error {
+        ConvertError::Read(_) => Problem::Read { model: arguments.model.clone(), error },
+        error => Problem::Convert(error),
+    })?;
+    let targets = arguments.output.as_deref().filter(|_| !arguments.dry_run);
+    let targets = targets.map(|output| Targets::new(output, !arguments.no_config));
     if let Some(targets) = &targets {
-        targets.check(&converted, arguments.force)?;
+        targets.check(arguments, &converted)?;
     }
     let folder = WorkFolder::new(&arguments.model, &converted, targets.as_ref().map(Targets::folder))?;
     let compared = compare(arguments, &folder, &converted)?;
@@ -216,11 +241,11 @@ fn library(arguments: &Arguments) -> Option<PathBuf> {
 struct Targets {
     model: PathBuf,
     initial_states: PathBuf,
-    config: PathBuf,
+    config: Option<PathBuf>,
 }
 
 impl Targets {
-    fn new(output: &Path) -> Self {
+    fn new(output: &Path, with_config: bool) -> Self {
         let folder = output.parent().unwrap_or(Path::new(""));
         let stem = output.file_stem().unwrap_or_default().to_string_lossy();
         let is_version = folder.file_name().is_some_and(|name| name.to_string_lossy().parse::<u64>().is_ok());
@@ -228,7 +253,7 @@ impl Targets {
         Self {
             model: output.to_owned(),
             initial_states: folder.join(format!("{stem}_initial_states.onnx")),
-            config: of_config.join("config.pbtxt"),
+            config: with_config.then(|| of_config.join(CONFIG)),
         }
     }
 
@@ -239,15 +264,22 @@ impl Targets {
     /// The files that this model needs.
     fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
-        [Some(self.model.clone()), initial_states, Some(self.config.clone())].into_iter().flatten().collect()
+        [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
     }
 
-    fn check(&self, converted: &Converted, force: bool) -> Result<(), Problem> {
+    fn check(&self, arguments: &Arguments, converted: &Converted) -> Result<(), Problem> {
+        if self
+            .model
+            .canonicalize()
+            .is_ok_and(|model| arguments.model.canonicalize().is_ok_and(|original| original == model))
+        {
+            return Err(Problem::Original(self.model.clone()));
+        }
         if let Some(folder) = self.names(converted).into_iter().find(|path| path.is_dir()) {
             return Err(Problem::Folder(folder));
         }
         match self.names(converted).into_iter().find(|path| path.exists()) {
-            Some(path) if !force => Err(Problem::Exists(path)),
+            Some(path) if !arguments.force => Err(Problem::Exists(path)),
             _ => Ok(()),
         }
     }
@@ -262,10 +294,11 @@ impl Targets {
             // That of the model which is replaced.
             fs::remove_file(&self.initial_states).map_err(at(&self.initial_states))?;
         }
+        let Some(config) = &self.config else { return Ok(()) };
         let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let initial_states = converted.initial_states.as_ref().map(|_| name(&self.initial_states));
-        let config = pbtxt::config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
-        fs::write(&self.config, config).map_err(at(&self.config))
+        let text = pbtxt::config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
+        fs::write(config, text).map_err(at(config))
     }
 }
 

@@ -32,6 +32,7 @@ impl fmt::Display for Pair {
 pub enum StartsAt {
     Zero,
     /// This value in each element.
+    #[serde(serialize_with = "number_or_text")]
     Value(f64),
     /// What the model of initial states gives.
     Model,
@@ -112,6 +113,8 @@ pub struct Report {
     pub states: Vec<State>,
     /// The axes that had one row and have a batch now.
     pub opened: Vec<InputAxis>,
+    /// What the model called its batch, if that was no usual name.
+    pub batch_was: Option<String>,
     /// The number of steps in a request must be a multiple of this.
     pub steps_multiple: i64,
     /// Some node takes one quantization scale over a whole request.
@@ -140,6 +143,8 @@ pub enum Warning {
     StartAtConstants(Vec<String>),
     /// Axes of the inputs were taken for the batch, and others could be opened, too.
     TwoBatches { taken: String, other: String },
+    /// The model takes so many rows, along this axis.
+    FixedBatch { axis: InputAxis, rows: i64 },
     /// These nodes take one quantization scale over a whole request.
     Quantizes(Vec<String>),
     /// A request must have a multiple of so many steps.
@@ -155,8 +160,9 @@ impl Warning {
         match self {
             Self::StartAtConstants(_) => Some(Hint::StartAtZero),
             Self::TwoBatches { .. } => Some(Hint::Batch),
+            Self::FixedBatch { rows: 1, .. } => Some(Hint::OpenBatch),
             Self::Uncut { time, .. } if !time.is_empty() => Some(Hint::Time),
-            Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut { .. } => None,
+            Self::FixedBatch { .. } | Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut { .. } => None,
         }
     }
 }
@@ -173,6 +179,14 @@ impl fmt::Display for Warning {
             Self::TwoBatches { taken, other } => {
                 write!(f, "{taken} was taken for the batch, and {other} could be opened, too")
             }
+            Self::FixedBatch { axis, rows: 1 } => {
+                write!(f, "{axis} has one row, so sequences don't share runs")
+            }
+            Self::FixedBatch { axis, rows } => write!(
+                f,
+                "{axis} has {rows} rows: each request must have them, and sequences don't share runs; if that is the batch, \
+                 export the model with an open one"
+            ),
             Self::Quantizes(nodes) => write!(
                 f,
                 "{} take one quantization scale over a whole request, so answers depend a little on its length",
@@ -197,6 +211,11 @@ impl fmt::Display for Warning {
             }
         }
     }
+}
+
+/// JSON has no infinite numbers.
+fn number_or_text<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() { to.serialize_f64(*value) } else { to.collect_str(value) }
 }
 
 fn type_text<S: Serializer>(elem: &i32, to: S) -> Result<S::Ok, S::Error> {

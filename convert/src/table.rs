@@ -32,7 +32,10 @@ fn made(header: &[&str], rows: Vec<Vec<String>>) -> String {
 fn signature(report: &Report) -> String {
     let input = |input: &stateful_convert::report::StepInput| {
         let has = match input.role {
-            Role::Steps { axis } => format!("the steps, on axis {axis}"),
+            Role::Steps { axis } => match &report.batch_was {
+                Some(name) => format!("the steps, on axis {axis}; '{name}' is the batch"),
+                None => format!("the steps, on axis {axis}"),
+            },
             Role::Lengths => "the number of steps of each row".to_owned(),
             Role::Other => String::new(),
         };

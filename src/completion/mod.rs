@@ -113,9 +113,11 @@ fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair], 
         );
     }
     if let Some(node) = recurrence {
+        // With states that were not found, it may go on from them.
+        let begins =
+            if proposed.is_empty() { format!("{node} begins anew in each run: if it") } else { format!("if {node}") };
         text += &format!(
-            "{node} begins anew in each run: if it has to go on where the last run ended, write {}, or give the model \
-             states with stateful-convert; else ",
+            "{begins} has to go on where the last run ended, write {}, or give the model states with stateful-convert; else ",
             parameter_line("low_latency_transformation", "true")
         );
     }

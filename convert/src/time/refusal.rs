@@ -26,6 +26,8 @@ pub enum Hint {
     States,
     /// Which axes of the inputs are the batch.
     Batch,
+    /// That the batch is opened.
+    OpenBatch,
     /// That the states start at zero.
     StartAtZero,
 }

@@ -142,6 +142,27 @@ pub fn verify(
     report: &Report,
     given: &Given,
 ) -> Result<Vec<Compared>, VerifyError> {
+    compare(environment, models, report, given).map_err(|error| with_states(error, report))
+}
+
+/// A model that fails with states that it had may have other ones.
+fn with_states(error: VerifyError, report: &Report) -> VerifyError {
+    let had = report.states.iter().filter(|state| state.starts_at == StartsAt::Unchanged);
+    let pairs: Vec<String> = had.map(|state| state.pair.to_string()).collect();
+    match error {
+        VerifyError::Run { model, why } if !pairs.is_empty() => {
+            VerifyError::Run { model, why: format!("{why}; are its states these: {}?", pairs.join(" ")) }
+        }
+        error => error,
+    }
+}
+
+fn compare(
+    environment: &Environment,
+    models: &Models,
+    report: &Report,
+    given: &Given,
+) -> Result<Vec<Compared>, VerifyError> {
     check_types(report)?;
     let mut original = Graph::open(environment, models.original, "original")?;
     let mut converted = Graph::open(environment, models.converted, "converted")?;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::Write;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use stateful_convert::onnx::schema::NodeProto;
@@ -282,10 +282,103 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--chunk", "9223372036854775807"], "'x' would have 9223372036854775807 elements"),
         (vec!["--dry-run", "--batch-axis", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--batch-axis", "x@2"], "axis 2 of input 'x' can't be the batch"),
-        (vec!["--dry-run", "--open-batch"], "has no dimension of 1 that could be a batch"),
+        (vec!["--dry-run", "--open-batch"], "input 'x' is [batch, time, 4]: its batch is open already"),
     ] {
         let all: Vec<&str> = [path(&model)].into_iter().chain(arguments).collect();
         let done = command(&all);
         assert!(!done.status.success() && text(&done.stderr).contains(expected), "{all:?}: {}", text(&done.stderr));
     }
+}
+
+/// One GRU that takes the dims of `x`.
+fn gru(x: &str, y: &str) -> Vec<u8> {
+    let build = Build::new().input("x", x).output("y", y).recurrent_weights(3);
+    build.node(node("GRU", "x w r b", "y").with_int("hidden_size", 3)).bytes()
+}
+
+/// Runs the command on a model.
+fn said(model: &[u8], arguments: &[&str]) -> Output {
+    let file = folder().join("model.onnx");
+    fs::write(&file, model).unwrap();
+    command(&[&[path(&file), "--dry-run"], arguments].concat())
+}
+
+#[test]
+fn a_model_without_states_is_told_what_it_may_mean() {
+    let build = Build::new().input("x", "1 batch 4").input("h", "1 batch 3").recurrent_weights(3);
+    let build = build.output("y", "1 1 batch 3").output("g", "1 batch 3");
+    let odd = build.node(node("GRU", "x w r b - h", "y g").with_int("hidden_size", 3)).bytes();
+    let error = text(&said(&odd, &[]).stderr);
+    let first = "stateful-convert: by their types and dims, <<<h, g>>> may be states that the model has; else, no axis";
+    assert!(error.starts_with(first), "{error}");
+    let (states, time) = (error.find("--states").unwrap(), error.find("--time").unwrap());
+    assert!(states < time, "{error}");
+
+    let error = text(&said(&gru("batch time 4", "batch 1 time 3"), &[]).stderr);
+    assert!(
+        error.contains("if it is the steps, name x@0\nname the axis of the steps with --time INPUT@AXIS"),
+        "{error}"
+    );
+    let error = text(&said(b"no model", &[]).stderr);
+    assert!(error.contains("model.onnx: it is no ONNX model"), "{error}");
+}
+
+#[test]
+fn a_fixed_batch_and_an_odd_name_of_it_are_named() {
+    let printed = text(&said(&gru("time 1 4", "time 1 1 3"), &[]).stdout);
+    let expected = "warning: x@1 has one row, so sequences don't share runs; --open-batch lets them";
+    assert!(printed.contains(expected), "{printed}");
+    let printed = text(&said(&gru("time 3 4", "time 1 3 3"), &[]).stdout);
+    assert!(printed.contains("warning: x@1 has 3 rows: each request must have them"), "{printed}");
+    let printed = text(&said(&gru("frames items 4", "frames 1 items 3"), &[]).stdout);
+    assert!(printed.contains("[frames, batch, 4]     the steps, on axis 0; 'items' is the batch"), "{printed}");
+    for (x, y) in [("time batch 4", "time 1 batch 3"), ("time N 4", "time 1 N 3")] {
+        let printed = text(&said(&gru(x, y), &[]).stdout);
+        assert!(!printed.contains("warning") && !printed.contains("is the batch"), "{printed}");
+    }
+}
+
+#[test]
+fn a_model_that_fails_with_wrong_states_names_them() {
+    // ONNX Runtime finds out that `h` has another length.
+    let build = Build::new().input("x", "1 batch 4").input("h", "1 batch n").recurrent_weights(3);
+    let build = build.output("y", "1 1 batch 3").output("g", "1 batch m").node(node("Identity", "x", "g"));
+    let model = build.node(node("GRU", "x w r b - h", "y").with_int("hidden_size", 3)).bytes();
+    let error = text(&said(&model, &["--states", "<<<h, g>>>"]).stderr);
+    assert!(error.contains("are its states these: <<<h, g>>>?; nothing was written"), "{error}");
+}
+
+#[test]
+fn the_original_and_a_configuration_may_stay() {
+    let folder = folder();
+    let (model, config) = (folder.join("1/model.onnx"), folder.join("config.pbtxt"));
+    fs::create_dir(folder.join("1")).unwrap();
+    let original = gru("time batch 4", "time 1 batch 3");
+    fs::write(&model, &original).unwrap();
+    fs::write(&config, "mine").unwrap();
+    let error = text(&command(&[path(&model), "-o", path(&model), "--force"]).stderr);
+    assert!(error.contains("model.onnx is the model that is converted: write the result to another file"), "{error}");
+    assert_eq!(fs::read(&model).unwrap(), original);
+    let second = folder.join("2/model.onnx");
+    let error = text(&command(&[path(&model), "-o", path(&second)]).stderr);
+    assert!(error.contains("config.pbtxt exists; --force replaces it, and --no-config leaves it"), "{error}");
+    let done = command(&[path(&model), "-o", path(&second), "--no-config"]);
+    assert!(done.status.success() && second.exists(), "{}", text(&done.stderr));
+    assert_eq!(fs::read(&config).unwrap(), b"mine");
+}
+
+#[test]
+fn a_reader_may_stop_early() {
+    let mut reader = Command::new("true").stdin(Stdio::piped()).spawn().unwrap();
+    let pipe = reader.stdin.take().unwrap();
+    reader.wait().unwrap();
+    let file = folder().join("model.onnx");
+    fs::write(&file, gru("time batch 4", "time 1 batch 3")).unwrap();
+    let done = Command::new(env!("CARGO_BIN_EXE_stateful-convert"))
+        .args([path(&file), "--dry-run", "--json", "--ort-library", path(&library())])
+        .stdout(pipe)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    assert!(done.status.success() && done.stderr.is_empty(), "{}", text(&done.stderr));
 }
