@@ -53,7 +53,7 @@ pub enum BatchError {
     #[error("{0}")]
     Axis(String),
     /// An input has an open dimension with a name of the batch.
-    #[error("input '{input}' is {dims}: its batch is open already, and there is nothing to do")]
+    #[error("input '{input}' is {dims}: its batch is open already; convert the model without opening it")]
     #[expect(missing_docs, reason = "the message says it")]
     Open { input: String, dims: String },
 }

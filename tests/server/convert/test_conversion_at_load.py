@@ -362,7 +362,7 @@ def test_what_cannot_run_in_steps_is_refused_with_the_node_and_what_would_help(d
 def test_a_batch_that_cannot_be_opened_is_refused(deployment):
     both = {"low_latency_transformation": "true"}
     error = load_error(deployment, "torch_gru", open_batch="true", **both)
-    assert_said(error, "parameter 'open_batch'", "no dimension of 1")
+    assert_said(error, "parameter 'open_batch'", "its batch is open already")
     error = load_error(deployment, "torch_lstm_batch_one", open_batch="x@2", **both)
     assert_said(error, "parameter 'open_batch'", "axis 2 of input 'x'", "[1, time, 4]")
 

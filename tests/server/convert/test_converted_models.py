@@ -1,6 +1,7 @@
 """Models of whole sequences that stateful-convert gave states: served in steps, they answer as in one run."""
 
 import os
+import re
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,12 @@ from harness.whole_sequences import (
     steps,
     whole,
 )
-from support.paths import CONVERT
+from support.paths import CONVERT, ROOT
 
 
-def converted(deployment, name: str, *options: str) -> str:
+def converted(deployment, name: str, *options: str, served: str = "") -> str:
     """The name under which a converted model is served, with the configuration that the command wrote."""
-    served = f"converted_{name}"
+    served = served or f"converted_{name}"
     folder = Path(deployment.repository) / served
     if not folder.exists():
         (folder / "1").mkdir(parents=True)
@@ -92,3 +93,24 @@ def test_sequences_of_a_denoiser_whose_batch_was_opened_share_runs(deployment):
             expected, cache = original.run(["y", "inter_cache_out"], {"x": x, "inter_cache": cache})
             talks[row] = sequence_id, cache
             np.testing.assert_allclose(answer["y"], expected, rtol=0, atol=1e-6)
+
+
+def test_the_client_of_the_page_gets_what_the_original_gives(deployment):
+    converted(deployment, "torch_gru", served="tagger")
+    [client] = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "convert.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert client.count("localhost:8001") == 1
+    made: dict = {}
+    exec(client.replace("localhost:8001", deployment.server.grpc_url), made)
+    np.testing.assert_allclose(made["y"], whole("torch_gru", made["x"]), rtol=0, atol=1e-6)
+
+
+def test_a_request_has_tritons_axis_in_front_of_the_time_and_an_answer_has_not(deployment):
+    model = converted(deployment, "torch_lstm_time_major")
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=(1, STEPS, 1, 4)).astype(np.float32)
+    answer = deployment.connect().step(model, new_id(), {"x": x}, start=True, end=True)
+    np.testing.assert_allclose(
+        answer["y"].swapaxes(0, 1), whole("torch_lstm_time_major", x[0].swapaxes(0, 1)), rtol=0, atol=1e-6
+    )
