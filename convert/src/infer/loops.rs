@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::shaping::axis_of;
 use super::{Shapes, Tensor};
+use crate::graph::captured;
 use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto};
 
@@ -56,12 +57,13 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
         None => true,
     };
     let mut carried = inputs.get(2..).unwrap_or_default().to_vec();
+    let outer = outer.of(captured(body));
     let mut turn = 0;
     while goes && most.is_none_or(|most| turn < most) {
         if turn > MOST_TURNS || !outer.may_turn(body) {
             return None;
         }
-        let shapes = Shapes::infer(body, opset, body_inputs(body, Some(turn), &carried, true), Some(outer));
+        let shapes = Shapes::infer(body, opset, body_inputs(body, Some(turn), &carried, true), Some(&outer));
         let keeps = is_passed_on(body, 1, 0);
         goes = keeps || shapes.get(body.output.first()?.name()).scalar()? != 0.0;
         if keeps && most.is_some() {

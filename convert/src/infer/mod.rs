@@ -142,6 +142,16 @@ impl Shapes {
         shapes
     }
 
+    /// What is known about these tensors alone, so that a turn of a loop copies no others.
+    fn of(&self, names: Vec<String>) -> Self {
+        let known = names.into_iter().filter_map(|name| Some((self.known.get(&name)?.clone(), name)));
+        Self {
+            known: known.map(|(tensor, name)| (name, tensor)).collect(),
+            followed: Rc::clone(&self.followed),
+            conflicts: Vec::new(),
+        }
+    }
+
     /// Whether a turn of a loop with this body may still be followed.
     fn may_turn(&self, body: &GraphProto) -> bool {
         let followed = self.followed.get() + self.known.len() + body.node.len();

@@ -242,6 +242,7 @@ fn nested(depth: usize) -> NodeProto {
         node("Less", &format!("{} limit", name("next")), &name("goes")),
     ]);
     let body = GraphProto {
+        name: Some(name("body")),
         node: inner,
         input: vec![value(name("turn"), int64), value(name("go"), DataType::Bool), value(name("count"), int64)],
         output: vec![value(name("goes"), DataType::Bool), value(name("next"), int64)],
@@ -261,6 +262,44 @@ fn loops_in_loops_are_followed_to_a_limit() {
     let build = build.ints("one", &[], &[1]).ints("zero", &[], &[0]).ints("limit", &[], &[900]);
     // It gives the same number for inputs of all lengths.
     convert(build.bytes().into(), &along_first()).unwrap();
+}
+
+/// How many turns are followed doesn't depend on the graph around a loop.
+#[test]
+fn loops_in_large_graphs_are_followed() {
+    let name = |what: &str, number: usize| format!("{what}.{number}");
+    let mut nodes = vec![node("Cast", "one", "true").with_int("to", 9)];
+    let mut last = "x".to_owned();
+    for number in 0..2000 {
+        let next = name("large", number);
+        nodes.push(NodeProto { name: Some(next.clone()), ..node("Identity", &last, &next) });
+        last = next;
+    }
+    for number in 0..3 {
+        let mut turning = nested(0);
+        turning.attribute.iter_mut().filter_map(|attribute| attribute.g.as_mut()).for_each(|body| {
+            body.node.push(node("Identity", "count0", "each"));
+            body.output.push(ValueInfoProto::tensor("each", DataType::Int64.into(), &[] as &[Dim]));
+        });
+        let [turned, turns, shape, added, sum] =
+            ["turned", "turns", "shape", "added", "sum"].map(|what| name(what, number));
+        turning.output.push(turned.clone());
+        turning.output[0] = name("count", number);
+        // The shape is [1], after so many turns.
+        let all = [
+            turning,
+            node("Shape", &turned, &turns),
+            node("Sub", &format!("{turns} before"), &shape),
+            node("Expand", &format!("weights {shape}"), &added),
+            node("Add", &format!("{last} {added}"), &sum),
+        ];
+        nodes.extend(all.into_iter().map(|node| NodeProto { name: Some(name(node.op(), number)), ..node }));
+        last = sum;
+    }
+    nodes.push(node("Identity", &last, "s"));
+    let build = behind(nodes).ints("one", &[], &[1]).ints("zero", &[], &[0]).ints("limit", &[], &[300]);
+    let build = build.ints("before", &[], &[299]).weights("weights", &[4]);
+    checked(build.bytes(), &along_first()).unwrap();
 }
 
 #[test]
