@@ -121,3 +121,17 @@ fn a_byte_behind_a_buffer_is_read() {
     // SAFETY: none: this reads one byte past the end on purpose. Run it only under a sanitizer.
     assert!(std::hint::black_box(unsafe { buffer.as_ptr().add(100).read_volatile() }) < 255);
 }
+
+/// `scripts/sanitize thread` runs it to see that ThreadSanitizer watches the threads.
+#[cfg(feature = "exact-buffers")]
+#[test]
+#[ignore = "two threads write the same byte, which only ThreadSanitizer notices"]
+fn two_threads_write_one_byte() {
+    static mut BYTE: u8 = 0;
+    std::thread::scope(|scope| {
+        for value in 1..=2 {
+            // SAFETY: none: nothing orders the two writes, on purpose. Run it only under ThreadSanitizer.
+            scope.spawn(move || unsafe { (&raw mut BYTE).write_volatile(value) });
+        }
+    });
+}
