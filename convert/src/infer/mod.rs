@@ -26,7 +26,7 @@ const MOST_LENGTH: i64 = 1 << 40;
 const MOST_AXES: usize = 64;
 /// Turns of loops are followed until they have taken this many tensors, in all loops together: loops in loops would
 /// take hours.
-const MOST_FOLLOWED: usize = 1 << 19;
+const MOST_FOLLOWED: usize = 1 << 18;
 
 /// What is known about a tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
