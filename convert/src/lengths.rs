@@ -76,8 +76,8 @@ pub fn limits_to_steps(node: &NodeProto, analysis: &Analysis, content: &Content)
     node.op() == "Min" && node.input.iter().filter(|name| !is_of_requests(name)).all(|name| analysis.is_length(name))
 }
 
-/// Refuses nodes that do something else with lengths of rows than `cut` has layers do: they get the lengths of a request,
-/// and not those of the whole input. `cut` is the graph with states, and `graph` the original.
+/// Refuses other readers of lengths of rows than layers: they would get the lengths of a request, and not those of the whole
+/// input. `cut` is the graph with states, in which the sorts of rows are gone.
 pub fn check_readers(
     graph: &GraphProto,
     cut: &GraphProto,
@@ -101,13 +101,11 @@ pub fn check_readers(
         let others = inputs.iter().filter(|name| !is_recurrent(node.op()) || node.input_at(4) != Some(name));
         if let Some(name) = others.into_iter().find(|name| lengths.contains(*name)) {
             let why = format!(
-                "reads lengths of rows (sequence_lens) from '{name}', and gets those of a request in place of those of the whole input"
+                "reads lengths of rows (sequence_lens) from '{name}', and gets those of a request in place of those of the \
+                 whole input"
             );
-            return Err(refuse(
-                node,
-                why,
-                "only layers can have lengths of rows: export the model without this node, or without lengths",
-            ));
+            let help = "only layers can take lengths of rows: export the model without this node, or without lengths";
+            return Err(refuse(node, why, help));
         }
     }
     Ok(())

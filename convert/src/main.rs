@@ -268,11 +268,8 @@ impl Targets {
     }
 
     fn check(&self, arguments: &Arguments, converted: &Converted) -> Result<(), Problem> {
-        if self
-            .model
-            .canonicalize()
-            .is_ok_and(|model| arguments.model.canonicalize().is_ok_and(|original| original == model))
-        {
+        let real = |path: &Path| path.canonicalize().ok();
+        if self.model.exists() && real(&self.model) == real(&arguments.model) {
             return Err(Problem::Original(self.model.clone()));
         }
         if let Some(folder) = self.names(converted).into_iter().find(|path| path.is_dir()) {
