@@ -8,6 +8,7 @@ mod work_folder;
 
 use std::fs;
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -94,11 +95,13 @@ enum Problem {
     File { path: PathBuf, error: std::io::Error },
     #[error("{} exists; --force replaces it{}", .0.display(), if is_config(.0) { ", and --no-config leaves it" } else { "" })]
     Exists(PathBuf),
-    #[error("{} is the model that is converted: write the result to another file", .0.display())]
+    #[error("{} belongs to the model that is converted: write the result to another file or folder", .0.display())]
     Original(PathBuf),
+    #[error("{} would be written twice, as two files: choose another name for the model", .0.display())]
+    Twice(PathBuf),
     #[error("{}: {why}", path.display())]
     Recordings { path: PathBuf, why: String },
-    #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display())]
+    #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display().to_string().trim_end_matches('/'))]
     Folder(PathBuf),
     #[error("--states: '<<<input, output>>>' is expected, with each name in one pair, not '{0}'")]
     States(String),
@@ -106,6 +109,11 @@ enum Problem {
         "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
     )]
     NoLibrary,
+    #[error(
+        "{} has weights in the file '{file}', which isn't in the model's folder: ONNX wants a path from there, without '..'",
+        model.display()
+    )]
+    WeightsOutside { model: PathBuf, file: String },
     #[error("{} has weights in the file '{file}', which isn't there", model.display())]
     NoWeights { model: PathBuf, file: String },
     #[error("{}: {error}", model.display())]
@@ -152,12 +160,13 @@ fn main() -> ExitCode {
             // Who reads it has enough, as `head` has.
             Err(error) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("stateful-convert: the result cannot be printed: {error}");
+                _ = writeln!(std::io::stderr(), "stateful-convert: the result cannot be printed: {error}");
                 ExitCode::FAILURE
             }
         },
         Err(problem) => {
-            eprintln!("stateful-convert: {problem}");
+            // The exit status says it where nobody reads this.
+            _ = writeln!(std::io::stderr(), "stateful-convert: {problem}");
             ExitCode::FAILURE
         }
     }
@@ -183,9 +192,12 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     let targets = arguments.output.as_deref().filter(|_| !arguments.dry_run);
     let targets = targets.map(|output| Targets::new(output, !arguments.no_config));
     if let Some(targets) = &targets {
-        targets.check(arguments, &converted)?;
+        targets.check_folders(&converted)?;
     }
     let folder = WorkFolder::new(&arguments.model, &converted, targets.as_ref().map(Targets::folder))?;
+    if let Some(targets) = &targets {
+        targets.check(arguments, &folder)?;
+    }
     let compared = compare(arguments, &folder, &converted)?;
     let converted = if arguments.zero_initial_states { converted.starting_at_zero() } else { converted };
     if let Some(targets) = &targets {
@@ -267,15 +279,28 @@ impl Targets {
         [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
     }
 
-    fn check(&self, arguments: &Arguments, converted: &Converted) -> Result<(), Problem> {
-        let real = |path: &Path| path.canonicalize().ok();
-        if self.model.exists() && real(&self.model) == real(&arguments.model) {
-            return Err(Problem::Original(self.model.clone()));
+    fn check_folders(&self, converted: &Converted) -> Result<(), Problem> {
+        match self.names(converted).into_iter().find(|path| path.is_dir()) {
+            Some(folder) => Err(Problem::Folder(folder)),
+            None => Ok(()),
         }
-        if let Some(folder) = self.names(converted).into_iter().find(|path| path.is_dir()) {
-            return Err(Problem::Folder(folder));
+    }
+
+    /// Refuses to change files of the original, and others without `--force`.
+    fn check(&self, arguments: &Arguments, folder: &WorkFolder) -> Result<(), Problem> {
+        // Initial states of the model that is replaced are removed.
+        let own = [Some(self.model.clone()), Some(self.initial_states.clone()), self.config.clone()];
+        let changed: Vec<PathBuf> = own.into_iter().flatten().chain(folder.weights_of(self.folder())).collect();
+        let original: Vec<PathBuf> = folder.weights().chain([arguments.model.clone()]).collect();
+        for (index, path) in changed.iter().enumerate() {
+            if changed[..index].contains(path) {
+                return Err(Problem::Twice(path.clone()));
+            }
+            if original.iter().any(|of| is_same_file(of, path)) {
+                return Err(Problem::Original(path.clone()));
+            }
         }
-        match self.names(converted).into_iter().find(|path| path.exists()) {
+        match changed.into_iter().find(|path| path.exists()) {
             Some(path) if !arguments.force => Err(Problem::Exists(path)),
             _ => Ok(()),
         }
@@ -297,6 +322,12 @@ impl Targets {
         let text = pbtxt::config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
         fs::write(config, text).map_err(at(config))
     }
+}
+
+/// Whether two names are one file, through links, too.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let id = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    id(a).is_some() && id(a) == id(b)
 }
 
 /// Names the file of an error.

@@ -1,7 +1,7 @@
 //! A folder where the converted model is before it is known to be right.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use stateful_convert::Converted;
 
@@ -20,6 +20,10 @@ impl WorkFolder {
     pub fn new(original: &Path, converted: &Converted, beside: Option<&Path>) -> Result<Self, Problem> {
         let source = here(original.parent()).to_owned();
         let weights = converted.weights.clone();
+        let is_inside = |file: &&String| Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
+        if let Some(file) = weights.iter().find(|file| !is_inside(file)) {
+            return Err(Problem::WeightsOutside { model: original.to_owned(), file: file.clone() });
+        }
         // Links to weights need the same file system.
         let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
         let folder = near.map(Path::to_owned).chain([std::env::temp_dir()]);
@@ -39,7 +43,7 @@ impl WorkFolder {
             if !folder.source.join(file).is_file() {
                 return Err(Problem::NoWeights { model: original.to_owned(), file: file.clone() });
             }
-            place(&folder.source.join(file), &folder.path.join(file))?;
+            link(&folder.source.join(file), &folder.path.join(file))?;
         }
         fs::write(folder.model(), &converted.model).map_err(at(&folder.model()))?;
         if let Some(bytes) = &converted.initial_states {
@@ -56,13 +60,27 @@ impl WorkFolder {
         self.path.join("initial_states.onnx")
     }
 
-    /// Puts the files of weights into another folder, unless it is the original's.
-    pub fn copy_weights(&self, to: &Path) -> Result<(), Problem> {
+    /// The files of weights of the original.
+    pub fn weights(&self) -> impl Iterator<Item = PathBuf> {
+        self.weights.iter().map(|file| self.source.join(file))
+    }
+
+    /// The files of weights that another folder needs. The original's folder has them.
+    pub fn weights_of(&self, to: &Path) -> Vec<PathBuf> {
         let to = here(Some(to));
         if to.canonicalize().ok() == self.source.canonicalize().ok() {
-            return Ok(());
+            return Vec::new();
         }
-        self.weights.iter().try_for_each(|file| place(&self.source.join(file), &to.join(file)))
+        self.weights.iter().map(|file| to.join(file)).collect()
+    }
+
+    /// Copies the files of weights into another folder. Links would change with the original.
+    pub fn copy_weights(&self, to: &Path) -> Result<(), Problem> {
+        for (from, to) in self.weights().zip(self.weights_of(to)) {
+            make_parent(&to)?;
+            fs::copy(&from, &to).map_err(at(&to))?;
+        }
+        Ok(())
     }
 }
 
@@ -71,14 +89,13 @@ fn here(folder: Option<&Path>) -> &Path {
     folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// The same file at another place: a link, or a copy on another file system. ONNX Runtime refuses symbolic links.
-fn place(from: &Path, to: &Path) -> Result<(), Problem> {
-    if let Some(parent) = to.parent() {
-        fs::create_dir_all(parent).map_err(at(parent))?;
-    }
-    if to.exists() {
-        fs::remove_file(to).map_err(at(to))?;
-    }
+fn make_parent(path: &Path) -> Result<(), Problem> {
+    path.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).map_err(at(parent)))
+}
+
+/// The same file in the new folder: a link, or a copy on another file system. ONNX Runtime refuses symbolic links.
+fn link(from: &Path, to: &Path) -> Result<(), Problem> {
+    make_parent(to)?;
     match fs::hard_link(from, to) {
         Ok(()) => Ok(()),
         Err(_) => fs::copy(from, to).map(|_| ()).map_err(at(to)),

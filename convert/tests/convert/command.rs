@@ -357,7 +357,10 @@ fn the_original_and_a_configuration_may_stay() {
     fs::write(&model, &original).unwrap();
     fs::write(&config, "mine").unwrap();
     let error = text(&command(&[path(&model), "-o", path(&model), "--force"]).stderr);
-    assert!(error.contains("model.onnx is the model that is converted: write the result to another file"), "{error}");
+    assert!(
+        error.contains("model.onnx belongs to the model that is converted: write the result to another file"),
+        "{error}"
+    );
     assert_eq!(fs::read(&model).unwrap(), original);
     let second = folder.join("2/model.onnx");
     let error = text(&command(&[path(&model), "-o", path(&second)]).stderr);
@@ -381,4 +384,83 @@ fn a_reader_may_stop_early() {
         .output()
         .unwrap();
     assert!(done.status.success() && done.stderr.is_empty(), "{}", text(&done.stderr));
+}
+
+/// A model whose weight `w` is in the file `location`, which is written if it is in the folder.
+fn with_weights_in(folder: &Path, location: &str) -> std::path::PathBuf {
+    use stateful_convert::onnx::schema::{StringStringEntryProto, tensor_proto::DataLocation};
+    let mut model = stateful_convert::onnx::read(gru("time batch 4", "time 1 batch 3").into()).unwrap();
+    let weight = model.graph.as_mut().unwrap().initializer.iter_mut().find(|weight| weight.name() == "w").unwrap();
+    let bytes: Vec<u8> = weight.float_data.drain(..).flat_map(f32::to_le_bytes).collect();
+    weight.data_location = Some(DataLocation::External.into());
+    weight.external_data =
+        vec![StringStringEntryProto { key: Some("location".to_owned()), value: Some(location.to_owned()) }];
+    fs::write(folder.join(location), bytes).unwrap();
+    let file = folder.join("model.onnx");
+    fs::write(&file, stateful_convert::onnx::write(&model)).unwrap();
+    file
+}
+
+#[test]
+fn files_of_the_original_and_of_others_are_left_alone() {
+    let own = folder();
+    let (model, outside) = (own.join("in"), own.join("outside.data"));
+    fs::create_dir(&model).unwrap();
+    fs::write(&outside, "mine").unwrap();
+    for location in [path(&outside), "../outside.data"] {
+        let file = with_weights_in(&model, location);
+        let before = fs::read(&outside).unwrap();
+        for arguments in [vec!["--dry-run"], vec!["-o", path(&own.join("out/1/model.onnx")), "--force"]] {
+            let error = text(&command(&[vec![path(&file)], arguments].concat()).stderr);
+            assert!(error.contains("which isn't in the model's folder"), "{error}");
+        }
+        assert_eq!(fs::read(&outside).unwrap(), before);
+    }
+
+    let file = with_weights_in(&model, "w.data");
+    let weights = fs::read(model.join("w.data")).unwrap();
+    let run = |output: &Path, options: &[&str]| {
+        text(&command(&[&[path(&file), "-o", path(output)], options].concat()).stderr)
+    };
+    let other = own.join("other");
+    fs::create_dir(&other).unwrap();
+    fs::write(other.join("w.data"), "of another model").unwrap();
+    assert!(run(&other.join("a.onnx"), &[]).contains("w.data exists; --force replaces it"));
+    assert_eq!(fs::read(other.join("w.data")).unwrap(), b"of another model");
+    assert!(run(&own.join("new/w.data"), &[]).contains("w.data would be written twice"));
+    assert!(run(&own.join("new/config.pbtxt"), &[]).contains("config.pbtxt would be written twice"));
+    assert!(run(&model.join("w.data"), &["--force"]).contains("w.data belongs to the model that is converted"));
+    fs::hard_link(&file, model.join("link.onnx")).unwrap();
+    assert!(run(&model.join("link.onnx"), &["--force"]).contains("link.onnx belongs to the model"));
+    assert_eq!(fs::read(model.join("w.data")).unwrap(), weights);
+    // A copy doesn't change with the original.
+    assert_eq!(run(&own.join("new/1/model.onnx"), &[]), "");
+    fs::write(model.join("w.data"), "changed").unwrap();
+    assert_eq!(fs::read(own.join("new/1/w.data")).unwrap(), weights);
+}
+
+#[test]
+fn initial_states_that_are_there_are_left_alone() {
+    let folder = folder();
+    let (input, stale) = (folder.join("a_initial_states.onnx"), folder.join("b_initial_states.onnx"));
+    for file in [&input, &stale] {
+        fs::write(file, gru("time batch 4", "time 1 batch 3")).unwrap();
+    }
+    let run = |output: &str, options: &[&str]| {
+        let output = folder.join(output);
+        text(&command(&[&[path(&input), "-o", path(&output)], options].concat()).stderr)
+    };
+    let error = run("a.onnx", &["--force"]);
+    assert!(error.contains("a_initial_states.onnx belongs to the model that is converted"), "{error}");
+    let error = run("b.onnx", &[]);
+    assert!(error.contains("b_initial_states.onnx exists; --force replaces it"), "{error}");
+    assert!(input.exists() && stale.exists());
+}
+
+#[test]
+fn an_error_that_nobody_reads_is_no_panic() {
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let arguments = ["none.onnx", "--dry-run"];
+    let status = Command::new(env!("CARGO_BIN_EXE_stateful-convert")).args(arguments).stderr(full).status().unwrap();
+    assert_eq!(status.code(), Some(1));
 }
