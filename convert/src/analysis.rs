@@ -91,6 +91,15 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
                         format!("the model has no input '{}' for requests (it has {})", axis.input, names.join(", "));
                     return Err(Obstacle::Unknown(why));
                 }
+                Some(dims) if dims.get(axis.axis) == Some(&Dim::Known(0)) => {
+                    let why = format!(
+                        "axis {} of input '{}' has no steps: it is {}",
+                        axis.axis,
+                        axis.input,
+                        bracketed(&dims)
+                    );
+                    return Err(Obstacle::Unknown(why));
+                }
                 Some(dims) if axis.axis >= dims.len() => {
                     let why = format!("input '{}' has no axis {}: it is {}", axis.input, axis.axis, bracketed(&dims));
                     return Err(Obstacle::Unknown(why));
@@ -257,7 +266,7 @@ pub fn attempt(
         .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long, &probes.far), places);
     tracker.of_states = states.iter().cloned().collect();
-    let result = tracker.run();
+    let result = tracker.run().and_then(|()| tracker.check_outputs().map_err(Refusals::from));
     let found = std::mem::take(&mut tracker.found);
     let result = result.and_then(|()| check_far(graph, &found, &probes.far).map_err(Refusals::from));
     let dims =

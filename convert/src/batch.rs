@@ -236,9 +236,9 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
         input.dims().is_some_and(|dims| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() == opened)
     };
     let has_fixed_lengths = required_inputs(graph).all(is_fixed);
-    let (few, many) = (infer(FEW), infer(MANY));
+    let (few, many, one) = (infer(FEW), infer(MANY), infer(1));
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
-    let mut tracker = Tracker::new(graph, opset, (&few, &many, &many), places);
+    let mut tracker = Tracker::new(graph, opset, (&few, &many, &one), places);
     tracker.follows_rows = true;
     let mut refused: Vec<Refusal> = tracker.run().err().iter().flat_map(Refusals::iter).cloned().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);

@@ -66,7 +66,7 @@ pub fn passes_lengths_on(node: &NodeProto) -> bool {
         // Sorts negate lengths, and negate them back.
         "Expand" | "Flatten" | "Identity" | "Neg" | "Reshape" | "Squeeze" | "Unsqueeze" => true,
         "Max" | "Min" => node.input.windows(2).all(|pair| pair[0] == pair[1]),
-        op => op.starts_with("Reduce"),
+        op => matches!(op, "ReduceMax" | "ReduceMean" | "ReduceMin" | "ReduceSum"),
     }
 }
 
@@ -91,14 +91,18 @@ pub fn check_readers(
     let is_new = |node: &NodeProto| !node.named_outputs().any(|name| original.contains_key(name));
     let reads_size = |node: &NodeProto| matches!(node.op(), "Shape" | "Size");
     for node in cut.node.iter().filter(|node| !is_new(node) && !reads_size(node)) {
-        if limits_to_steps(node, analysis, content) || passes_lengths_on(node) {
-            if node.input.iter().any(|name| lengths.contains(name)) {
-                lengths.extend(node.named_outputs().map(str::to_owned));
-            }
-            continue;
-        }
+        let passes_on = limits_to_steps(node, analysis, content) || passes_lengths_on(node);
+        // The second input of others is a shape, or axes.
+        let takes_all = matches!(node.op(), "Max" | "Min");
+        let takes = |name: &str| match is_recurrent(node.op()) {
+            true => node.input_at(4) == Some(name),
+            false => passes_on && (takes_all || node.input_at(0) == Some(name)),
+        };
         let inputs = inputs_of(node);
-        let others = inputs.iter().filter(|name| !is_recurrent(node.op()) || node.input_at(4) != Some(name));
+        if !is_recurrent(node.op()) && inputs.iter().any(|name| takes(name) && lengths.contains(name)) {
+            lengths.extend(node.named_outputs().map(str::to_owned));
+        }
+        let others = inputs.iter().filter(|name| !takes(name));
         if let Some(name) = others.into_iter().find(|name| lengths.contains(*name)) {
             let why = format!(
                 "reads lengths of rows (sequence_lens) from '{name}', and gets those of a request in place of those of the \

@@ -94,6 +94,7 @@ impl<'a> Tracker<'a> {
         }
         for output in &body.output[kinds.len() + 1..] {
             check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
+            tracker.check_not_sized(node, [&output.name().to_owned()])?;
             outputs.push(Place::At(steps.stacked(0)));
         }
         let carried = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::State).collect();
@@ -201,6 +202,7 @@ impl<'a> Tracker<'a> {
         self.absorb(node, &tracker)?;
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
         let output = |(output, value): (usize, &ValueInfoProto)| {
+            tracker.check_not_sized(node, [&value.name().to_owned()])?;
             if output < states {
                 return Ok(Place::Last);
             }
@@ -327,6 +329,7 @@ fn loop_output(
         return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
     }
     check_entry(node, inner.place(output), &[Place::Last, Place::Free])?;
+    inner.check_not_sized(node, [&output.to_owned()])?;
     match (inner.dims(input), inner.dims(output)) {
         (Some(before), Some(after)) if before != after => {
             Err(refuse(node, format!("carries '{input}', which grows from {before:?} to {after:?}"), LOOP_HELP))

@@ -193,6 +193,20 @@ impl<'a> Tracker<'a> {
         Refusals::new(std::mem::take(&mut self.refused)).map_or(Ok(()), Err)
     }
 
+    /// Refuses an output of the graph that has no steps and depends on how many there are.
+    pub fn check_outputs(&self) -> Result<(), Refusal> {
+        let Some(value) = self.graph.output.iter().find(|value| self.sized.contains(value.name())) else {
+            return Ok(());
+        };
+        let producer = self.producers.get(value.name()).map(|&index| self.graph.node[index].clone());
+        let node = producer.unwrap_or_else(|| NodeProto::make("output", value.name(), &[], &[]));
+        Err(refuse(
+            &node,
+            format!("gives '{}', which depends on the length of the whole input", value.name()),
+            rules::WHOLE_INPUT,
+        ))
+    }
+
     /// Refuses outputs with an axis beside the steps whose length depends on how many steps there are.
     fn check_dims(&self, node: &NodeProto, places: Vec<Place>) -> Result<Vec<Place>, Refusal> {
         for (name, place) in node.output.iter().zip(&places) {
@@ -362,7 +376,7 @@ impl<'a> Tracker<'a> {
             // Of a long input, large tensors aren't followed. What they are computed from is.
             let is_same_far = match far.data {
                 Some(_) => entries(&far) == entries(&short),
-                None => self.sources_are_steady(name, axis) != Some(false),
+                None => self.sources_are_steady(name, axis) == Some(true),
             };
             let (short, long) = (entries(&short), entries(&long));
             return short.is_some() && short == long && is_same_far;

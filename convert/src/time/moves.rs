@@ -114,7 +114,10 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     if !layout.is_clean() {
         return Err(refuse(node, "takes a part of an axis that steps and others share", WHOLE_INPUT));
     }
+    // The node is taken out.
+    let takes_steps_only = others(&taken).is_empty();
     if layout.trail > 0
+        && takes_steps_only
         && both(&|length, part| part.step == 1 && part.start == 0 && part.count == length - layout.trail)
     {
         tracker.found.cuts.push(Cut::Crop { node: index });

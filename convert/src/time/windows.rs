@@ -118,6 +118,7 @@ pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Plac
     if [tracker.long, tracker.far].into_iter().filter_map(of).any(|other| other != pads) {
         return Err(refuse(node, "has padding that depends on the length of the whole input", HELP));
     }
+    tracker.check_not_sized(node, &node.input[1..])?;
     let (before, behind) = pads[layout.axis];
     if (before, behind) == (0, 0) {
         return Ok(layout);

@@ -21,8 +21,9 @@ use host::{Difference, Host, Random};
 pub use recording::Recording;
 use run::Graph;
 
-/// Steps of a comparison, before strides: 1, 2 and 7 divide them.
-const STEPS: i64 = 14;
+/// Steps of a comparison, before strides. Not fewer than the fewest that shapes are computed for, so that a limit below those
+/// shows here. A multiple of 3, 4 and 5, and none of 7, so that remainders differ from those of the chunks.
+const STEPS: i64 = 60;
 /// Lengths of the chunks, before strides.
 const CHUNKS: [i64; 3] = [1, 2, 7];
 /// Steps of a comparison of models that take one at a time.
@@ -509,10 +510,10 @@ impl Comparison<'_> {
         if self.report.quantizes {
             return (QUANTIZED_TOLERANCE * scale).max(rounding);
         }
-        if is_float(elem) {
-            (tolerance * scale).max(rounding)
-        } else {
-            (tolerance * scale).min((ROUNDING * scale).max(NEXT_INTEGER))
+        match is_float(elem) {
+            true => (tolerance * scale).max(rounding),
+            false if TOLERANCE * scale >= NEXT_INTEGER => NEXT_INTEGER,
+            false => 0.0,
         }
     }
 

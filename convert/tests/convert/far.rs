@@ -1,11 +1,11 @@
 //! Models that answer otherwise from some number of steps on, beyond those of the comparison. Each must be refused: it
 //! would take the number of steps of a request for that of the whole input.
 
-use stateful_convert::Options;
 use stateful_convert::onnx::DataType;
 use stateful_convert::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use stateful_convert::{Options, convert};
 
-use crate::common::{Build, FLOAT, dims, node, refusal, with_graph, with_text};
+use crate::common::{Build, FLOAT, checked, compare, dims, node, refusal, with_graph, with_text};
 
 /// A node whose name is that of its first output.
 fn make(op: &str, inputs: &str, outputs: &str) -> NodeProto {
@@ -30,6 +30,7 @@ fn refused(nodes: Vec<NodeProto>) -> String {
     let build = build.weights("scale", &[3]).weights("ones", &[1, 1, 3]);
     let build = build.ints("none", &[1], &[0]).ints("hundred", &[1], &[100]).ints("one", &[1], &[1]);
     let build = build.ints("two", &[1], &[2]).ints("ends", &[1], &[i64::MAX]).ints("front", &[5], &[0; 5]);
+    let build = build.ints("right", &[6], &[0, 0, 0, 0, 0, 1]);
     let build = build.ints("behind", &[2], &[1, 2]).ints("start", &[], &[0]).ints("step", &[], &[1]);
     refusal(all.into_iter().chain(nodes).fold(build, Build::node).bytes(), &Options::default())
 }
@@ -66,6 +67,8 @@ fn parameters_that_depend_on_the_number_of_steps_are_refused() {
     let scaled = |what: &str| make("Mul", &format!("{what} factor"), "own");
     let einsum = with_text(make("Einsum", "h own", "y"), "equation", "abc,c->abc");
     let scan = with_graph(make("Scan", "h", "y"), "body", adding("factor")).with_int("num_scan_inputs", 1);
+    let body = GraphProto { node: vec![make("Identity", "factor", "sum")], ..adding("factor") };
+    let given = with_graph(make("Scan", "h", "y"), "body", body).with_int("num_scan_inputs", 1);
     for (node, nodes) in [
         ("Gather 'y'", vec![make("Gather", "h number", "y").with_int("axis", 2)]),
         ("Slice 'y'", vec![make("Slice", "h number ends two", "y")]),
@@ -74,6 +77,9 @@ fn parameters_that_depend_on_the_number_of_steps_are_refused() {
         ("TopK 'y'", vec![make("Add", "number one", "k"), make("TopK", "h k", "y indices")]),
         ("Pad 'y'", vec![make("Concat", "front number", "pads").with_int("axis", 0), make("Pad", "h pads", "y")]),
         ("GRU 'y'", vec![scaled("b"), make("GRU", "x w r own", "y").with_int("hidden_size", 3)]),
+        ("Pad 'y'", vec![make("Pad", "h right factor", "y")]),
+        // Stacked by a body.
+        ("Scan 'y'", vec![given]),
         // Of the last step.
         ("Gather 'y'", vec![make("Gather", "last number", "y").with_int("axis", 2)]),
         // In a body.
@@ -123,4 +129,91 @@ fn loops_whose_turns_depend_on_a_step_are_refused() {
         make("Add", "h counted", "y"),
     ]);
     assert!(message.starts_with("Add 'y' combines each step with 'counted', which only the last one has"), "{message}");
+}
+
+/// A GRU over `x`, whose answers have `added` from the nodes.
+fn adding_what(nodes: Vec<NodeProto>, number: i64) -> Vec<u8> {
+    let before = [make("Shape", "x", "shape"), make("Gather", "shape none", "steps")];
+    let behind = [
+        make("GRU", "x w r b", "h last").with_int("hidden_size", 3),
+        make("Cast", "is_so", "added").with_int("to", FLOAT.into()),
+        make("Add", "h added", "y"),
+    ];
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(3);
+    let build = build.ints("none", &[1], &[0]).ints("number", &[1], &[number]);
+    before.into_iter().chain(nodes).chain(behind).fold(build, Build::node).bytes()
+}
+
+#[test]
+fn numbers_of_steps_below_those_that_shapes_are_computed_for_are_compared() {
+    let less = || vec![make("Less", "steps number", "is_so")];
+    let multiple = || vec![make("Mod", "steps number", "rest"), make("Equal", "rest none", "is_so")];
+    for (nodes, number) in [(less(), 5), (less(), 20), (less(), 47), (multiple(), 3), (multiple(), 5), (multiple(), 7)]
+    {
+        let model = adding_what(nodes, number);
+        let error = match convert(model.clone().into(), &Options::default()) {
+            Ok(converted) => compare(&model, &converted).unwrap_err().to_string(),
+            Err(error) => error.to_string(),
+        };
+        let is_right = error.contains("isn't the original") || error.contains("depends on the length");
+        assert!(is_right, "{number}: {error}");
+    }
+}
+
+#[test]
+fn outputs_without_steps_that_depend_on_their_number_are_refused() {
+    let mut model =
+        stateful_convert::onnx::read(adding_what(vec![make("Less", "steps none", "is_so")], 0).into()).unwrap();
+    let graph = model.graph.as_mut().unwrap();
+    graph.output.push(ValueInfoProto::tensor("steps", DataType::Int64.into(), &dims("1")));
+    let message = refusal(stateful_convert::onnx::write(&model), &Options::default());
+    assert!(message.starts_with("Gather 'steps' gives 'steps', which depends on the length"), "{message}");
+}
+
+/// A mask of the first 100 steps.
+#[test]
+fn masks_are_followed_through_operators_that_move_them() {
+    let masked = |op: NodeProto| {
+        let nodes = [
+            make("Shape", "x", "shape"),
+            make("Gather", "shape start", "steps"),
+            make("Range", "start steps step", "positions"),
+            make("Less", "positions hundred", "is_first"),
+            make("Cast", "is_first", "first").with_int("to", FLOAT.into()),
+            make("Unsqueeze", "first axes", "mask"),
+            op,
+            make("Mul", "x wide", "masked"),
+            make("GRU", "masked w r b", "y last").with_int("hidden_size", 3),
+        ];
+        let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(3);
+        let build = build.ints("start", &[], &[0]).ints("step", &[], &[1]).ints("hundred", &[1], &[100]);
+        let build = build.ints("axes", &[2], &[1, 2]).ints("times", &[3], &[1, 1, 4]);
+        refusal(nodes.into_iter().fold(build, Build::node).bytes(), &Options::default())
+    };
+    for op in [
+        make("Tile", "mask times", "wide"),
+        make("Concat", "mask mask mask mask", "wide").with_int("axis", 2),
+        make("Expand", "mask times", "wide"),
+    ] {
+        let message = masked(op);
+        assert!(message.contains("along x@0, Mul 'masked' "), "{message}");
+    }
+}
+
+#[test]
+fn a_condition_on_the_number_of_rows_keeps_the_batch_closed() {
+    let nodes = [
+        make("Shape", "x", "shape"),
+        make("Gather", "shape one", "rows"),
+        make("Greater", "rows three", "is_so"),
+        make("Cast", "is_so", "added").with_int("to", FLOAT.into()),
+        make("GRU", "x w r b", "h last").with_int("hidden_size", 3),
+        make("Add", "h added", "y"),
+    ];
+    let build = Build::new().input("x", "time 1 4").output("y", "time 1 1 3").recurrent_weights(3);
+    let build = build.ints("one", &[1], &[1]).ints("three", &[1], &[3]);
+    let model = nodes.into_iter().fold(build, Build::node).bytes();
+    checked(model.clone(), &Options::default()).unwrap();
+    let message = refusal(model, &Options { open_batch: true, ..Options::default() });
+    assert!(message.starts_with("Add 'y' "), "{message}");
 }
