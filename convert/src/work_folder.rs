@@ -20,8 +20,8 @@ impl WorkFolder {
     pub fn new(original: &Path, converted: &Converted, beside: Option<&Path>) -> Result<Self, Problem> {
         let source = here(original.parent()).to_owned();
         let weights = converted.weights.clone();
-        let is_inside = |file: &&String| Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
-        if let Some(file) = weights.iter().find(|file| !is_inside(file)) {
+        let is_inside = |part: Component| matches!(part, Component::Normal(_) | Component::CurDir);
+        if let Some(file) = weights.iter().find(|file| !Path::new(file).components().all(is_inside)) {
             return Err(Problem::WeightsOutside { model: original.to_owned(), file: file.clone() });
         }
         // Links to weights need the same file system.

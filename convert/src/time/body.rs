@@ -94,7 +94,7 @@ impl<'a> Tracker<'a> {
         }
         for output in &body.output[kinds.len() + 1..] {
             check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
-            tracker.check_not_sized(node, [&output.name().to_owned()])?;
+            tracker.check_not_sized(node, [output.name()])?;
             outputs.push(Place::At(steps.stacked(0)));
         }
         let carried = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::State).collect();
@@ -132,14 +132,14 @@ impl<'a> Tracker<'a> {
     }
 
     /// Refuses a node if one of these tensors depends on how many steps there are.
-    pub(super) fn check_not_sized<'n>(
+    pub(super) fn check_not_sized(
         &self,
         node: &NodeProto,
-        names: impl IntoIterator<Item = &'n String>,
+        names: impl IntoIterator<Item = impl AsRef<str>>,
     ) -> Result<(), Refusal> {
-        match names.into_iter().find(|name| self.sized.contains(*name)) {
+        match names.into_iter().find(|name| self.sized.contains(name.as_ref())) {
             Some(name) => {
-                let why = format!("takes '{name}', which depends on the length of the whole input");
+                let why = format!("takes '{}', which depends on the length of the whole input", name.as_ref());
                 Err(refuse(node, why, WHOLE_INPUT))
             }
             None => Ok(()),
@@ -202,7 +202,7 @@ impl<'a> Tracker<'a> {
         self.absorb(node, &tracker)?;
         let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
         let output = |(output, value): (usize, &ValueInfoProto)| {
-            tracker.check_not_sized(node, [&value.name().to_owned()])?;
+            tracker.check_not_sized(node, [value.name()])?;
             if output < states {
                 return Ok(Place::Last);
             }
@@ -329,7 +329,7 @@ fn loop_output(
         return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
     }
     check_entry(node, inner.place(output), &[Place::Last, Place::Free])?;
-    inner.check_not_sized(node, [&output.to_owned()])?;
+    inner.check_not_sized(node, [output])?;
     match (inner.dims(input), inner.dims(output)) {
         (Some(before), Some(after)) if before != after => {
             Err(refuse(node, format!("carries '{input}', which grows from {before:?} to {after:?}"), LOOP_HELP))

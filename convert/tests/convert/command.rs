@@ -417,7 +417,7 @@ fn files_of_the_original_and_of_others_are_left_alone() {
         assert_eq!(fs::read(&outside).unwrap(), before);
     }
 
-    let file = with_weights_in(&model, "w.data");
+    let file = with_weights_in(&model, "./w.data");
     let weights = fs::read(model.join("w.data")).unwrap();
     let run = |output: &Path, options: &[&str]| {
         text(&command(&[&[path(&file), "-o", path(output)], options].concat()).stderr)
