@@ -94,9 +94,12 @@ pub fn check_readers(
         let passes_on = limits_to_steps(node, analysis, content) || passes_lengths_on(node);
         // The second input of others is a shape, or axes.
         let takes_all = matches!(node.op(), "Max" | "Min");
-        let takes = |name: &str| match is_recurrent(node.op()) {
-            true => node.input_at(4) == Some(name),
-            false => passes_on && (takes_all || node.input_at(0) == Some(name)),
+        let takes = |name: &str| {
+            if is_recurrent(node.op()) {
+                node.input_at(4) == Some(name)
+            } else {
+                passes_on && (takes_all || node.input_at(0) == Some(name))
+            }
         };
         let inputs = inputs_of(node);
         if !is_recurrent(node.op()) && inputs.iter().any(|name| takes(name) && lengths.contains(name)) {

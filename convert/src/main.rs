@@ -165,7 +165,7 @@ fn main() -> ExitCode {
             }
         },
         Err(problem) => {
-            // The exit status says it where nobody reads this.
+            // If this can't be printed, the exit status still says that it failed.
             _ = writeln!(std::io::stderr(), "stateful-convert: {problem}");
             ExitCode::FAILURE
         }

@@ -510,10 +510,12 @@ impl Comparison<'_> {
         if self.report.quantizes {
             return (QUANTIZED_TOLERANCE * scale).max(rounding);
         }
-        match is_float(elem) {
-            true => (tolerance * scale).max(rounding),
-            false if TOLERANCE * scale >= NEXT_INTEGER => NEXT_INTEGER,
-            false => 0.0,
+        if is_float(elem) {
+            (tolerance * scale).max(rounding)
+        } else if TOLERANCE * scale >= NEXT_INTEGER {
+            NEXT_INTEGER
+        } else {
+            0.0
         }
     }
 
