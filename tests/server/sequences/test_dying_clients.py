@@ -54,7 +54,7 @@ def test_killed_clients_leave_the_server_and_the_others_in_peace(deployment, pro
         f"slow_survivor_{protocol}",
         products=60,
         max_candidates=200,
-        idle_us=2_000_000,
+        idle_us=5_000_000,
         parameters={"sequence_idle_margin_microseconds": "200000"},
     )
     model = deployment.serve(model)

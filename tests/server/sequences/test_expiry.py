@@ -7,7 +7,7 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from harness import models
-from harness.conversations import Conversation
+from harness.conversations import Conversation, outcome
 from harness.deployment import eventually
 
 
@@ -40,11 +40,16 @@ def test_a_sequence_that_goes_on_does_not_expire(deployment):
     model = deployment.serve(idle("idle_busy", 1_500_000, 0))
     talk = Conversation(deployment.connect(), model, np.random.default_rng(2))
     talk.start()
-    began = time.monotonic()
-    while time.monotonic() - began < 3.0:
-        talk.step()
+    began = last = time.monotonic()
+    while last - began < 3.0:
+        came = outcome(talk.step)
+        now = time.monotonic()
+        if isinstance(came, InferenceServerException):
+            assert now - last > 1.0, came
+            talk.start()  # this process or the server paused for so long that the sequence could expire
+            began = now = time.monotonic()
+        last = now
     talk.end()
-    deployment.settles("stateful_sequences_expired_total", model, 0)
 
 
 def test_an_expired_sequence_makes_room_in_a_full_pool(deployment):
