@@ -9,7 +9,7 @@ use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{Names, is_recurrent, prune, required_inputs, sort};
-use crate::lengths::passes_lengths_on;
+use crate::lengths::{keeps_each, passes_lengths_on};
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
 use crate::report::{
@@ -514,9 +514,10 @@ fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
             continue;
         }
         let node = producers.get(name.as_str()).map(|&index| &graph.node[index]);
-        let moves = ["Cast", "Identity", "TopK", "Gather", "Reshape", "Squeeze", "Unsqueeze"];
         match node {
-            Some(node) if moves.contains(&node.op()) => names.extend(node.input.first().cloned()),
+            Some(node) if keeps_each(node) || matches!(node.op(), "Gather" | "TopK") => {
+                names.extend(node.input.first().cloned());
+            }
             Some(node) if is_integer && passes_lengths_on(node) => names.extend(node.input.iter().cloned()),
             _ => {}
         }

@@ -57,16 +57,21 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
 
 /// Whether a node passes lengths of rows on: as they are, and in the order of the rows.
 pub fn passes_lengths_on(node: &NodeProto) -> bool {
+    let merges = ["Expand", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"];
+    keeps_each(node) || merges.contains(&node.op())
+}
+
+/// Whether the output has the elements of the input, each as a length.
+pub fn keeps_each(node: &NodeProto) -> bool {
     match node.op() {
         // Smaller types don't hold every length.
         "Cast" => {
             let holds = [DataType::Int32, DataType::Int64, DataType::Float, DataType::Double];
             holds.iter().any(|&elem| node.int("to") == Some(elem as i64))
         }
-        // Sorts negate lengths, and negate them back.
-        "Expand" | "Flatten" | "Identity" | "Neg" | "Reshape" | "Squeeze" | "Unsqueeze" => true,
         "Max" | "Min" => node.input.windows(2).all(|pair| pair[0] == pair[1]),
-        op => matches!(op, "ReduceMax" | "ReduceMean" | "ReduceMin" | "ReduceSum"),
+        // Sorts negate lengths, and negate them back.
+        op => matches!(op, "Flatten" | "Identity" | "Neg" | "Reshape" | "Squeeze" | "Unsqueeze"),
     }
 }
 
@@ -129,7 +134,7 @@ fn runs_over_steps(node: &NodeProto, analysis: &Analysis) -> bool {
 fn source<'a>(graph: &'a GraphProto, producers: &HashMap<&str, usize>, lens: &'a str) -> &'a str {
     let before = |name: &&'a str| {
         let node = &graph.node[*producers.get(name)?];
-        let passes_on = ["Cast", "Identity", "Reshape", "Squeeze", "TopK", "Unsqueeze"].contains(&node.op());
+        let passes_on = keeps_each(node) || node.op() == "TopK";
         node.input_at(0).filter(|_| passes_on && node.output_at(0) == Some(name))
     };
     std::iter::successors(Some(lens), before).take(graph.node.len()).last().unwrap_or(lens)

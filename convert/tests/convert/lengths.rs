@@ -64,8 +64,12 @@ fn states_that_would_take_in_the_padding_of_shorter_rows_are_refused() {
 
 #[test]
 fn layers_with_the_same_lengths_are_converted() {
-    for lens in ["lens", "cast"] {
-        let mut build = two_layers(lens);
+    for lens in ["lens", "cast", "flat", "twice_negative", "largest"] {
+        let build = two_layers(lens).node(node("Flatten", "lens", "column").with_int("axis", 1));
+        let build = build.node(named("flat", node("Squeeze", "column one", "flat")));
+        let build = build.node(node("Neg", "lens", "negative"));
+        let mut build =
+            build.node(named("back", node("Neg", "negative", "twice_negative"))).node(node("Max", "lens", "largest"));
         build.graph.input.retain(|input| input.name() != "others");
         let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
         assert_eq!(states(&converted), ["first.h_in", "second.h_in"]);
