@@ -110,7 +110,15 @@ pub fn recurrent(
 fn check_sized(tracker: &Tracker, node: &NodeProto, len: i64) -> Result<(), Refusal> {
     let others = node.input.iter().enumerate().filter(|(input, _)| ![0, 4].contains(input)).map(|(_, name)| name);
     tracker.check_not_sized(node, others)?;
-    let Some(lens) = node.input_at(4).filter(|&lens| tracker.sized.contains(lens)) else { return Ok(()) };
+    let Some(lens) = node.input_at(4) else { return Ok(()) };
+    if !tracker.sized.contains(lens) {
+        if tracker.short.get(lens).data.is_none() {
+            return Ok(());
+        }
+        let why =
+            format!("takes constant lengths of rows (sequence_lens from '{lens}'), and requests have other lengths");
+        return Err(refuse(node, why, "export the model without lengths"));
+    }
     let is = |shapes: &Shapes, len: i64| shapes.get(lens).is_full_of(len as f64);
     let far = len * FAR_OVER_SHORT;
     if is(tracker.short, len) && is(tracker.long, 2 * len) && is(tracker.far, far) {

@@ -258,3 +258,13 @@ fn lengths_that_something_else_reads_are_refused() {
     let (_, compared) = checked(read("ones", rows), &Options::default()).unwrap();
     assert_equal("rows", &compared);
 }
+
+#[test]
+fn constant_lengths_are_refused() {
+    let build = Build::new().input("x", "time 2 4").output("y", "time 1 2 3").recurrent_weights(3);
+    let build = build.ints("sixty", &[2], &[60, 60]).node(node("Cast", "sixty", "lens").with_int("to", 6));
+    let build = build.node(layer("GRU", "first", "x w r b lens", "y"));
+    let expected = "GRU 'first' takes constant lengths of rows (sequence_lens from 'lens'), and requests have other \
+                    lengths; export the model without lengths";
+    assert_eq!(refusal(build.bytes(), &Options::default()), expected);
+}
