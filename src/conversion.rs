@@ -249,7 +249,7 @@ const fn parameter(hint: Hint) -> &'static str {
 
 fn check(library: &Library, file: &Path, converted: &Converted) -> Result<Vec<Compared>, ConversionError> {
     let models = Models {
-        original: Source::File(file),
+        original: converted.original.as_deref().map_or(Source::File(file), Source::Bytes),
         converted: Source::Bytes(&converted.model),
         initial_states: converted.initial_states.as_deref().map(Source::Bytes),
     };

@@ -538,11 +538,10 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
         let Some(x) = node.input_at(0).filter(|_| is_recurrent(node.op())) else { continue };
-        let batch = if node.int("layout").unwrap_or(0) == 0 { 1 } else { 0 };
-        let of_rows = matches!(followed.places.get(x), Some(Place::At(layout)) if layout.axis == batch);
+        let of_rows = matches!(followed.places.get(x), Some(Place::At(layout)) if layout.axis == 1);
         for input in [5, 6] {
             let Some(start) = node.input_at(input).filter(|_| of_rows) else { continue };
-            let one = followed.few.dims(start).is_some_and(|dims| dims.get(batch) == Some(&1));
+            let one = followed.few.dims(start).is_some_and(|dims| dims.get(1) == Some(&1));
             if !one || matches!(followed.places.get(start), Some(Place::At(_))) {
                 continue;
             }
@@ -555,9 +554,9 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
                 name(names, "start_shape"),
                 name(names, "start"),
             );
-            graph.initializer.push(int64s(&place, &[1], &[batch as i64]));
+            graph.initializer.push(int64s(&place, &[1], &[1]));
             graph.initializer.push(int64s(&one, &[1], &[1]));
-            let parts = if batch == 1 { [&one, &rows, &one] } else { [&rows, &one, &one] }.map(String::as_str);
+            let parts: [&str; 3] = [&one, &rows, &one];
             graph.node.push(NodeProto::make("Shape", &format!("{shape}/Shape"), &[x], &[&shape]));
             graph.node.push(
                 NodeProto::make("Gather", &format!("{rows}/Gather"), &[&shape, &place], &[&rows]).with_int("axis", 0),

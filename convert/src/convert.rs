@@ -9,6 +9,7 @@ use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{Names, is_recurrent, prune, required_inputs, sort};
+use crate::layout::put_time_in_front;
 use crate::lengths::{keeps_each, passes_lengths_on};
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
@@ -37,6 +38,8 @@ pub struct Options {
 pub struct Converted {
     /// The model with states. Its graph's description names the pairs.
     pub model: Vec<u8>,
+    /// The original as ONNX Runtime can run it, if it can't run the original: what the converted model is compared with.
+    pub original: Option<Vec<u8>>,
     /// A model that computes where states start, if that isn't zero: what `initial_state_model` takes.
     pub initial_states: Option<Vec<u8>>,
     /// The files that hold weights of the model, relative to its folder.
@@ -118,7 +121,8 @@ fn nothing(alike: &[Pair], stopped: &[String]) -> String {
 
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
-    let (model, graph) = prepared(bytes)?;
+    let Prepared { model, graph, was_laid_out } = prepared(bytes)?;
+    let original = was_laid_out.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
@@ -153,21 +157,32 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     note_multiple(&mut converted, &report);
     Ok(Converted {
         model: onnx::write(&converted),
+        original,
         initial_states: initial.map(|model| onnx::write(&model)),
         weights: external_files(&converted),
         report,
     })
 }
 
-/// Reads a model. Its nodes stand behind those that they read, in the graph and in those inside it.
-pub fn prepared(bytes: Bytes) -> Result<(ModelProto, GraphProto), ConvertError> {
+/// A model whose nodes stand behind those that they read, in the graph and in those inside it.
+pub struct Prepared {
+    /// Without its graph.
+    pub model: ModelProto,
+    pub graph: GraphProto,
+    /// Layers had the batch in front.
+    pub was_laid_out: bool,
+}
+
+/// Reads a model.
+pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
     let mut model = onnx::read(bytes)?;
     if let Some(name) = function_like_operator(&model) {
         return Err(ConvertError::Function(name.to_owned()));
     }
     let mut graph = model.graph.take().unwrap_or_default();
+    let was_laid_out = put_time_in_front(&mut graph);
     sort_all(&mut graph)?;
-    Ok((model, graph))
+    Ok(Prepared { model, graph, was_laid_out })
 }
 
 /// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.

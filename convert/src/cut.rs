@@ -180,19 +180,15 @@ impl Cutter<'_> {
 
     fn recurrent(&mut self, index: usize) -> Result<(), Refusal> {
         let node = self.graph.node[index].clone();
-        let batch_first = node.int("layout").unwrap_or(0) == 1;
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
         let x = self.dims(&node, &node.input[0])?;
         let hidden = hidden_size(&node, &inputs)
             .ok_or_else(|| refuse(&node, "has a hidden state of unknown size", "give it the attribute hidden_size"))?;
-        let dims = vec![Dim::Known(1), x[usize::from(!batch_first)].clone(), Dim::Known(hidden)];
+        let dims = vec![Dim::Known(1), x[1].clone(), Dim::Known(hidden)];
         // Weights may be quantized; the input has the type of the states.
         let elem =
             [0, 3, 1].iter().map(|&input| inputs.get(input).map_or(0, |tensor| tensor.elem)).find(|&elem| elem != 0);
         let elem = elem.unwrap_or(DataType::Float as i32);
-        if batch_first {
-            self.lay_out_by_time(index);
-        }
         let is_empty_row = self.add_mask_of_empty_rows(&node)?;
         if is_empty_row.is_some() {
             self.remove_sorts_of_rows(&node)?;
@@ -302,39 +298,6 @@ impl Cutter<'_> {
         self.graph.node[index].set_output(output, &made);
         self.graph.node.push(NodeProto::make("Where", &name, &[is_empty_row, state_in, &made], &[&given]));
         self.graph.node.len() - 1
-    }
-
-    /// Turns `layout=1`, which ONNX Runtime refuses, into the layout with time in front.
-    fn lay_out_by_time(&mut self, index: usize) {
-        let label = self.graph.node[index].label().to_owned();
-        self.graph.node[index].remove("layout");
-        let flip = |names: &mut Names, graph: &mut GraphProto, what: &str, from: &str, to: &str, order: &[i64]| {
-            let name = names.fresh(&format!("{label}/{what}"));
-            graph.node.push(NodeProto::make("Transpose", &name, &[from], &[to]).with_ints("perm", order));
-        };
-        let x = self.graph.node[index].input[0].clone();
-        let by_time = format!("{x}/by_time");
-        flip(&mut self.names, &mut self.graph, "by_time", &x, &by_time, &[1, 0, 2]);
-        self.graph.node[index].set_input(0, &by_time);
-        for input in [5, 6] {
-            let Some(start) = self.graph.node[index].input_at(input).map(str::to_owned) else { continue };
-            let flipped = format!("{start}/by_time/{input}");
-            flip(&mut self.names, &mut self.original, "start", &start, &flipped, &[1, 0, 2]);
-            if self.analysis.is_zero(&start) {
-                self.graph.node[index].input[input].clear();
-            } else {
-                let content = self.content.get(&start).cloned().unwrap_or_default();
-                self.content.insert(flipped.clone(), content);
-                self.graph.node[index].set_input(input, &flipped);
-            }
-        }
-        for (output, order) in [(0, &[2, 0, 1, 3][..]), (1, &[1, 0, 2]), (2, &[1, 0, 2])] {
-            let Some(name) = self.graph.node[index].output_at(output).map(str::to_owned) else { continue };
-            let by_time = format!("{name}/by_time");
-            flip(&mut self.names, &mut self.graph, "back", &by_time, &name, order);
-            self.graph.node[index].set_output(output, &by_time);
-            self.uses.insert(by_time, 1);
-        }
     }
 
     /// The carried values of a `Loop` (behind two other inputs) or the states of a `Scan`.

@@ -125,9 +125,8 @@ pub fn check_readers(
 
 /// Whether the rows of a recurrent node are those of the requests, and not the steps.
 fn runs_over_steps(node: &NodeProto, analysis: &Analysis) -> bool {
-    let time = usize::from(node.int("layout").unwrap_or(0) == 1);
     let place = node.input_at(0).and_then(|x| analysis.found.places.get(x));
-    matches!(place, Some(Place::At(layout)) if layout.axis == time)
+    matches!(place, Some(Place::At(layout)) if layout.axis == 0)
 }
 
 /// The tensor that lengths come from. Exporters cast them, and sort them together with the rows.

@@ -14,6 +14,7 @@
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
 //! | `cut` | the edits |
+//! | `layout` | layers with the batch in front, which ONNX Runtime doesn't run |
 //! | `lengths` | lengths of rows that requests say, and what they need of a model |
 //! | `rows` | finds a node that takes the batch for its steps |
 //! | [`report`] | what was done |
@@ -27,6 +28,7 @@ mod convert;
 mod cut;
 mod graph;
 mod infer;
+mod layout;
 mod lengths;
 pub mod onnx;
 pub mod report;

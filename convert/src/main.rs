@@ -220,9 +220,9 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
 fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) -> Result<Vec<Compared>, Problem> {
     let library = library(arguments).ok_or(Problem::NoLibrary)?;
     let environment = verify::environment(&library)?;
-    let (model, initial_states) = (folder.model(), folder.initial_states());
+    let (model, original, initial_states) = (folder.model(), folder.original(), folder.initial_states());
     let models = Models {
-        original: Source::File(&arguments.model),
+        original: Source::File(if converted.original.is_some() { &original } else { &arguments.model }),
         converted: Source::File(&model),
         initial_states: converted.initial_states.as_ref().map(|_| Source::File(&initial_states)),
     };

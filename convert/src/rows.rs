@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::analysis::{InputAxis, attempt};
-use crate::convert::prepared;
+use crate::convert::{Prepared, prepared};
 use crate::graph::is_recurrent;
 use crate::onnx::opset;
 use crate::time::Cut;
@@ -12,7 +12,7 @@ use crate::time::Cut;
 /// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes behind one that the converter refuses
 /// aren't looked at. `None`, too, if the converter can't read the model.
 pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
-    let (model, graph) = prepared(bytes).ok()?;
+    let Prepared { model, graph, .. } = prepared(bytes).ok()?;
     let (analysis, _) = attempt(&graph, opset(&model), rows.to_vec(), &[]);
     let found = analysis.found;
     let stopped_at = found.stopped_at.unwrap_or(graph.node.len());

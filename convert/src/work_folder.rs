@@ -1,6 +1,7 @@
 //! A folder where the converted model is before it is known to be right.
 
 use std::fs;
+use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
 use stateful_convert::Converted;
@@ -45,15 +46,25 @@ impl WorkFolder {
             }
             link(&folder.source.join(file), &folder.path.join(file))?;
         }
-        fs::write(folder.model(), &converted.model).map_err(at(&folder.model()))?;
-        if let Some(bytes) = &converted.initial_states {
-            fs::write(folder.initial_states(), bytes).map_err(at(&folder.initial_states()))?;
+        let files = [
+            (folder.model(), Some(&converted.model)),
+            (folder.original(), converted.original.as_ref()),
+            (folder.initial_states(), converted.initial_states.as_ref()),
+        ];
+        for (path, bytes) in files.iter().filter_map(|(path, bytes)| Some((path, (*bytes)?))) {
+            // A link to weights of this name would be written through.
+            fs::File::create_new(path).and_then(|mut file| file.write_all(bytes)).map_err(at(path))?;
         }
         Ok(folder)
     }
 
     pub fn model(&self) -> PathBuf {
         self.path.join("converted.onnx")
+    }
+
+    /// The original as ONNX Runtime can run it, if it can't run the original.
+    pub fn original(&self) -> PathBuf {
+        self.path.join("original.onnx")
     }
 
     pub fn initial_states(&self) -> PathBuf {

@@ -389,13 +389,9 @@ fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
     let (Some(x), Some(hidden)) = (inputs[0].dims.as_deref(), hidden_size(node, inputs)) else {
         return vec![Tensor::open(elem); 3];
     };
-    let &[first, second, _] = x else { return vec![Tensor::open(elem); 3] };
-    let (y, last) = if node.int("layout").unwrap_or(0) == 0 {
-        (vec![first, directions, second, hidden], vec![directions, second, hidden])
-    } else {
-        (vec![first, second, directions, hidden], vec![first, directions, hidden])
-    };
-    vec![Tensor::shaped(elem, y), Tensor::shaped(elem, last.clone()), Tensor::shaped(elem, last)]
+    let &[steps, batch, _] = x else { return vec![Tensor::open(elem); 3] };
+    let last = Tensor::shaped(elem, vec![directions, batch, hidden]);
+    vec![Tensor::shaped(elem, vec![steps, directions, batch, hidden]), last.clone(), last]
 }
 
 /// The elements of a recurrent node's hidden state.

@@ -15,19 +15,7 @@ pub fn recurrent(
     let Place::At(layout) = places[0] else {
         return Err(refuse(node, "takes its weights or its initial state from the steps", WHOLE_INPUT));
     };
-    let (time, batch) = if node.int("layout").unwrap_or(0) == 0 { (0, 1) } else { (1, 0) };
-    let y_axis = |axis: usize| {
-        if axis == 0 && time == 0 {
-            0
-        } else if axis == time {
-            1
-        } else if time == 0 {
-            2
-        } else {
-            0
-        }
-    };
-    if layout.axis == batch {
+    if layout.axis == 1 {
         // The steps are rows of a batch here: a recurrence along another axis.
         let weights = node.input.iter().enumerate().filter(|(input, _)| [1, 2, 3, 7].contains(input));
         tracker.check_not_sized(node, weights.map(|(_, name)| name))?;
@@ -36,8 +24,7 @@ pub fn recurrent(
         {
             return Err(refuse(node, format!("takes another length for each step from '{lens}'"), WHOLE_INPUT));
         }
-        let starts_with_rows =
-            |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout.on(1 - time));
+        let starts_with_rows = |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout);
         if tracker.follows_rows
             && !layout.is_clean()
             && let Some(name) = node.input_at(5).filter(|name| !starts_with_rows(name))
@@ -47,19 +34,13 @@ pub fn recurrent(
             return Err(refuse(node, why, WHOLE_INPUT));
         }
         for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {
-            if !starts_with_rows(name)
-                && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1 - time)))
-            {
+            if !starts_with_rows(name) && (tracker.place(name) != Place::Free || !tracker.is_steady(name, Some(1))) {
                 return Err(refuse(node, format!("starts each step from its own '{name}'"), WHOLE_INPUT));
             }
         }
-        return Ok(vec![
-            Place::At(layout.on(y_axis(batch))),
-            Place::At(layout.on(1 - time)),
-            Place::At(layout.on(1 - time)),
-        ]);
+        return Ok(vec![Place::At(layout.on(2)), Place::At(layout), Place::At(layout)]);
     }
-    if layout.axis != time || !layout.is_clean() {
+    if layout.axis != 0 || !layout.is_clean() {
         let help = "export the model so that the steps are where ONNX has them, or name another axis";
         let refusal = refuse(node, "gets the steps where it takes the features of a step", help);
         return Err(Refusal { hint: Some(Hint::Time), ..refusal });
@@ -87,7 +68,7 @@ pub fn recurrent(
     if node.op() == "DynamicQuantizeLSTM" {
         tracker.found.quantized.push(node.label().to_owned());
     }
-    let outputs = vec![Place::At(layout.on(y_axis(time))), Place::Last, Place::Last];
+    let outputs = vec![Place::At(layout), Place::Last, Place::Last];
     if has_state {
         return Ok(outputs);
     }

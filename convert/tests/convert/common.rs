@@ -54,7 +54,7 @@ pub fn checked(bytes: Vec<u8>, options: &Options) -> Result<(Converted, Vec<Comp
 /// Compares a converted model with its original.
 pub fn compare(original: &[u8], converted: &Converted) -> Result<Vec<Compared>, VerifyError> {
     let models = Models {
-        original: Source::Bytes(original),
+        original: Source::Bytes(converted.original.as_deref().unwrap_or(original)),
         converted: Source::Bytes(&converted.model),
         initial_states: converted.initial_states.as_deref().map(Source::Bytes),
     };

@@ -4,7 +4,7 @@ use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, TypePro
 use stateful_convert::onnx::{DataType, Dim, bracketed, opset, read};
 use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
-use stateful_convert::{Hint, InputAxis, Options, convert, passes_on_rows};
+use stateful_convert::{Converted, Hint, InputAxis, Options, convert, passes_on_rows};
 
 use crate::common::{Build, FLOAT, checked, compare, dims, node, pair, refusal, states, with_graph, with_text};
 
@@ -155,7 +155,27 @@ fn time_behind_the_batch_is_laid_out_anew() {
         .node(around)
         .node(NodeProto::make("Transpose", "b", &["yt"], &["y"]).with_ints("perm", &[2, 0, 1, 3]));
     assert_eq!(converted.report.states[0].starts_at, StartsAt::Model);
+    let converted = Converted { original: None, ..converted };
     assert_equal(&compare(&oracle.bytes(), &converted).unwrap());
+}
+
+#[test]
+fn layers_with_the_batch_in_front_get_states_that_start_at_zero() {
+    for (op, gates, states) in [("LSTM", 4, 2), ("GRU", 3, 1), ("RNN", 1, 1)] {
+        let build = Build::new().input("x", "batch time 4").output("y", "batch time 1 3").output("last", "batch 1 3");
+        let build = build.recurrent_weights(gates).ints("rows", &[3], &[1, 1, 3]);
+        let build = build.node(node("ConstantOfShape", "rows", "zero")).node(node("Shape", "x", "shape"));
+        let build = build.ints("none", &[1], &[0]).ints("one", &[1], &[1]).ints("three", &[1], &[3]);
+        let build = build
+            .node(node("Gather", "shape none", "batch"))
+            .node(node("Concat", "batch one three", "all").with_int("axis", 0));
+        let build = build.node(node("Expand", "zero all", "h"));
+        let recurrent = node(op, "x w r b - h", "y last").with_int("hidden_size", 3).with_int("layout", 1);
+        let (converted, compared) = checked(build.node(recurrent).bytes(), &any()).unwrap();
+        assert_eq!(converted.report.states.len(), states);
+        assert!(converted.report.states.iter().all(|state| state.starts_at == StartsAt::Zero), "{op}");
+        assert_equal(&compared);
+    }
 }
 
 #[test]
