@@ -66,7 +66,9 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
                 cutter.carried(*node, 0, &(0..states).collect::<Vec<_>>())?;
             }
             Cut::Loop { node, carried } => cutter.carried(*node, 2, carried)?,
-            Cut::Frames { node, axis, frames, fill, .. } => cutter.frames(*node, *axis, *frames, *fill)?,
+            Cut::Frames { node, axis, frames, cropped, fill } => {
+                cutter.frames(*node, *axis, *frames, *cropped, *fill)?;
+            }
             Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
             Cut::Crop { node } => {
                 let input = cutter.graph.node[*node].input[0].clone();
@@ -317,7 +319,7 @@ impl Cutter<'_> {
     }
 
     /// Keeps the last frames of a node's input in place of the padding in front of it.
-    fn frames(&mut self, index: usize, axis: usize, frames: i64, fill: f64) -> Result<(), Refusal> {
+    fn frames(&mut self, index: usize, axis: usize, frames: i64, cropped: i64, fill: f64) -> Result<(), Refusal> {
         let node = self.graph.node[index].clone();
         let source = node.input[0].clone();
         let mut dims = self.dims(&node, &source)?;
@@ -329,15 +331,17 @@ impl Cutter<'_> {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
             let mut pads = crate::infer::ops::pads(&node, &inputs, dims.len()).unwrap_or_default();
             pads[axis] = (0, 0);
-            let output = node.output[0].clone();
-            let join = |from: &str| {
-                NodeProto::make("Concat", node.name(), &[&state_in, from], &[&output]).with_int("axis", axis as i64)
-            };
             if pads.iter().any(|&pad| pad != (0, 0)) {
                 return Err(refuse(&node, "pads time and other axes at once", "pad them one after the other"));
             }
-            self.graph.node[index] = join(&source);
-            output
+            let output = node.output[0].clone();
+            let joined = if cropped > 0 { self.names.fresh(&format!("{label}.joined")) } else { output.clone() };
+            let join = NodeProto::make("Concat", node.name(), &[&state_in, &source], &[&joined]);
+            self.graph.node[index] = join.with_int("axis", axis as i64);
+            if cropped > 0 {
+                self.slice(&label, &joined, axis, (0, -cropped), &output);
+            }
+            joined
         } else {
             let joined = self.names.fresh(&format!("{label}.joined"));
             let name = self.names.fresh(&format!("{label}/Concat"));
@@ -370,11 +374,14 @@ impl Cutter<'_> {
 
     /// Adds a `Slice` of the last frames of a tensor.
     fn keep_last(&mut self, label: &str, of: &str, axis: usize, frames: i64, output: &str) {
+        self.slice(label, of, axis, (-frames, i64::MAX), output);
+    }
+
+    fn slice(&mut self, label: &str, of: &str, axis: usize, (start, end): (i64, i64), output: &str) {
         let name = self.names.fresh(&format!("{label}/Slice"));
         if self.opset < 10 {
             let node = NodeProto::make("Slice", &name, &[of], &[output]);
-            let node =
-                node.with_ints("starts", &[-frames]).with_ints("ends", &[i64::MAX]).with_ints("axes", &[axis as i64]);
+            let node = node.with_ints("starts", &[start]).with_ints("ends", &[end]).with_ints("axes", &[axis as i64]);
             self.graph.node.push(node);
             return;
         }
@@ -383,7 +390,7 @@ impl Cutter<'_> {
             self.graph.initializer.push(TensorProto { name: Some(name.clone()), ..int64s("", &[1], &[value]) });
             name
         };
-        let (start, end, axes) = (constant("start", -frames), constant("end", i64::MAX), constant("axis", axis as i64));
+        let (start, end, axes) = (constant("start", start), constant("end", end), constant("axis", axis as i64));
         self.graph.node.push(NodeProto::make("Slice", &name, &[of, &start, &end, &axes], &[output]));
     }
 }

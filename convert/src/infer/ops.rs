@@ -178,6 +178,7 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "MatMulIntegerToFloat" => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
         "QLinearMatMul" => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
         "Gemm" | "FusedGemm" => vec![gemm(node, inputs)?],
+        "Einsum" => vec![einsum(node, inputs)],
         "Conv" | "FusedConv" | "ConvInteger" => vec![window(node, first, Some(&inputs[1]), false)?],
         "ConvTranspose" => vec![transposed_window(node, first, &inputs[1])],
         "QLinearConv" => {
@@ -211,6 +212,22 @@ fn size(of: &Tensor) -> Tensor {
         Some(dims) => Tensor::with_data(elem, vec![], vec![element_count(dims) as f64]),
         None => Tensor::shaped(elem, vec![]),
     }
+}
+
+/// Of an equation with an output and without an ellipsis.
+fn einsum(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
+    let equation = node.text("equation").unwrap_or_default().replace(' ', "");
+    let length = |letter: char, terms: &str| {
+        let of_term = |(term, input): (&str, &Tensor)| {
+            let axis = term.chars().position(|other| other == letter)?;
+            input.dims.as_ref()?.get(axis).copied()
+        };
+        // A length of 1 broadcasts.
+        terms.split(',').zip(inputs).filter_map(of_term).max()
+    };
+    let dims = equation.split_once("->").filter(|_| !equation.contains('.'));
+    let dims = dims.and_then(|(terms, out)| out.chars().map(|letter| length(letter, terms)).collect());
+    Tensor { dims, ..Tensor::open(inputs[0].elem) }
 }
 
 fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {

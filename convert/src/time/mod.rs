@@ -36,8 +36,9 @@ pub enum Cut {
     Scan { node: usize },
     /// Carried values of a `Loop`, counted from 0.
     Loop { node: usize, carried: Vec<usize> },
-    /// Padding in front of the steps: the `frames` last steps of the node's input `input` are kept for the next run.
-    Frames { node: usize, input: usize, axis: usize, frames: i64, fill: f64 },
+    /// Padding in front of the steps: the `frames` last steps of the node's first input are kept for the next run. A `Pad`
+    /// leaves out the `cropped` last steps.
+    Frames { node: usize, axis: usize, frames: i64, cropped: i64, fill: f64 },
     /// A tensor joined in front of the steps: input `input` of a `Concat`.
     Prefix { node: usize, input: usize, axis: usize, frames: i64 },
     /// A `Slice` that removes what padding added behind the last step.

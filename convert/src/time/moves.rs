@@ -123,6 +123,19 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         tracker.found.cuts.push(Cut::Crop { node: index });
         return Ok(Place::At(Layout { len: layout.len - layout.trail, trail: 0, ..layout }));
     }
+    // A part of as many steps as there are, of those and the padding in front of them: a delay.
+    if layout.trail == 0
+        && both(&|length, taken| {
+            taken.step == 1
+                && taken.count == length - layout.lead
+                && taken.start == part.start
+                && part.start <= layout.lead
+        })
+        && of(tracker.far).and_then(|(_, taken)| along(&taken)).is_none_or(|far| far.start == part.start)
+    {
+        tracker.found.reached += 1;
+        return Ok(Place::At(Layout { len: layout.len - layout.lead, lead: 0, ..layout }));
+    }
     if !layout.is_padded() && both(&|length, part| part.start == length - 1 && part.count == 1) {
         return Ok(Place::Last);
     }

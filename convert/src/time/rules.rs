@@ -134,10 +134,14 @@ pub fn unknown(node: &NodeProto) -> Refusal {
         }
         _ => {}
     }
-    let help = if is_of_onnx_runtime {
-        "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
-    } else {
-        "report the operator, or move it behind the model"
+    let help = match node.domain() {
+        _ if is_of_onnx_runtime => {
+            "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
+        }
+        "" | "ai.onnx" | "ai.onnx.ml" => "report the operator, or move it behind the model",
+        _ => {
+            "if it is a function of the model, inline the functions, as onnx.inliner does; else move it behind the model"
+        }
     };
     refuse(node, format!("gets the steps, and it isn't known how {} treats them", node.operator()), help)
 }

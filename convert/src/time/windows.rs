@@ -38,9 +38,9 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     if window.before > 0 {
         tracker.found.cuts.push(Cut::Frames {
             node: index,
-            input: 0,
             axis: layout.axis,
             frames: lead,
+            cropped: 0,
             fill: fill(tracker, node)?,
         });
     } else if lead == 0 && (window.behind > 0 || trail > 0) {
@@ -131,7 +131,7 @@ pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Plac
             "only constant padding in front of the steps is known",
         ));
     }
-    if before < 0 || behind < 0 || before == 0 || !layout.is_clean() || layout.is_padded() {
+    if before <= 0 || before + behind < 0 || !layout.is_clean() || layout.is_padded() {
         return Err(refuse(node, "pads or crops the time axis at its end", HELP));
     }
     let fill = match node.input_at(2) {
@@ -139,6 +139,16 @@ pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Plac
         None => Some(f64::from(node.attribute("value").map_or(0.0, |value| value.f()))),
     };
     let fill = fill.ok_or_else(|| refuse(node, "pads with a value that isn't known", HELP))?;
-    tracker.found.cuts.push(Cut::Frames { node: index, input: 0, axis: layout.axis, frames: before, fill });
-    Ok(Layout { len: layout.len + before + behind, lead: before, trail: behind, ..layout })
+    tracker.found.cuts.push(Cut::Frames {
+        node: index,
+        axis: layout.axis,
+        frames: before,
+        cropped: -behind.min(0),
+        fill,
+    });
+    if behind < 0 {
+        // The last steps are cut off, so this delays the others.
+        tracker.found.reached += 1;
+    }
+    Ok(Layout { len: layout.len + before + behind, lead: before + behind.min(0), trail: behind.max(0), ..layout })
 }

@@ -36,10 +36,12 @@ impl Graph {
     pub fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
         let model = self.model;
         let failed = |why: String| VerifyError::Run { model, why: why.trim_end().to_owned() };
-        let mut feeds: Vec<(Cow<str>, SessionInputValue)> = Vec::new();
-        for (name, host) in inputs.iter().filter(|(name, _)| self.inputs.contains(name)) {
-            feeds.push((name.as_str().into(), value(host).map_err(failed)?.into()));
-        }
+        let wanted = inputs.iter().filter(|(name, _)| self.inputs.contains(name));
+        let values = wanted.map(|(name, host)| Ok((name, value(host).map_err(failed)?)));
+        // An input that is an output, too, is read behind the run.
+        let values = values.collect::<Result<Vec<_>, VerifyError>>()?;
+        let feeds: Vec<(Cow<str>, SessionInputValue)> =
+            values.iter().map(|(name, value)| (name.as_str().into(), value.into())).collect();
         let made = self.session.run(feeds).map_err(|error| failed(error.to_string()))?;
         let read = |name: &String| match made.get(name) {
             Some(value) => host(value).map_err(failed),

@@ -4,6 +4,7 @@
 
 mod command;
 mod common;
+mod delays;
 mod exports;
 mod far;
 mod graphs;
