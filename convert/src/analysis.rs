@@ -266,9 +266,10 @@ pub fn attempt(
         .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long, &probes.far), places);
     tracker.of_states = states.iter().cloned().collect();
-    let result = tracker.run().and_then(|()| tracker.check_outputs().map_err(Refusals::from));
+    let result = tracker.run();
+    let result = result.and_then(|()| check_far(graph, &tracker.found, &probes.far).map_err(Refusals::from));
+    let result = result.and_then(|()| tracker.check_outputs().map_err(Refusals::from));
     let found = std::mem::take(&mut tracker.found);
-    let result = result.and_then(|()| check_far(graph, &found, &probes.far).map_err(Refusals::from));
     let dims =
         |seed: &InputAxis| graph.input.iter().find(|input| input.name() == seed.input).and_then(ValueInfoProto::dims);
     let of_time = time.first().and_then(|seed| Some((seed, dims(seed)?)));

@@ -135,7 +135,6 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
     check_time(&opened.graph, &analysis, options)?;
     let batch_was = name_batch(&mut opened.graph, &mut analysis);
-    check_outputs(&opened.graph, &analysis)?;
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;
@@ -422,26 +421,6 @@ fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &D
         let elem = value.elem();
         value.set_tensor(elem, &named);
     }
-}
-
-/// Refuses outputs that aren't the steps alone.
-fn check_outputs(graph: &GraphProto, analysis: &Analysis) -> Result<(), ConvertError> {
-    for output in &graph.output {
-        let why = match analysis.found.places.get(output.name()) {
-            Some(Place::At(layout)) if layout.is_padded() => "has padding beside its steps",
-            Some(Place::Sequence { .. }) => "is a sequence of steps",
-            _ => continue,
-        };
-        let refusal = Refusal {
-            node: output.name().to_owned(),
-            operator: "output".to_owned(),
-            why: why.to_owned(),
-            help: "give out a tensor that has an entry for each step".to_owned(),
-            hint: None,
-        };
-        return Err(ConvertError::Refused(refusal.into()));
-    }
-    Ok(())
 }
 
 /// The states that the model had.

@@ -331,15 +331,19 @@ impl Cutter<'_> {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
             let mut pads = crate::infer::ops::pads(&node, &inputs, dims.len()).unwrap_or_default();
             pads[axis] = (0, 0);
-            if pads.iter().any(|&pad| pad != (0, 0)) {
-                return Err(refuse(&node, "pads time and other axes at once", "pad them one after the other"));
-            }
+            let pads_others = pads.iter().any(|&pad| pad != (0, 0));
             let output = node.output[0].clone();
-            let joined = if cropped > 0 { self.names.fresh(&format!("{label}.joined")) } else { output.clone() };
+            let joined =
+                if cropped > 0 || pads_others { self.names.fresh(&format!("{label}.joined")) } else { output.clone() };
             let join = NodeProto::make("Concat", node.name(), &[&state_in, &source], &[&joined]);
             self.graph.node[index] = join.with_int("axis", axis as i64);
+            let mut steps = joined.clone();
             if cropped > 0 {
-                self.slice(&label, &joined, axis, (0, -cropped), &output);
+                steps = if pads_others { self.names.fresh(&format!("{label}.cropped")) } else { output };
+                self.slice(&label, &joined, axis, (0, -cropped), &steps);
+            }
+            if pads_others {
+                self.pad(&node, &steps, &pads);
             }
             joined
         } else {
@@ -348,17 +352,37 @@ impl Cutter<'_> {
             let join =
                 NodeProto::make("Concat", &name, &[&state_in, &source], &[&joined]).with_int("axis", axis as i64);
             self.graph.node.push(join);
+            let spatial = dims.len() - 2;
+            let mut pads = node.ints("pads").map_or_else(|| vec![0; 2 * spatial], <[i64]>::to_vec);
+            // Padding of a transposed convolution cuts off what it gives: the kept frames, and what later steps add to.
+            let of_time = if node.op() == "ConvTranspose" { frames } else { 0 };
+            pads[axis - 2] = of_time;
+            pads[axis - 2 + spatial] = of_time;
             let target = &mut self.graph.node[index];
             target.set_input(0, &joined);
-            let mut pads = node.ints("pads").map(<[i64]>::to_vec).unwrap_or_default();
-            let spatial = pads.len() / 2;
-            pads[axis - 2] = 0;
-            pads[axis - 2 + spatial] = 0;
             *target = target.clone().with_ints("pads", &pads);
             joined
         };
         self.keep_last(&label, &joined, axis, frames, &state_out);
         Ok(())
+    }
+
+    /// Pads the other axes of what a `Pad` padded along time, too.
+    fn pad(&mut self, node: &NodeProto, steps: &str, pads: &[(i64, i64)]) {
+        let mut pad = node.clone();
+        pad.name = Some(self.names.fresh(&format!("{}/other_axes", node.label())));
+        pad.set_input(0, steps);
+        let (before, behind): (Vec<i64>, Vec<i64>) = pads.iter().copied().unzip();
+        let pads = [before, behind].concat();
+        if node.input_at(1).is_some() {
+            let name = self.names.fresh(&format!("{}.pads", base_name(node.label())));
+            self.graph.initializer.push(int64s(&name, &[pads.len() as i64], &pads));
+            pad.set_input(1, &name);
+            pad.input.truncate(3);
+        } else {
+            pad = pad.with_ints("pads", &pads);
+        }
+        self.graph.node.push(pad);
     }
 
     fn prefix(&mut self, index: usize, input: usize, axis: usize, frames: i64) -> Result<(), Refusal> {

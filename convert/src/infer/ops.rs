@@ -94,7 +94,7 @@ pub const BROADCAST: [&str; 26] = [
 ];
 
 /// Operators that give their first input's shape.
-const SAME_SHAPE: [&str; 16] = [
+const SAME_SHAPE: [&str; 18] = [
     "BatchNormalization",
     "CumSum",
     "DequantizeLinear",
@@ -106,7 +106,9 @@ const SAME_SHAPE: [&str; 16] = [
     "LayerNormalization",
     "LogSoftmax",
     "LpNormalization",
+    "MeanVarianceNormalization",
     "QuantizeLinear",
+    "RMSNormalization",
     "ScatterElements",
     "ScatterND",
     "SimplifiedLayerNormalization",
@@ -188,6 +190,9 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
         "MaxPool" | "AveragePool" | "LpPool" => vec![window(node, first, None, true)?],
         "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => vec![global_pool(first)],
         "Pad" => vec![pad(node, inputs)],
+        "Resize" | "Upsample" => vec![resize(node, inputs, opset)],
+        "OneHot" => vec![one_hot(node, inputs)?],
+        "GatherElements" => vec![Tensor { dims: inputs[1].dims.clone(), ..Tensor::open(first.elem) }],
         op if is_recurrent(op) => recurrent(node, inputs),
         "ArgMax" | "ArgMin" => {
             let axes = [node.int("axis").unwrap_or(0)];
@@ -398,6 +403,31 @@ fn pad(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
         }
         None => Tensor::open(elem),
     }
+}
+
+/// Of scales or sizes of all axes.
+fn resize(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Tensor {
+    let scales = &inputs[if opset < 11 { 1 } else { 2 }];
+    let has_axes = node.attribute("axes").is_some() || node.attribute("keep_aspect_ratio_policy").is_some();
+    let made = || {
+        let own = inputs[0].dims.as_ref().filter(|_| !has_axes)?;
+        let sizes = inputs[3].ints().or_else(|| {
+            let scales = scales.data.as_deref()?.iter();
+            Some(own.iter().zip(scales).map(|(&dim, scale)| (dim as f64 * scale).floor() as i64).collect())
+        });
+        sizes.filter(|sizes| sizes.len() == own.len())
+    };
+    Tensor { dims: made(), ..Tensor::open(inputs[0].elem) }
+}
+
+fn one_hot(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
+    let elem = inputs[2].elem;
+    let (Some(own), Some(depth)) = (&inputs[0].dims, inputs[1].data.as_deref().and_then(<[f64]>::first)) else {
+        return Ok(Tensor::open(elem));
+    };
+    let mut dims = own.clone();
+    dims.insert(axis_of(node.int("axis").unwrap_or(-1), own.len() + 1)?, *depth as i64);
+    Ok(Tensor::shaped(elem, dims))
 }
 
 fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {

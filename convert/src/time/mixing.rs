@@ -46,6 +46,16 @@ pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]
     Ok(vec![Place::At(layout); node.output.len()])
 }
 
+/// A normalization over these axes.
+pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[i64]) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    let rank = tracker.rank(node, 0)?;
+    if axes.iter().any(|&axis| axis_of(axis, rank).is_ok_and(|axis| axis == layout.axis)) {
+        return Err(refuse(node, NORMALIZES, "normalize each step by itself"));
+    }
+    Ok(layout)
+}
+
 pub fn cumulative(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = tracker.tensor(&node.input[1]).scalar().map(|axis| axis as i64);
     let help = "write the running sum as a Scan with a state";

@@ -22,7 +22,7 @@ use crate::graph::{captured, inputs_of, producers};
 use crate::infer::loops::scan_counts;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::element_count;
-use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
 pub use place::{Layout, Place};
 pub use refusal::{Hint, Refusal, Refusals};
@@ -194,8 +194,17 @@ impl<'a> Tracker<'a> {
         Refusals::new(std::mem::take(&mut self.refused)).map_or(Ok(()), Err)
     }
 
-    /// Refuses an output of the graph that has no steps and depends on how many there are.
+    /// Refuses an output of the graph that isn't the steps alone, or that has no steps and depends on how many there are.
     pub fn check_outputs(&self) -> Result<(), Refusal> {
+        for name in self.graph.output.iter().map(ValueInfoProto::name) {
+            let why = match self.place(name) {
+                Place::At(layout) if layout.is_padded() => "has padding beside its steps",
+                Place::Sequence { .. } => "is a sequence of steps",
+                _ => continue,
+            };
+            let output = NodeProto::make("output", name, &[], &[]);
+            return Err(refuse(&output, why, "give out a tensor that has an entry for each step"));
+        }
         let Some(value) = self.graph.output.iter().find(|value| self.sized.contains(value.name())) else {
             return Ok(());
         };

@@ -195,6 +195,40 @@ pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
     }
 }
 
+/// Elements of each step, at places along another axis.
+pub fn elements(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let axis = axis_of(node.int("axis").unwrap_or(0), tracker.rank(node, 0)?);
+    match places {
+        [Place::At(layout), others @ ..]
+            if others.iter().all(|&place| place == places[0]) && axis.is_ok_and(|axis| axis != layout.axis) =>
+        {
+            Ok(*layout)
+        }
+        _ => Err(refuse(node, "takes elements out of the steps, or puts them at places among the steps", WHOLE_INPUT)),
+    }
+}
+
+pub fn one_hot(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    let axis = axis_of(node.int("axis").unwrap_or(-1), tracker.rank(node, 0)? + 1);
+    Ok(if axis.is_ok_and(|axis| axis <= layout.axis) { layout.on(layout.axis + 1) } else { layout })
+}
+
+/// A `Resize` or `Upsample` of other axes. The axis with the steps keeps its length, whatever it is.
+pub fn resize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let layout = first(node, places)?;
+    let keeps = |shapes: &Shapes| {
+        let length = |name: &str| shapes.dims(name).and_then(|dims| dims.get(layout.axis).copied());
+        Some(length(&node.output[0])? == length(&node.input[0])?)
+    };
+    let crops = node.text("coordinate_transformation_mode").is_some_and(|mode| mode == "tf_crop_and_resize");
+    match (keeps(tracker.short), keeps(tracker.long)) {
+        (Some(true), Some(true)) if !crops => Ok(layout),
+        (None, _) | (_, None) => Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE)),
+        _ => Err(refuse(node, "changes the number of steps", "resize behind the model")),
+    }
+}
+
 /// A `ScatterND` whose indices don't reach the axis of the steps.
 pub fn scatter(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let refused = || refuse(node, "puts tensors at certain places among the steps", WHOLE_INPUT);

@@ -15,15 +15,27 @@ pub const ATTENTION: &str = "attention over the whole input can't run in steps: 
 const RESHAPES: [&str; 4] = ["Flatten", "Reshape", "Squeeze", "Unsqueeze"];
 
 /// Operators whose rules look at parameters that depend on the number of steps.
-const KNOW_LENGTHS: [&str; 6] = ["Concat", "Expand", "Gather", "Pad", "Slice", "Tile"];
+const KNOW_LENGTHS: [&str; 8] = ["Concat", "Expand", "Gather", "Pad", "Resize", "Slice", "Tile", "Upsample"];
 
 /// Matrix products. Their rules look at such parameters, too.
 const PRODUCTS: [&str; 7] =
     ["DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat"];
 
 /// Operators that take at least two inputs, as matrix products do.
-const PAIRS: [&str; 9] =
-    ["Conv", "ConvInteger", "CumSum", "DequantizeLinear", "Expand", "FusedConv", "Gather", "QuantizeLinear", "Tile"];
+const PAIRS: [&str; 12] = [
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "CumSum",
+    "DequantizeLinear",
+    "Expand",
+    "FusedConv",
+    "Gather",
+    "GatherElements",
+    "QuantizeLinear",
+    "ScatterElements",
+    "Tile",
+];
 
 /// Whether an operator works element by element on inputs that broadcast.
 pub fn is_element_wise(op: &str) -> bool {
@@ -64,6 +76,9 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         "Slice" => moves::slice(tracker, index, node, places).map(|place| vec![place]),
         "Gather" => moves::gather(tracker, node, places).map(|place| vec![place]),
         "ScatterND" => one(moves::scatter(tracker, node, places)),
+        "GatherElements" | "ScatterElements" => one(moves::elements(tracker, node, places)),
+        "OneHot" => one(moves::one_hot(tracker, node, places)),
+        "Resize" | "Upsample" => one(moves::resize(tracker, node, places)),
         "Expand" | "Tile" => one(moves::expand(tracker, node, places)),
         "MatMul" | "MatMulInteger" | "FusedMatMul" | "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" => {
             if op == "DynamicQuantizeMatMul" {
@@ -82,7 +97,13 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
             Ok(vec![places[0], Place::Free, Place::Free])
         }
         "Softmax" | "LogSoftmax" | "Hardmax" => one(mixing::softmax(tracker, node, places)),
-        "LayerNormalization" | "SimplifiedLayerNormalization" => mixing::layer_normalization(tracker, node, places),
+        "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => {
+            mixing::layer_normalization(tracker, node, places)
+        }
+        "MeanVarianceNormalization" => {
+            let axes = node.ints("axes").unwrap_or(&[0, 2, 3]);
+            one(mixing::normalize(tracker, node, places, axes))
+        }
         "LpNormalization" => one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), NORMALIZES)),
         "TopK" => {
             one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), "picks the largest over time"))
@@ -101,14 +122,13 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
             one(mixing::global(node, places, "reduces over time"))
         }
         "InstanceNormalization" | "GroupNormalization" => one(mixing::global(node, places, NORMALIZES)),
-        "Conv" | "FusedConv" | "ConvInteger" | "MaxPool" | "AveragePool" => {
+        "Conv" | "FusedConv" | "ConvInteger" | "MaxPool" | "AveragePool" | "LpPool" => {
             one(windows::window(tracker, index, node, places))
         }
         "QLinearConv" => {
             one(operands(node, places).and_then(|(node, places)| windows::window(tracker, index, &node, &places)))
         }
-        // Rows of a batch.
-        "ConvTranspose" if matches!(places[0], Place::At(layout) if layout.axis == 0) => one(first(node, places)),
+        "ConvTranspose" => one(windows::transposed(tracker, index, node, places)),
         "Pad" => one(windows::pad(tracker, index, node, places)),
         op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
         "Einsum" => one(products::einsum(node, places)),

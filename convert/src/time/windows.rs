@@ -1,5 +1,6 @@
 //! Convolutions and pooling over time, and the padding in front of them.
 
+use super::rules::first;
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
 use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};
@@ -49,6 +50,45 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     let stride = layout.stride * window.stride;
     tracker.found.add_multiple(stride);
     Ok(Layout { len: expected + trail, lead: 0, trail, stride, ..layout })
+}
+
+/// A transposed convolution: each step reaches into later ones.
+pub fn transposed(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    const HELP: &str = "cut off the last steps only, by the kernel's reach, and export the model again";
+    let layout = first(node, places)?;
+    match layout.axis {
+        0 => return Ok(layout),
+        1 => return Err(refuse(node, "mixes the steps as channels", HELP)),
+        _ => {}
+    }
+    let spatial = layout.axis - 2;
+    let rank = tracker.rank(node, 0)?;
+    let window = window_at(node, tracker.dims(&node.input[1]), spatial, rank);
+    let (Some(window), Some(_)) = (window, tracker.dims(&node.output[0])) else {
+        return Err(refuse(node, "has a window or an output of unknown size", super::UNKNOWN_SHAPE));
+    };
+    let added = node.ints("output_padding").and_then(|added| added.get(spatial).copied()).unwrap_or(0);
+    let reach = window.reach();
+    if (reach, window.before, window.behind, window.stride, added) == (0, 0, 0, 1, 0) {
+        return Ok(layout);
+    }
+    tracker.found.reached += 1;
+    if window.stride != 1 || added != 0 {
+        let help = "answers must have a step for each step of the request";
+        return Err(refuse(node, "makes several steps of one", help));
+    }
+    if !layout.is_clean() || layout.is_padded() {
+        return Err(refuse(node, "has a window over padded steps, or over an axis that steps and others share", HELP));
+    }
+    if window.before > 0 {
+        return Err(refuse(node, format!("looks {} steps ahead", window.before), HELP));
+    }
+    if window.behind > reach {
+        return Err(refuse(node, format!("gives {} steps fewer than it takes", window.behind - reach), HELP));
+    }
+    tracker.found.cuts.push(Cut::Frames { node: index, axis: layout.axis, frames: reach, cropped: 0, fill: 0.0 });
+    let trail = reach - window.behind;
+    Ok(Layout { len: layout.len + trail, trail, ..layout })
 }
 
 const HELP: &str = "pad in front of the steps only, by the kernel's reach (causal padding), and export the model again";

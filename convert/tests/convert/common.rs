@@ -145,6 +145,17 @@ impl Build {
         self
     }
 
+    pub fn floats(mut self, name: &str, shape: &[i64], values: &[f32]) -> Self {
+        self.graph.initializer.push(TensorProto {
+            name: Some(name.to_owned()),
+            data_type: Some(FLOAT),
+            dims: shape.to_vec(),
+            float_data: values.to_vec(),
+            ..TensorProto::default()
+        });
+        self
+    }
+
     /// The weights `w`, `r` and `b` of a recurrent layer: 4 features, 3 hidden.
     pub fn recurrent_weights(self, gates: i64) -> Self {
         let (rows, hidden) = (gates * 3, 3);

@@ -802,7 +802,7 @@ fn mixing_in_front_of_a_layer_is_refused() {
             NodeProto::make("TopK", "s", &["x", "one"], &["z", "places"]).with_int("axis", 0),
             "picks the largest over time",
         ),
-        (NodeProto::make("Resize", "s", &["x", "", "one"], &["z"]), "it isn't known how Resize treats them"),
+        (NodeProto::make("Trilu", "s", &["x"], &["z"]), "it isn't known how Trilu treats them"),
         (
             with_text(NodeProto::make("Einsum", "s", &["x", "x"], &["z"]), "equation", "tbf,sbf->tbs"),
             "combines each step with every other",

@@ -11,3 +11,4 @@ mod graphs;
 mod lengths;
 mod odd;
 mod types;
+mod windows;

@@ -1,0 +1,158 @@
+//! Convolutions, padding and resizing over two axes, as in U-Nets, and operators that stay within a step.
+
+use stateful_convert::onnx::schema::NodeProto;
+use stateful_convert::{InputAxis, Options};
+
+use crate::common::{Build, assert_equal, checked, node, refusal, states, with_text};
+
+/// Two channels over time and 8 frequencies.
+fn image(out: &str) -> Build {
+    Build::new().input("x", "batch 2 time 8").output("y", out).weights("k", &[2, 3, 3, 3]).weights("b", &[3])
+}
+
+fn transposed(pads: &[i64], strides: &[i64]) -> NodeProto {
+    node("ConvTranspose", "x k b", "made").with_ints("pads", pads).with_ints("strides", strides)
+}
+
+/// The output without its last steps.
+fn without_last(build: Build, steps: i64) -> Build {
+    let build = build.ints("from", &[1], &[0]).ints("to", &[1], &[-steps]).ints("time", &[1], &[2]);
+    build.node(node("Slice", "made from to time", "y"))
+}
+
+fn assert_has_states(name: &str, bytes: Vec<u8>, expected: &[&str]) {
+    let (converted, compared) = checked(bytes, &Options::default()).unwrap();
+    assert_eq!(states(&converted), expected, "{name}");
+    assert_equal(name, &compared);
+}
+
+#[test]
+fn transposed_convolutions_keep_the_steps_that_reach_into_later_ones() {
+    let cut_behind = without_last(image("batch 3 time 17").node(transposed(&[0, 0, 0, 0], &[1, 2])), 2);
+    assert_has_states("a slice", cut_behind.bytes(), &["the.convtranspose.frames_in"]);
+    let without_pads = without_last(image("batch 3 time 10").node(node("ConvTranspose", "x k", "made")), 2);
+    assert_has_states("no pads", without_pads.bytes(), &["the.convtranspose.frames_in"]);
+    let padded = image("batch 3 time 15").node(transposed(&[0, 1, 2, 1], &[1, 2])).node(node("Relu", "made", "y"));
+    assert_has_states("pads", padded.bytes(), &["the.convtranspose.frames_in"]);
+    let one_of_each = without_last(image("batch 3 time 15").node(transposed(&[0, 1, 1, 1], &[1, 2])), 1);
+    assert_has_states("pads and a slice", one_of_each.bytes(), &["the.convtranspose.frames_in"]);
+    let dilated = transposed(&[0, 0, 4, 0], &[1, 1]).with_ints("dilations", &[2, 1]);
+    let dilated = image("batch 3 time 10").node(dilated).node(node("Relu", "made", "y"));
+    assert_has_states("dilated", dilated.bytes(), &["the.convtranspose.frames_in"]);
+}
+
+#[test]
+fn transposed_convolutions_over_other_axes_need_no_state() {
+    let build = Build::new().input("x", "batch 2 time 8").output("y", "batch 3 time 16").weights("k", &[2, 3, 1, 2]);
+    let build = build.node(node("ConvTranspose", "before k", "y").with_ints("strides", &[1, 2]));
+    let build = build.weights("c", &[2, 2, 3, 1]).node(node("Conv", "x c", "before").with_ints("pads", &[2, 0, 0, 0]));
+    assert_has_states("frequencies", build.bytes(), &["the.conv.frames_in"]);
+}
+
+#[test]
+fn transposed_convolutions_that_look_ahead_or_make_more_steps_are_refused() {
+    let said = |build: Build| refusal(build.bytes(), &Options::default());
+    let ahead = image("batch 3 time 10").node(transposed(&[1, 0, 1, 0], &[1, 1])).node(node("Relu", "made", "y"));
+    assert!(said(ahead).contains("ConvTranspose 'the convtranspose' looks 1 steps ahead"));
+    let fewer = image("batch 3 out 10").node(transposed(&[0, 0, 3, 0], &[1, 1])).node(node("Relu", "made", "y"));
+    assert!(said(fewer).contains("gives 1 steps fewer than it takes"));
+    let more = image("batch 3 out 10").node(transposed(&[0, 0, 0, 0], &[2, 1])).node(node("Relu", "made", "y"));
+    let message = said(more);
+    assert!(message.contains("makes several steps of one"), "{message}");
+    let uncut = image("batch 3 out 10").node(transposed(&[0, 0, 0, 0], &[1, 1])).node(node("Relu", "made", "y"));
+    assert!(said(uncut).contains("output 'y' has padding beside its steps"));
+}
+
+#[test]
+fn a_pad_may_pad_time_and_other_axes() {
+    let conv = |build: Build| build.weights("c", &[3, 2, 3, 3]).node(node("Conv", "padded c", "y"));
+    let image = || Build::new().input("x", "batch 2 time 8").output("y", "batch 3 time 8");
+    let pads = [0, 0, 2, 1, 0, 0, 0, 1];
+    let state = ["the.pad.frames_in"];
+    let build = image().ints("pads", &[8], &pads).weights("value", &[]).node(node("Pad", "x pads value", "padded"));
+    assert_has_states("all axes", conv(build).bytes(), &state);
+    let build = image().ints("pads", &[4], &[2, 1, 0, 1]).ints("axes", &[2], &[2, -1]).weights("value", &[]);
+    assert_has_states("axes", conv(build.node(node("Pad", "x pads value axes", "padded"))).bytes_of_opset(18), &state);
+    let build = image().node(node("Pad", "x", "padded").with_ints("pads", &pads));
+    assert_has_states("an attribute", conv(build).bytes_of_opset(9), &state);
+    let delay = image().ints("pads", &[8], &[0, 0, 1, 1, 0, 0, -1, 1]).node(node("Pad", "x pads", "padded"));
+    let delay = delay.weights("c", &[3, 2, 1, 3]).node(node("Conv", "padded c", "y"));
+    assert_has_states("a delay", delay.bytes(), &state);
+}
+
+fn along_time() -> Options {
+    Options { time: vec![InputAxis { input: "x".to_owned(), axis: 0 }], ..Options::default() }
+}
+
+/// `x` is `[time, batch, 4]`, and a GRU of `inputs` features reads `made`.
+fn in_front_of_a_layer(inputs: i64) -> Build {
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3");
+    let build = build.weights("w", &[1, 9, inputs]).weights("r", &[1, 9, 3]).weights("b", &[1, 18]);
+    build.node(node("GRU", "made w r b", "y").with_int("hidden_size", 3))
+}
+
+#[test]
+fn other_axes_may_be_resized() {
+    let nearest = |inputs: &str| with_text(node("Resize", inputs, "made"), "mode", "nearest");
+    let build = in_front_of_a_layer(8).floats("scales", &[3], &[1.0, 1.0, 2.0]).node(nearest("x - scales"));
+    assert_has_states("scales", build.bytes(), &["the.gru.h_in"]);
+    let build = in_front_of_a_layer(8).floats("scales", &[3], &[1.0, 1.0, 2.0]);
+    assert_has_states(
+        "Upsample",
+        build.node(node("Upsample", "x scales", "made")).bytes_of_opset(9),
+        &["the.gru.h_in"],
+    );
+    let sizes = |ahead: i64| {
+        let build = in_front_of_a_layer(8).ints("first", &[1], &[0]).ints("two", &[1], &[2]).ints("eight", &[1], &[8]);
+        let build = build.node(node("Shape", "x", "shape")).node(node("Slice", "shape first two", "front"));
+        let build = build.ints("more", &[2], &[ahead, 0]).node(node("Add", "front more", "wanted"));
+        build.node(node("Concat", "wanted eight", "sizes").with_int("axis", 0)).node(nearest("x - - sizes"))
+    };
+    assert_has_states("sizes", sizes(0).bytes(), &["the.gru.h_in"]);
+    assert!(refusal(sizes(1).bytes(), &along_time()).contains("Resize 'the resize' changes the number of steps"));
+    let build = in_front_of_a_layer(4).floats("scales", &[3], &[2.0, 1.0, 1.0]).node(nearest("x - scales"));
+    assert!(refusal(build.bytes(), &along_time()).contains("Resize 'the resize' changes the number of steps"));
+}
+
+#[test]
+fn operators_that_stay_within_a_step_are_followed() {
+    let class = |build: Build| {
+        let largest = node("ArgMax", "x", "class").with_int("axis", 2).with_int("keepdims", 0);
+        build.node(largest).ints("depth", &[], &[4]).floats("values", &[2], &[0.0, 1.0])
+    };
+    for (axis, order) in [(-1, [0, 1, 2]), (0, [1, 2, 0])] {
+        let build = class(in_front_of_a_layer(4));
+        let build = build.node(node("OneHot", "class depth values", "hot").with_int("axis", axis));
+        let build = build.node(node("Transpose", "hot", "made").with_ints("perm", &order));
+        assert_has_states("OneHot", build.bytes(), &["the.gru.h_in"]);
+    }
+    let order = node("TopK", "x four", "sorted order").with_int("axis", 2);
+    let sorted = || in_front_of_a_layer(4).ints("four", &[1], &[4]).node(order.clone());
+    let gather = node("GatherElements", "x order", "made").with_int("axis", -1);
+    assert_has_states("GatherElements", sorted().node(gather).bytes(), &["the.gru.h_in"]);
+    let scatter = node("ScatterElements", "x order sorted", "made").with_int("axis", 2);
+    assert_has_states("ScatterElements", sorted().node(scatter).bytes(), &["the.gru.h_in"]);
+    let normalized = node("MeanVarianceNormalization", "x", "made");
+    assert_has_states(
+        "MeanVarianceNormalization",
+        in_front_of_a_layer(4).node(normalized.clone().with_ints("axes", &[2])).bytes(),
+        &["the.gru.h_in"],
+    );
+    let build = in_front_of_a_layer(4).floats("scale", &[4], &[1.0, 2.0, 3.0, 4.0]);
+    let build = build.node(node("RMSNormalization", "x scale", "made"));
+    assert_has_states("RMSNormalization", build.bytes_of_opset(23), &["the.gru.h_in"]);
+    for (node, expected) in [
+        (normalized.with_ints("axes", &[0, 2]), "normalizes over time"),
+        (node("ScatterElements", "x order sorted", "made").with_int("axis", 0), "takes elements out of the steps"),
+    ] {
+        let message = refusal(sorted().node(node).bytes(), &along_time());
+        assert!(message.contains(expected), "{message}");
+    }
+}
+
+#[test]
+fn pools_over_time_keep_their_last_frames() {
+    let build = Build::new().input("x", "batch 4 time").output("y", "batch 4 time");
+    let pool = node("LpPool", "x", "y").with_ints("kernel_shape", &[3]).with_ints("pads", &[2, 0]);
+    assert_has_states("LpPool", build.node(pool).bytes(), &["the.lppool.frames_in"]);
+}
