@@ -242,6 +242,8 @@ fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
     tracker.follows_rows = true;
     let mut refused: Vec<Refusal> = tracker.run().err().iter().flat_map(Refusals::iter).cloned().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);
+    let cuts = found.cuts.iter().filter(|cut| cut.makes_state(graph)).map(|cut| &graph.node[cut.node()]);
+    refused.extend(cuts.map(|node| refuse(node, "passes a state from one row of the batch to the next", HELP)));
     refused.extend(found.quantized.iter().map(|node| Refusal {
         node: node.clone(),
         operator: "quantization".to_owned(),
@@ -525,10 +527,13 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
             Some(Place::At(layout)) => Some(layout.axis),
             _ => None,
         };
-        if before != after {
-            let value = graph.output.iter().find(|output| output.name() == pair.output).cloned().unwrap_or_default();
-            return Err(lost(&value, &format!("has the rows of state '{}' on another axis", pair.input)));
-        }
+        let why = match (before, after) {
+            (Some(before), Some(after)) if before == after => continue,
+            (None, None) => format!("has no dimension for the batch in state '{}'", pair.input),
+            _ => format!("has the rows of state '{}' on another axis", pair.input),
+        };
+        let value = graph.output.iter().find(|output| output.name() == pair.output).cloned().unwrap_or_default();
+        return Err(lost(&value, &why));
     }
     Ok(())
 }

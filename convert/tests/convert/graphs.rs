@@ -943,6 +943,25 @@ fn indices_that_name_other_places_than_a_block_keep_the_batch_closed() {
 }
 
 #[test]
+fn rows_that_need_other_rows_keep_the_batch_closed() {
+    let build = || Build::new().input("x", "1 4").input("h", "1 4").output("y", "1 4").output("hn", "1 4");
+    let open = Options { open_batch: true, states: vec![pair("h", "hn")], ..any() };
+    let shifted = build().ints("pads", &[4], &[1, 0, -1, 0]).node(node("Pad", "x pads", "y"));
+    let message = refusal(shifted.node(node("Add", "y h", "hn")).bytes(), &open);
+    assert!(message.contains("Pad 'the pad' passes a state from one row of the batch to the next"), "{message}");
+
+    let mut build = build();
+    for value in
+        build.graph.input.iter_mut().chain(&mut build.graph.output).filter(|value| value.name().starts_with('h'))
+    {
+        value.set_tensor(FLOAT, &[]);
+    }
+    let build = build.node(node("Add", "x h", "y")).node(node("Exp", "h", "hn"));
+    let message = refusal(build.bytes(), &open);
+    assert!(message.contains("Exp 'the exp' has no dimension for the batch in state 'h'"), "{message}");
+}
+
+#[test]
 fn a_batch_is_not_opened_where_no_state_is_known() {
     let open = Options { open_batch: true, ..any() };
     assert!(refusal(square(), &open).starts_with("no axis of the inputs leads to a recurrence"));
