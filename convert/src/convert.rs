@@ -7,16 +7,18 @@ use bytes::Bytes;
 
 use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
+use crate::batch_axis::{fixed_batch, name_batch, two_batches};
 use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{Names, is_recurrent, prune, required_inputs, sort};
+use crate::graph::{is_recurrent, prune, required_inputs, sort};
 use crate::layout::put_time_in_front;
 use crate::lengths::{keeps_each, passes_lengths_on};
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
+use crate::pairs::{alike, check_pairs, describe, described_pairs};
 use crate::report::{
     Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple, Warning,
 };
-use crate::time::{Cut, Hint, Place, Refusal, Refusals};
+use crate::time::{Hint, Place, Refusal, Refusals};
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -237,102 +239,8 @@ fn analysed(
     }
 }
 
-/// Inputs and outputs of one type and shape, where only one of each has it.
-fn alike(graph: &GraphProto) -> Vec<Pair> {
-    let is_alike =
-        |a: &ValueInfoProto, b: &ValueInfoProto| a.elem() == b.elem() && a.dims().is_some() && a.dims() == b.dims();
-    let only = |of: &ValueInfoProto, values: &[ValueInfoProto]| {
-        let mut found = values.iter().filter(|value| is_alike(value, of)).map(|value| value.name().to_owned());
-        found.next().filter(|_| found.next().is_none())
-    };
-    let pair = |input: &ValueInfoProto| {
-        only(input, &graph.input)?;
-        Some(Pair { input: input.name().to_owned(), output: only(input, &graph.output)? })
-    };
-    let found: Vec<Pair> = required_inputs(graph).filter_map(pair).collect();
-    // Requests must carry something.
-    if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
-}
-
-/// The warning where two dimensions of an input could be the batch.
-fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
-    let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
-        let differ = axes.iter().filter(|axis| !beside.contains(axis));
-        differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
-    };
-    Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
-}
-
 fn with_graph(model: &ModelProto, graph: GraphProto) -> ModelProto {
     ModelProto { graph: Some(graph), ..model.clone() }
-}
-
-/// The pairs that a graph's description names, in the lines that the backend reads.
-fn described_pairs(description: &str) -> Result<Vec<Pair>, ConvertError> {
-    let mut described = Vec::new();
-    for line in description.lines() {
-        for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
-            let (Some(input), Some(output)) = (line.find(input), line.find(output)) else { continue };
-            let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
-                continue;
-            };
-            let form =
-                || format!("the graph's description names states as '{groups}': '<<<input, output>>>' is expected");
-            let swap = |pair: Pair| if input < output { pair } else { Pair { input: pair.output, output: pair.input } };
-            described.extend(pairs(groups).ok_or_else(|| ConvertError::Description(form()))?.into_iter().map(swap));
-        }
-    }
-    Ok(described)
-}
-
-/// Reads pairs in the form of the backend's `state_pairs`: `<<<input, output>>>`, separated by spaces, commas or
-/// nothing. `None` if the text is anything else, or a name is in two pairs.
-pub fn pairs(text: &str) -> Option<Vec<Pair>> {
-    let mut found: Vec<Pair> = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let (pair, behind) = rest.strip_prefix("<<<")?.split_once(">>>")?;
-        let (input, output) = pair.split_once(',')?;
-        let (input, output) = (input.trim(), output.trim());
-        let is_known = found.iter().any(|known| known.input == input || known.output == output);
-        if is_known || input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
-            return None;
-        }
-        found.push(Pair { input: input.to_owned(), output: output.to_owned() });
-        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
-    }
-    (!found.is_empty()).then_some(found)
-}
-
-fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
-    let find = |values: &[ValueInfoProto], name: &str, kind: &str| {
-        let found = values.iter().find(|value| value.name() == name).cloned();
-        found.ok_or_else(|| {
-            let names: Vec<&str> = values.iter().map(ValueInfoProto::name).collect();
-            ConvertError::Option(format!("the model has no {kind} '{name}' (it has {})", names.join(", ")))
-        })
-    };
-    for pair in pairs {
-        let (input, output) = (find(&graph.input, &pair.input, "input")?, find(&graph.output, &pair.output, "output")?);
-        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
-        let same_dims = match (input.dims(), output.dims()) {
-            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
-            _ => true,
-        };
-        if input.elem() != output.elem() || !same_dims {
-            let shape = |value: &ValueInfoProto| {
-                format!("{} {}", onnx::type_name(value.elem()), onnx::bracketed(&value.dims().unwrap_or_default()))
-            };
-            return Err(ConvertError::Option(format!(
-                "'{}' ({}) and '{}' ({}) can't be the two ends of a state: type and dims must agree",
-                pair.input,
-                shape(&input),
-                pair.output,
-                shape(&output)
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses steps that were found in a dimension which the model names the batch: either the name is wrong, or a layer gets
@@ -357,70 +265,6 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
         hint: Some(Hint::Time),
     };
     Err(ConvertError::Refused(refusal.into()))
-}
-
-/// Gives the batch its usual name, by which the backend knows it, and answers its name before. An exporter may have numbered
-/// it, as in `s77`. Where an output has no such dimension, it may be something else, and keeps its name.
-fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<String> {
-    if is_batch_name(&analysis.symbol) {
-        // The caller says that the model's name is wrong.
-        let wrong = Dim::Symbol(std::mem::take(&mut analysis.symbol));
-        let values = graph.input.iter().chain(&graph.output).chain(&graph.value_info);
-        analysis.symbol = Names::of_dimensions(values).fresh("steps");
-        let steps = Dim::Symbol(analysis.symbol.clone());
-        for value in graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info) {
-            name_dims(value, &steps, |_, dim| *dim == wrong);
-        }
-    }
-    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
-    let old = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty())?;
-    let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
-    let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
-    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
-    let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
-    let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
-    let of_outputs = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1))?;
-    for input in &mut graph.input {
-        let time = analysis.time.iter().find(|seed| seed.input == input.name()).map(|seed| seed.axis);
-        // Beside the steps, the batch is the only open dimension.
-        let is_unnamed = |axis: usize, dim: &Dim| *dim == Dim::Open && time.is_some_and(|time| time != axis);
-        name_dims(input, &usual, |axis, dim| *dim == old || is_unnamed(axis, dim));
-    }
-    for (output, dims) in graph.output.iter_mut().zip(&of_outputs) {
-        name_dims(output, &usual, |axis, _| dims.get(axis) == Some(&old));
-    }
-    for value in &mut graph.value_info {
-        name_dims(value, &usual, |_, dim| *dim == old);
-    }
-    let was = analysis.batch.replace(batch::SYMBOL.to_owned());
-    was.filter(|was| !is_batch_name(was))
-}
-
-/// The warning where a layer takes a fixed number of rows, so that sequences don't share runs.
-fn fixed_batch(opened: &Opened, analysis: &Analysis) -> Option<Warning> {
-    let seed = analysis.time.first().filter(|_| opened.axes.is_empty() && analysis.batch.is_none())?;
-    let input = opened.graph.input.iter().find(|input| input.name() == seed.input)?;
-    let dims = input.dims().filter(|dims| dims.len() > 2)?;
-    let axis = usize::from(seed.axis == 0);
-    let Dim::Known(rows) = dims[axis] else { return None };
-    if rows > 1 {
-        // Other axes may be merged into the rows of a layer.
-        let layers = analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. }));
-        let mut shapes = layers.filter_map(|cut| analysis.dims(opened.graph.node[cut.node()].input_at(0)?));
-        shapes.find(|shape| shape.get(1) == Some(&Dim::Known(rows)))?;
-    }
-    Some(Warning::FixedBatch { axis: InputAxis { input: seed.input.clone(), axis }, rows })
-}
-
-/// Gives some dimensions another name.
-fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &Dim) -> bool) {
-    let Some(dims) = value.dims() else { return };
-    let new = |(axis, dim): (usize, &Dim)| if is_named(axis, dim) { name.clone() } else { dim.clone() };
-    let named: Vec<Dim> = dims.iter().enumerate().map(new).collect();
-    if named != dims {
-        let elem = value.elem();
-        value.set_tensor(elem, &named);
-    }
 }
 
 /// The states that the model had.
@@ -540,22 +384,6 @@ fn relax(graph: &mut GraphProto, analysis: &Analysis) {
     graph.value_info.retain(|value| !matches!(analysis.found.places.get(value.name()), None | Some(Place::At(_))));
 }
 
-/// Writes the pairs into the graph's description, where the backend finds them.
-fn describe(graph: &mut GraphProto, described: &[Pair], report: &Report) {
-    let new: Vec<String> = report
-        .states
-        .iter()
-        .filter(|state| !described.contains(&state.pair))
-        .map(|state| state.pair.to_string())
-        .collect();
-    if new.is_empty() {
-        return;
-    }
-    let line = format!("InputState, OutputState: {}", new.join(" "));
-    let own = graph.doc_string();
-    graph.doc_string = Some(if own.is_empty() { line } else { format!("{own}\n{line}") });
-}
-
 /// Writes into the model's metadata which multiple the steps of a request must be, if strides over time want that.
 fn note_multiple(model: &mut ModelProto, report: &Report) {
     let multiple = usize::try_from(report.steps_multiple).ok().and_then(NonZeroUsize::new);
@@ -565,37 +393,4 @@ fn note_multiple(model: &mut ModelProto, report: &Report) {
     let value = serde_json::json!(all).to_string();
     model.metadata_props.retain(|entry| entry.key() != STEPS_MULTIPLE);
     model.metadata_props.push(StringStringEntryProto { key: Some(STEPS_MULTIPLE.to_owned()), value: Some(value) });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn pair(input: &str, output: &str) -> Pair {
-        Pair { input: input.to_owned(), output: output.to_owned() }
-    }
-
-    #[test]
-    fn pairs_are_read_as_the_backend_reads_them() {
-        let two = Some(vec![pair("a", "b"), pair("c d", "e/f:0")]);
-        for text in ["<<<a, b>>> <<<c d, e/f:0>>>", "<<<a,b>>>,<<<c d,e/f:0>>>", "  <<< a ,b>>><<<c d,e/f:0 >>>\n"] {
-            assert_eq!(pairs(text), two, "{text}");
-        }
-        let wrong =
-            ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,b>>> x", "x <<<a,b>>>", "<<<<a,b>>>"];
-        for text in wrong.into_iter().chain(["<<<a,b>>> <<<a,c>>>", "<<<a,b>>> <<<c,b>>>"]) {
-            assert_eq!(pairs(text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn a_description_names_pairs_in_the_order_it_states() {
-        let description = "for speech\nInputState, OutputState pairs: <<<a, b>>> <<<c, d>>> (two)\n\
-                           PastValueOutput/PastValueInput <<<e_out, e_in>>>\nOutputState only <<<x, y>>>";
-        let expected = [pair("a", "b"), pair("c", "d"), pair("e_in", "e_out")];
-        assert_eq!(described_pairs(description).unwrap(), expected);
-        assert_eq!(described_pairs("").unwrap(), []);
-        let error = described_pairs("InputState OutputState <<<a>>>").unwrap_err().to_string();
-        assert!(error.contains("'<<<a>>>'") && error.contains("<<<input, output>>>"), "{error}");
-    }
 }

@@ -8,11 +8,13 @@
 //! | module | |
 //! |---|---|
 //! | [`onnx`] | reading and writing models |
+//! | `pairs` | inputs and outputs that are the two ends of a state already |
 //! | `graph` | what a graph's names connect |
 //! | `infer` | shapes and small values, for inputs of given sizes |
 //! | `time` | which tensors carry the steps, and what stands in the way |
 //! | `analysis` | which axis of the inputs has the steps |
 //! | `batch` | opens a batch dimension that is fixed to 1 |
+//! | `batch_axis` | the name of the batch beside the steps, and warnings about it |
 //! | `cut` | the edits |
 //! | `layout` | layers with the batch in front, which ONNX Runtime doesn't run |
 //! | `lengths` | lengths of rows that requests say, and what they need of a model |
@@ -24,6 +26,7 @@
 
 mod analysis;
 mod batch;
+mod batch_axis;
 mod convert;
 mod cut;
 mod graph;
@@ -31,6 +34,7 @@ mod infer;
 mod layout;
 mod lengths;
 pub mod onnx;
+mod pairs;
 pub mod report;
 mod rows;
 mod time;
@@ -39,7 +43,8 @@ pub mod verify;
 
 pub use analysis::InputAxis;
 pub use batch::{BatchError, is_batch_name};
-pub use convert::{ConvertError, Converted, Options, convert, pairs};
+pub use convert::{ConvertError, Converted, Options, convert};
+pub use pairs::pairs;
 pub use report::Pair;
 pub use rows::passes_on_rows;
 pub use time::{Hint, Refusal, Refusals};

@@ -1,0 +1,82 @@
+//! The batch beside the steps: its name, and warnings about it.
+
+use crate::analysis::{Analysis, InputAxis};
+use crate::batch::{self, Opened, is_batch_name};
+use crate::graph::Names;
+use crate::onnx::Dim;
+use crate::onnx::schema::{GraphProto, ValueInfoProto};
+use crate::report::Warning;
+use crate::time::Cut;
+
+/// Gives the batch its usual name, by which the backend knows it, and answers its name before. An exporter may have numbered
+/// it, as in `s77`. Where an output has no such dimension, it may be something else, and keeps its name.
+pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<String> {
+    if is_batch_name(&analysis.symbol) {
+        // The caller says that the model's name is wrong.
+        let wrong = Dim::Symbol(std::mem::take(&mut analysis.symbol));
+        let values = graph.input.iter().chain(&graph.output).chain(&graph.value_info);
+        analysis.symbol = Names::of_dimensions(values).fresh("steps");
+        let steps = Dim::Symbol(analysis.symbol.clone());
+        for value in graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info) {
+            name_dims(value, &steps, |_, dim| *dim == wrong);
+        }
+    }
+    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
+    let old = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty())?;
+    let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
+    let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
+    let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
+    let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
+    let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
+    let of_outputs = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1))?;
+    for input in &mut graph.input {
+        let time = analysis.time.iter().find(|seed| seed.input == input.name()).map(|seed| seed.axis);
+        // Beside the steps, the batch is the only open dimension.
+        let is_unnamed = |axis: usize, dim: &Dim| *dim == Dim::Open && time.is_some_and(|time| time != axis);
+        name_dims(input, &usual, |axis, dim| *dim == old || is_unnamed(axis, dim));
+    }
+    for (output, dims) in graph.output.iter_mut().zip(&of_outputs) {
+        name_dims(output, &usual, |axis, _| dims.get(axis) == Some(&old));
+    }
+    for value in &mut graph.value_info {
+        name_dims(value, &usual, |_, dim| *dim == old);
+    }
+    let was = analysis.batch.replace(batch::SYMBOL.to_owned());
+    was.filter(|was| !is_batch_name(was))
+}
+
+/// The warning where a layer takes a fixed number of rows, so that sequences don't share runs.
+pub fn fixed_batch(opened: &Opened, analysis: &Analysis) -> Option<Warning> {
+    let seed = analysis.time.first().filter(|_| opened.axes.is_empty() && analysis.batch.is_none())?;
+    let input = opened.graph.input.iter().find(|input| input.name() == seed.input)?;
+    let dims = input.dims().filter(|dims| dims.len() > 2)?;
+    let axis = usize::from(seed.axis == 0);
+    let Dim::Known(rows) = dims[axis] else { return None };
+    if rows > 1 {
+        // Other axes may be merged into the rows of a layer.
+        let layers = analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. }));
+        let mut shapes = layers.filter_map(|cut| analysis.dims(opened.graph.node[cut.node()].input_at(0)?));
+        shapes.find(|shape| shape.get(1) == Some(&Dim::Known(rows)))?;
+    }
+    Some(Warning::FixedBatch { axis: InputAxis { input: seed.input.clone(), axis }, rows })
+}
+
+/// Gives some dimensions another name.
+fn name_dims(value: &mut ValueInfoProto, name: &Dim, is_named: impl Fn(usize, &Dim) -> bool) {
+    let Some(dims) = value.dims() else { return };
+    let new = |(axis, dim): (usize, &Dim)| if is_named(axis, dim) { name.clone() } else { dim.clone() };
+    let named: Vec<Dim> = dims.iter().enumerate().map(new).collect();
+    if named != dims {
+        let elem = value.elem();
+        value.set_tensor(elem, &named);
+    }
+}
+
+/// The warning where two dimensions of an input could be the batch.
+pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
+    let listed = |axes: &[InputAxis], beside: &[InputAxis]| {
+        let differ = axes.iter().filter(|axis| !beside.contains(axis));
+        differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
+    };
+    Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
+}

@@ -1,0 +1,142 @@
+//! Inputs and outputs that are the two ends of a state already: in options, in the graph's description, and by their shapes.
+
+use crate::convert::ConvertError;
+use crate::graph::required_inputs;
+use crate::onnx::schema::{GraphProto, ValueInfoProto};
+use crate::onnx::{self, Dim};
+use crate::report::{Pair, Report};
+
+/// The pairs that a graph's description names, in the lines that the backend reads.
+pub fn described_pairs(description: &str) -> Result<Vec<Pair>, ConvertError> {
+    let mut described = Vec::new();
+    for line in description.lines() {
+        for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
+            let (Some(input), Some(output)) = (line.find(input), line.find(output)) else { continue };
+            let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
+                continue;
+            };
+            let form =
+                || format!("the graph's description names states as '{groups}': '<<<input, output>>>' is expected");
+            let swap = |pair: Pair| if input < output { pair } else { Pair { input: pair.output, output: pair.input } };
+            described.extend(pairs(groups).ok_or_else(|| ConvertError::Description(form()))?.into_iter().map(swap));
+        }
+    }
+    Ok(described)
+}
+
+/// Reads pairs in the form of the backend's `state_pairs`: `<<<input, output>>>`, separated by spaces, commas or
+/// nothing. `None` if the text is anything else, or a name is in two pairs.
+pub fn pairs(text: &str) -> Option<Vec<Pair>> {
+    let mut found: Vec<Pair> = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (pair, behind) = rest.strip_prefix("<<<")?.split_once(">>>")?;
+        let (input, output) = pair.split_once(',')?;
+        let (input, output) = (input.trim(), output.trim());
+        let is_known = found.iter().any(|known| known.input == input || known.output == output);
+        if is_known || input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
+            return None;
+        }
+        found.push(Pair { input: input.to_owned(), output: output.to_owned() });
+        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
+    }
+    (!found.is_empty()).then_some(found)
+}
+
+/// Refuses pairs of names that the model lacks, and of tensors whose types or dims differ.
+pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
+    let find = |values: &[ValueInfoProto], name: &str, kind: &str| {
+        let found = values.iter().find(|value| value.name() == name).cloned();
+        found.ok_or_else(|| {
+            let names: Vec<&str> = values.iter().map(ValueInfoProto::name).collect();
+            ConvertError::Option(format!("the model has no {kind} '{name}' (it has {})", names.join(", ")))
+        })
+    };
+    for pair in pairs {
+        let (input, output) = (find(&graph.input, &pair.input, "input")?, find(&graph.output, &pair.output, "output")?);
+        let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
+        let same_dims = match (input.dims(), output.dims()) {
+            (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
+            _ => true,
+        };
+        if input.elem() != output.elem() || !same_dims {
+            let shape = |value: &ValueInfoProto| {
+                format!("{} {}", onnx::type_name(value.elem()), onnx::bracketed(&value.dims().unwrap_or_default()))
+            };
+            return Err(ConvertError::Option(format!(
+                "'{}' ({}) and '{}' ({}) can't be the two ends of a state: type and dims must agree",
+                pair.input,
+                shape(&input),
+                pair.output,
+                shape(&output)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Inputs and outputs of one type and shape, where only one of each has it.
+pub fn alike(graph: &GraphProto) -> Vec<Pair> {
+    let is_alike =
+        |a: &ValueInfoProto, b: &ValueInfoProto| a.elem() == b.elem() && a.dims().is_some() && a.dims() == b.dims();
+    let only = |of: &ValueInfoProto, values: &[ValueInfoProto]| {
+        let mut found = values.iter().filter(|value| is_alike(value, of)).map(|value| value.name().to_owned());
+        found.next().filter(|_| found.next().is_none())
+    };
+    let pair = |input: &ValueInfoProto| {
+        only(input, &graph.input)?;
+        Some(Pair { input: input.name().to_owned(), output: only(input, &graph.output)? })
+    };
+    let found: Vec<Pair> = required_inputs(graph).filter_map(pair).collect();
+    // Requests must carry something.
+    if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
+}
+
+/// Writes the pairs into the graph's description, where the backend finds them.
+pub fn describe(graph: &mut GraphProto, described: &[Pair], report: &Report) {
+    let new: Vec<String> = report
+        .states
+        .iter()
+        .filter(|state| !described.contains(&state.pair))
+        .map(|state| state.pair.to_string())
+        .collect();
+    if new.is_empty() {
+        return;
+    }
+    let line = format!("InputState, OutputState: {}", new.join(" "));
+    let own = graph.doc_string();
+    graph.doc_string = Some(if own.is_empty() { line } else { format!("{own}\n{line}") });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(input: &str, output: &str) -> Pair {
+        Pair { input: input.to_owned(), output: output.to_owned() }
+    }
+
+    #[test]
+    fn pairs_are_read_as_the_backend_reads_them() {
+        let two = Some(vec![pair("a", "b"), pair("c d", "e/f:0")]);
+        for text in ["<<<a, b>>> <<<c d, e/f:0>>>", "<<<a,b>>>,<<<c d,e/f:0>>>", "  <<< a ,b>>><<<c d,e/f:0 >>>\n"] {
+            assert_eq!(pairs(text), two, "{text}");
+        }
+        let wrong =
+            ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,b>>> x", "x <<<a,b>>>", "<<<<a,b>>>"];
+        for text in wrong.into_iter().chain(["<<<a,b>>> <<<a,c>>>", "<<<a,b>>> <<<c,b>>>"]) {
+            assert_eq!(pairs(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_description_names_pairs_in_the_order_it_states() {
+        let description = "for speech\nInputState, OutputState pairs: <<<a, b>>> <<<c, d>>> (two)\n\
+                           PastValueOutput/PastValueInput <<<e_out, e_in>>>\nOutputState only <<<x, y>>>";
+        let expected = [pair("a", "b"), pair("c", "d"), pair("e_in", "e_out")];
+        assert_eq!(described_pairs(description).unwrap(), expected);
+        assert_eq!(described_pairs("").unwrap(), []);
+        let error = described_pairs("InputState OutputState <<<a>>>").unwrap_err().to_string();
+        assert!(error.contains("'<<<a>>>'") && error.contains("<<<input, output>>>"), "{error}");
+    }
+}
