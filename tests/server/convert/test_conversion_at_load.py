@@ -112,6 +112,48 @@ def test_a_model_that_is_converted_at_load_answers_in_steps_as_at_once(deploymen
     assert_steps_are_the_whole(deployment.connect(), served, name)
 
 
+def u_net() -> onnx.ModelProto:
+    """Two channels over time and 8 frequencies: a step minus the one before, a convolution with padding of both axes, a
+    transposed one whose last steps are cut off, and what both have in common."""
+    rng = np.random.default_rng(8)
+    ints = {"delay": [0, 0, 1, 0, 0, 0, -1, 0], "pads": [0, 0, 2, 1, 0, 0, 0, 1], "from": [0], "to": [-1], "time": [2]}
+    kernels = {"down": (4, 2, 3, 3), "up": (4, 2, 2, 2)}
+    weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in kernels.items()}
+    nodes = [
+        node("Pad", "x delay", "before"),
+        node("Sub", "x before", "changes"),
+        node("Pad", "changes pads", "padded"),
+        node("Conv", "padded down", "narrow", strides=[1, 2]),
+        node("Relu", "narrow", "bottom"),
+        node("ConvTranspose", "bottom up", "longer", strides=[1, 2]),
+        node("Slice", "longer from to time", "wide"),
+        node("Add", "wide x", "y"),
+    ]
+    dims = ("batch", 2, "time", 8)
+    constants = weights | {key: np.array(value, np.int64) for key, value in ints.items()}
+    return graph(nodes, [("x", "fp32", dims)], [("y", "fp32", dims)], constants)
+
+
+@pytest.mark.simulated_device
+def test_a_u_net_answers_in_steps_as_at_once(deployment):
+    model, served = u_net(), "at_load_u_net"
+    load(deployment, served, model, low_latency_transformation="true")
+    client, ids = deployment.connect(), [new_id() for _ in range(3)]
+    whole_input = RNG.normal(size=(3, 2, STEPS, 8)).astype(np.float32)
+    came: list[list[np.ndarray]] = [[] for _ in ids]
+    for start, end in ((0, 1), (1, 2), (2, 9), (9, 10), (10, STEPS)):
+        said = together(
+            partial(client.step, served, i, {"x": x[None, :, start:end]}, start=start == 0, end=end == STEPS)
+            for i, x in zip(ids, whole_input, strict=True)
+        )
+        for parts, answer in zip(came, said, strict=True):
+            parts.append(answer["y"])
+    original = onnxruntime.InferenceSession(model.SerializeToString())
+    for x, parts in zip(whole_input, came, strict=True):
+        expected = original.run(None, {"x": x[None]})[0]
+        np.testing.assert_allclose(np.concatenate(parts, axis=2), expected, rtol=0, atol=1e-6)
+
+
 def renamed(name: str, names: dict[str, str]) -> onnx.ModelProto:
     """An export whose axes have other names."""
     model = onnx.load(EXPORTS / f"{name}.onnx")
