@@ -123,8 +123,8 @@ fn nothing(alike: &[Pair], stopped: &[String]) -> String {
 
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
-    let Prepared { model, graph, was_laid_out } = prepared(bytes)?;
-    let original = was_laid_out.then(|| onnx::write(&with_graph(&model, graph.clone())));
+    let Prepared { model, graph, had_batch_in_front } = prepared(bytes)?;
+    let original = had_batch_in_front.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
     let described = described_pairs(graph.doc_string())?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
@@ -171,7 +171,7 @@ pub struct Prepared {
     pub model: ModelProto,
     pub graph: GraphProto,
     /// Layers had the batch in front.
-    pub was_laid_out: bool,
+    pub had_batch_in_front: bool,
 }
 
 /// Reads a model.
@@ -181,9 +181,9 @@ pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
         return Err(ConvertError::Function(name.to_owned()));
     }
     let mut graph = model.graph.take().unwrap_or_default();
-    let was_laid_out = put_time_in_front(&mut graph);
+    let had_batch_in_front = put_time_in_front(&mut graph);
     sort_all(&mut graph)?;
-    Ok(Prepared { model, graph, was_laid_out })
+    Ok(Prepared { model, graph, had_batch_in_front })
 }
 
 /// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.

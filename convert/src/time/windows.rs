@@ -81,10 +81,10 @@ pub fn transposed(tracker: &mut Tracker, index: usize, node: &NodeProto, places:
         return Err(refuse(node, "has a window over padded steps, or over an axis that steps and others share", HELP));
     }
     if window.before > 0 {
-        return Err(refuse(node, format!("looks {} steps ahead", window.before), HELP));
+        return Err(refuse(node, format!("looks {} ahead", counted(window.before)), HELP));
     }
     if window.behind > reach {
-        return Err(refuse(node, format!("gives {} steps fewer than it takes", window.behind - reach), HELP));
+        return Err(refuse(node, format!("gives {} fewer than it takes", counted(window.behind - reach)), HELP));
     }
     tracker.found.cuts.push(Cut::Frames { node: index, axis: layout.axis, frames: reach, cropped: 0, fill: 0.0 });
     let trail = reach - window.behind;
@@ -92,6 +92,10 @@ pub fn transposed(tracker: &mut Tracker, index: usize, node: &NodeProto, places:
 }
 
 const HELP: &str = "pad in front of the steps only, by the kernel's reach (causal padding), and export the model again";
+
+fn counted(steps: i64) -> String {
+    if steps == 1 { "1 step".to_owned() } else { format!("{steps} steps") }
+}
 
 fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal> {
     if !layout.is_clean() {
@@ -109,15 +113,15 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
     }
     let ahead = reach - lead - (window.stride - 1);
     if ahead > 0 && (window.behind > 0 || layout.trail > 0) {
-        let steps = if ahead == 1 { "step" } else { "steps" };
-        return Err(refuse(node, format!("looks {ahead} {steps} ahead"), HELP));
+        return Err(refuse(node, format!("looks {} ahead", counted(ahead)), HELP));
     }
     if ahead > 0 {
         let help = format!(
-            "pad {ahead} steps in front of it (causal padding), and export the model again; a model without a recurrence \
-             needs no conversion: 'input_context' can put the last steps of a request in front of the next one"
+            "pad {} in front of it (causal padding), and export the model again; a model without a recurrence \
+             needs no conversion: 'input_context' can put the last steps of a request in front of the next one",
+            counted(ahead)
         );
-        return Err(refuse(node, format!("gives {ahead} steps fewer than it takes"), &help));
+        return Err(refuse(node, format!("gives {} fewer than it takes", counted(ahead)), &help));
     }
     Ok(())
 }

@@ -53,9 +53,9 @@ fn transposed_convolutions_over_other_axes_need_no_state() {
 fn transposed_convolutions_that_look_ahead_or_make_more_steps_are_refused() {
     let said = |build: Build| refusal(build.bytes(), &Options::default());
     let ahead = image("batch 3 time 10").node(transposed(&[1, 0, 1, 0], &[1, 1])).node(node("Relu", "made", "y"));
-    assert!(said(ahead).contains("ConvTranspose 'the convtranspose' looks 1 steps ahead"));
+    assert!(said(ahead).contains("ConvTranspose 'the convtranspose' looks 1 step ahead"));
     let fewer = image("batch 3 out 10").node(transposed(&[0, 0, 3, 0], &[1, 1])).node(node("Relu", "made", "y"));
-    assert!(said(fewer).contains("gives 1 steps fewer than it takes"));
+    assert!(said(fewer).contains("gives 1 step fewer than it takes"));
     let more = image("batch 3 out 10").node(transposed(&[0, 0, 0, 0], &[2, 1])).node(node("Relu", "made", "y"));
     let message = said(more);
     assert!(message.contains("makes several steps of one"), "{message}");
