@@ -209,6 +209,12 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
     }))
 }
 
+/// Where tensors have the rows of a batch that is open, or the first node that mixes them.
+pub fn rows(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Result<HashMap<String, Place>, Refusal> {
+    let Followed { places, result, .. } = follow(graph, opset, axes);
+    result.map(|()| places).map_err(|refusals| *refusals.first)
+}
+
 /// The rows in a graph.
 struct Followed {
     few: Shapes,

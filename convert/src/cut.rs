@@ -1,16 +1,18 @@
 //! Gives a graph its state inputs and outputs.
 
+use std::cell::OnceCell;
 use std::collections::{HashMap, HashSet};
 
-use crate::analysis::Analysis;
-use crate::graph::{Names, inputs_of, producers};
+use crate::analysis::{Analysis, InputAxis};
+use crate::batch;
+use crate::graph::{Names, inputs_of, producers, required_inputs};
 use crate::infer::Tensor;
 use crate::infer::loops::scan_counts;
 use crate::infer::ops::hidden_size;
 use crate::lengths::{self, Content};
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
-use crate::onnx::{DataType, Dim, int64s};
-use crate::time::{Cut, Hint, Refusal, refuse};
+use crate::onnx::{DataType, Dim, bracketed, int64s};
+use crate::time::{Cut, Hint, Place, Refusal, refuse};
 
 /// Where a state starts.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +36,8 @@ pub struct NewState {
     pub operator: String,
     /// Starts at constants that aren't zero.
     pub starts_at_constant: bool,
+    /// The shape of `dims` for a `Reshape`, if the original has the batch and another axis in one.
+    split: Option<Vec<i64>>,
 }
 
 /// A graph with states.
@@ -57,6 +61,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
         original: graph.clone(),
         states: Vec::new(),
         content,
+        rows: OnceCell::new(),
     };
     for cut in &analysis.found.cuts {
         match cut {
@@ -91,6 +96,8 @@ struct Cutter<'a> {
     original: GraphProto,
     states: Vec<NewState>,
     content: Content,
+    /// Where tensors have the rows of the batch, once that is asked.
+    rows: OnceCell<Result<HashMap<String, Place>, Refusal>>,
 }
 
 /// The inputs whose content each tensor depends on. Shapes are no content.
@@ -119,11 +126,12 @@ fn base_name(label: &str) -> String {
 }
 
 impl Cutter<'_> {
-    /// Adds a state. Returns the names of its input and output.
+    /// Adds a state. Returns the names of its input and output, in the shape of `dims`. They are rows of tensor `of`.
     fn state(
         &mut self,
         node: &NodeProto,
         part: &str,
+        of: &str,
         (elem, dims): (i32, Vec<Dim>),
         start: Option<&str>,
         fill: f64,
@@ -145,19 +153,95 @@ impl Cutter<'_> {
             }
         };
         let starts_at_constant = constant && matches!(start, Start::Tensor(_));
+        let merged = dims;
+        let dims = self.split(node, of, &merged)?;
+        let split = (dims != merged).then(|| shape(&dims));
+        let inner = match &split {
+            None => (input.clone(), output.clone()),
+            Some(split) => {
+                let inner =
+                    (self.names.fresh(&format!("{input}/merged")), self.names.fresh(&format!("{output}/merged")));
+                self.reshape(&input, &shape(&merged), &inner.0);
+                self.reshape(&inner.1, split, &output);
+                inner
+            }
+        };
         self.graph.input.push(ValueInfoProto::tensor(&input, elem, &dims));
         self.graph.output.push(ValueInfoProto::tensor(&output, elem, &dims));
         self.states.push(NewState {
-            input: input.clone(),
-            output: output.clone(),
+            input,
+            output,
             elem,
             dims,
             start,
             node: node.label().to_owned(),
             operator: node.operator(),
             starts_at_constant,
+            split,
         });
-        Ok((input, output))
+        Ok(inner)
+    }
+
+    /// The dims of a state with the batch in a dimension of its own. In a model with frequencies, for example, a layer's
+    /// rows may be those of the batch times the frequencies.
+    fn split(&self, node: &NodeProto, of: &str, dims: &[Dim]) -> Result<Vec<Dim>, Refusal> {
+        let (Some(batch), Some(axis)) = (&self.analysis.batch, dims.iter().position(|dim| *dim == Dim::Open)) else {
+            return Ok(dims.to_vec());
+        };
+        let refused = |why: String| {
+            let help = "export the model with a fixed batch, which its sequences then can't share";
+            Err(refuse(
+                node,
+                format!("has a state {}, which has the batch and others in one axis{why}", bracketed(dims)),
+                help,
+            ))
+        };
+        let rows = self.rows.get_or_init(|| self.followed_rows(batch));
+        let place = match rows {
+            Ok(rows) => rows.get(of),
+            Err(refusal) => {
+                let Refusal { operator, node, why, .. } = refusal;
+                return refused(format!("; they can't be taken apart, because {operator} '{node}' {why}"));
+            }
+        };
+        let Some(&Place::At(layout)) = place.filter(|place| matches!(place, Place::At(layout) if layout.axis == axis))
+        else {
+            return refused(String::new());
+        };
+        let (outer, inner) = (Dim::Known(layout.outer), Dim::Known(layout.inner));
+        let split = [&dims[..axis], &[outer, Dim::Symbol(batch.clone()), inner], &dims[axis + 1..]].concat();
+        let is_one = |index: usize| index <= axis + 2 && split[index] == Dim::Known(1);
+        Ok(split.iter().enumerate().filter(|(index, _)| !is_one(*index)).map(|(_, dim)| dim.clone()).collect())
+    }
+
+    /// Follows the rows through the original. States take the place of what layers start at.
+    fn followed_rows(&self, batch: &str) -> Result<HashMap<String, Place>, Refusal> {
+        let mut graph = self.original.clone();
+        for cut in self.analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. })) {
+            graph.node[cut.node()].input.iter_mut().skip(5).take(2).for_each(String::clear);
+        }
+        batch::rows(&graph, self.opset, &self.batch_axes(batch))
+    }
+
+    /// The axes of the inputs that have the batch.
+    fn batch_axes(&self, batch: &str) -> Vec<InputAxis> {
+        let mut axes = Vec::new();
+        for input in required_inputs(&self.original) {
+            let time = self.analysis.time.iter().find(|seed| seed.input == input.name());
+            for (axis, dim) in input.dims().unwrap_or_default().into_iter().enumerate() {
+                let is_unnamed = dim == Dim::Open && time.is_some_and(|time| time.axis != axis);
+                if is_unnamed || matches!(&dim, Dim::Symbol(name) if name == batch) {
+                    axes.push(InputAxis { input: input.name().to_owned(), axis });
+                }
+            }
+        }
+        axes
+    }
+
+    fn reshape(&mut self, from: &str, shape: &[i64], to: &str) {
+        let (name, constant) = (self.names.fresh(&format!("{to}/Reshape")), self.names.fresh(&format!("{to}/shape")));
+        self.graph.initializer.push(int64s(&constant, &[shape.len() as i64], shape));
+        self.graph.node.push(NodeProto::make("Reshape", &name, &[from, &constant], &[to]));
     }
 
     /// Makes a node's output the state's: under its own name if nothing else uses it.
@@ -199,7 +283,8 @@ impl Cutter<'_> {
         let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
         for &(part, input, output) in parts {
             let start = self.graph.node[index].input_at(input).map(str::to_owned);
-            let (state_in, state_out) = self.state(&node, part, (elem, dims.clone()), start.as_deref(), 0.0)?;
+            let (state_in, state_out) =
+                self.state(&node, part, &node.input[0], (elem, dims.clone()), start.as_deref(), 0.0)?;
             self.graph.node[index].set_input(input, &state_in);
             let (index, output) = match &is_empty_row {
                 Some(is_empty_row) => (self.keep_state_of_empty_rows(index, output, is_empty_row, &state_in), 0),
@@ -311,7 +396,8 @@ impl Cutter<'_> {
             let of_body =
                 node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
             let elem = if of_body == 0 { self.tensor(&start).elem } else { of_body };
-            let (state_in, state_out) = self.state(&node, &number.to_string(), (elem, dims), Some(&start), 0.0)?;
+            let (state_in, state_out) =
+                self.state(&node, &number.to_string(), &start, (elem, dims), Some(&start), 0.0)?;
             self.graph.node[index].set_input(front + number, &state_in);
             self.give(index, number, &state_out);
         }
@@ -325,7 +411,7 @@ impl Cutter<'_> {
         let mut dims = self.dims(&node, &source)?;
         dims[axis] = Dim::Known(frames);
         let elem = self.tensor(&source).elem;
-        let (state_in, state_out) = self.state(&node, "frames", (elem, dims.clone()), None, fill)?;
+        let (state_in, state_out) = self.state(&node, "frames", &source, (elem, dims.clone()), None, fill)?;
         let label = base_name(node.label());
         let joined = if node.op() == "Pad" {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
@@ -390,7 +476,7 @@ impl Cutter<'_> {
         let start = node.input[input].clone();
         let dims = self.dims(&node, &start)?;
         let elem = self.tensor(&start).elem;
-        let (state_in, state_out) = self.state(&node, "frames", (elem, dims), Some(&start), 0.0)?;
+        let (state_in, state_out) = self.state(&node, "frames", &start, (elem, dims), Some(&start), 0.0)?;
         self.graph.node[index].set_input(input, &state_in);
         self.keep_last(&base_name(node.label()), &node.output[0], axis, frames, &state_out);
         Ok(())
@@ -419,14 +505,28 @@ impl Cutter<'_> {
     }
 }
 
+/// The shape for a `Reshape` to dims of which at most one isn't fixed.
+fn shape(dims: &[Dim]) -> Vec<i64> {
+    dims.iter().map(|dim| if let Dim::Known(length) = dim { *length } else { -1 }).collect()
+}
+
 /// The part of the original graph that computes where states start: a model with an output for each, of its name.
 pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
     let mut graph = cut.original.clone();
     graph.output.clear();
     for state in &cut.states {
         if let Start::Tensor(tensor) = &state.start {
-            let name = format!("{}/Identity", state.input);
-            graph.node.push(NodeProto::make("Identity", &name, &[tensor], &[&state.input]));
+            match &state.split {
+                None => {
+                    let name = format!("{}/Identity", state.input);
+                    graph.node.push(NodeProto::make("Identity", &name, &[tensor], &[&state.input]));
+                }
+                Some(split) => {
+                    let (name, shape) = (format!("{}/Reshape", state.input), format!("{}/shape", state.input));
+                    graph.initializer.push(int64s(&shape, &[split.len() as i64], split));
+                    graph.node.push(NodeProto::make("Reshape", &name, &[tensor, &shape], &[&state.input]));
+                }
+            }
             graph.output.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
         }
     }

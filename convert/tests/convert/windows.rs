@@ -1,6 +1,8 @@
 //! Convolutions, padding and resizing over two axes, as in U-Nets, and operators that stay within a step.
 
+use stateful_convert::onnx::bracketed;
 use stateful_convert::onnx::schema::NodeProto;
+use stateful_convert::report::StartsAt;
 use stateful_convert::{InputAxis, Options};
 
 use crate::common::{Build, assert_equal, checked, node, refusal, states, with_text};
@@ -155,4 +157,68 @@ fn pools_over_time_keep_their_last_frames() {
     let build = Build::new().input("x", "batch 4 time").output("y", "batch 4 time");
     let pool = node("LpPool", "x", "y").with_ints("kernel_shape", &[3]).with_ints("pads", &[2, 0]);
     assert_has_states("LpPool", build.node(pool).bytes(), &["the.lppool.frames_in"]);
+}
+
+/// A GRU over time at each of 5 frequencies: `x` is `[batch, time, 5, 4]`. `order` puts time in front.
+fn at_each_frequency(order: &[i64], back: &[i64], batch: &str) -> Build {
+    let build = Build::new().input("x", &format!("{batch} time 5 4")).output("y", &format!("{batch} time 5 3"));
+    let build = build.recurrent_weights(3).ints("rows", &[3], &[0, -1, 4]).ints("one", &[1], &[1]);
+    let build = build.node(NodeProto::make("Transpose", "front", &["x"], &["time_first"]).with_ints("perm", order));
+    let build = build.node(NodeProto::make("Reshape", "merge", &["time_first", "rows"], &["merged"]));
+    let build = build.node(node("GRU", "merged w r b", "all").with_int("hidden_size", 3));
+    let build = build.node(node("Squeeze", "all one", "flat")).node(node("Shape", "time_first", "shape"));
+    let build =
+        build.ints("none", &[1], &[0]).ints("three", &[1], &[3]).node(node("Slice", "shape none three", "most"));
+    let build = build.node(node("Concat", "most three", "apart").with_int("axis", 0));
+    let build = build.node(NodeProto::make("Reshape", "split", &["flat", "apart"], &["in_parts"]));
+    build.node(NodeProto::make("Transpose", "back", &["in_parts"], &["y"]).with_ints("perm", back))
+}
+
+#[test]
+fn rows_of_a_layer_that_are_of_the_batch_and_others_are_taken_apart_in_its_state() {
+    let cases = [
+        ("batch outside", [1, 0, 2, 3], [1, 0, 2, 3], "[batch, 5, 3]"),
+        ("batch inside", [1, 2, 0, 3], [2, 0, 1, 3], "[5, batch, 3]"),
+    ];
+    for (name, order, back, expected) in cases {
+        let (converted, compared) =
+            checked(at_each_frequency(&order, &back, "batch").bytes(), &Options::default()).unwrap();
+        assert_eq!(bracketed(&converted.report.states[0].dims), expected, "{name}");
+        assert_eq!(converted.report.states[0].bytes, Some(60), "{name}");
+        assert_equal(name, &compared);
+        assert_eq!(compared.last().unwrap().what, "rows together and alone", "{name}");
+        let open = Options { open_batch: true, ..Options::default() };
+        let (converted, compared) = checked(at_each_frequency(&order, &back, "1").bytes(), &open).unwrap();
+        assert_eq!(bracketed(&converted.report.states[0].dims), expected, "{name}");
+        assert_equal(name, &compared);
+    }
+}
+
+#[test]
+fn states_of_such_rows_start_at_learned_values_and_keep_frames() {
+    let mut build = at_each_frequency(&[1, 0, 2, 3], &[1, 0, 2, 3], "batch").weights("start", &[1, 1, 3]);
+    let layer = build.graph.node.iter_mut().find(|node| node.op_type() == "GRU").unwrap();
+    layer.input.extend([String::new(), "starts".to_owned()]);
+    let build = build.node(NodeProto::make("Shape", "sizes", &["merged"], &["merged_shape"]));
+    let build = build.ints("second", &[1], &[1]).node(node("Gather", "merged_shape second", "count"));
+    let build =
+        build.node(NodeProto::make("Concat", "repeat", &["one", "count", "one"], &["repeats"]).with_int("axis", 0));
+    let build = build.node(node("Tile", "start repeats", "starts"));
+    let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
+    assert_eq!(converted.report.states[0].starts_at, StartsAt::Model);
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[batch, 5, 3]");
+    assert_equal("learned", &compared);
+
+    let build = Build::new().input("x", "batch 5 4 time").output("y", "batch 5 3 time").weights("k", &[3, 4, 3]);
+    let build = build.ints("three", &[1], &[3]).ints("all", &[1], &[-1]).ints("four", &[1], &[4]);
+    let build = build.node(node("Shape", "x", "shape")).node(node("Gather", "shape three", "steps"));
+    let build = build.node(node("Concat", "all four steps", "flat").with_int("axis", 0));
+    let build = build.node(NodeProto::make("Reshape", "merge", &["x", "flat"], &["merged"]));
+    let build = build.node(node("Conv", "merged k", "made").with_ints("pads", &[2, 0])).ints("five", &[1], &[5]);
+    let build = build
+        .node(NodeProto::make("Concat", "apart", &["all", "five", "three", "steps"], &["back"]).with_int("axis", 0));
+    let build = build.node(NodeProto::make("Reshape", "split", &["made", "back"], &["y"]));
+    let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
+    assert_eq!(bracketed(&converted.report.states[0].dims), "[batch, 5, 4, 2]");
+    assert_equal("frames", &compared);
 }
