@@ -225,12 +225,14 @@ fn open_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     by_symbol.into_iter().map(|(_, axes)| axes).collect()
 }
 
-/// The axes whose length the model fixes, each by itself.
+/// The axes whose length the model fixes, each by itself. Of an input with two open axes, those are the batch and the steps.
 fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     let of_input = |input: &&ValueInfoProto| {
         let name = input.name().to_owned();
         let is_fixed = |(axis, dim): (usize, Dim)| matches!(dim, Dim::Known(length) if length > 1).then_some(axis);
-        let axes: Vec<usize> = input.dims().unwrap_or_default().into_iter().enumerate().filter_map(is_fixed).collect();
+        let dims = input.dims().unwrap_or_default();
+        let has_steps = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() > 1;
+        let axes: Vec<usize> = dims.into_iter().enumerate().filter_map(is_fixed).filter(|_| !has_steps).collect();
         axes.into_iter().map(move |axis| vec![InputAxis { input: name.clone(), axis }])
     };
     inputs.iter().flat_map(of_input).collect()

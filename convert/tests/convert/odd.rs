@@ -330,3 +330,16 @@ fn loops_and_scans_without_what_they_need_are_refused() {
     let error = refusal(behind(vec![with_graph(node("If", "", "s"), "then_branch", body)]).bytes(), &along_first());
     assert!(error.starts_with("If 'the if' has no condition"), "{error}");
 }
+
+#[test]
+fn a_fixed_axis_is_not_taken_for_the_steps_beside_open_ones() {
+    let build = |dims: &str| {
+        let build = Build::new().input("x", dims).output("y", dims).weights("k", &[2, 2, 1, 3]);
+        build.node(node("Conv", "x k", "y").with_ints("pads", &[0, 2, 0, 0]))
+    };
+    let message = refusal(build("batch 2 time 8").bytes(), &Options::default());
+    assert!(message.contains("along x@2 nothing needs earlier steps"), "{message}");
+    assert!(!message.contains("x@3"), "{message}");
+    let (converted, _) = checked(build("batch 2 3 8").bytes(), &Options::default()).unwrap();
+    assert_eq!(converted.report.time[0].to_string(), "x@3");
+}
