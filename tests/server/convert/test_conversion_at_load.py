@@ -113,8 +113,8 @@ def test_a_model_that_is_converted_at_load_answers_in_steps_as_at_once(deploymen
 
 
 def u_net() -> onnx.ModelProto:
-    """Two channels over time and 8 frequencies: a step minus the one before, a convolution with padding of both axes, a
-    transposed one whose last steps are cut off, and what both have in common."""
+    """Two channels over time and 8 frequencies: each step minus the one before, a convolution behind a Pad of both axes, a
+    transposed one whose last step is cut off, and a residual connection."""
     rng = np.random.default_rng(8)
     ints = {"delay": [0, 0, 1, 0, 0, 0, -1, 0], "pads": [0, 0, 2, 1, 0, 0, 0, 1], "from": [0], "to": [-1], "time": [2]}
     kernels = {"down": (4, 2, 3, 3), "up": (4, 2, 2, 2)}
@@ -134,10 +134,39 @@ def u_net() -> onnx.ModelProto:
     return graph(nodes, [("x", "fp32", dims)], [("y", "fp32", dims)], constants)
 
 
+def at_each_frequency(order: list[int], back: list[int]) -> onnx.ModelProto:
+    """A GRU over time at each of 8 frequencies: its rows are those of the batch and the frequencies."""
+    rng = np.random.default_rng(9)
+    shapes = {"W": (1, 9, 2), "R": (1, 9, 3), "K": (3, 2)}
+    weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in shapes.items()}
+    ints = {"rows": [0, -1, 2], "one": [1]}
+    nodes = [
+        node("Transpose", "x", "front", perm=order),
+        node("Reshape", "front rows", "merged"),
+        node("GRU", "merged W R", "all", hidden_size=3),
+        node("Squeeze", "all one", "flat"),
+        node("MatMul", "flat K", "made"),
+        node("Shape", "front", "shape"),
+        node("Reshape", "made shape", "parts"),
+        node("Transpose", "parts", "y", perm=back),
+    ]
+    dims = ("batch", 2, "time", 8)
+    constants = weights | {key: np.array(value, np.int64) for key, value in ints.items()}
+    return graph(nodes, [("x", "fp32", dims)], [("y", "fp32", dims)], constants)
+
+
 @pytest.mark.simulated_device
-def test_a_u_net_answers_in_steps_as_at_once(deployment):
-    model, served = u_net(), "at_load_u_net"
+@pytest.mark.parametrize(
+    ("served", "model"),
+    [
+        ("at_load_u_net", u_net()),
+        ("at_load_batch_outside", at_each_frequency([2, 0, 3, 1], [1, 3, 0, 2])),
+        ("at_load_batch_inside", at_each_frequency([2, 3, 0, 1], [2, 3, 0, 1])),
+    ],
+)
+def test_a_denoiser_answers_in_steps_as_at_once(deployment, served, model):
     load(deployment, served, model, low_latency_transformation="true")
+    assert deployment.admin.get_model_config(served).config.max_batch_size > 1
     client, ids = deployment.connect(), [new_id() for _ in range(3)]
     whole_input = RNG.normal(size=(3, 2, STEPS, 8)).astype(np.float32)
     came: list[list[np.ndarray]] = [[] for _ in ids]
