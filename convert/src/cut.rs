@@ -126,7 +126,7 @@ fn base_name(label: &str) -> String {
 }
 
 impl Cutter<'_> {
-    /// Adds a state. Returns the names of its input and output, in the shape of `dims`. They are rows of tensor `of`.
+    /// Adds a state, which has the rows of tensor `of`. Returns the names of its two ends, in the shape of `dims`.
     fn state(
         &mut self,
         node: &NodeProto,
@@ -156,14 +156,14 @@ impl Cutter<'_> {
         let merged = dims;
         let dims = self.split(node, of, &merged)?;
         let split = (dims != merged).then(|| shape(&dims));
-        let inner = match &split {
+        let ends = match &split {
             None => (input.clone(), output.clone()),
             Some(split) => {
-                let inner =
+                let ends =
                     (self.names.fresh(&format!("{input}/merged")), self.names.fresh(&format!("{output}/merged")));
-                self.reshape(&input, &shape(&merged), &inner.0);
-                self.reshape(&inner.1, split, &output);
-                inner
+                self.reshape(&input, &shape(&merged), &ends.0);
+                self.reshape(&ends.1, split, &output);
+                ends
             }
         };
         self.graph.input.push(ValueInfoProto::tensor(&input, elem, &dims));
@@ -179,7 +179,7 @@ impl Cutter<'_> {
             starts_at_constant,
             split,
         });
-        Ok(inner)
+        Ok(ends)
     }
 
     /// The dims of a state with the batch in a dimension of its own. In a model with frequencies, for example, a layer's
@@ -204,9 +204,10 @@ impl Cutter<'_> {
                 return refused(format!("; they can't be taken apart, because {operator} '{node}' {why}"));
             }
         };
-        let Some(&Place::At(layout)) = place.filter(|place| matches!(place, Place::At(layout) if layout.axis == axis))
-        else {
-            return refused(String::new());
+        let is_known = |(index, dim): (usize, &Dim)| index == axis || matches!(dim, Dim::Known(_));
+        let layout = match place {
+            Some(Place::At(layout)) if layout.axis == axis && dims.iter().enumerate().all(is_known) => layout,
+            _ => return refused(String::new()),
         };
         let (outer, inner) = (Dim::Known(layout.outer), Dim::Known(layout.inner));
         let split = [&dims[..axis], &[outer, Dim::Symbol(batch.clone()), inner], &dims[axis + 1..]].concat();
