@@ -98,7 +98,11 @@ pub fn convert_if_asked(
         return Ok(Served { notes: vec![no_effect(&pairs)], ..Served::unchanged(file) });
     }
     let compared = check(library, &file, &converted)?;
-    let converted = if asked.zero_initial_states { converted.starting_at_zero() } else { converted };
+    let converted = if asked.zero_initial_states {
+        converted.starting_at_zero().map_err(|error| refused(&file, cuts, &error.into()))?
+    } else {
+        converted
+    };
     if cuts {
         add_states(partial, &converted)?;
     }

@@ -16,7 +16,8 @@ use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryPr
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
 use crate::pairs::{alike, check_pairs, describe, described_pairs};
 use crate::report::{
-    Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple, Warning,
+    INITIAL_STATES, InitialState, Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput,
+    StepsMultiple, Warning,
 };
 use crate::time::{Hint, Place, Refusal, Refusals};
 
@@ -53,13 +54,16 @@ pub struct Converted {
 impl Converted {
     /// The same model, whose states start at zero in place of learned or constant values. Padding of convolutions and
     /// pooling keeps its value. Compare the models before, because this changes their answers.
-    pub fn starting_at_zero(mut self) -> Self {
+    pub fn starting_at_zero(mut self) -> Result<Self, ReadError> {
         self.initial_states = None;
         for state in self.report.states.iter_mut().filter(|state| state.starts_at == StartsAt::Model) {
             state.starts_at = StartsAt::Zero;
         }
         self.report.warnings.retain(|warning| !matches!(warning, Warning::StartAtConstants(_)));
-        self
+        let mut model = onnx::read(self.model.into())?;
+        note_initial_states(&mut model, &self.report);
+        self.model = onnx::write(&model);
+        Ok(self)
     }
 }
 
@@ -156,6 +160,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     describe(&mut cut_graph, &described, &report);
     let mut converted = with_graph(&model, cut_graph);
     note_multiple(&mut converted, &report);
+    note_initial_states(&mut converted, &report);
     Ok(Converted {
         model: onnx::write(&converted),
         original,
@@ -331,9 +336,18 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
         opened: Vec::new(),
         batch_was: None,
         steps_multiple: analysis.found.multiple,
-        quantizes: !analysis.found.quantized.is_empty(),
+        quantizes: !analysis.found.quantized.is_empty() || analysis.time.is_empty() && has_scale_of_all(graph),
         warnings,
     }
+}
+
+/// Whether a node takes one quantization scale over all that it gets.
+fn has_scale_of_all(graph: &GraphProto) -> bool {
+    let is_one = |node: &NodeProto| {
+        let ops = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
+        ops.contains(&node.op()) || node.graphs().any(has_scale_of_all)
+    };
+    graph.node.iter().any(is_one)
 }
 
 /// Whether an input is the lengths of a recurrent node's rows.
@@ -390,7 +404,36 @@ fn note_multiple(model: &mut ModelProto, report: &Report) {
     let Some(multiple) = multiple.filter(|multiple| multiple.get() > 1) else { return };
     let of_axis = |axis: &InputAxis| StepsMultiple { input: axis.input.clone(), axis: axis.axis, multiple };
     let all: Vec<StepsMultiple> = report.time.iter().map(of_axis).collect();
-    let value = serde_json::json!(all).to_string();
-    model.metadata_props.retain(|entry| entry.key() != STEPS_MULTIPLE);
-    model.metadata_props.push(StringStringEntryProto { key: Some(STEPS_MULTIPLE.to_owned()), value: Some(value) });
+    note(model, STEPS_MULTIPLE, &serde_json::json!(all));
+}
+
+/// Writes into the model's metadata which states start elsewhere than at zero. What it says of states that the model had
+/// stays.
+fn note_initial_states(model: &mut ModelProto, report: &Report) {
+    let old =
+        model.metadata_props.iter().find(|entry| entry.key() == INITIAL_STATES).map(|entry| entry.value().to_owned());
+    let mut old: Vec<InitialState> = old.and_then(|old| serde_json::from_str(&old).ok()).unwrap_or_default();
+    let initial = |state: &State| {
+        let value = match state.starts_at {
+            StartsAt::Zero => return None,
+            StartsAt::Unchanged => {
+                let index = old.iter().position(|old| old.state == state.pair.input)?;
+                return Some(old.swap_remove(index));
+            }
+            StartsAt::Value(value) => Some(value.to_string()),
+            StartsAt::Model => None,
+        };
+        Some(InitialState { state: state.pair.input.clone(), value })
+    };
+    let made: Vec<InitialState> = report.states.iter().filter_map(initial).collect();
+    model.metadata_props.retain(|entry| entry.key() != INITIAL_STATES);
+    if !made.is_empty() {
+        note(model, INITIAL_STATES, &serde_json::json!(made));
+    }
+}
+
+/// Sets an entry of the model's metadata.
+fn note(model: &mut ModelProto, key: &str, value: &serde_json::Value) {
+    model.metadata_props.retain(|entry| entry.key() != key);
+    model.metadata_props.push(StringStringEntryProto { key: Some(key.to_owned()), value: Some(value.to_string()) });
 }

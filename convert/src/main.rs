@@ -199,7 +199,11 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
         targets.check(arguments, &folder)?;
     }
     let compared = compare(arguments, &folder, &converted)?;
-    let converted = if arguments.zero_initial_states { converted.starting_at_zero() } else { converted };
+    let converted = if arguments.zero_initial_states {
+        converted.starting_at_zero().map_err(ConvertError::from).map_err(Problem::Convert)?
+    } else {
+        converted
+    };
     if let Some(targets) = &targets {
         targets.write(&folder, &converted, arguments.chunk)?;
     }

@@ -1,7 +1,7 @@
 //! Inputs and outputs that are the two ends of a state already: in options, in the graph's description, and by their shapes.
 
 use crate::convert::ConvertError;
-use crate::graph::required_inputs;
+use crate::graph::{is_recurrent, producers, required_inputs};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{self, Dim};
 use crate::report::{Pair, Report};
@@ -69,6 +69,36 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertErro
                 shape(&input),
                 pair.output,
                 shape(&output)
+            )));
+        }
+    }
+    check_ends(graph, pairs)
+}
+
+/// Refuses pairs of the hidden state and the cell state of one layer.
+fn check_ends(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
+    let producers = producers(graph);
+    // The tensor that a name is another name or shape of.
+    let source = |name: &str| {
+        let before = |name: &String| {
+            let node = &graph.node[*producers.get(name.as_str())?];
+            let moves = ["Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"].contains(&node.op());
+            node.input_at(0).filter(|_| moves).map(str::to_owned)
+        };
+        std::iter::successors(Some(name.to_owned()), before).take(graph.node.len() + 1).last().unwrap_or_default()
+    };
+    for node in graph.node.iter().filter(|node| is_recurrent(node.op())) {
+        for (start, other_end) in [(5, 2), (6, 1)] {
+            let (Some(start), Some(end)) = (node.input_at(start).map(source), node.output_at(other_end)) else {
+                continue;
+            };
+            let crossed = pairs.iter().find(|pair| pair.input == start && source(&pair.output) == end);
+            let Some(Pair { input, output }) = crossed else { continue };
+            return Err(ConvertError::Option(format!(
+                "'{input}' and '{output}' can't be the two ends of a state: in {} '{}', one is the hidden state (initial_h, \
+                 Y_h) and the other the cell state (initial_c, Y_c)",
+                node.operator(),
+                node.label()
             )));
         }
     }

@@ -136,6 +136,20 @@ pub struct StepsMultiple {
     pub multiple: NonZeroUsize,
 }
 
+/// The key of a model's metadata that has the [`InitialState`]s which aren't zero, as JSON. The backend reads it, and loads the
+/// model only with a configuration that has them.
+pub const INITIAL_STATES: &str = "stateful.initial_states";
+
+/// A state that doesn't start at zero.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InitialState {
+    /// The state's input.
+    pub state: String,
+    /// The value of each element, as `initial_states` takes it. Without one, the model of initial states has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<String>,
+}
+
 /// What the user of a converted model should know.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Warning {

@@ -417,3 +417,31 @@ fn the_model_for_initial_states_is_held_against_states_and_requests() {
         assert!(words.iter().all(|word| error.contains(word)) && error.contains("initial_state_model"), "{error}");
     }
 }
+
+#[test]
+fn the_models_metadata_names_states_that_need_an_initial_value() {
+    let check = |parameters: &[(&str, &str)], metadata: &str| {
+        let config = Config::for_tests(&with_parameters(parameters), &[]).unwrap();
+        let metadata = [("stateful.initial_states".to_owned(), metadata.to_owned())].into();
+        Binding::check_initial_states(&config.states, &metadata).map_err(|error| error.to_string())
+    };
+    let (filled, learned) = (r#"[{"state":"s_in","value":"-1"}]"#, r#"[{"state":"s_in"}]"#);
+    for (parameters, metadata) in [
+        ([("initial_states", "s_in=-1")], filled),
+        ([("initial_states", "s_in=0")], filled),
+        ([("initial_states", "s_in=0")], learned),
+        ([("initial_state_model", "start.onnx")], learned),
+    ] {
+        assert_eq!(check(&parameters, metadata), Ok(()), "{parameters:?}");
+    }
+    let line = "parameters { key: 'initial_states' value { string_value: 's_in=-1' } }";
+    for (parameters, metadata, part) in [
+        (&[][..], filled, line),
+        (&[("initial_state_model", "start.onnx")], filled, line),
+        (&[], learned, "key: 'initial_state_model' value { string_value: 'model_initial_states.onnx' }"),
+        (&[], "4", "a sequence"),
+    ] {
+        let error = check(parameters, metadata).unwrap_err();
+        assert!(error.contains("metadata 'stateful.initial_states'") && error.contains(part), "{part}: {error}");
+    }
+}

@@ -1,13 +1,14 @@
-//! The steps inside a model: which multiple a request must have of them for a stride over time (`stateful_convert` writes
-//! that into the metadata of a model that it converts), and that they aren't the batch.
+//! What a conversion says of a model: in its metadata, which multiple of steps a request must have for a stride over time, and
+//! which states don't start at zero; and that the steps aren't the batch.
 
 use std::collections::BTreeMap;
 
 use prost::bytes::Bytes;
-use stateful_convert::report::{STEPS_MULTIPLE, StepsMultiple as OfInput};
+use stateful_convert::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple as OfInput};
 use stateful_convert::{InputAxis, passes_on_rows};
 
 use super::{Binding, BindingError, BoundInput, Source, StepsMultiple};
+use crate::config::{DeclaredState, StatePairs, States, parameter_line};
 
 impl Binding {
     /// Makes inputs want the multiple of steps that the model's metadata says.
@@ -32,6 +33,34 @@ impl Binding {
             request.steps_multiple = Some(StepsMultiple { axis, multiple });
         }
         Ok(())
+    }
+
+    /// Refuses a configuration without the initial states that the model's metadata names.
+    pub fn check_initial_states(states: &States, metadata: &BTreeMap<String, String>) -> Result<(), BindingError> {
+        let Some(value) = metadata.get(INITIAL_STATES) else { return Ok(()) };
+        let error = |why: String| BindingError::Metadata { key: INITIAL_STATES, value: value.clone(), why };
+        let wanted: Vec<InitialState> = serde_json::from_str(value).map_err(|why| error(why.to_string()))?;
+        let is_missing = |wanted: &&InitialState| {
+            let has_model = wanted.value.is_none() && states.initial_model.is_some();
+            let is_declared = |state: &DeclaredState| state.pair.input == wanted.state && state.initial.is_some();
+            let is_given = states.initial.iter().any(|(name, _)| *name == wanted.state);
+            !has_model && !is_given && !states.declared.iter().any(is_declared)
+        };
+        // A conversion at load has its own.
+        let is_converted = matches!(states.pairs, StatePairs::Converted(_));
+        let missing: Vec<&InitialState> = wanted.iter().filter(|_| !is_converted).filter(is_missing).collect();
+        let values: Vec<String> =
+            missing.iter().filter_map(|wanted| Some(format!("{}={}", wanted.state, wanted.value.as_ref()?))).collect();
+        let help = match missing.first() {
+            None => return Ok(()),
+            Some(_) if !values.is_empty() => parameter_line("initial_states", &values.join(" ")),
+            Some(_) => {
+                let line = parameter_line("initial_state_model", "model_initial_states.onnx");
+                format!("{line}, with the file that stateful-convert wrote beside the model")
+            }
+        };
+        let names: Vec<&str> = missing.iter().map(|wanted| wanted.state.as_str()).collect();
+        Err(error(format!("the configuration says nothing of where {} starts: add {help}", names.join(", "))))
     }
 
     /// Refuses a model with a recurrence along the batch, such as an LSTM that gets `[batch, time, n]` where it takes

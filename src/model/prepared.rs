@@ -85,6 +85,7 @@ impl Prepared {
         let mut binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
+        Binding::check_initial_states(&config.states, metadata)?;
         if plan.has_recurrence && config.max_rows_per_run > 1 {
             // Only these models are read whole, with their weights.
             binding.check_rows(conversion::read(model)?)?;

@@ -186,7 +186,8 @@ fn compare(
     let inputs = comparison.random_inputs(total, rows);
     if report.time.is_empty() {
         let mut compared = vec![comparison.single_steps(steps.unwrap_or(SINGLE_STEPS), rows)?];
-        if !report.opened.is_empty() {
+        // The backend runs rows that share a scale one by one.
+        if !report.opened.is_empty() || has_batch(report) && !report.quantizes {
             compared.extend(comparison.rows(&inputs, 1)?);
         }
         return Ok(compared);
@@ -235,6 +236,12 @@ fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
         let why = || format!("the model has no input '{name}' for requests (it has {})", names.join(", "));
         found.ok_or_else(|| VerifyError::Given(why()))
     };
+    if let Some(chunk) = given.chunk.filter(|chunk| chunk % report.steps_multiple != 0) {
+        let multiple = report.steps_multiple;
+        return Err(VerifyError::Given(format!(
+            "the model has a stride over time, so the steps of a request must be a multiple of {multiple}, and not {chunk}"
+        )));
+    }
     for (name, _) in &given.values {
         input(name)?;
         if given.recordings.iter().any(|recording| recording.input == *name) {
@@ -591,6 +598,16 @@ impl Comparison<'_> {
         // The steps are along one axis here, too: one chunk of all of them.
         self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
     }
+}
+
+/// Whether all that a model of single steps leaves open is one dimension, which its states have.
+fn has_batch(report: &Report) -> bool {
+    let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
+    let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
+    let of_states: Vec<Vec<Dim>> = report.states.iter().map(|state| open(&state.dims)).collect();
+    let Some([batch]) = of_states.first().map(Vec::as_slice) else { return false };
+    of_states.iter().all(|open| open == &[batch.clone()])
+        && tensors.map(open).all(|open| open.is_empty() || open == [batch.clone()])
 }
 
 /// The open axis that isn't time.

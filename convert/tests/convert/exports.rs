@@ -54,7 +54,7 @@ fn learned_initial_states_are_kept() {
         assert!(converted.report.states.iter().all(|state| state.starts_at == StartsAt::Model), "{name}");
         assert_equal(name, &compared);
         let bytes = std::fs::read(export(name)).unwrap();
-        let without = converted.starting_at_zero();
+        let without = converted.starting_at_zero().unwrap();
         assert!(without.initial_states.is_none());
         assert!(without.report.states.iter().all(|state| state.starts_at == StartsAt::Zero), "{name}");
         let error = common::compare(&bytes, &without).unwrap_err().to_string();

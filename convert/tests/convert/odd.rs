@@ -343,3 +343,45 @@ fn a_fixed_axis_is_not_taken_for_the_steps_beside_open_ones() {
     let (converted, _) = checked(build("batch 2 3 8").bytes(), &Options::default()).unwrap();
     assert_eq!(converted.report.time[0].to_string(), "x@3");
 }
+
+/// A layer of single steps, with its states outside.
+fn step_of_lstm() -> Build {
+    let build = Build::new().input("x", "1 batch 4").input("h", "1 batch 3").input("c", "1 batch 3");
+    let build = build.output("y", "1 1 batch 3").output("hn", "1 batch 3").output("cn", "1 batch 3");
+    let build = build.recurrent_weights(4).node(node("Identity", "h", "h0"));
+    let layer = node("LSTM", "x w r b - h0 c", "y h_made cn").with_int("hidden_size", 3);
+    build.node(layer).node(node("Neg", "h_made", "negative")).node(NodeProto::make(
+        "Identity",
+        "end",
+        &["h_made"],
+        &["hn"],
+    ))
+}
+
+#[test]
+fn the_two_states_of_a_layer_cannot_be_swapped() {
+    let states = |h: &str, c: &str| Options { states: vec![pair("h", h), pair("c", c)], ..Options::default() };
+    let (_, compared) = checked(step_of_lstm().bytes(), &states("hn", "cn")).unwrap();
+    assert_eq!(compared.last().unwrap().what, "rows together and alone");
+    let message = refusal(step_of_lstm().bytes(), &states("cn", "hn"));
+    let expected = "'h' and 'cn' can't be the two ends of a state: in LSTM 'the lstm', one is the hidden state";
+    assert!(message.contains(expected), "{message}");
+}
+
+#[test]
+fn rows_of_a_model_of_single_steps_are_compared_with_rows_alone() {
+    let build = Build::new().input("x", "batch 4").input("s", "batch 4").output("y", "batch 4").output("t", "batch 4");
+    let build = build.node(node("Add", "x s", "t")).node(node("ReduceMax", "t", "largest").with_int("keepdims", 1));
+    let bytes = build.node(node("Div", "t largest", "y")).bytes();
+    let converted =
+        convert(bytes.clone().into(), &Options { states: vec![pair("s", "t")], ..Options::default() }).unwrap();
+    let error = compare(&bytes, &converted).unwrap_err().to_string();
+    assert!(error.contains("in rows together and alone, output 'y' differs"), "{error}");
+
+    // The backend runs these rows one by one.
+    let build = Build::new().input("x", "batch 4").input("s", "batch 4").output("y", "batch 4").output("t", "batch 4");
+    let build = build.node(node("Add", "x s", "t")).node(node("DynamicQuantizeLinear", "t", "q scale zero"));
+    let bytes = build.node(node("DequantizeLinear", "q scale zero", "y")).bytes();
+    let (_, compared) = checked(bytes, &Options { states: vec![pair("s", "t")], ..Options::default() }).unwrap();
+    assert_eq!(compared.len(), 1);
+}
