@@ -605,9 +605,8 @@ fn has_batch(report: &Report) -> bool {
     let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
     let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
     let of_states: Vec<Vec<Dim>> = report.states.iter().map(|state| open(&state.dims)).collect();
-    let Some([batch]) = of_states.first().map(Vec::as_slice) else { return false };
-    of_states.iter().all(|open| open == &[batch.clone()])
-        && tensors.map(open).all(|open| open.is_empty() || open == [batch.clone()])
+    let Some(batch) = of_states.first().filter(|open| open.len() == 1) else { return false };
+    of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
 }
 
 /// The open axis that isn't time.
