@@ -1,6 +1,8 @@
 //! Inputs and outputs that are the two ends of a state already: in options, in the graph's description, and by their shapes.
 
-use crate::convert::ConvertError;
+use bytes::Bytes;
+
+use crate::convert::{ConvertError, prepared};
 use crate::graph::{is_recurrent, producers, required_inputs};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{self, Dim};
@@ -72,11 +74,16 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertErro
             )));
         }
     }
-    check_ends(graph, pairs)
+    crossed_ends(graph, pairs).map_or(Ok(()), |why| Err(ConvertError::Option(why)))
 }
 
-/// Refuses pairs of the hidden state and the cell state of one layer.
-fn check_ends(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
+/// Why a pair can't be a state of this model, as in [`crossed_ends`]. `None`, too, if the converter can't read the model.
+pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
+    crossed_ends(&prepared(model).ok()?.graph, pairs)
+}
+
+/// Why a pair can't be a state, if it is of the hidden state and the cell state of one layer.
+pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
     let producers = producers(graph);
     // The tensor that a name is another name or shape of.
     let source = |name: &str| {
@@ -94,15 +101,15 @@ fn check_ends(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
             };
             let crossed = pairs.iter().find(|pair| pair.input == start && source(&pair.output) == end);
             let Some(Pair { input, output }) = crossed else { continue };
-            return Err(ConvertError::Option(format!(
+            return Some(format!(
                 "'{input}' and '{output}' can't be the two ends of a state: in {} '{}', one is the hidden state (initial_h, \
                  Y_h) and the other the cell state (initial_c, Y_c)",
                 node.operator(),
                 node.label()
-            )));
+            ));
         }
     }
-    Ok(())
+    None
 }
 
 /// Inputs and outputs of one type and shape, where only one of each has it.

@@ -64,6 +64,9 @@ pub enum BindingError {
     /// `axes` are those of the inputs that have the batch.
     #[error("{}", rows_are_steps_text(node, axes))]
     RowsAreSteps { node: String, axes: String },
+    /// A state would be the hidden state of a layer at one end, and its cell state at the other.
+    #[error("{why}: correct the pairs, in 'state_pairs' or where else they are written")]
+    Crossed { why: String },
     #[error("constant_inputs gives '{name}' the value {value}, but {why}")]
     Constant { name: String, value: String, why: String },
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use prost::bytes::Bytes;
 use stateful_convert::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple as OfInput};
-use stateful_convert::{InputAxis, passes_on_rows};
+use stateful_convert::{InputAxis, Pair, crossed_states, passes_on_rows};
 
-use super::{Binding, BindingError, BoundInput, Source, StepsMultiple};
+use super::{Binding, BindingError, BoundInput, BoundState, Source, StepsMultiple};
 use crate::config::{DeclaredState, StatePairs, States, parameter_line};
 
 impl Binding {
@@ -61,6 +61,16 @@ impl Binding {
         };
         let names: Vec<&str> = missing.iter().map(|wanted| wanted.state.as_str()).collect();
         Err(error(format!("the configuration says nothing of where {} starts: add {help}", names.join(", "))))
+    }
+
+    /// Refuses a state of a layer's hidden state and its cell state. `model` is the ONNX file.
+    pub fn check_ends(&self, model: Bytes) -> Result<(), BindingError> {
+        let name = |state: &BoundState| Pair {
+            input: self.inputs[state.input].name.clone(),
+            output: self.outputs[state.output].name.clone(),
+        };
+        let pairs: Vec<Pair> = self.states.iter().map(name).collect();
+        crossed_states(model, &pairs).map_or(Ok(()), |why| Err(BindingError::Crossed { why }))
     }
 
     /// Refuses a model with a recurrence along the batch, such as an LSTM that gets `[batch, time, n]` where it takes

@@ -1,4 +1,4 @@
-//! Pairs inputs and outputs by their types, dims and order, where names say nothing, as in models from Keras.
+//! Pairs inputs and outputs by their types and dims, where names say nothing, as in models from Keras.
 //!
 //! Such pairs are only proposed. They become states if the configuration confirms them with `state_pairs`
 //! `auto-by-shape`.
@@ -29,9 +29,8 @@ pub fn confirmed(
     Ok(pairs)
 }
 
-/// Pairs each input with the output of the same type and dims. Of several that are alike, the first input goes with the
-/// first output. None if no two are alike; an error if more than one assignment fits, as it does if the data of requests
-/// is like a state.
+/// Pairs each input with the output of the same type and dims. None if no two are alike; an error if more than one assignment
+/// fits, as it does if the data of requests is like a state.
 pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, String> {
     let can_be_sent = |info: &&TensorInfo| !taken.otherwise.contains(&info.name.as_str()) && !is_number(info);
     let sent = signature.inputs.iter().find(can_be_sent);
@@ -53,7 +52,7 @@ pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, S
             sources.insert(0, sent);
             targets.insert(0, answer);
         }
-        if sources.len() != targets.len() || like_data.is_some() {
+        let ([_], [target]) = (sources.as_slice(), targets.as_slice()) else {
             return Err(format!(
                 "more than one assignment fits: of {} {}, the model has the inputs {} and the outputs {}",
                 input.data_type,
@@ -61,10 +60,8 @@ pub fn by_shape(signature: &Signature, taken: Taken) -> Result<Vec<StatePair>, S
                 names(&sources),
                 names(&targets)
             ));
-        }
-        let number = sources.iter().position(|info| info.name == input.name);
-        let target = number.and_then(|number| targets.get(number));
-        pairs.extend(target.map(|of| StatePair { input: input.name.clone(), output: of.name.clone() }));
+        };
+        pairs.push(StatePair { input: input.name.clone(), output: target.name.clone() });
     }
     if pairs.is_empty() || leaves_input(signature, &pairs, taken) {
         return Ok(pairs);
@@ -111,7 +108,7 @@ mod tests {
     const STATE: &[i64] = &[1, 2, 128, 2];
 
     #[test]
-    fn keras_names_are_paired_by_dims_and_order() {
+    fn keras_names_are_paired_by_dims() {
         let cases: [(&[Spec], &[Spec], &str); 4] = [
             // The two graphs of DTLN.
             (
@@ -125,9 +122,9 @@ mod tests {
                 "<<<input_5, tf_op_layer_stack_5>>>",
             ),
             (
-                &[("input_1", &[1, 80]), ("input_2", &[1, 8]), ("input_3", &[1, 8])],
-                &[("dense", &[1, 3]), ("lstm", &[1, 8]), ("lstm_1", &[1, 8])],
-                "<<<input_2, lstm>>> <<<input_3, lstm_1>>>",
+                &[("input_1", &[1, 80]), ("input_2", &[1, 8]), ("input_3", &[1, 9])],
+                &[("dense", &[1, 3]), ("lstm", &[1, 9]), ("lstm_1", &[1, 8])],
+                "<<<input_2, lstm_1>>> <<<input_3, lstm>>>",
             ),
             (&[("x", &[-1, 4]), ("z", &[-1, 5])], &[("y", &[-1, 7])], ""),
         ];
@@ -141,6 +138,9 @@ mod tests {
         let two: [(&str, &[i64]); 3] = [("x", &[1, 80]), ("a", &[1, 8]), ("b", &[1, 8])];
         let error = found(&two, &[("y", &[1, 3]), ("c", &[1, 8])]).unwrap_err();
         assert!(["'a'", "'b'", "'c'", "[1, 8]"].iter().all(|word| error.contains(word)), "{error}");
+        // The order of an LSTM's states need not be the same.
+        let error = found(&two, &[("y", &[1, 3]), ("c", &[1, 8]), ("d", &[1, 8])]).unwrap_err();
+        assert!(["'a', 'b'", "'c', 'd'"].iter().all(|word| error.contains(word)), "{error}");
         let of_data: [(&str, &[i64]); 2] = [("input_1", &[-1, 8]), ("input_2", &[-1, 8])];
         for outputs in [["dense", "lstm"], ["lstm", "dense"]] {
             let error = found(&of_data, &outputs.map(|name| (name, &[-1, 8][..]))).unwrap_err();

@@ -31,7 +31,7 @@ pub enum CompletionError {
         readings.join(", ")
     )]
     Ambiguous { readings: Vec<String> },
-    /// `proposed` are pairs by their types, dims and order, where exactly one assignment fits. `recurrence` is the first
+    /// `proposed` are pairs by their types and dims, where exactly one assignment fits. `recurrence` is the first
     /// node that goes over a sequence within one run.
     #[error("{}", no_pairs_text(inputs, outputs, proposed, recurrence.as_deref()))]
     NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair>, recurrence: Option<String> },
@@ -107,7 +107,7 @@ fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair], 
     if !proposed.is_empty() {
         let listed: Vec<String> = proposed.iter().map(StatePair::to_string).collect();
         text += &format!(
-            "by their types, dims and order, {} may be states: if they are, write {}; else ",
+            "by their types and dims, {} may be states: if they are, write {}; else ",
             listed.join(" "),
             parameter_line("state_pairs", BY_SHAPE)
         );

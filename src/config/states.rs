@@ -45,14 +45,14 @@ pub enum StatePairs {
     Absent,
     /// `auto`: the states are found by their names.
     Auto,
-    /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types, dims and order.
+    /// [`BY_SHAPE`]: as `Auto`, and where names say nothing, by types and dims.
     AutoByShape,
     Listed(Vec<StatePair>),
     /// The states of a model that was converted at load.
     Converted(Vec<StatePair>),
 }
 
-/// The value of `state_pairs` that confirms pairs that are found by types, dims and order.
+/// The value of `state_pairs` that confirms pairs that are found by types and dims.
 pub const BY_SHAPE: &str = "auto-by-shape";
 
 /// The states of a model that was converted at load.
@@ -74,7 +74,7 @@ pub enum PairsFrom {
     Description,
     /// The names of the model's inputs and outputs.
     Names,
-    /// Their names, and where those say nothing, their types, dims and order.
+    /// Their names, and where those say nothing, their types and dims.
     Shapes,
     /// The conversion at load.
     Conversion,

@@ -86,9 +86,13 @@ impl Prepared {
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
         Binding::check_initial_states(&config.states, metadata)?;
-        if plan.has_recurrence && config.max_rows_per_run > 1 {
+        if plan.has_recurrence {
             // Only these models are read whole, with their weights.
-            binding.check_rows(conversion::read(model)?)?;
+            let file = conversion::read(model)?;
+            binding.check_ends(file.clone())?;
+            if config.max_rows_per_run > 1 {
+                binding.check_rows(file)?;
+            }
         }
         let mut state_api = StateApi::new(&config, &binding)?;
         let mut has_additions = false;

@@ -477,3 +477,17 @@ def test_a_model_for_initial_states_beside_that_of_the_conversion_is_refused(dep
     both = {"low_latency_transformation": "true", "initial_state_model": "start.onnx"}
     error = load_error(deployment, "torch_lstm_learned", **both)
     assert_said(error, "initial_state_model", "start.onnx", "use_const_initializer")
+
+
+def test_the_hidden_state_and_the_cell_state_of_a_layer_are_not_one_state(deployment):
+    rng = np.random.default_rng(4)
+    weights = {
+        key: rng.normal(size=shape).astype(np.float32) for key, shape in {"W": (1, 20, 4), "R": (1, 20, 5)}.items()
+    }
+    states = [(name, "fp32", (1, "batch", 5)) for name in ("h", "c", "hn", "cn")]
+    made = node("LSTM", "x W R - - h c", "y hn cn", hidden_size=5, name="layer")
+    outputs = [("y", "fp32", (1, 1, "batch", 5)), *states[2:]]
+    model = graph([made], [("x", "fp32", (1, "batch", 4)), *states[:2]], outputs, weights)
+    load(deployment, "right_ends", model, state_pairs="<<<h, hn>>> <<<c, cn>>>")
+    error = load_error(deployment, model, state_pairs="<<<h, cn>>> <<<c, hn>>>")
+    assert_said(error, "'h' and 'cn' can't be the two ends of a state", "LSTM 'layer'", "correct the pairs")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from tritonclient.utils import InferenceServerException
 
 from harness.clients import new_id
 from harness.conversations import together
@@ -28,13 +29,27 @@ def converted(deployment, name: str, *options: str, served: str = "") -> str:
     """The name under which a converted model is served, with the configuration that the command wrote."""
     served = served or f"converted_{name}"
     folder = Path(deployment.repository) / served
-    if not folder.exists():
+    if not (folder / "1").exists():
         (folder / "1").mkdir(parents=True)
         [library] = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
         command = [str(CONVERT), str(EXPORTS / f"{name}.onnx"), "-o", str(folder / "1" / "model.onnx"), *options]
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"ORT_DYLIB_PATH": str(library)})
     deployment.admin.load_model(served)
     return served
+
+
+@pytest.mark.parametrize("name", ["torch_lstm_learned", "dynamo_lstm_learned"])
+def test_a_model_does_not_load_without_the_line_for_its_initial_states(deployment, name):
+    served = f"without_initial_{name}"
+    config = Path(deployment.repository) / served / "config.pbtxt"
+    config.parent.mkdir()
+    config.write_text('backend: "stateful"\n')
+    with pytest.raises(InferenceServerException) as refused:
+        converted(deployment, name, "--no-config", served=served)
+    assert "'stateful.initial_states'" in refused.value.message()
+    [line] = re.findall(r"parameters \{ key: 'initial_state_model'.*? \} \}", refused.value.message())
+    config.write_text(config.read_text() + line)
+    assert_steps_are_the_whole(deployment.connect(), converted(deployment, name, served=served), name)
 
 
 @pytest.mark.parametrize(
