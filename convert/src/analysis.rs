@@ -70,6 +70,8 @@ pub enum Obstacle {
     Refused {
         refusals: Refusals,
         without_state: Vec<String>,
+        /// A layer along the axis starts at a state that the model has.
+        goes_on: bool,
     },
     /// Neither recurrence nor window; with what stopped each axis that was tried.
     Nothing(Vec<String>),
@@ -112,10 +114,11 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             }
         }
         let analysis = attempt(graph, opset, given.to_vec(), states);
-        return analysis
-            .1
-            .map(|()| analysis.0)
-            .map_err(|refusals| Obstacle::Refused { refusals, without_state: Vec::new() });
+        return analysis.1.map(|()| analysis.0).map_err(|refusals| Obstacle::Refused {
+            refusals,
+            without_state: Vec::new(),
+            goes_on: false,
+        });
     }
     let mut stopped = Vec::new();
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
@@ -139,14 +142,14 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             let beside = followed.iter().find_map(|other| recurrence_on_another_input(graph, &best, other));
             return beside.map_or(Ok(best), |refusal| {
                 let node = format!("{} '{}'", refusal.operator, refusal.node);
-                Err(Obstacle::Refused { refusals: refusal.into(), without_state: vec![node] })
+                Err(Obstacle::Refused { refusals: refusal.into(), without_state: vec![node], goes_on: false })
             });
         }
         let furthest = (0..refused.len()).rev().max_by_key(|&index| refused[index].1.reached);
         let furthest = furthest.map(|index| refused.swap_remove(index)).filter(|(_, found, _)| found.reached > 0);
         if let Some((_, found, refusals)) = furthest {
             let without_state = recurrences_without_state(graph, &found, &refusals);
-            return Err(Obstacle::Refused { refusals, without_state });
+            return Err(Obstacle::Refused { refusals, without_state, goes_on: found.goes_on });
         }
     }
     Err(Obstacle::Nothing(stopped))
@@ -155,10 +158,22 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
 /// The recurrences that were found, or are themselves in the way.
 fn recurrences_without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
     let cut = found.cuts.iter().map(|cut| &graph.node[cut.node()]);
-    let is_refused = |node: &&NodeProto| refusals.iter().any(|refusal| refusal.node == node.label());
+    let has_own_state = |node: &NodeProto| {
+        is_recurrent(node.op()) && !found.recurrences.iter().any(|&index| std::ptr::eq(&graph.node[index], node))
+    };
+    let is_refused =
+        |node: &&NodeProto| !has_own_state(node) && refusals.iter().any(|refusal| refusal.node == node.label());
     let nodes = cut.chain(graph.node.iter().filter(is_refused));
-    let passes_on = |node: &&NodeProto| is_recurrent(node.op()) || matches!(node.op(), "Loop" | "Scan");
+    let is_window =
+        |node: &NodeProto| found.goes_on && cut_windows(found).any(|index| std::ptr::eq(&graph.node[index], node));
+    let passes_on =
+        |node: &&NodeProto| is_recurrent(node.op()) || matches!(node.op(), "Loop" | "Scan") || is_window(node);
     nodes.filter(passes_on).map(|node| format!("{} '{}'", node.operator(), node.label())).collect()
+}
+
+/// The nodes whose frames a state would keep.
+fn cut_windows(found: &Found) -> impl Iterator<Item = usize> {
+    found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. })).map(Cut::node)
 }
 
 /// The recurrences and causal windows on other inputs than those with the steps, which get no state because nodes are in
@@ -171,8 +186,7 @@ fn uncut_on_other_inputs(
     let mut uncut: Option<Uncut> = None;
     let is_of_steps = |axis: &InputAxis| best.time.iter().any(|taken| taken.input == axis.input);
     for (axes, found, refusals) in refused.iter().filter(|(axes, ..)| !axes.iter().any(is_of_steps)) {
-        let windows = found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. }));
-        let passes_on = found.recurrences.iter().copied().chain(windows.map(Cut::node));
+        let passes_on = found.recurrences.iter().copied().chain(cut_windows(found));
         let has_no_state = |index: &usize| best.found.cuts.iter().all(|cut| cut.node() != *index);
         let labelled = |index: usize| {
             let node = &graph.node[index];
@@ -297,7 +311,7 @@ pub fn attempt(
 
 /// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the
 /// first 100.
-fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), Refusal> {
+pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), Refusal> {
     for node in &graph.node {
         for name in node.named_outputs() {
             let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };

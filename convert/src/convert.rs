@@ -144,7 +144,8 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;
-    let mut report = report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs), &states);
+    let mut report =
+        report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs, &initial_states_of(&model)), &states);
     if report.states.is_empty() && !options.keep_recurrences {
         let along = |axis: &InputAxis| format!("along {axis} nothing needs earlier steps");
         return Err(ConvertError::Nothing { alike: Vec::new(), stopped: analysis.time.iter().map(along).collect() });
@@ -234,9 +235,13 @@ fn analysed(
             Ok((analysis, uncut))
         }
         Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
-        Err(Obstacle::Refused { refusals, without_state: nodes }) if is_done_without => {
-            let uncut = (!nodes.is_empty()).then_some(Warning::Uncut { nodes, refusals, time: Vec::new() });
-            Ok((without_time(), uncut))
+        Err(Obstacle::Refused { refusals, without_state: nodes, goes_on }) if is_done_without => {
+            let warning = if nodes.is_empty() {
+                goes_on.then_some(Warning::OfRequests(refusals))
+            } else {
+                Some(Warning::Uncut { nodes, refusals, time: Vec::new() })
+            };
+            Ok((without_time(), warning))
         }
         Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
         Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing { alike: alike(graph), stopped }),
@@ -273,11 +278,14 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
 }
 
 /// The states that the model had.
-fn kept_states(graph: &GraphProto, pairs: &[Pair]) -> Vec<State> {
+fn kept_states(graph: &GraphProto, pairs: &[Pair], initial: &[InitialState]) -> Vec<State> {
     let state = |pair: &Pair| {
         let input = graph.input.iter().find(|input| input.name() == pair.input)?;
         let (elem, dims) = (input.elem(), input.dims().unwrap_or_default());
-        Some(State::new(pair.clone(), elem, &dims, StartsAt::Unchanged, "", ""))
+        let known = initial.iter().find(|known| known.state == pair.input);
+        let value = known.and_then(|known| known.value.as_ref()?.parse().ok());
+        let starts_at = value.map_or(StartsAt::Unchanged, StartsAt::Value);
+        Some(State::new(pair.clone(), elem, &dims, starts_at, "", ""))
     };
     pairs.iter().filter_map(state).collect()
 }
@@ -407,12 +415,16 @@ fn note_multiple(model: &mut ModelProto, report: &Report) {
     note(model, STEPS_MULTIPLE, &serde_json::json!(all));
 }
 
+/// What a model's metadata says of states that start elsewhere than at zero.
+fn initial_states_of(model: &ModelProto) -> Vec<InitialState> {
+    let entry = model.metadata_props.iter().find(|entry| entry.key() == INITIAL_STATES);
+    entry.and_then(|entry| serde_json::from_str(entry.value()).ok()).unwrap_or_default()
+}
+
 /// Writes into the model's metadata which states start elsewhere than at zero. What it says of states that the model had
 /// stays.
 fn note_initial_states(model: &mut ModelProto, report: &Report) {
-    let old =
-        model.metadata_props.iter().find(|entry| entry.key() == INITIAL_STATES).map(|entry| entry.value().to_owned());
-    let mut old: Vec<InitialState> = old.and_then(|old| serde_json::from_str(&old).ok()).unwrap_or_default();
+    let mut old = initial_states_of(model);
     let initial = |state: &State| {
         let value = match state.starts_at {
             StartsAt::Zero => return None,

@@ -166,6 +166,8 @@ pub enum Warning {
     /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
     /// has.
     Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
+    /// The model goes on from its states, and these nodes need other steps of the same request.
+    OfRequests(Refusals),
 }
 
 impl Warning {
@@ -176,7 +178,11 @@ impl Warning {
             Self::TwoBatches { .. } => Some(Hint::Batch),
             Self::FixedBatch { rows: 1, .. } => Some(Hint::OpenBatch),
             Self::Uncut { time, .. } if !time.is_empty() => Some(Hint::Time),
-            Self::FixedBatch { .. } | Self::Quantizes(_) | Self::StepsMultiple(_) | Self::Uncut { .. } => None,
+            Self::FixedBatch { .. }
+            | Self::Quantizes(_)
+            | Self::StepsMultiple(_)
+            | Self::Uncut { .. }
+            | Self::OfRequests(_) => None,
         }
     }
 }
@@ -209,6 +215,11 @@ impl fmt::Display for Warning {
             Self::StepsMultiple(steps) => write!(
                 f,
                 "the number of steps in a request must be a multiple of {steps}, because the model has a stride over time"
+            ),
+            Self::OfRequests(refusals) => write!(
+                f,
+                "answers depend on how the steps of a sequence are cut into requests, because these nodes need other steps, \
+                 and have only those of the request:\n{refusals}"
             ),
             Self::Uncut { nodes, refusals, time } => {
                 write!(

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::rules::WHOLE_INPUT;
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
 use crate::analysis::FAR_OVER_SHORT;
+use crate::analysis::check_far;
 use crate::graph::captured;
 use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, source, turns};
 use crate::infer::shaping::axis_of;
@@ -80,6 +81,7 @@ impl<'a> Tracker<'a> {
         };
         let (short, long, far) = (inferred(self.short, &short), inferred(self.long, &long), inferred(self.far, &far));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        tracker.in_body = true;
         tracker.sized = self.sized_inside(&captured);
         let invariant = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::Invariant);
         tracker
@@ -197,6 +199,7 @@ impl<'a> Tracker<'a> {
         };
         let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        tracker.in_body = true;
         tracker.sized = self.sized_inside(&outside);
         tracker.run_inner()?;
         self.absorb(node, &tracker)?;
@@ -274,7 +277,8 @@ impl<'a> Tracker<'a> {
         let places = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
         let mut tracker = Tracker::new(graph, self.opset, (&short, &long, &far), places);
         tracker.sized = self.sized_inside(&captured);
-        let result = tracker.run_inner();
+        tracker.in_body = self.in_body;
+        let result = tracker.run_inner().and_then(|()| check_far(graph, &tracker.found, &far));
         if !tracker.found.recurrences.is_empty() {
             self.found.recurrences.push(index);
         }
@@ -284,6 +288,8 @@ impl<'a> Tracker<'a> {
         }
         self.found.quantized.extend(tracker.found.quantized.iter().cloned());
         self.found.add_multiple(tracker.found.multiple);
+        let sized = graph.output.iter().zip(&node.output).filter(|(value, _)| tracker.sized.contains(value.name()));
+        self.sized.extend(sized.map(|(_, output)| output.clone()));
         Ok(graph.output.iter().map(|value| tracker.place(value.name())).collect())
     }
 }

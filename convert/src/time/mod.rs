@@ -84,6 +84,8 @@ pub struct Found {
     /// Nodes that pass a state from step to step, refused ones too. Not those that start at a state that the model already
     /// has.
     pub recurrences: Vec<usize>,
+    /// A layer starts at a state that the model already has.
+    pub goes_on: bool,
     /// The first node in the way. What is found behind it rests on guesses.
     pub stopped_at: Option<usize>,
 }
@@ -117,6 +119,8 @@ pub struct Tracker<'a> {
     pub of_states: HashSet<String>,
     /// The tracker follows the rows of a batch in place of steps. Then no row may need another one.
     pub follows_rows: bool,
+    /// It follows the body of a loop, where the last step means that of the turn.
+    in_body: bool,
     pub found: Found,
     /// Nodes in the way, in the order of the graph.
     refused: Vec<Refusal>,
@@ -143,6 +147,7 @@ impl<'a> Tracker<'a> {
             certain: HashMap::new(),
             of_states: HashSet::new(),
             follows_rows: false,
+            in_body: false,
             found,
             refused: Vec::new(),
         }
@@ -339,7 +344,11 @@ impl<'a> Tracker<'a> {
         let reads_length = |input: &String| {
             self.sized.contains(input) || (matches!(node.op(), "Shape" | "Size") && self.place(input) != Place::Free)
         };
-        node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
+        // A graph inside may read the length of what it takes from outside.
+        let takes_length = |name: &String| {
+            self.sized.contains(name) || self.place(name) != Place::Free && node.graphs().any(reads_shapes)
+        };
+        node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| takes_length(&name))
     }
 
     /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
@@ -408,6 +417,11 @@ impl<'a> Tracker<'a> {
             _ => None,
         }
     }
+}
+
+/// Whether a graph, or one inside it, reads shapes.
+fn reads_shapes(graph: &GraphProto) -> bool {
+    graph.node.iter().any(|node| matches!(node.op(), "Shape" | "Size") || node.graphs().any(reads_shapes))
 }
 
 const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";

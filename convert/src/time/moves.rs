@@ -136,7 +136,10 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         tracker.found.reached += 1;
         return Ok(Place::At(Layout { len: layout.len - layout.lead, lead: 0, ..layout }));
     }
-    if !layout.is_padded() && both(&|length, part| part.start == length - 1 && part.count == 1) {
+    let is_last = |length: i64, part: &Taken| part.start == length - 1 && part.count == 1;
+    let is_last_far =
+        || of(tracker.far).is_none_or(|(length, taken)| along(&taken).is_some_and(|part| is_last(length, &part)));
+    if !layout.is_padded() && !tracker.in_body && both(&is_last) && is_last_far() {
         return Ok(Place::Last);
     }
     if part.step < 0 {
@@ -169,6 +172,7 @@ pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<P
                 Some(index == -1.0 || index == length - 1.0)
             };
             if layout.is_clean()
+                && !tracker.in_body
                 && !layout.is_padded()
                 && last(tracker.short) == Some(true)
                 && last(tracker.long) == Some(true)

@@ -16,6 +16,7 @@ pub fn recurrent(
         return Err(refuse(node, "takes its weights or its initial state from the steps", WHOLE_INPUT));
     };
     if layout.axis == 1 {
+        check_weights(node, places)?;
         // The steps are rows of a batch here: a recurrence along another axis.
         let weights = node.input.iter().enumerate().filter(|(input, _)| [1, 2, 3, 7].contains(input));
         tracker.check_not_sized(node, weights.map(|(_, name)| name))?;
@@ -52,7 +53,9 @@ pub fn recurrent(
     // It starts at a state that the model has already.
     let has_state =
         [5, 6].into_iter().filter_map(|input| node.input_at(input)).any(|name| tracker.of_states.contains(name));
-    if !has_state {
+    if has_state {
+        tracker.found.goes_on = true;
+    } else {
         tracker.found.recurrences.push(index);
     }
     match node.text("direction").as_deref() {
@@ -65,15 +68,14 @@ pub fn recurrent(
             return Err(refuse(node, format!("runs in direction {direction}"), "train the model with a forward layer"));
         }
     }
+    check_weights(node, places)?;
     if node.op() == "DynamicQuantizeLSTM" {
         tracker.found.quantized.push(node.label().to_owned());
     }
     let outputs = vec![Place::At(layout), Place::Last, Place::Last];
-    if has_state {
-        return Ok(outputs);
-    }
     check_sized(tracker, node, layout.len)?;
-    for (input, name) in [(4, "sequence_lens"), (5, "initial_h"), (6, "initial_c")] {
+    let starts = [(5, "initial_h"), (6, "initial_c")].into_iter().filter(|_| !has_state);
+    for (input, name) in starts.chain([(4, "sequence_lens")]) {
         if places.get(input).is_some_and(|&place| place != Place::Free) {
             return Err(refuse(node, format!("takes {name} from the steps"), WHOLE_INPUT));
         }
@@ -83,8 +85,20 @@ pub fn recurrent(
         let why = format!("takes an input of rank {rank}, and 3 is wanted");
         return Err(refuse(node, why, "check the model with ONNX's checker"));
     }
-    tracker.found.cuts.push(Cut::Recurrent { node: index });
+    if !has_state {
+        tracker.found.cuts.push(Cut::Recurrent { node: index });
+    }
     Ok(outputs)
+}
+
+/// Refuses weights that are made of steps.
+fn check_weights(node: &NodeProto, places: &[Place]) -> Result<(), Refusal> {
+    let weights = [(1, "its weights"), (2, "its weights"), (3, "its bias"), (7, "its weights")];
+    let is_made_of_steps = |(input, _): &(usize, &str)| places.get(*input).is_some_and(|&place| place != Place::Free);
+    match weights.into_iter().find(is_made_of_steps) {
+        Some((_, name)) => Err(refuse(node, format!("takes {name} from the steps"), WHOLE_INPUT)),
+        None => Ok(()),
+    }
 }
 
 /// Refuses inputs that depend on the number of steps. Lengths of rows may be this number.

@@ -150,7 +150,7 @@ fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
 
 /// Padding of its own.
 pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
-    let Place::At(layout) = places[0] else { return Err(refuse(node, "takes its padding from the steps", HELP)) };
+    let layout = first(node, places)?;
     let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
     let Some(pads) = pads(node, &inputs, tracker.rank(node, 0)?) else {
         return Err(refuse(node, "has padding that isn't known before it runs", super::UNKNOWN_SHAPE));

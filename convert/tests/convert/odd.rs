@@ -385,3 +385,86 @@ fn rows_of_a_model_of_single_steps_are_compared_with_rows_alone() {
     let (_, compared) = checked(bytes, &Options { states: vec![pair("s", "t")], ..Options::default() }).unwrap();
     assert_eq!(compared.len(), 1);
 }
+
+/// A GRU that goes on from its state: `x` is `[time, batch, 4]`, and `z` is made of its answers `all`.
+fn going_on(then: NodeProto) -> Build {
+    let build = Build::new().input("x", "time batch 4").input("h", "1 batch 3").output("z", "time 1 batch 3");
+    let build = build.output("hn", "1 batch 3").recurrent_weights(3);
+    build.node(node("GRU", "x w r b - h", "all hn").with_int("hidden_size", 3)).node(then)
+}
+
+#[test]
+fn nodes_that_need_other_steps_are_named_although_the_model_has_its_states() {
+    let options = Options { states: vec![pair("h", "hn")], ..Options::default() };
+    let said = |build: Build| {
+        let (converted, _) = checked(build.bytes(), &options).unwrap();
+        converted.report.warnings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
+    };
+    let alone = said(going_on(node("Softmax", "all", "z").with_int("axis", 3)));
+    assert_eq!(alone, "");
+    let text = said(going_on(node("Softmax", "all", "z").with_int("axis", 0)));
+    assert!(text.starts_with("answers depend on how the steps of a sequence are cut into requests"), "{text}");
+    assert!(text.contains("Softmax 'the softmax' takes a softmax over time"), "{text}");
+    // A convolution that would get a state, if nothing were in the way.
+    let build = going_on(node("ReduceMax", "frames", "largest").with_int("keepdims", 1).with_ints("axes", &[0]));
+    let build = build.node(node("Sub", "frames largest", "z")).weights("k", &[3, 3, 3]).ints("one", &[1], &[1]);
+    let build = build.node(node("Squeeze", "all one", "flat"));
+    let build = build.node(NodeProto::make("Transpose", "to", &["flat"], &["channels"]).with_ints("perm", &[1, 2, 0]));
+    let build = build.node(node("Conv", "channels k", "made").with_ints("pads", &[2, 0]));
+    let build =
+        build.node(NodeProto::make("Transpose", "back", &["made"], &["in_front"]).with_ints("perm", &[2, 0, 1]));
+    let text = said(build.node(node("Unsqueeze", "in_front one", "frames")));
+    assert!(
+        text.starts_with("these nodes got no state, so they begin anew in each request: Conv 'the conv'"),
+        "{text}"
+    );
+    let sized = going_on(node("Tanh", "all", "z"));
+    let mut sized = sized.ints("hundred", &[], &[100]).node(node("Shape", "x", "shape")).ints("none", &[], &[0]);
+    sized = sized.node(node("Gather", "shape none", "steps")).node(node("Sub", "steps hundred", "over"));
+    sized = sized.node(node("Cast", "over", "more").with_int("to", 1)).node(node("Relu", "more", "some"));
+    sized = sized.node(node("Add", "b some", "bias"));
+    sized.graph.node[0].input[3] = "bias".to_owned();
+    let text = said(sized);
+    assert!(text.contains("GRU 'the gru' takes 'bias', which depends on the length"), "{text}");
+}
+
+#[test]
+fn lengths_inside_a_branch_are_seen_outside() {
+    let branch = |name: &str| GraphProto {
+        name: Some(name.to_owned()),
+        node: vec![
+            node("Shape", "x", "shape"),
+            node("Gather", "shape none", "steps"),
+            node("Cast", "steps", name).with_int("to", 1),
+        ],
+        output: vec![ValueInfoProto::tensor(name, FLOAT, &[])],
+        ..GraphProto::default()
+    };
+    let build = Build::new().input("x", "time batch 4").output("z", "time 1 batch 3").recurrent_weights(3);
+    let choice =
+        with_graph(with_graph(node("If", "yes", "length"), "then_branch", branch("a")), "else_branch", branch("b"));
+    let build =
+        build.ints("none", &[], &[0]).ints("truth", &[], &[1]).node(node("Cast", "truth", "yes").with_int("to", 9));
+    let build = build.node(choice).node(node("GRU", "x w r b", "all").with_int("hidden_size", 3));
+    let message = refusal(build.node(node("Add", "all length", "z")).bytes(), &Options::default());
+    assert!(message.contains("Add 'the add' takes 'length', which depends on the length"), "{message}");
+}
+
+#[test]
+fn parameters_are_not_made_of_the_last_step() {
+    let build = |input: usize| {
+        let build = Build::new().input("x", "time 1 18").output("z", "time 1 1 3").ints("last", &[], &[-1]);
+        let build = build.weights("w", &[1, 9, 18]).weights("r", &[1, 9, 3]).node(node("Gather", "x last", "b"));
+        let mut layer = node("GRU", "x w r", "z").with_int("hidden_size", 3);
+        layer.set_input(input, "b");
+        build.node(layer)
+    };
+    let message = refusal(build(3).bytes(), &Options::default());
+    assert!(message.contains("GRU 'the gru' takes its bias from the steps"), "{message}");
+    let build =
+        Build::new().input("x", "time 1 4").output("z", "time 1 5").ints("last", &[], &[-1]).ints("none", &[], &[0]);
+    let build = build.ints("pads", &[6], &[1, 0, 0, 0, 0, 0]).node(node("Gather", "x last", "row"));
+    let build = build.node(node("ReduceMax", "row", "value").with_int("keepdims", 0));
+    let message = refusal(build.node(node("Pad", "x pads value", "z")).bytes(), &Options::default());
+    assert!(message.contains("Pad 'the pad' takes its parameters from the steps"), "{message}");
+}
