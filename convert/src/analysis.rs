@@ -3,9 +3,9 @@
 use std::collections::HashMap;
 use std::fmt;
 
-use crate::graph::{Names, is_recurrent, required_inputs};
+use crate::graph::{Names, required_inputs};
 use crate::infer::{Shapes, Tensor};
-use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
 use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
 
@@ -83,36 +83,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     let inputs: Vec<&ValueInfoProto> =
         required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
     if !given.is_empty() {
-        for axis in given {
-            let dims =
-                inputs.iter().find(|input| input.name() == axis.input).map(|input| input.dims().unwrap_or_default());
-            match dims {
-                None => {
-                    let names: Vec<&str> = inputs.iter().map(|input| input.name()).collect();
-                    let why =
-                        format!("the model has no input '{}' for requests (it has {})", axis.input, names.join(", "));
-                    return Err(Obstacle::Unknown(why));
-                }
-                Some(dims) if dims.get(axis.axis) == Some(&Dim::Known(0)) => {
-                    let why = format!(
-                        "axis {} of input '{}' has no steps: it is {}",
-                        axis.axis,
-                        axis.input,
-                        bracketed(&dims)
-                    );
-                    return Err(Obstacle::Unknown(why));
-                }
-                Some(dims) if axis.axis >= dims.len() => {
-                    let why = format!("input '{}' has no axis {}: it is {}", axis.input, axis.axis, bracketed(&dims));
-                    return Err(Obstacle::Unknown(why));
-                }
-                Some(_) if given.iter().any(|other| other.input == axis.input && other.axis != axis.axis) => {
-                    let why = format!("two axes of input '{}' are to have the steps, and one can", axis.input);
-                    return Err(Obstacle::Unknown(why));
-                }
-                Some(_) => {}
-            }
-        }
+        check_given(&inputs, given)?;
         let analysis = attempt(graph, opset, given.to_vec(), states);
         return analysis.1.map(|()| analysis.0).map_err(|refusals| Obstacle::Refused {
             refusals,
@@ -148,27 +119,49 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
         let furthest = (0..refused.len()).rev().max_by_key(|&index| refused[index].1.reached);
         let furthest = furthest.map(|index| refused.swap_remove(index)).filter(|(_, found, _)| found.reached > 0);
         if let Some((_, found, refusals)) = furthest {
-            let without_state = recurrences_without_state(graph, &found, &refusals);
+            let without_state = without_state(graph, &found, &refusals);
             return Err(Obstacle::Refused { refusals, without_state, goes_on: found.goes_on });
         }
     }
     Err(Obstacle::Nothing(stopped))
 }
 
-/// The recurrences that were found, or are themselves in the way.
-fn recurrences_without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
-    let cut = found.cuts.iter().map(|cut| &graph.node[cut.node()]);
-    let has_own_state = |node: &NodeProto| {
-        is_recurrent(node.op()) && !found.recurrences.iter().any(|&index| std::ptr::eq(&graph.node[index], node))
-    };
-    let is_refused =
-        |node: &&NodeProto| !has_own_state(node) && refusals.iter().any(|refusal| refusal.node == node.label());
-    let nodes = cut.chain(graph.node.iter().filter(is_refused));
-    let is_window =
-        |node: &NodeProto| found.goes_on && cut_windows(found).any(|index| std::ptr::eq(&graph.node[index], node));
-    let passes_on =
-        |node: &&NodeProto| is_recurrent(node.op()) || matches!(node.op(), "Loop" | "Scan") || is_window(node);
-    nodes.filter(passes_on).map(|node| format!("{} '{}'", node.operator(), node.label())).collect()
+/// Refuses axes that can't have the steps.
+fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Obstacle> {
+    for axis @ InputAxis { input: name, axis: number } in given {
+        let input = inputs.iter().find(|input| input.name() == name);
+        let dims = input.map(|input| input.dims().unwrap_or_default());
+        let why = match dims {
+            None => {
+                let names: Vec<&str> = inputs.iter().map(|input| input.name()).collect();
+                format!("the model has no input '{name}' for requests (it has {})", names.join(", "))
+            }
+            Some(dims) if dims.get(*number) == Some(&Dim::Known(0)) => {
+                format!("axis {number} of input '{name}' has no steps: it is {}", bracketed(&dims))
+            }
+            Some(dims) if *number >= dims.len() => {
+                format!("input '{name}' has no axis {number}: it is {}", bracketed(&dims))
+            }
+            Some(_) if given.iter().any(|other| other.input == *name && other != axis) => {
+                format!("two axes of input '{name}' are to have the steps, and one can")
+            }
+            Some(_) => continue,
+        };
+        return Err(Obstacle::Unknown(why));
+    }
+    Ok(())
+}
+
+/// The recurrences that were found, or are themselves in the way; if the model goes on from its states, the windows, too.
+fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
+    let is_loop = |index: usize| matches!(graph.node[index].op(), "Loop" | "Scan");
+    let is_recurrence = |index: usize| is_loop(index) || found.recurrences.contains(&index);
+    let is_refused = |index: usize| refusals.iter().any(|refusal| refusal.node == graph.node[index].label());
+    let cut = found.cuts.iter().map(Cut::node).filter(|&index| is_recurrence(index));
+    let windows = cut_windows(found).filter(|_| found.goes_on);
+    let in_the_way = (0..graph.node.len()).filter(|&index| is_recurrence(index) && is_refused(index));
+    let label = |index: usize| format!("{} '{}'", graph.node[index].operator(), graph.node[index].label());
+    cut.chain(windows).chain(in_the_way).map(label).collect()
 }
 
 /// The nodes whose frames a state would keep.

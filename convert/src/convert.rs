@@ -9,7 +9,7 @@ use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::batch_axis::{fixed_batch, name_batch, two_batches};
 use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{is_recurrent, prune, required_inputs, sort};
+use crate::graph::{SCALES_AT_RUN_TIME, is_recurrent, prune, required_inputs, sort};
 use crate::layout::put_time_in_front;
 use crate::lengths::{keeps_each, passes_lengths_on};
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
@@ -351,11 +351,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
 
 /// Whether a node takes one quantization scale over all that it gets.
 fn has_scale_of_all(graph: &GraphProto) -> bool {
-    let is_one = |node: &NodeProto| {
-        let ops = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
-        ops.contains(&node.op()) || node.graphs().any(has_scale_of_all)
-    };
-    graph.node.iter().any(is_one)
+    graph.node.iter().any(|node| SCALES_AT_RUN_TIME.contains(&node.op()) || node.graphs().any(has_scale_of_all))
 }
 
 /// Whether an input is the lengths of a recurrent node's rows.

@@ -36,7 +36,7 @@ pub struct NewState {
     pub operator: String,
     /// Starts at constants that aren't zero.
     pub starts_at_constant: bool,
-    /// The shape of `dims` for a `Reshape`, if the original has the batch and another axis in one.
+    /// The target of a `Reshape` to `dims`, if the original has the batch and another axis in one.
     split: Option<Vec<i64>>,
 }
 
@@ -126,12 +126,11 @@ fn base_name(label: &str) -> String {
 }
 
 impl Cutter<'_> {
-    /// Adds a state, which has the rows of tensor `of`. Returns the names of its two ends, in the shape of `dims`.
+    /// Adds a state with the rows of the node's first input. Returns the names of its two ends, in the shape of `dims`.
     fn state(
         &mut self,
         node: &NodeProto,
         part: &str,
-        of: &str,
         (elem, dims): (i32, Vec<Dim>),
         start: Option<&str>,
         fill: f64,
@@ -154,7 +153,7 @@ impl Cutter<'_> {
         };
         let starts_at_constant = constant && matches!(start, Start::Tensor(_));
         let merged = dims;
-        let dims = self.split(node, of, &merged)?;
+        let dims = self.split(node, &merged)?;
         let split = (dims != merged).then(|| shape(&dims));
         let ends = match &split {
             None => (input.clone(), output.clone()),
@@ -182,9 +181,9 @@ impl Cutter<'_> {
         Ok(ends)
     }
 
-    /// The dims of a state with the batch in a dimension of its own. In a model with frequencies, for example, a layer's
-    /// rows may be those of the batch times the frequencies.
-    fn split(&self, node: &NodeProto, of: &str, dims: &[Dim]) -> Result<Vec<Dim>, Refusal> {
+    /// The dims of a state with the batch in a dimension of its own. The rows of a layer may be those of the batch times
+    /// another axis, such as frequencies.
+    fn split(&self, node: &NodeProto, dims: &[Dim]) -> Result<Vec<Dim>, Refusal> {
         let (Some(batch), Some(axis)) = (&self.analysis.batch, dims.iter().position(|dim| *dim == Dim::Open)) else {
             return Ok(dims.to_vec());
         };
@@ -198,7 +197,7 @@ impl Cutter<'_> {
         };
         let rows = self.rows.get_or_init(|| self.followed_rows(batch));
         let place = match rows {
-            Ok(rows) => rows.get(of),
+            Ok(rows) => node.input_at(0).and_then(|input| rows.get(input)),
             Err(refusal) => {
                 let Refusal { operator, node, why, .. } = refusal;
                 return refused(format!("; they can't be taken apart, because {operator} '{node}' {why}"));
@@ -284,8 +283,7 @@ impl Cutter<'_> {
         let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
         for &(part, input, output) in parts {
             let start = self.graph.node[index].input_at(input).map(str::to_owned);
-            let (state_in, state_out) =
-                self.state(&node, part, &node.input[0], (elem, dims.clone()), start.as_deref(), 0.0)?;
+            let (state_in, state_out) = self.state(&node, part, (elem, dims.clone()), start.as_deref(), 0.0)?;
             self.graph.node[index].set_input(input, &state_in);
             let (index, output) = match &is_empty_row {
                 Some(is_empty_row) => (self.keep_state_of_empty_rows(index, output, is_empty_row, &state_in), 0),
@@ -397,8 +395,7 @@ impl Cutter<'_> {
             let of_body =
                 node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
             let elem = if of_body == 0 { self.tensor(&start).elem } else { of_body };
-            let (state_in, state_out) =
-                self.state(&node, &number.to_string(), &start, (elem, dims), Some(&start), 0.0)?;
+            let (state_in, state_out) = self.state(&node, &number.to_string(), (elem, dims), Some(&start), 0.0)?;
             self.graph.node[index].set_input(front + number, &state_in);
             self.give(index, number, &state_out);
         }
@@ -412,7 +409,7 @@ impl Cutter<'_> {
         let mut dims = self.dims(&node, &source)?;
         dims[axis] = Dim::Known(frames);
         let elem = self.tensor(&source).elem;
-        let (state_in, state_out) = self.state(&node, "frames", &source, (elem, dims.clone()), None, fill)?;
+        let (state_in, state_out) = self.state(&node, "frames", (elem, dims.clone()), None, fill)?;
         let label = base_name(node.label());
         let joined = if node.op() == "Pad" {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
@@ -477,7 +474,7 @@ impl Cutter<'_> {
         let start = node.input[input].clone();
         let dims = self.dims(&node, &start)?;
         let elem = self.tensor(&start).elem;
-        let (state_in, state_out) = self.state(&node, "frames", &start, (elem, dims), Some(&start), 0.0)?;
+        let (state_in, state_out) = self.state(&node, "frames", (elem, dims), Some(&start), 0.0)?;
         self.graph.node[index].set_input(input, &state_in);
         self.keep_last(&base_name(node.label()), &node.output[0], axis, frames, &state_out);
         Ok(())
@@ -506,7 +503,7 @@ impl Cutter<'_> {
     }
 }
 
-/// The shape for a `Reshape` to dims of which at most one isn't fixed.
+/// The target of a `Reshape`: -1 stands for the one dimension that isn't fixed.
 fn shape(dims: &[Dim]) -> Vec<i64> {
     dims.iter().map(|dim| if let Dim::Known(length) = dim { *length } else { -1 }).collect()
 }

@@ -44,6 +44,7 @@ pub mod verify;
 pub use analysis::InputAxis;
 pub use batch::{BatchError, is_batch_name};
 pub use convert::{ConvertError, Converted, Options, convert};
+pub use graph::SCALES_AT_RUN_TIME;
 pub use pairs::{crossed_states, pairs};
 pub use report::Pair;
 pub use rows::passes_on_rows;

@@ -200,7 +200,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     }
     let compared = compare(arguments, &folder, &converted)?;
     let converted = if arguments.zero_initial_states {
-        converted.starting_at_zero().map_err(ConvertError::from).map_err(Problem::Convert)?
+        converted.starting_at_zero().map_err(|error| Problem::Convert(error.into()))?
     } else {
         converted
     };

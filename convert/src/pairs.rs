@@ -85,7 +85,7 @@ pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
 /// Why a pair can't be a state, if it is of the hidden state and the cell state of one layer.
 pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
     let producers = producers(graph);
-    // The tensor that a name is another name or shape of.
+    // Back through the nodes that keep the elements.
     let source = |name: &str| {
         let before = |name: &String| {
             let node = &graph.node[*producers.get(name.as_str())?];

@@ -60,7 +60,7 @@ impl Binding {
             }
         };
         let names: Vec<&str> = missing.iter().map(|wanted| wanted.state.as_str()).collect();
-        Err(error(format!("the configuration says nothing of where {} starts: add {help}", names.join(", "))))
+        Err(error(format!("the configuration doesn't say where these states start: {}; add {help}", names.join(", "))))
     }
 
     /// Refuses a state of a layer's hidden state and its cell state. `model` is the ONNX file.

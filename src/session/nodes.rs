@@ -14,11 +14,9 @@ use std::path::Path;
 
 use prost::Message;
 use prost::bytes::Buf;
+use stateful_convert::SCALES_AT_RUN_TIME;
 
 use super::source::ModelSource;
-
-/// Operators that compute their scale at run time, over all elements of their first input.
-const OPERATORS: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
 
 /// Operators that pass a state from element to element of their input.
 const RECURRENT: [&str; 6] = ["DynamicQuantizeLSTM", "GRU", "LSTM", "Loop", "RNN", "Scan"];
@@ -265,7 +263,7 @@ impl GraphProto {
 fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &mut Vec<&'a NodeProto>) {
     for node in nodes {
         let quantizes_constant = node.input.first().is_some_and(|name| is_constant(name, &constants));
-        if OPERATORS.contains(&node.op_type.as_str()) && !quantizes_constant {
+        if SCALES_AT_RUN_TIME.contains(&node.op_type.as_str()) && !quantizes_constant {
             found.push(node);
         }
         if node.is_constant(&constants) {
@@ -364,7 +362,7 @@ mod tests {
 
     #[test]
     fn each_operator_is_found_with_its_name() {
-        for operator in OPERATORS {
+        for operator in SCALES_AT_RUN_TIME {
             let model =
                 of(graph("w", vec![node("Relu", "x", "a"), node(operator, "a w", "b"), node(operator, "b", "c")]));
             let scale = model.batch_scale().unwrap();

@@ -4,8 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::rules::WHOLE_INPUT;
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
-use crate::analysis::FAR_OVER_SHORT;
-use crate::analysis::check_far;
+use crate::analysis::{FAR_OVER_SHORT, check_far};
 use crate::graph::captured;
 use crate::infer::loops::{body_inputs, branch, is_passed_on, scan_body_inputs, scan_counts, scan_list, source, turns};
 use crate::infer::shaping::axis_of;

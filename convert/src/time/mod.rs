@@ -344,11 +344,7 @@ impl<'a> Tracker<'a> {
         let reads_length = |input: &String| {
             self.sized.contains(input) || (matches!(node.op(), "Shape" | "Size") && self.place(input) != Place::Free)
         };
-        // A graph inside may read the length of what it takes from outside.
-        let takes_length = |name: &String| {
-            self.sized.contains(name) || self.place(name) != Place::Free && node.graphs().any(reads_shapes)
-        };
-        node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| takes_length(&name))
+        node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
     }
 
     /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
@@ -417,11 +413,6 @@ impl<'a> Tracker<'a> {
             _ => None,
         }
     }
-}
-
-/// Whether a graph, or one inside it, reads shapes.
-fn reads_shapes(graph: &GraphProto) -> bool {
-    graph.node.iter().any(|node| matches!(node.op(), "Shape" | "Size") || node.graphs().any(reads_shapes))
 }
 
 const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";

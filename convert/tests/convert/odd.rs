@@ -430,24 +430,28 @@ fn nodes_that_need_other_steps_are_named_although_the_model_has_its_states() {
 
 #[test]
 fn lengths_inside_a_branch_are_seen_outside() {
-    let branch = |name: &str| GraphProto {
+    let branch = |name: &str, nodes: Vec<NodeProto>| GraphProto {
         name: Some(name.to_owned()),
-        node: vec![
-            node("Shape", "x", "shape"),
-            node("Gather", "shape none", "steps"),
-            node("Cast", "steps", name).with_int("to", 1),
-        ],
+        node: nodes,
         output: vec![ValueInfoProto::tensor(name, FLOAT, &[])],
         ..GraphProto::default()
     };
-    let build = Build::new().input("x", "time batch 4").output("z", "time 1 batch 3").recurrent_weights(3);
-    let choice =
-        with_graph(with_graph(node("If", "yes", "length"), "then_branch", branch("a")), "else_branch", branch("b"));
-    let build =
-        build.ints("none", &[], &[0]).ints("truth", &[], &[1]).node(node("Cast", "truth", "yes").with_int("to", 9));
-    let build = build.node(choice).node(node("GRU", "x w r b", "all").with_int("hidden_size", 3));
-    let message = refusal(build.node(node("Add", "all length", "z")).bytes(), &Options::default());
-    assert!(message.contains("Add 'the add' takes 'length', which depends on the length"), "{message}");
+    let steps = |name: &str| {
+        let last = node("Cast", "steps", name).with_int("to", 1);
+        branch(name, vec![node("Shape", "x", "shape"), node("Gather", "shape none", "steps"), last])
+    };
+    let choice = |output: &str, then: GraphProto, otherwise: GraphProto| {
+        with_graph(with_graph(node("If", "yes", output), "then_branch", then), "else_branch", otherwise)
+    };
+    let inside = |name: &str| branch(name, vec![choice(name, steps("a"), steps("b"))]);
+    for choice in [choice("length", steps("a"), steps("b")), choice("length", inside("c"), inside("d"))] {
+        let build = Build::new().input("x", "time batch 4").output("z", "time 1 batch 3").recurrent_weights(3);
+        let build = build.ints("none", &[], &[0]).ints("truth", &[], &[1]);
+        let build = build.node(node("Cast", "truth", "yes").with_int("to", 9)).node(choice);
+        let build = build.node(node("GRU", "x w r b", "all").with_int("hidden_size", 3));
+        let message = refusal(build.node(node("Add", "all length", "z")).bytes(), &Options::default());
+        assert!(message.contains("Add 'the add' takes 'length', which depends on the length"), "{message}");
+    }
 }
 
 #[test]
