@@ -77,7 +77,8 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertErro
     crossed_ends(graph, pairs).map_or(Ok(()), |why| Err(ConvertError::Option(why)))
 }
 
-/// Why a pair can't be a state of this model, as in [`crossed_ends`]. `None`, too, if the converter can't read the model.
+/// Why a pair can't be a state: it joins the hidden state and the cell state of one layer. `None`, too, if the converter
+/// can't read the model.
 pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
     crossed_ends(&prepared(model).ok()?.graph, pairs)
 }
