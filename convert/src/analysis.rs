@@ -9,14 +9,15 @@ use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
 use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
 
-/// Lengths that shapes are computed for. They have many divisors, so that strides divide them.
+/// Number of steps that shapes are computed for. It has many divisors, so that strides divide it.
 const SHORT: i64 = 48;
-const LONG: i64 = 96;
-/// A length beyond the limits that models have, such as a table of 5000 positions. Contents of that many elements are
-/// still followed.
-const FAR: i64 = 48 * 256;
-/// How many times as long the far probe is.
-pub const FAR_OVER_SHORT: i64 = FAR / SHORT;
+/// The second length, which tells the steps from fixed axes.
+const LONG_OVER_SHORT: i64 = 2;
+/// The third length is beyond the limits that models have, such as a table of 5000 positions. Contents of that many
+/// elements are still followed.
+pub const FAR_OVER_SHORT: i64 = 256;
+/// Product of strides up to which shapes are computed for longer inputs. Encoders of audio have 320 or 1920.
+const MOST_STRIDE: i64 = 1 << 16;
 /// Other open dimensions, in two sizes that tell them from fixed ones.
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
@@ -37,6 +38,8 @@ impl fmt::Display for InputAxis {
 
 /// Shapes of the whole graph for some sizes of its inputs.
 pub struct Probes {
+    /// The number of steps of the short ones.
+    steps: i64,
     pub short: Shapes,
     pub long: Shapes,
     pub far: Shapes,
@@ -252,6 +255,36 @@ pub fn attempt(
     time: Vec<InputAxis>,
     states: &[String],
 ) -> (Analysis, Result<(), Refusals>) {
+    let first = attempt_with(graph, opset, time.clone(), states, SHORT);
+    let stride = largest_stride(graph);
+    if first.1.is_ok() || SHORT % stride == 0 || stride > MOST_STRIDE {
+        return first;
+    }
+    let second = attempt_with(graph, opset, time, states, SHORT * stride);
+    let gets_further = second.1.is_ok() || second.0.found.stopped_at > first.0.found.stopped_at;
+    if gets_further { second } else { first }
+}
+
+/// The largest product of strides on a way through the graph, whichever axes they are of.
+fn largest_stride(graph: &GraphProto) -> i64 {
+    let mut strides: HashMap<&str, i64> = HashMap::new();
+    for node in &graph.node {
+        let before = node.input.iter().filter_map(|name| strides.get(name.as_str())).max().copied().unwrap_or(1);
+        let own = node.ints("strides").and_then(|strides| strides.iter().max().copied()).unwrap_or(1);
+        let product = before.saturating_mul(own.max(1));
+        strides.extend(node.named_outputs().map(|name| (name, product)));
+    }
+    strides.values().max().copied().unwrap_or(1)
+}
+
+/// Follows the steps through shapes for inputs of so many steps, and of more.
+fn attempt_with(
+    graph: &GraphProto,
+    opset: i64,
+    time: Vec<InputAxis>,
+    states: &[String],
+    steps: i64,
+) -> (Analysis, Result<(), Refusals>) {
     let infer = |steps: i64, other: i64| {
         let sized = |input: &ValueInfoProto| {
             let size = |(axis, dim): (usize, Dim)| match dim {
@@ -265,14 +298,15 @@ pub fn attempt(
         Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
     };
     let probes = Probes {
-        short: infer(SHORT, NARROW),
-        long: infer(LONG, NARROW),
-        far: infer(FAR, NARROW),
-        wide: infer(SHORT, WIDE),
+        steps,
+        short: infer(steps, NARROW),
+        long: infer(steps * LONG_OVER_SHORT, NARROW),
+        far: infer(steps * FAR_OVER_SHORT, NARROW),
+        wide: infer(steps, WIDE),
     };
     let mut places: HashMap<String, Place> = states.iter().map(|state| (state.clone(), Place::Last)).collect();
     places
-        .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, SHORT)))));
+        .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, steps)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long, &probes.far), places);
     tracker.of_states = states.iter().cloned().collect();
     let result = tracker.run();
@@ -308,7 +342,8 @@ pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), 
     for node in &graph.node {
         for name in node.named_outputs() {
             let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };
-            let wanted = (FAR / layout.stride + layout.lead + layout.trail) * layout.outer * layout.inner;
+            let padding = layout.lead + layout.trail;
+            let wanted = ((layout.len - padding) * FAR_OVER_SHORT + padding) * layout.outer * layout.inner;
             if let Some(made) = dims.get(layout.axis).filter(|&&made| made != wanted) {
                 let why = format!("limits the length of the input (it makes {made} of {wanted})");
                 return Err(refuse(node, why, "export the model without this limit"));
@@ -341,8 +376,11 @@ impl Analysis {
         if short.len() != long.len() || short.len() != wide.len() {
             return None;
         }
+        let steps = self.probes.steps;
         let dim = |axis: usize| match (short[axis], long[axis], wide[axis]) {
-            (SHORT, LONG, SHORT) => Dim::Symbol(self.symbol.clone()),
+            (short, long, wide) if (short, long, wide) == (steps, steps * LONG_OVER_SHORT, steps) => {
+                Dim::Symbol(self.symbol.clone())
+            }
             (NARROW, NARROW, WIDE) => self.batch.clone().map_or(Dim::Open, Dim::Symbol),
             (short, long, wide) if short == long && short == wide => Dim::Known(short),
             _ => Dim::Open,
@@ -352,8 +390,9 @@ impl Analysis {
 
     /// Whether a tensor is the number of steps.
     pub fn is_length(&self, name: &str) -> bool {
-        let is = |shapes: &Shapes, steps: i64| shapes.get(name).is_full_of(steps as f64);
-        is(&self.probes.short, SHORT) && is(&self.probes.long, LONG) && is(&self.probes.far, FAR)
+        let Probes { steps, short, long, far, .. } = &self.probes;
+        let is = |shapes: &Shapes, times: i64| shapes.get(name).is_full_of((steps * times) as f64);
+        is(short, 1) && is(long, LONG_OVER_SHORT) && is(far, FAR_OVER_SHORT)
     }
 
     /// Whether a tensor is zero throughout, whatever the size of the input.

@@ -433,19 +433,20 @@ fn merge_starts(
         if !in_front || rows != others {
             continue;
         }
-        let mut reshape = |edited: &mut GraphProto, what: &str, from: &str, to: &str, target: [i64; 3]| {
-            let name = names.fresh(&format!("{}.{what}", node.label()));
-            let shape = names.fresh(&format!("{name}.shape"));
-            edited.initializer.push(int64s(&shape, &[3], &target));
-            edited.node.push(NodeProto::make("Reshape", &name, &[from, &shape], &[to]));
-            done.insert(name);
-        };
-        let merged = format!("{start}/rows");
-        reshape(&mut edited, "merged", start, &merged, [1, -1, hidden]);
+        let mut reshape =
+            |edited: &mut GraphProto, names: &mut Names, [what, from, to]: [&str; 3], target: [i64; 3]| {
+                let name = names.fresh(&format!("{}.{what}", node.label()));
+                let shape = names.fresh(&format!("{name}.shape"));
+                edited.initializer.push(int64s(&shape, &[3], &target));
+                edited.node.push(NodeProto::make("Reshape", &name, &[from, &shape], &[to]));
+                done.insert(name);
+            };
+        let merged = names.fresh(&format!("{start}/rows"));
+        reshape(&mut edited, names, ["merged", start, &merged], [1, -1, hidden]);
         edited.node[index].set_input(input, &merged);
         if let Some(last) = node.output_at(output) {
-            let rows_of_last = format!("{last}/rows");
-            reshape(&mut edited, "apart", &rows_of_last, last, [-1, others, hidden]);
+            let rows_of_last = names.fresh(&format!("{last}/rows"));
+            reshape(&mut edited, names, ["apart", &rows_of_last, last], [-1, others, hidden]);
             edited.node[index].set_output(output, &rows_of_last);
         }
         is_edited = true;

@@ -259,7 +259,12 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     let Some(InputAxis { input, axis }) = analysis.time.first().filter(|_| options.time.is_empty()) else {
         return Ok(());
     };
-    if !is_batch_name(&analysis.symbol) {
+    let value = required_inputs(graph).find(|value| value.name() == input);
+    let dims = value.and_then(ValueInfoProto::dims).unwrap_or_default();
+    let is_batch =
+        |(other, dim): (usize, &Dim)| other != *axis && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
+    // In [B, 1, n], n are the steps.
+    if !is_batch_name(&analysis.symbol) || dims.iter().enumerate().any(is_batch) {
         return Ok(());
     }
     let reads = |node: &&NodeProto| is_recurrent(node.op()) && node.input.first() == Some(input);

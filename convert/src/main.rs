@@ -14,10 +14,11 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use serde_json::json;
-use stateful_convert::report::Warning;
+use stateful_convert::onnx::Dim;
+use stateful_convert::report::{Report, Role, StepInput, Warning};
 use stateful_convert::verify::{self, Compared, Given, Models, Source, VerifyError};
-use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, convert, pairs};
-use work_folder::WorkFolder;
+use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, Pair, convert, pairs};
+use work_folder::{WorkFolder, make_parent};
 
 /// What `--version` says. `scripts/release` adds the commit.
 const VERSION: &str = match option_env!("STATEFUL_VERSION") {
@@ -91,8 +92,10 @@ enum GivenInput {
 /// Why nothing was written.
 #[derive(Debug, thiserror::Error)]
 enum Problem {
-    #[error("{}: {error}", path.display())]
-    File { path: PathBuf, error: std::io::Error },
+    #[error("{} can't be read: {error}", path.display())]
+    Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("{} can't be written: {error}; nothing was written", path.display())]
+    Unwritable { path: PathBuf, error: std::io::Error },
     #[error("{} exists; --force replaces it{}", .0.display(), if is_config(.0) { ", and --no-config leaves it" } else { "" })]
     Exists(PathBuf),
     #[error("{} belongs to the model that is converted: write the result to another file or folder", .0.display())]
@@ -103,8 +106,12 @@ enum Problem {
     Recordings { path: PathBuf, why: String },
     #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display().to_string().trim_end_matches('/'))]
     Folder(PathBuf),
+    #[error("-o: the name of a file that ends with .onnx is expected, such as {name}/1/model.onnx, not {name}", name = .0.display())]
+    Name(PathBuf),
     #[error("--states: '<<<input, output>>>' is expected, with each name in one pair, not '{0}'")]
     States(String),
+    #[error("--states: every input of the model is one of the states {0}, so requests would carry nothing")]
+    NothingToCarry(String),
     #[error(
         "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
     )]
@@ -173,7 +180,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<String, Problem> {
-    let bytes = fs::read(&arguments.model).map_err(at(&arguments.model))?;
+    let unreadable = |error| Problem::Unreadable { path: arguments.model.clone(), error };
+    let bytes = fs::read(&arguments.model).map_err(unreadable)?;
     let states = match &arguments.states {
         Some(text) => pairs(text).ok_or_else(|| Problem::States(text.clone()))?,
         None => Vec::new(),
@@ -189,6 +197,10 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
         ConvertError::Read(_) => Problem::Read { model: arguments.model.clone(), error },
         error => Problem::Convert(error),
     })?;
+    if converted.report.inputs.is_empty() {
+        let pairs: Vec<String> = converted.report.states.iter().map(|state| state.pair.to_string()).collect();
+        return Err(Problem::NothingToCarry(pairs.join(" ")));
+    }
     let targets = arguments.output.as_deref().filter(|_| !arguments.dry_run);
     let targets = targets.map(|output| Targets::new(output, !arguments.no_config));
     if let Some(targets) = &targets {
@@ -207,7 +219,8 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     if let Some(targets) = &targets {
         targets.write(&folder, &converted, arguments.chunk)?;
     }
-    let warnings: Vec<String> = converted.report.warnings.iter().map(with_option).collect();
+    let mut warnings: Vec<String> = converted.report.warnings.iter().map(with_option).collect();
+    warnings.extend(unpaired(&converted.report));
     if arguments.json {
         let mut report = json!(converted.report);
         report["warnings"] = json!(warnings);
@@ -219,6 +232,27 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
         text += &format!("\nwritten: {}", path.display());
     }
     Ok(text)
+}
+
+/// A warning about inputs and outputs of one type and shape that may be states, too.
+fn unpaired(report: &Report) -> Option<String> {
+    // What requests carry comes first, in models of single steps.
+    let first = usize::from(report.time.is_empty());
+    let inputs: Vec<&StepInput> = report.inputs.iter().skip(first).filter(|input| input.role == Role::Other).collect();
+    let pair = |input: &&StepInput| {
+        let alike = |elem: i32, dims: &[Dim]| elem == input.elem && dims == input.dims;
+        let mut outputs = report.outputs.iter().filter(|output| alike(output.elem, &output.dims));
+        let output = outputs.next().filter(|_| outputs.next().is_none())?;
+        let is_only = inputs.iter().filter(|input| alike(input.elem, &input.dims)).count() == 1;
+        is_only.then(|| Pair { input: input.name.clone(), output: output.name.clone() }.to_string())
+    };
+    let pairs: Vec<String> = inputs.iter().filter_map(pair).collect();
+    let text = format!(
+        "by their types and dims, {} may be states, too: if they are, name them with --states; else requests have to carry \
+         these inputs",
+        pairs.join(" ")
+    );
+    (!pairs.is_empty()).then_some(text)
 }
 
 fn compare(arguments: &Arguments, folder: &WorkFolder, converted: &Converted) -> Result<Vec<Compared>, Problem> {
@@ -284,8 +318,10 @@ impl Targets {
     }
 
     fn check_folders(&self, converted: &Converted) -> Result<(), Problem> {
-        match self.names(converted).into_iter().find(|path| path.is_dir()) {
+        let ends_as_folder = self.model.as_os_str().to_string_lossy().ends_with('/');
+        match self.names(converted).into_iter().find(|path| path.is_dir() || ends_as_folder) {
             Some(folder) => Err(Problem::Folder(folder)),
+            None if self.model.extension().is_none() => Err(Problem::Name(self.model.clone())),
             None => Ok(()),
         }
     }
@@ -310,22 +346,52 @@ impl Targets {
         }
     }
 
+    /// Writes all files, or none.
     fn write(&self, folder: &WorkFolder, converted: &Converted, chunk: Option<i64>) -> Result<(), Problem> {
-        fs::create_dir_all(self.folder()).map_err(at(self.folder()))?;
-        folder.copy_weights(self.folder())?;
-        fs::write(&self.model, &converted.model).map_err(at(&self.model))?;
-        if let Some(bytes) = &converted.initial_states {
-            fs::write(&self.initial_states, bytes).map_err(at(&self.initial_states))?;
-        } else if self.initial_states.exists() {
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let initial_states = converted.initial_states.as_ref().map(|_| name(&self.initial_states));
+        let config = pbtxt::config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
+        let weights = folder.weights().zip(folder.weights_of(self.folder()));
+        let mut files: Vec<(PathBuf, Content)> = weights.map(|(from, to)| (to, Content::CopyOf(from))).collect();
+        let bytes = converted.initial_states.as_deref();
+        files.extend(bytes.map(|bytes| (self.initial_states.clone(), Content::Bytes(bytes))));
+        files.push((self.model.clone(), Content::Bytes(&converted.model)));
+        files.extend(self.config.as_ref().map(|path| (path.clone(), Content::Bytes(config.as_bytes()))));
+        let done = write_parts(&files)
+            .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
+        if done.is_err() {
+            files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
+        } else if converted.initial_states.is_none() && self.initial_states.exists() {
             // That of the model which is replaced.
             fs::remove_file(&self.initial_states).map_err(at(&self.initial_states))?;
         }
-        let Some(config) = &self.config else { return Ok(()) };
-        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let initial_states = converted.initial_states.as_ref().map(|_| name(&self.initial_states));
-        let text = pbtxt::config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
-        fs::write(config, text).map_err(at(config))
+        done
     }
+}
+
+/// What a file gets.
+enum Content<'a> {
+    Bytes(&'a [u8]),
+    /// Links would change with the original.
+    CopyOf(PathBuf),
+}
+
+/// Where a file is until all are written.
+fn part(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+fn write_parts(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
+    files.iter().try_for_each(|(path, content)| {
+        make_parent(path)?;
+        let written = match content {
+            Content::Bytes(bytes) => fs::write(part(path), bytes),
+            Content::CopyOf(from) => fs::copy(from, part(path)).map(|_| ()),
+        };
+        written.map_err(at(path))
+    })
 }
 
 /// Whether two names are one file, through links, too.
@@ -334,10 +400,10 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
     id(a).is_some() && id(a) == id(b)
 }
 
-/// Names the file of an error.
+/// Names the file that can't be written.
 fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
     let path = path.to_owned();
-    move |error| Problem::File { path: path.clone(), error }
+    move |error| Problem::Unwritable { path: path.clone(), error }
 }
 
 fn input_axis(text: &str) -> Result<InputAxis, String> {

@@ -41,7 +41,8 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// The inputs with a fixed number of steps, where each has its batch dimension in front or none has one.
+/// The inputs with a fixed number of steps, where each has its batch dimension in front and each state has one, or nothing
+/// has one.
 fn signature(report: &Report, chunk: i64) -> String {
     let is_open = |input: &StepInput, axis: usize| {
         let steps = matches!(input.role, Role::Steps { axis: time } if time == axis);
@@ -52,8 +53,10 @@ fn signature(report: &Report, chunk: i64) -> String {
         .iter()
         .map(|input| (0..input.dims.len()).filter(|&axis| is_open(input, axis)).collect())
         .collect();
-    let has_batch = open.iter().all(|axes| *axes == [0]);
-    if !has_batch && open.iter().any(|axes| !axes.is_empty()) {
+    let of_states = report.states.iter().map(|state| state.dims.iter().any(|dim| !matches!(dim, Dim::Known(_))));
+    let of_states: Vec<bool> = of_states.collect();
+    let has_batch = open.iter().all(|axes| *axes == [0]) && of_states.iter().all(|&open| open);
+    if !has_batch && (open.iter().any(|axes| !axes.is_empty()) || of_states.contains(&true)) {
         return String::new();
     }
     let mut text = if has_batch { format!("max_batch_size: {MAX_BATCH_SIZE}\n") } else { String::new() };
@@ -64,12 +67,14 @@ fn signature(report: &Report, chunk: i64) -> String {
             _ => "-1".to_owned(),
         };
         let dims: Vec<String> = (usize::from(has_batch)..input.dims.len()).map(dim).collect();
-        text += &format!(
-            "input {{ name: {} data_type: {} dims: [ {} ] }}\n",
-            quoted(&input.name),
-            data_type(input.elem),
-            dims.join(", ")
-        );
+        // Triton takes no empty dims, and a reshape only beside its own batch dimension.
+        let dims = match dims.as_slice() {
+            [] if has_batch => "1 ] reshape { shape: [ ] }".to_owned(),
+            [] => "1 ]".to_owned(),
+            dims => format!("{} ]", dims.join(", ")),
+        };
+        let (name, data_type) = (quoted(&input.name), data_type(input.elem));
+        text += &format!("input {{ name: {name} data_type: {data_type} dims: [ {dims} }}\n");
     }
     text
 }

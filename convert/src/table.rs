@@ -1,7 +1,7 @@
 //! What a conversion did, for people.
 
 use comfy_table::{Table, presets};
-use stateful_convert::onnx::{bracketed, type_name};
+use stateful_convert::onnx::{Dim, bracketed, type_name};
 use stateful_convert::report::{Report, Role, StartsAt};
 use stateful_convert::verify::Compared;
 
@@ -32,10 +32,14 @@ fn made(header: &[&str], rows: Vec<Vec<String>>) -> String {
 fn signature(report: &Report) -> String {
     let input = |input: &stateful_convert::report::StepInput| {
         let has = match input.role {
-            Role::Steps { axis } => match &report.batch_was {
-                Some(name) => format!("the steps, on axis {axis}; '{name}' is the batch"),
-                None => format!("the steps, on axis {axis}"),
-            },
+            Role::Steps { axis } => {
+                let fixed = match &input.dims[axis] {
+                    Dim::Known(length) => format!(" (any number in place of {length})"),
+                    _ => String::new(),
+                };
+                let batch = report.batch_was.as_ref().map(|name| format!("; '{name}' is the batch"));
+                format!("the steps, on axis {axis}{fixed}{}", batch.unwrap_or_default())
+            }
             Role::Lengths => "the number of steps of each row".to_owned(),
             Role::Other => String::new(),
         };

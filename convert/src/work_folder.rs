@@ -84,15 +84,6 @@ impl WorkFolder {
         }
         self.weights.iter().map(|file| to.join(file)).collect()
     }
-
-    /// Copies the files of weights into another folder. Links would change with the original.
-    pub fn copy_weights(&self, to: &Path) -> Result<(), Problem> {
-        for (from, to) in self.weights().zip(self.weights_of(to)) {
-            make_parent(&to)?;
-            fs::copy(&from, &to).map_err(at(&to))?;
-        }
-        Ok(())
-    }
 }
 
 /// The folder, where an empty path is that of the process.
@@ -100,7 +91,8 @@ fn here(folder: Option<&Path>) -> &Path {
     folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-fn make_parent(path: &Path) -> Result<(), Problem> {
+/// Makes the folder of a file.
+pub fn make_parent(path: &Path) -> Result<(), Problem> {
     path.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).map_err(at(parent)))
 }
 

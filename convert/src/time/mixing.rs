@@ -58,10 +58,11 @@ pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[
 
 pub fn cumulative(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = tracker.tensor(&node.input[1]).scalar().map(|axis| axis as i64);
-    let help = "write the running sum as a Scan with a state";
+    let help = "write the running sum as a Scan with a state, or take it in the client";
+    let sums = |refusal: Refusal| Refusal { help: help.to_owned(), ..refusal };
     axis.map_or_else(
         || Err(refuse(node, "sums up along time", help)),
-        |axis| along(tracker, node, places, axis, "sums up along time"),
+        |axis| along(tracker, node, places, axis, "sums up along time").map_err(sums),
     )
 }
 

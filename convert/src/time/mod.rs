@@ -18,11 +18,12 @@ mod windows;
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{captured, inputs_of, producers};
+use crate::graph::{captured, inputs_of, producers, required_inputs};
 use crate::infer::loops::scan_counts;
+use crate::infer::shaping::{axis_of, permutation};
 use crate::infer::{Shapes, Tensor};
-use crate::onnx::element_count;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::{Dim, element_count};
 
 pub use place::{Layout, Place};
 pub use refusal::{Hint, Refusal, Refusals};
@@ -304,11 +305,23 @@ impl<'a> Tracker<'a> {
         let output = node.output.first().map_or("", String::as_str);
         let of = |shapes: &Shapes| shapes.conflicts.iter().find(|(name, _)| name == output).map(|(_, why)| why.clone());
         match of(self.short).or_else(|| of(self.long)) {
-            Some(why) => Err(refuse(
-                node,
-                format!("is fixed to one length of the input ({why})"),
-                "export the model with a dynamic time axis",
-            )),
+            Some(why) => {
+                // Their steps may have another name.
+                let is_open = |input: &&ValueInfoProto| {
+                    let dims = input.dims().unwrap_or_default();
+                    self.place(input.name()) == Place::Free && dims.iter().any(|dim| !matches!(dim, Dim::Known(_)))
+                };
+                let open: Vec<&str> = required_inputs(self.graph).filter(is_open).map(ValueInfoProto::name).collect();
+                let (help, hint) = if open.is_empty() {
+                    ("export the model with a dynamic time axis".to_owned(), None)
+                } else {
+                    let help =
+                        format!("if {} has steps, too, name the axes of all inputs that have them", open.join(" or "));
+                    (help, Some(Hint::Time))
+                };
+                let refusal = refuse(node, format!("is fixed to one length of the input ({why})"), &help);
+                Err(Refusal { hint, ..refusal })
+            }
             None => Ok(()),
         }
     }
@@ -399,14 +412,22 @@ impl<'a> Tracker<'a> {
         self.sources_are_steady(name, axis).unwrap_or(false)
     }
 
-    /// Whether all is steady that an element-wise operator makes a tensor of. `None` if another operator makes it.
+    /// Whether all is steady that a tensor is made of, if its operator repeats, moves or joins elements, or treats them one
+    /// by one. `None` if another operator makes it.
     fn sources_are_steady(&self, name: &str, axis: usize) -> Option<bool> {
         let node = self.producers.get(name).map(|&index| &self.graph.node[index])?;
         let rank = self.dims(name)?.len();
         let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
         match node.op() {
             "ConstantOfShape" => Some(true),
-            "Expand" => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
+            "Expand" | "Tile" => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
+            "Transpose" => {
+                let from = permutation(node, rank).get(axis).copied();
+                node.input.first().map(|name| self.is_steady(name, from))
+            }
+            "Concat" if axis_of(node.int("axis").unwrap_or(0), rank).is_ok_and(|joined| joined != axis) => {
+                Some(node.input.iter().all(|source| self.is_steady(source, Some(axis))))
+            }
             op if rules::is_element_wise(op) => {
                 Some(node.input.iter().all(|source| self.is_steady(source, source_axis(source))))
             }

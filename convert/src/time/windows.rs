@@ -13,13 +13,15 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     if places[1..].iter().any(|&place| place != Place::Free) {
         return Err(refuse(node, "takes its weights from the steps", HELP));
     }
+    let is_conv = node.op().contains("Conv");
     match layout.axis {
         0 => return Ok(layout),
-        1 => return Err(refuse(node, "mixes the steps as channels", HELP)),
+        1 if is_conv => return Err(refuse(node, "mixes the steps as channels", HELP)),
+        // Pooling keeps channels apart.
+        1 => return Ok(layout),
         _ => {}
     }
     let rank = tracker.rank(node, 0)?;
-    let is_conv = node.op().contains("Conv");
     let weights = if is_conv { tracker.dims(&node.input[1]) } else { None };
     let window = window_at(node, weights, layout.axis - 2, rank)
         .ok_or_else(|| refuse(node, "has a window of unknown size", super::UNKNOWN_SHAPE))?;

@@ -250,6 +250,12 @@ fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
     }
     for (InputAxis { input: name, axis }, length) in &given.lengths {
         let dims = &input(name)?.dims;
+        if report.time.iter().any(|time| time.input == *name && time.axis == *axis) {
+            let why = format!(
+                "axis {axis} of input '{name}' has the steps, and these are compared in chunks of several lengths"
+            );
+            return Err(VerifyError::Given(why));
+        }
         match dims.get(*axis) {
             Some(Dim::Known(known)) if known != length => {
                 let why = format!("axis {axis} of input '{name}' is {known} in the model, and can't be {length}");

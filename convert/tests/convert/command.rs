@@ -276,7 +276,13 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--compare-with", "smaple_rate=16000"], "no input 'smaple_rate' for requests (it has x)"),
         (vec!["--dry-run", "--compare-with", "x@9=5"], "input 'x' has no axis 9: it is [batch, time, 4]"),
         (vec!["--dry-run", "--compare-with", "x@2=5"], "axis 2 of input 'x' is 4 in the model, and can't be 5"),
+        (
+            vec!["--dry-run", "--compare-with", "x@1=5"],
+            "axis 1 of input 'x' has the steps, and these are compared in chunks",
+        ),
         (vec!["-o", env!("CARGO_TARGET_TMPDIR")], "is a folder: write the name of a file in it"),
+        (vec!["-o", "none/there/"], "none/there is a folder: write the name of a file in it, such as none/there/1/"),
+        (vec!["-o", "none/tagger"], "ends with .onnx is expected, such as none/tagger/1/model.onnx, not none/tagger"),
         (vec!["--dry-run", "--compare-with", "sr"], "INPUT=VALUE, INPUT@AXIS=LENGTH or FILE.npz is expected, not 'sr'"),
         (vec!["--dry-run", "--chunk", "100000000"], "'x' would have 1600000000 elements, and a comparison can hold"),
         (vec!["--dry-run", "--chunk", "9223372036854775807"], "'x' would have 9223372036854775807 elements"),
@@ -332,7 +338,10 @@ fn a_fixed_batch_and_an_odd_name_of_it_are_named() {
     assert!(printed.contains("warning: x@1 has 3 rows: each request must have them"), "{printed}");
     let printed = text(&said(&gru("frames items 4", "frames 1 items 3"), &[]).stdout);
     assert!(printed.contains("[frames, batch, 4]     the steps, on axis 0; 'items' is the batch"), "{printed}");
-    for (x, y) in [("time batch 4", "time 1 batch 3"), ("time N 4", "time 1 N 3")] {
+    let printed = text(&said(&gru("100 batch 4", "100 1 batch 3"), &[]).stdout);
+    assert!(printed.contains("the steps, on axis 0 (any number in place of 100)"), "{printed}");
+    // Of two usual names of the batch, the other one has the steps.
+    for (x, y) in [("time batch 4", "time 1 batch 3"), ("time N 4", "time 1 N 3"), ("n B 4", "n 1 B 3")] {
         let printed = text(&said(&gru(x, y), &[]).stdout);
         assert!(!printed.contains("warning") && !printed.contains("is the batch"), "{printed}");
     }
@@ -463,4 +472,94 @@ fn an_error_that_nobody_reads_is_no_panic() {
     let arguments = ["none.onnx", "--dry-run"];
     let status = Command::new(env!("CARGO_BIN_EXE_stateful-convert")).args(arguments).stderr(full).status().unwrap();
     assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn all_files_are_written_or_none() {
+    let folder = folder();
+    // Nobody can write a file under this name.
+    fs::create_dir_all(folder.join("m/config.pbtxt.part")).unwrap();
+    let output = folder.join("m/1/model.onnx");
+    let error = text(&command(&[path(&export("torch_lstm_learned")), "-o", path(&output)]).stderr);
+    assert!(error.contains("config.pbtxt can't be written: ") && error.ends_with("; nothing was written\n"), "{error}");
+    assert_eq!(folder.join("m/1").read_dir().unwrap().count(), 0);
+    let error = text(&command(&[path(&folder.join("none.onnx")), "--dry-run"]).stderr);
+    assert!(error.contains("none.onnx can't be read: No such file"), "{error}");
+}
+
+/// The configuration that the command writes.
+fn config_of(model: &[u8], arguments: &[&str]) -> String {
+    let folder = folder();
+    let (file, output) = (folder.join("original.onnx"), folder.join("m/1/model.onnx"));
+    fs::write(&file, model).unwrap();
+    let done = command(&[&[path(&file), "-o", path(&output)], arguments].concat());
+    assert!(done.status.success(), "{}", text(&done.stderr));
+    fs::read_to_string(folder.join("m/config.pbtxt")).unwrap()
+}
+
+/// The layer `h` of `frames`, beside an input without steps.
+fn beside(layer: &str, answer: &str, given: &str) -> Build {
+    let build = Build::new().input("x", layer).input("gain", given).output("y", answer).recurrent_weights(3);
+    build.node(node("GRU", "frames w r b", "h").with_int("hidden_size", 3)).node(node("Mul", "h gain", "y"))
+}
+
+#[test]
+fn a_chunk_goes_into_signatures_that_load() {
+    let swap = |build: Build| build.node(node("Transpose", "x", "frames").with_ints("perm", &[1, 0, 2]));
+    let scalar = swap(beside("batch time 4", "time 1 batch 3", "")).bytes();
+    let config = config_of(&scalar, &["--chunk", "5"]);
+    assert!(!config.contains("input {"), "a scalar has no row: {config}");
+    // Triton's dims can't be empty.
+    let fixed = beside("time 1 4", "time 1 1 3", "").node(node("Identity", "x", "frames")).bytes();
+    let config = config_of(&fixed, &["--chunk", "5"]);
+    assert!(config.contains("name: \"x\" data_type: TYPE_FP32 dims: [ 5, 1, 4 ] }"), "{config}");
+    assert!(config.contains("name: \"gain\" data_type: TYPE_FP32 dims: [ 1 ] }"), "{config}");
+    let column = beside("batch time 4", "time 1 batch 3", "batch");
+    let mut column = swap(column).ints("last", &[1], &[1]);
+    column.graph.node[1].set_input(1, "column");
+    let column = column.node(node("Unsqueeze", "gain last", "column")).bytes();
+    let config = config_of(&column, &["--chunk", "5"]);
+    assert!(config.contains("name: \"gain\" data_type: TYPE_FP32 dims: [ 1 ] reshape { shape: [ ] } }"), "{config}");
+}
+
+#[test]
+fn states_that_are_left_out_or_too_many_are_named() {
+    let build = Build::new().input("x", "batch 4").input("h", "batch 3").input("c", "batch 2");
+    let build = build.output("y", "batch 4").output("hn", "batch 3").output("cn", "batch 2");
+    let build = build.node(node("Tanh", "x", "y")).node(node("Sin", "h", "hn")).node(node("Cos", "c", "cn"));
+    let model = build.bytes();
+    let printed = text(&said(&model, &["--states", "<<<h, hn>>>"]).stdout);
+    let expected =
+        "warning: by their types and dims, <<<c, cn>>> may be states, too: if they are, name them with --states";
+    assert!(printed.contains(expected), "{printed}");
+    let printed = text(&said(&model, &["--states", "<<<h, hn>>> <<<c, cn>>>"]).stdout);
+    assert!(printed.contains("states: 20 bytes a sequence") && !printed.contains("warning"), "{printed}");
+    let error = text(&said(&model, &["--states", "<<<h, hn>>> <<<c, cn>>> <<<x, y>>>"]).stderr);
+    assert!(error.contains("--states: every input of the model is one of the states <<<h, hn>>>"), "{error}");
+}
+
+#[test]
+fn steps_of_other_names_are_asked_for() {
+    let build = Build::new().input("x", "batch time 4").input("mask", "batch length").output("y", "time 1 batch 3");
+    let build = build.ints("last", &[1], &[2]).recurrent_weights(3).node(node("Unsqueeze", "mask last", "column"));
+    let build = build.node(node("Mul", "x column", "masked"));
+    let build = build.node(node("Transpose", "masked", "frames").with_ints("perm", &[1, 0, 2]));
+    let model = build.node(node("GRU", "frames w r b", "y").with_int("hidden_size", 3)).bytes();
+    let error = text(&said(&model, &[]).stderr);
+    let expected = "if mask has steps, too, name the axes of all inputs that have them";
+    assert!(error.contains(expected) && error.contains("with --time INPUT@AXIS"), "{error}");
+    let done = said(&model, &["--time", "x@1,mask@1"]);
+    assert!(done.status.success(), "{}", text(&done.stderr));
+}
+
+#[test]
+fn a_running_sum_and_certain_steps_say_what_helps() {
+    let build = || Build::new().input("x", "batch time 4").ints("axis", &[1], &[1]).ints("first", &[], &[0]);
+    let sum = build().output("y", "batch time 4").node(node("CumSum", "x axis", "y")).bytes();
+    let error = text(&said(&sum, &["--time", "x@1"]).stderr);
+    assert!(error.contains("sums up along time; write the running sum as a Scan with a state"), "{error}");
+    let step = node("Gather", "x first", "y").with_int("axis", 1);
+    let first = build().output("y", "batch 4").node(step).bytes();
+    let error = text(&said(&first, &["--time", "x@1"]).stderr);
+    assert!(error.contains("takes certain steps out of the whole input; later requests don't have these"), "{error}");
 }

@@ -192,8 +192,8 @@ fn what_needs_later_steps_is_refused_with_the_node() {
         ("torch_mixing_flip", "Slice '/Slice' turns time around"),
         ("torch_mixing_norm", "InstanceNormalization '/norm/InstanceNormalization' normalizes over time"),
         ("torch_mixing_attention", "MatMul '/MatMul' combines each step with every other"),
-        ("torch_unrolled", "an unrolled loop can't run in steps"),
-        ("dynamo_rnn_unrolled", "an unrolled loop can't run in steps"),
+        ("torch_unrolled", "For an unrolled loop, export the recurrence as a layer"),
+        ("dynamo_rnn_unrolled", "For an unrolled loop, export the recurrence as a layer"),
     ] {
         let message = refused(name);
         assert!(message.contains(expected), "{name}: {message}");

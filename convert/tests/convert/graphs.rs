@@ -933,6 +933,19 @@ fn caches_that_are_written_at_certain_places_get_a_batch() {
 }
 
 #[test]
+fn two_layers_may_start_at_one_state_whose_batch_is_opened() {
+    let mut build = denoiser("2 1 1 6");
+    let of_sum = build.graph.node.iter().position(|node| node.name() == "shape inter").unwrap();
+    build.graph.node[of_sum].set_input(0, "sum");
+    let layer = NodeProto::make("GRU", "second", &["rows", "w", "r", "", "", "of_rows"], &["", "second_last"]);
+    let build = build.node(layer.with_int("hidden_size", 6)).node(node("Add", "b_last second_last", "sum"));
+    let states = ["conv", "tra", "inter"].map(|name| pair(name, &format!("{name}_out"))).to_vec();
+    let (converted, compared) = checked(build.bytes(), &Options { open_batch: true, states, ..any() }).unwrap();
+    assert_eq!(bracketed(&converted.report.states[2].dims), "[2, batch, 5, 6]");
+    assert!(compared.iter().all(|compared| compared.largest < 1e-6), "{compared:?}");
+}
+
+#[test]
 fn indices_that_name_other_places_than_a_block_keep_the_batch_closed() {
     let mut build = denoiser("2 1 1 6");
     let indices = build.graph.initializer.iter_mut().find(|weight| weight.name() == "block").unwrap();

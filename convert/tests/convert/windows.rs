@@ -153,6 +153,15 @@ fn operators_that_stay_within_a_step_are_followed() {
 }
 
 #[test]
+fn pools_over_other_axes_need_no_state() {
+    let build = Build::new().input("x", "batch time 8").output("y", "time 1 batch 3").recurrent_weights(3);
+    let pool = node("AveragePool", "x", "pooled").with_ints("kernel_shape", &[2]).with_ints("strides", &[2]);
+    let swap = node("Transpose", "pooled", "frames").with_ints("perm", &[1, 0, 2]);
+    let build = build.node(pool).node(swap).node(node("GRU", "frames w r b", "y").with_int("hidden_size", 3));
+    assert_has_states("the steps are channels", build.bytes(), &["the.gru.h_in"]);
+}
+
+#[test]
 fn pools_over_time_keep_their_last_frames() {
     let build = Build::new().input("x", "batch 4 time").output("y", "batch 4 time");
     let pool = node("LpPool", "x", "y").with_ints("kernel_shape", &[3]).with_ints("pads", &[2, 0]);
@@ -221,4 +230,49 @@ fn states_of_such_rows_start_at_learned_values_and_keep_frames() {
     let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
     assert_eq!(bracketed(&converted.report.states[0].dims), "[batch, 5, 4, 2]");
     assert_equal("frames", &compared);
+}
+
+/// A causal convolution over time.
+fn causal(name: &str, from: &str, to: &str, kernel: i64, stride: i64) -> [NodeProto; 2] {
+    let conv = NodeProto::make("Conv", name, &[from, &format!("k{kernel}")], &[&format!("{to}/made")]);
+    let conv = conv.with_ints("strides", &[stride]).with_ints("pads", &[kernel - stride, 0]);
+    [conv, NodeProto::make("Tanh", &format!("{name}/Tanh"), &[&format!("{to}/made")], &[to])]
+}
+
+#[test]
+fn strides_of_an_encoder_of_audio_may_be_large() {
+    let build = Build::new().input("x", "batch 4 samples").output("y", "frames 1 batch 3").recurrent_weights(3);
+    let build = build.weights("k10", &[4, 4, 10]).weights("k8", &[4, 4, 8]).weights("k5", &[4, 4, 5]);
+    let convs = [causal("c1", "x", "x1", 10, 5), causal("c2", "x1", "x2", 8, 4), causal("c3", "x2", "x3", 8, 4)];
+    let convs = convs.into_iter().chain([causal("c4", "x3", "x4", 5, 4)]).flatten();
+    let build = convs.fold(build, Build::node).node(node("Transpose", "x4", "frames").with_ints("perm", &[2, 0, 1]));
+    let layer = node("GRU", "frames w r b", "y").with_int("hidden_size", 3);
+    let (converted, compared) = checked(build.node(layer).bytes(), &Options::default()).unwrap();
+    let expected = ["c1.frames_in", "c2.frames_in", "c3.frames_in", "c4.frames_in", "the.gru.h_in"];
+    assert_eq!((states(&converted), converted.report.steps_multiple), (expected.to_vec(), 320));
+    let shapes: Vec<String> = converted.report.states.iter().map(|state| bracketed(&state.dims)).collect();
+    assert_eq!(shapes[4], "[1, batch, 3]");
+    assert_equal("strides", &compared);
+    let chunks: Vec<&str> = compared.iter().map(|compared| compared.what.as_str()).collect();
+    assert!(chunks.contains(&"chunks of 320") && chunks.contains(&"chunks of 640"), "{chunks:?}");
+}
+
+#[test]
+fn a_speaker_may_be_repeated_beside_each_step() {
+    // As PyTorch writes `repeat` and `permute`.
+    let build = Build::new().input("x", "batch time 2").input("speaker", "batch 1").output("y", "time 1 batch 3");
+    let build = build.ints("one", &[1], &[1]).ints("zero", &[], &[0]).ints("first", &[1], &[1]).recurrent_weights(3);
+    let nodes = [
+        node("Shape", "x", "shape"),
+        node("Gather", "shape first", "steps"),
+        node("Concat", "one steps one", "times").with_int("axis", 0),
+        node("Unsqueeze", "speaker one", "row"),
+        node("Tile", "row times", "repeated"),
+        NodeProto::make("Concat", "twice", &["repeated", "repeated"], &["two"]).with_int("axis", -1),
+        NodeProto::make("Transpose", "to the front", &["two"], &["in_front"]).with_ints("perm", &[1, 0, 2]),
+        NodeProto::make("Transpose", "x to the front", &["x"], &["x_in_front"]).with_ints("perm", &[1, 0, 2]),
+        NodeProto::make("Concat", "with the speaker", &["x_in_front", "in_front"], &["both"]).with_int("axis", 2),
+        node("GRU", "both w r b", "y").with_int("hidden_size", 3),
+    ];
+    assert_has_states("Tile", nodes.into_iter().fold(build, Build::node).bytes(), &["the.gru.h_in"]);
 }

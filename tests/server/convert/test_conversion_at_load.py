@@ -422,7 +422,7 @@ def test_a_model_that_has_states_and_cannot_be_looked_at_is_served_with_a_warnin
     [
         ("torch_lstm_bidirectional", ["LSTM '/r/LSTM' is bidirectional", "train the model with a forward layer"]),
         ("torch_mixing_mean", ["ReduceMean '/ReduceMean' reduces over time"]),
-        ("torch_unrolled", ["an unrolled loop can't run in steps"]),
+        ("torch_unrolled", ["For an unrolled loop, export the recurrence as a layer"]),
     ],
 )
 def test_what_cannot_run_in_steps_is_refused_with_the_node_and_what_would_help(deployment, name, words):
