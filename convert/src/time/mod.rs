@@ -422,8 +422,8 @@ impl<'a> Tracker<'a> {
             "ConstantOfShape" => Some(true),
             "Expand" | "Tile" => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
             "Transpose" => {
-                let from = permutation(node, rank).get(axis).copied();
-                node.input.first().map(|name| self.is_steady(name, from))
+                let from = *permutation(node, rank).get(axis)?;
+                node.input.first().map(|name| self.is_steady(name, Some(from)))
             }
             "Concat" if axis_of(node.int("axis").unwrap_or(0), rank).is_ok_and(|joined| joined != axis) => {
                 Some(node.input.iter().all(|source| self.is_steady(source, Some(axis))))
