@@ -143,8 +143,10 @@ impl Cutter<'_> {
             Some(name) if self.analysis.is_zero(name) => Start::Fill(0.0),
             Some(name) => {
                 if let Some(from) = self.content.get(name).and_then(|inputs| inputs.iter().min()) {
-                    let help =
-                        format!("if input '{from}' is a state, name it and its output, as '<<<{from}, OUTPUT>>>'");
+                    let help = format!(
+                        "if input '{from}' is a state, name it and its output, as '<<<{from}, OUTPUT>>>'; if requests \
+                             carry it, export the model with its states as inputs and outputs"
+                    );
                     let refusal = refuse(node, format!("starts from input '{from}'"), &help);
                     return Err(Refusal { hint: Some(Hint::States), ..refusal });
                 }

@@ -85,21 +85,26 @@ pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
 
 /// Why a pair can't be a state, if it is of the hidden state and the cell state of one layer.
 pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
+    // Operators that keep elements as they are. The layers of PyTorch's LSTM have one tensor for all their states: each
+    // layer takes its part, and the ends are joined.
+    const MOVE: [&str; 10] =
+        ["Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"];
     let producers = producers(graph);
-    // Back through the nodes that keep the elements.
     let source = |name: &str| {
         let before = |name: &String| {
             let node = &graph.node[*producers.get(name.as_str())?];
-            let moves = ["Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"].contains(&node.op());
-            node.input_at(0).filter(|_| moves).map(str::to_owned)
+            node.input_at(0).filter(|_| MOVE.contains(&node.op())).map(str::to_owned)
         };
         std::iter::successors(Some(name.to_owned()), before).take(graph.node.len() + 1).last().unwrap_or_default()
     };
     for node in graph.node.iter().filter(|node| is_recurrent(node.op())) {
-        for (start, other_end) in [(5, 2), (6, 1)] {
-            let (Some(start), Some(end)) = (node.input_at(start).map(source), node.output_at(other_end)) else {
-                continue;
-            };
+        let starts = [5, 6].map(|input| node.input_at(input).map(source));
+        // One state may hold both.
+        if starts[0] == starts[1] {
+            continue;
+        }
+        for (start, other_end) in starts.into_iter().zip([2, 1]) {
+            let (Some(start), Some(end)) = (start, node.output_at(other_end)) else { continue };
             let crossed = pairs.iter().find(|pair| pair.input == start && source(&pair.output) == end);
             let Some(Pair { input, output }) = crossed else { continue };
             return Some(format!(

@@ -218,8 +218,8 @@ impl fmt::Display for Warning {
             ),
             Self::OfRequests(refusals) => write!(
                 f,
-                "answers depend on how the steps of a sequence are cut into requests, because these nodes need other steps, \
-                 and have only those of the request:\n{refusals}"
+                "these nodes need other steps, and have only those of the request. If the model's states don't hold the others, \
+                 answers depend on how the steps of a sequence are cut into requests:\n{refusals}"
             ),
             Self::Uncut { nodes, refusals, time } => {
                 write!(

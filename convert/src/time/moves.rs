@@ -86,8 +86,9 @@ pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, w
     }
 }
 
-const ONE_STEP: &str = "later requests don't have these steps. Where the model wants one answer, take the last step. For an \
-                        unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop";
+const ONE_STEP: &str = "later requests don't have these steps. Where the model wants one answer, take the last step. To delay \
+                        the steps, pad in front first, and then cut off the last ones. For an unrolled loop, export the \
+                        recurrence as a layer (LSTM, GRU), a Scan or a Loop";
 
 pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     let layout = first(node, places)?;

@@ -26,12 +26,14 @@ pub fn recurrent(
             return Err(refuse(node, format!("takes another length for each step from '{lens}'"), WHOLE_INPUT));
         }
         let starts_with_rows = |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout);
+        let rows_of = |name: &str| tracker.dims(name).and_then(|dims| dims.get(1));
+        // Such as zeros, made for the rows of the input.
+        let has_as_many_rows = |name: &str| rows_of(name).is_some() && rows_of(name) == rows_of(&node.input[0]);
         if tracker.follows_rows
             && !layout.is_clean()
-            && let Some(name) = node.input_at(5).filter(|name| !starts_with_rows(name))
+            && let Some(name) = node.input_at(5).filter(|name| !starts_with_rows(name) && !has_as_many_rows(name))
         {
-            let others = layout.outer * layout.inner;
-            let why = format!("has the batch and {others} others in one axis, and '{name}' hasn't");
+            let why = format!("has the batch and others in one axis, and '{name}' hasn't");
             return Err(refuse(node, why, WHOLE_INPUT));
         }
         for name in [5, 6].into_iter().filter_map(|input| node.input_at(input)) {

@@ -155,6 +155,9 @@ pub fn unknown(node: &NodeProto) -> Refusal {
         _ => {}
     }
     let help = match node.domain() {
+        _ if is_of_onnx_runtime && node.op_type().starts_with("QLinear") => {
+            "quantize the model with QuantFormat.QDQ, whose operators are all known"
+        }
         _ if is_of_onnx_runtime => {
             "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
         }

@@ -358,6 +358,50 @@ fn step_of_lstm() -> Build {
     ))
 }
 
+/// Two layers, with one tensor for the hidden states of both and one for the cell states, as in PyTorch.
+fn step_of_two_lstms() -> Build {
+    let build = Build::new().input("x", "1 batch 3").input("h", "2 batch 3").input("c", "2 batch 3");
+    let build = build.output("y", "1 1 batch 3").output("hn", "2 batch 3").output("cn", "2 batch 3");
+    let build = build.weights("w", &[1, 12, 3]).weights("r", &[1, 12, 3]).ints("one", &[1], &[1]);
+    let build = build.ints("zero", &[1], &[0]).ints("two", &[1], &[2]);
+    let named = |op: &str, inputs: &str, outputs: &str| {
+        let made = node(op, inputs, outputs);
+        NodeProto { name: Some(outputs.replace(' ', "_")), ..made }
+    };
+    let nodes = [
+        named("Slice", "h zero one zero", "h1"),
+        named("Slice", "c zero one zero", "c1"),
+        named("Slice", "h one two zero", "h2"),
+        named("Slice", "c one two zero", "c2"),
+        named("LSTM", "x w r - - h1 c1", "y1 hn1 cn1").with_int("hidden_size", 3),
+        named("Squeeze", "y1 one", "x2"),
+        named("LSTM", "x2 w r - - h2 c2", "y hn2 cn2").with_int("hidden_size", 3),
+        named("Concat", "hn1 hn2", "hn").with_int("axis", 0),
+        named("Concat", "cn1 cn2", "cn").with_int("axis", 0),
+    ];
+    nodes.into_iter().fold(build, Build::node)
+}
+
+#[test]
+fn the_states_of_several_layers_cannot_be_swapped() {
+    let states = |h: &str, c: &str| Options { states: vec![pair("h", h), pair("c", c)], ..Options::default() };
+    assert!(checked(step_of_two_lstms().bytes(), &states("hn", "cn")).is_ok());
+    let message = refusal(step_of_two_lstms().bytes(), &states("cn", "hn"));
+    assert!(message.contains("'h' and 'cn' can't be the two ends of a state: in LSTM 'y1_hn1_cn1'"), "{message}");
+    // One state for all: whichever of the two is in front.
+    for order in ["h_end c_end", "c_end h_end"] {
+        let build = Build::new().input("x", "1 batch 4").input("s", "2 batch 3").output("y", "1 1 batch 3");
+        let build = build.output("sn", "2 batch 3").recurrent_weights(4).ints("zero", &[1], &[0]);
+        let build = build.ints("one", &[1], &[1]).ints("two", &[1], &[2]);
+        let slice =
+            |name: &str, from: &str, to: &str| NodeProto::make("Slice", name, &["s", from, to, "zero"], &[name]);
+        let build = build.node(slice("h0", "zero", "one")).node(slice("c0", "one", "two"));
+        let build = build.node(node("LSTM", "x w r b - h0 c0", "y h_end c_end").with_int("hidden_size", 3));
+        let build = build.node(node("Concat", order, "sn").with_int("axis", 0));
+        assert!(checked(build.bytes(), &Options { states: vec![pair("s", "sn")], ..Options::default() }).is_ok());
+    }
+}
+
 #[test]
 fn the_two_states_of_a_layer_cannot_be_swapped() {
     let states = |h: &str, c: &str| Options { states: vec![pair("h", h), pair("c", c)], ..Options::default() };
@@ -403,7 +447,7 @@ fn nodes_that_need_other_steps_are_named_although_the_model_has_its_states() {
     let alone = said(going_on(node("Softmax", "all", "z").with_int("axis", 3)));
     assert_eq!(alone, "");
     let text = said(going_on(node("Softmax", "all", "z").with_int("axis", 0)));
-    assert!(text.starts_with("answers depend on how the steps of a sequence are cut into requests"), "{text}");
+    assert!(text.starts_with("these nodes need other steps, and have only those of the request"), "{text}");
     assert!(text.contains("Softmax 'the softmax' takes a softmax over time"), "{text}");
     // A convolution that would get a state, if nothing were in the way.
     let build = going_on(node("ReduceMax", "frames", "largest").with_int("keepdims", 1).with_ints("axes", &[0]));

@@ -203,6 +203,36 @@ fn rows_of_a_layer_that_are_of_the_batch_and_others_are_taken_apart_in_its_state
     }
 }
 
+/// As in dual-path denoisers: a layer over the frequencies of each step, which starts at zeros that the exporter writes, in
+/// front of a layer over the steps of each frequency.
+#[test]
+fn rows_are_followed_through_a_layer_over_frequencies() {
+    let mut build = at_each_frequency(&[1, 0, 2, 3], &[1, 0, 2, 3], "batch");
+    build.graph.input[0].name = Some("audio".to_owned());
+    let build = build.weights("w2", &[1, 12, 4]).weights("r2", &[1, 12, 4]).ints("by_row", &[3], &[5, -1, 4]);
+    let build = build.ints("second", &[1], &[1]).ints("four", &[1], &[4]);
+    let nodes = [
+        NodeProto::make("Transpose", "bins", &["audio"], &["bins"]).with_ints("perm", &[2, 0, 1, 3]),
+        NodeProto::make("Reshape", "bins of rows", &["bins", "by_row"], &["of_rows"]),
+        NodeProto::make("Shape", "sizes", &["of_rows"], &["sizes"]),
+        NodeProto::make("Gather", "rows", &["sizes", "second"], &["row_count"]),
+        NodeProto::make("Concat", "of start", &["one", "row_count", "four"], &["of_start"]).with_int("axis", 0),
+        NodeProto::make("ConstantOfShape", "start", &["of_start"], &["start"]),
+        NodeProto::make("GRU", "over bins", &["of_rows", "w2", "r2", "", "", "start"], &["over"])
+            .with_int("hidden_size", 4),
+        NodeProto::make("Squeeze", "one way", &["over", "one"], &["one_way"]),
+        NodeProto::make("Shape", "of bins", &["bins"], &["of_bins"]),
+        NodeProto::make("Reshape", "rows apart", &["one_way", "of_bins"], &["rows_apart"]),
+        NodeProto::make("Transpose", "steps", &["rows_apart"], &["x"]).with_ints("perm", &[1, 2, 0, 3]),
+    ];
+    let (converted, compared) =
+        checked(nodes.into_iter().fold(build, Build::node).bytes(), &Options::default()).unwrap();
+    let shapes: Vec<String> = converted.report.states.iter().map(|state| bracketed(&state.dims)).collect();
+    assert_eq!(shapes, ["[batch, 5, 3]"]);
+    assert_equal("dual path", &compared);
+    assert_eq!(compared.last().unwrap().what, "rows together and alone");
+}
+
 #[test]
 fn states_of_such_rows_start_at_learned_values_and_keep_frames() {
     let mut build = at_each_frequency(&[1, 0, 2, 3], &[1, 0, 2, 3], "batch").weights("start", &[1, 1, 3]);
