@@ -64,7 +64,7 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
             return None;
         }
         let shapes = Shapes::infer(body, opset, body_inputs(body, Some(turn), &carried, true), Some(&outer));
-        let keeps = is_passed_on(body, 1, 0);
+        let keeps = is_passed_on(body, 1, 0) || goes_on_forever(body, &shapes);
         goes = keeps || shapes.get(body.output.first()?.name()).scalar()? != 0.0;
         if keeps && most.is_some() {
             return most;
@@ -78,6 +78,14 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
         turn += 1;
     }
     Some(turn)
+}
+
+/// Whether the condition of a `Loop`'s body is a constant that is true. PyTorch writes such loops.
+fn goes_on_forever(body: &GraphProto, shapes: &Shapes) -> bool {
+    let Some(condition) = source(body, 0) else { return false };
+    let is_input = body.input.iter().any(|input| input.name() == condition);
+    let mut computed = body.node.iter().filter(|node| node.op() != "Constant").flat_map(NodeProto::named_outputs);
+    !is_input && !computed.any(|name| name == condition) && shapes.get(condition).scalar().is_some_and(|go| go != 0.0)
 }
 
 /// Whether a body gives an input back as an output, unchanged.

@@ -428,6 +428,41 @@ fn loops_read_a_step_a_turn() {
 }
 
 #[test]
+fn loops_whose_condition_is_a_constant_turn_as_often_as_there_are_steps() {
+    let body = || {
+        let gather = NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0);
+        vec![gather, node("Add", "s_in now", "s_out"), node("Tanh", "s_out", "y_out"), node("Identity", "yes", "go")]
+    };
+    // The layer behind the loop starts at zeros for the rows of its input.
+    let behind = |value: i32| {
+        let mut build = looping(body());
+        build.graph.output.clear();
+        build.graph.initializer.push(TensorProto {
+            name: Some("yes".to_owned()),
+            data_type: Some(DataType::Bool.into()),
+            int32_data: vec![value],
+            ..TensorProto::default()
+        });
+        let build =
+            build.output("z", "time 1 1 3").recurrent_weights(3).ints("one", &[1], &[1]).ints("three", &[1], &[3]);
+        let nodes = [
+            node("Unsqueeze", "y one", "frames"),
+            node("Shape", "frames", "sizes"),
+            node("Gather", "sizes one", "rows"),
+            node("Concat", "one rows three", "of_start").with_int("axis", 0),
+            node("ConstantOfShape", "of_start", "start"),
+            node("GRU", "frames w r b - start", "z").with_int("hidden_size", 3),
+        ];
+        nodes.into_iter().fold(build, Build::node).bytes()
+    };
+    let (converted, compared) = checked(behind(1), &any()).unwrap();
+    assert_eq!(states(&converted), ["the.loop.0_in", "the.gru.h_in"]);
+    assert_equal(&compared);
+    let message = refusal(behind(0), &any());
+    assert!(message.contains("turns 1 times for 48 steps"), "{message}");
+}
+
+#[test]
 fn a_loop_over_the_rows_that_passes_nothing_on_mixes_none() {
     let body = GraphProto {
         name: Some("body".to_owned()),
