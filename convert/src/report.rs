@@ -192,7 +192,7 @@ impl fmt::Display for Warning {
         match self {
             Self::StartAtConstants(nodes) => write!(
                 f,
-                "{} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held \
+                "the states of {} start at constants that aren't zero: learned values, or what a Keras layer with stateful=True held \
                  when it was exported",
                 nodes.join(", ")
             ),
