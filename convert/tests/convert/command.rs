@@ -477,7 +477,7 @@ fn an_error_that_nobody_reads_is_no_panic() {
 #[test]
 fn all_files_are_written_or_none() {
     let folder = folder();
-    // Nobody can write a file under this name.
+    // A folder of this name is in the way.
     fs::create_dir_all(folder.join("m/config.pbtxt.part")).unwrap();
     let output = folder.join("m/1/model.onnx");
     let error = text(&command(&[path(&export("torch_lstm_learned")), "-o", path(&output)]).stderr);
