@@ -7,7 +7,7 @@ use crate::graph::{Names, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
-use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, refuse};
+use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, common_divisor, refuse};
 
 /// Number of steps that shapes are computed for. It has many divisors, so that strides divide it.
 const SHORT: i64 = 48;
@@ -146,7 +146,7 @@ fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Ob
                 format!("input '{name}' has no axis {number}: it is {}", bracketed(&dims))
             }
             Some(_) if given.iter().any(|other| other.input == *name && other != axis) => {
-                format!("two axes of input '{name}' are to have the steps, and one can")
+                format!("only one axis of input '{name}' can have the steps")
             }
             Some(_) => continue,
         };
@@ -155,7 +155,7 @@ fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Ob
     Ok(())
 }
 
-/// The recurrences that were found, or are themselves in the way; if the model goes on from its states, the windows, too.
+/// The recurrences that were found or refused. If the model continues from its own states, the windows, too.
 fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
     let is_loop = |index: usize| matches!(graph.node[index].op(), "Loop" | "Scan");
     let is_recurrence = |index: usize| is_loop(index) || found.recurrences.contains(&index);
@@ -235,7 +235,8 @@ fn open_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     by_symbol.into_iter().map(|(_, axes)| axes).collect()
 }
 
-/// The axes whose length the model fixes, each by itself. Of an input with two open axes, those are the batch and the steps.
+/// The axes whose length the model fixes, each by itself. Inputs with two open axes are left out: these are the batch and
+/// the steps.
 fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
     let of_input = |input: &&ValueInfoProto| {
         let name = input.name().to_owned();
@@ -256,7 +257,7 @@ pub fn attempt(
     states: &[String],
 ) -> (Analysis, Result<(), Refusals>) {
     let first = attempt_with(graph, opset, time.clone(), states, SHORT);
-    let stride = largest_stride(graph);
+    let stride = common_stride(graph);
     if first.1.is_ok() || SHORT % stride == 0 || stride > MOST_STRIDE {
         return first;
     }
@@ -265,16 +266,18 @@ pub fn attempt(
     if gets_further { second } else { first }
 }
 
-/// The largest product of strides on a way through the graph, whichever axes they are of.
-fn largest_stride(graph: &GraphProto) -> i64 {
+/// A multiple of the strides on each way through the graph, whichever axes they are of.
+fn common_stride(graph: &GraphProto) -> i64 {
+    const fn multiple(a: i64, b: i64) -> i64 {
+        a.saturating_mul(b / common_divisor(a, b))
+    }
     let mut strides: HashMap<&str, i64> = HashMap::new();
     for node in &graph.node {
-        let before = node.input.iter().filter_map(|name| strides.get(name.as_str())).max().copied().unwrap_or(1);
-        let own = node.ints("strides").and_then(|strides| strides.iter().max().copied()).unwrap_or(1);
-        let product = before.saturating_mul(own.max(1));
-        strides.extend(node.named_outputs().map(|name| (name, product)));
+        let before = node.input.iter().filter_map(|name| strides.get(name.as_str())).copied().fold(1, multiple);
+        let own = node.ints("strides").unwrap_or_default().iter().map(|stride| (*stride).max(1)).fold(1, multiple);
+        strides.extend(node.named_outputs().map(|name| (name, before.saturating_mul(own))));
     }
-    strides.values().max().copied().unwrap_or(1)
+    strides.into_values().fold(1, multiple)
 }
 
 /// Follows the steps through shapes for inputs of so many steps, and of more.
@@ -386,6 +389,14 @@ impl Analysis {
             _ => Dim::Open,
         };
         Some((0..short.len()).map(dim).collect())
+    }
+
+    /// The dimensions of an output. One that doesn't depend on the steps may have an open dimension of its own, which isn't
+    /// the batch.
+    pub fn output_dims(&self, output: &ValueInfoProto) -> Option<Vec<Dim>> {
+        let is_free = !matches!(self.found.places.get(output.name()), Some(place) if *place != Place::Free);
+        let own = output.dims().filter(|_| is_free && !self.time.is_empty());
+        own.or_else(|| self.dims(output.name()))
     }
 
     /// Whether a tensor is the number of steps.

@@ -536,7 +536,9 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
         };
         let why = match (before, after) {
             (Some(before), Some(after)) if before == after => continue,
-            (None, None) => format!("has no dimension for the batch in state '{}'", pair.input),
+            (None, None) => {
+                format!("gives the next value of state '{}', and neither has a dimension for the batch", pair.input)
+            }
             _ => format!("has the rows of state '{}' on another axis", pair.input),
         };
         let value = graph.output.iter().find(|output| output.name() == pair.output).cloned().unwrap_or_default();

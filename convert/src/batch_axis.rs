@@ -8,8 +8,8 @@ use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::report::Warning;
 use crate::time::Cut;
 
-/// Gives the batch its usual name, by which the backend knows it, and answers its name before. An exporter may have numbered
-/// it, as in `s77`. Where an output has no such dimension, it may be something else, and keeps its name.
+/// Gives the batch its usual name, by which the backend knows it, and returns its old name. An exporter may have numbered it,
+/// as in `s77`. The batch keeps its name if an output doesn't have it exactly once, or another dimension has such a name.
 pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<String> {
     if is_batch_name(&analysis.symbol) {
         // The caller says that the model's name is wrong.
@@ -26,7 +26,7 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
     let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
     let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
     let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
-    let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.dims(output.name())).collect();
+    let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.output_dims(output)).collect();
     let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
     let of_outputs = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1))?;
     for input in &mut graph.input {

@@ -322,7 +322,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[cra
     let output = |output: &ValueInfoProto| StepOutput {
         name: output.name().to_owned(),
         elem: output.elem(),
-        dims: analysis.dims(output.name()).or_else(|| output.dims()).unwrap_or_default(),
+        dims: analysis.output_dims(output).or_else(|| output.dims()).unwrap_or_default(),
         axis: match analysis.found.places.get(output.name()) {
             Some(Place::At(layout)) => Some(layout.axis),
             _ => None,

@@ -94,11 +94,13 @@ pub struct Found {
 impl Found {
     /// The length of a request must be a multiple of this, too.
     fn add_multiple(&mut self, steps: i64) {
-        const fn common_divisor(a: i64, b: i64) -> i64 {
-            if b == 0 { a } else { common_divisor(b, a % b) }
-        }
         self.multiple = self.multiple.saturating_mul(steps / common_divisor(self.multiple, steps).max(1));
     }
+}
+
+/// The largest number that divides both.
+pub const fn common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Follows the steps through a graph and the graphs inside it.

@@ -271,7 +271,7 @@ fn options_that_are_wrong_say_what_is_expected() {
         (vec!["--dry-run", "--time", "x"], "INPUT@AXIS is expected, not 'x'"),
         (vec!["--dry-run", "--time", "z@1"], "the model has no input 'z' for requests (it has x)"),
         (vec!["--dry-run", "--time", "x@3"], "input 'x' has no axis 3: it is [batch, time, 4]"),
-        (vec!["--dry-run", "--time", "x@1,x@0"], "two axes of input 'x' are to have the steps"),
+        (vec!["--dry-run", "--time", "x@1,x@0"], "only one axis of input 'x' can have the steps"),
         (vec!["--dry-run", "--time", "x@2"], "gets the steps where it takes the features of a step"),
         (vec!["--dry-run", "--compare-with", "smaple_rate=16000"], "no input 'smaple_rate' for requests (it has x)"),
         (vec!["--dry-run", "--compare-with", "x@9=5"], "input 'x' has no axis 9: it is [batch, time, 4]"),

@@ -1006,7 +1006,10 @@ fn rows_that_need_other_rows_keep_the_batch_closed() {
     }
     let build = build.node(node("Add", "x h", "y")).node(node("Exp", "h", "hn"));
     let message = refusal(build.bytes(), &open);
-    assert!(message.contains("Exp 'the exp' has no dimension for the batch in state 'h'"), "{message}");
+    assert!(
+        message.contains("Exp 'the exp' gives the next value of state 'h', and neither has a dimension for the batch"),
+        "{message}"
+    );
 }
 
 #[test]

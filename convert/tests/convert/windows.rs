@@ -288,6 +288,34 @@ fn strides_of_an_encoder_of_audio_may_be_large() {
 }
 
 #[test]
+fn strides_of_two_axes_and_of_two_branches_may_differ() {
+    let build = Build::new().input("x", "batch 2 time 80").output("y", "batch 2 fives 10").weights("k", &[2, 2, 10, 8]);
+    let conv = node("Conv", "x k", "y").with_ints("strides", &[5, 8]).with_ints("pads", &[5, 0, 0, 0]);
+    let (converted, compared) = checked(build.node(conv).bytes(), &Options::default()).unwrap();
+    assert_eq!(converted.report.steps_multiple, 5);
+    assert_equal("two axes", &compared);
+
+    let build = Build::new().input("x", "batch 4 time").output("fives", "batch 4 f").output("sevens", "batch 4 s");
+    let build = build.weights("k10", &[4, 4, 10]).weights("k14", &[4, 4, 14]);
+    let convs = [causal("a", "x", "fives", 10, 5), causal("b", "x", "sevens", 14, 7)];
+    let build = convs.into_iter().flatten().fold(build, Build::node);
+    let (converted, compared) = checked(build.bytes(), &Options::default()).unwrap();
+    assert_eq!((states(&converted), converted.report.steps_multiple), (vec!["a.frames_in", "b.frames_in"], 35));
+    assert_equal("two branches", &compared);
+}
+
+#[test]
+fn an_open_dimension_that_is_not_the_batch_keeps_its_name() {
+    let build = Build::new().input("x", "N time 4").input("e", "K 3").output("y", "time 1 N 3").output("z", "K 3");
+    let build = build.recurrent_weights(3).node(node("Relu", "e", "z"));
+    let build = build.node(node("Transpose", "x", "frames").with_ints("perm", &[1, 0, 2]));
+    let build = build.node(node("GRU", "frames w r b", "y").with_int("hidden_size", 3));
+    let (converted, _) = checked(build.bytes(), &Options::default()).unwrap();
+    let shapes: Vec<String> = converted.report.outputs.iter().map(|output| bracketed(&output.dims)).collect();
+    assert_eq!(shapes, ["[time, 1, N, 3]", "[K, 3]"]);
+}
+
+#[test]
 fn a_speaker_may_be_repeated_beside_each_step() {
     // As PyTorch writes `repeat` and `permute`.
     let build = Build::new().input("x", "batch time 2").input("speaker", "batch 1").output("y", "time 1 batch 3");
