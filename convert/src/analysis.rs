@@ -242,8 +242,9 @@ fn fixed_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
         let name = input.name().to_owned();
         let is_fixed = |(axis, dim): (usize, Dim)| matches!(dim, Dim::Known(length) if length > 1).then_some(axis);
         let dims = input.dims().unwrap_or_default();
-        let has_steps = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() > 1;
-        let axes: Vec<usize> = dims.into_iter().enumerate().filter_map(is_fixed).filter(|_| !has_steps).collect();
+        let has_batch_and_steps = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() > 1;
+        let dims = if has_batch_and_steps { Vec::new() } else { dims };
+        let axes: Vec<usize> = dims.into_iter().enumerate().filter_map(is_fixed).collect();
         axes.into_iter().map(move |axis| vec![InputAxis { input: name.clone(), axis }])
     };
     inputs.iter().flat_map(of_input).collect()

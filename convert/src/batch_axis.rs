@@ -56,7 +56,9 @@ pub fn fixed_batch(opened: &Opened, analysis: &Analysis) -> Option<Warning> {
         // Other axes may be merged into the rows of a layer.
         let layers = analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. }));
         let mut shapes = layers.filter_map(|cut| analysis.dims(opened.graph.node[cut.node()].input_at(0)?));
-        shapes.find(|shape| shape.get(1) == Some(&Dim::Known(rows)))?;
+        if !shapes.any(|shape| shape.get(1) == Some(&Dim::Known(rows))) {
+            return None;
+        }
     }
     Some(Warning::FixedBatch { axis: InputAxis { input: seed.input.clone(), axis }, rows })
 }
