@@ -13,10 +13,10 @@ use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, common_di
 const SHORT: i64 = 48;
 /// The second length, which tells the steps from fixed axes.
 const LONG_OVER_SHORT: i64 = 2;
-/// The third length is beyond the limits that models have, such as a table of 5000 positions. Contents of that many
+/// The third length is beyond the limits that models have, such as a table of 5000 positions. Contents of 256 times 48
 /// elements are still followed.
 pub const FAR_OVER_SHORT: i64 = 256;
-/// Product of strides up to which shapes are computed for longer inputs. Encoders of audio have 320 or 1920.
+/// Shapes are computed for longer inputs up to this product of strides. Encoders of audio have 320 or 1920.
 const MOST_STRIDE: i64 = 1 << 16;
 /// Other open dimensions, in two sizes that tell them from fixed ones.
 const NARROW: i64 = 2;

@@ -156,7 +156,7 @@ pub fn unknown(node: &NodeProto) -> Refusal {
     }
     let help = match node.domain() {
         _ if is_of_onnx_runtime && node.op_type().starts_with("QLinear") => {
-            "quantize the model with QuantFormat.QDQ, whose operators are all known"
+            "quantize the model with QuantFormat.QDQ, which needs no operators of com.microsoft"
         }
         _ if is_of_onnx_runtime => {
             "ONNX Runtime's optimizations make such operators: convert the model as it was before them"
