@@ -5,6 +5,7 @@ import queue
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import tritonclient.http as http_client
 import tritonclient.utils.shared_memory as shared_memory
 from tritonclient.utils import InferenceServerException
 
-from harness import models
+from harness import models, raw
 from harness.clients import PROTOCOLS, TIMEOUT_S, new_id
 from harness.conversations import Conversation, interleave, outcome, together
 from harness.deployment import eventually
@@ -189,33 +190,19 @@ def test_several_large_inputs_in_one_http_request(deployment):
 
 
 class Cancellable:
-    """One gRPC request that can be taken back."""
+    """One gRPC request that can be cancelled, alone on its stream."""
 
-    def __init__(self, client, model, sequence_id, inputs, **flags):
-        asked = []
-        for name, value in inputs.items():
-            asked.append(grpc_client.InferInput(name, list(value.shape), "FP32"))
-            asked[-1].set_data_from_numpy(value)
-        self.done = threading.Event()
-        self.result = self.error = None
-        self.call = client.async_infer(
-            model.name,
-            asked,
-            callback=self._arrive,
-            sequence_id=sequence_id,
-            client_timeout=TIMEOUT_S,
-            **flags,
-        )
+    def __init__(self, deployment, model, sequence_id, inputs, **flags):
+        self.stream = raw.Stream(deployment)
+        self.stream.send(model.name, inputs, {"sequence_id": sequence_id, **flags})
+        self.replies = ThreadPoolExecutor(1)
+        self.reply = self.replies.submit(self.stream.reply)
 
-    def _arrive(self, result, error):
-        self.result, self.error = result, error
-        self.done.set()
-
-    def cancel(self) -> bool:
-        """Takes it back; whether it was in time."""
-        self.call.cancel()
-        assert self.done.wait(TIMEOUT_S)
-        return self.error is not None
+    def cancel(self) -> raw.Answer | raw.Refused | None:
+        """Cancels it. None, or what came for it because it was too late."""
+        self.stream.leave()
+        self.replies.shutdown()
+        return None if self.reply.exception() else self.reply.result()[1]
 
 
 def busy_while(client, model, task) -> None:
@@ -237,13 +224,6 @@ def long_run(deployment):
     return deployment.serve(models.slow("slow_to_cancel", products=4000, max_batch_size=1))
 
 
-@pytest.fixture
-def raw(deployment):
-    client = grpc_client.InferenceServerClient(deployment.server.grpc_url)
-    yield client
-    client.close()
-
-
 def state_of(client, model, sequence_id) -> float:
     """What a step of nothing answers: the sum so far."""
     return client.step(model.name, sequence_id, {"INPUT": np.zeros((1, 1), np.float32)})["OUTPUT"].item()
@@ -253,20 +233,20 @@ def fed(value: float):
     return {"INPUT": np.array([[value]], np.float32)}
 
 
-def test_a_step_cancelled_before_its_run_leaves_the_state_or_the_sequence_gone(deployment, long_run, raw):
+def test_a_step_cancelled_before_its_run_leaves_the_state_or_the_sequence_gone(deployment, long_run):
     """Never computed. Where core takes the request back itself, it may drop the whole sequence."""
     client = deployment.connect()
     sequence_id = new_id()
     client.step(long_run.name, sequence_id, fed(5), start=True)
-    in_time = []
+    answers = []
 
     def cancel():
-        waiting = Cancellable(raw, long_run, sequence_id, fed(100))
+        waiting = Cancellable(deployment, long_run, sequence_id, fed(100))
         time.sleep(0.05)
-        in_time.append(waiting.cancel())
+        answers.append(waiting.cancel())
 
     busy_while(client, long_run, cancel)
-    assert in_time == [True]
+    assert answers == [None]
     came = outcome(lambda: state_of(client, long_run, sequence_id))
     if isinstance(came, InferenceServerException):
         assert "START" in came.message()
@@ -274,14 +254,14 @@ def test_a_step_cancelled_before_its_run_leaves_the_state_or_the_sequence_gone(d
         assert came == 5.0, "the cancelled request was computed"
 
 
-def test_a_cancelled_start_leaves_no_sequence(deployment, long_run, raw):
+def test_a_cancelled_start_leaves_no_sequence(deployment, long_run):
     client = deployment.connect()
     sequence_id = new_id()
 
     def cancel():
-        waiting = Cancellable(raw, long_run, sequence_id, fed(100), sequence_start=True)
+        waiting = Cancellable(deployment, long_run, sequence_id, fed(100), sequence_start=True)
         time.sleep(0.05)
-        assert waiting.cancel()
+        assert waiting.cancel() is None
 
     busy_while(client, long_run, cancel)
     came = outcome(lambda: state_of(client, long_run, sequence_id))
@@ -292,7 +272,7 @@ def test_a_cancelled_start_leaves_no_sequence(deployment, long_run, raw):
     assert client.step(long_run.name, sequence_id, fed(3), start=True, end=True)["OUTPUT"].item() == 3.0
 
 
-def test_a_cancelled_end_ends_the_sequence_or_leaves_it_to_its_idle_time(deployment, raw):
+def test_a_cancelled_end_ends_the_sequence_or_leaves_it_to_its_idle_time(deployment):
     model = models.slow("slow_end_to_cancel", products=4000, max_batch_size=1, idle_us=4_000_000)
     model = deployment.serve(model.with_parameters(model.name, sequence_idle_margin_microseconds=100_000))
     client = deployment.connect()
@@ -300,36 +280,39 @@ def test_a_cancelled_end_ends_the_sequence_or_leaves_it_to_its_idle_time(deploym
     client.step(model.name, sequence_id, fed(5), start=True)
 
     def cancel():
-        waiting = Cancellable(raw, model, sequence_id, fed(100), sequence_end=True)
+        waiting = Cancellable(deployment, model, sequence_id, fed(100), sequence_end=True)
         time.sleep(0.05)
-        assert waiting.cancel()
+        assert waiting.cancel() is None
 
     busy_while(client, model, cancel)
     deployment.settles("stateful_live_sequences", model, 0)
 
 
-def test_cancelling_at_random_never_gives_a_wrong_answer(deployment, raw):
+def test_cancelling_at_random_never_gives_a_wrong_answer(deployment):
     model = deployment.serve(models.slow("slow_cancelled_at_random", products=200, max_batch_size=4))
     client = deployment.connect()
 
     def talk(seed):
         rng = np.random.default_rng(seed)
         for _ in range(4):
-            sequence_id, total = new_id(), 1.0
+            sequence_id, total, due = new_id(), 1.0, 0
             client.step(model.name, sequence_id, fed(1), start=True)
             for _ in range(8):
-                waiting = Cancellable(raw, model, sequence_id, fed(100))
+                waiting = Cancellable(deployment, model, sequence_id, fed(100))
                 time.sleep(float(rng.uniform(0, 0.02)))
-                if not waiting.cancel():
-                    total += 100
-                    assert waiting.result.as_numpy("OUTPUT").item() == total
-                    continue
-                # it may have been computed: the client hears nothing of it. Never twice, never half
-                came = outcome(lambda sequence_id=sequence_id: state_of(client, model, sequence_id))
-                if isinstance(came, InferenceServerException):
-                    break  # core has dropped the sequence
-                assert came in (total, total + 100), f"{came} after {total}"
-                total = came
+                due += 1
+                answer = waiting.cancel()
+                answered = isinstance(answer, raw.Answer)
+                if answered:
+                    came = answer.outputs["OUTPUT"].item()
+                else:
+                    # it has been computed, will be, or won't be: the client hears nothing of it. Never twice, never half
+                    came = outcome(lambda sequence_id=sequence_id: state_of(client, model, sequence_id))
+                    if isinstance(came, InferenceServerException):
+                        break  # core has dropped the sequence
+                ran, part = divmod(came - total, 100)
+                assert part == 0 and answered <= ran <= due, f"{came} after {total}, with {due} due"
+                total, due = came, due - ran
 
     together(lambda seed=seed: talk(seed) for seed in range(6))
     Conversation(client, model, np.random.default_rng(1)).whole(4)

@@ -74,13 +74,19 @@ class Call:
 
 
 class Stream:
-    """gRPC, one stream for all requests. `send` doesn't wait; `reply` gives what came next, and for which request."""
+    """gRPC, one stream for all requests. `send` doesn't wait; `reply` gives what came next, and for which request.
+
+    The server has answered a request on it before any other is sent. tritonserver 2.51 can crash if a stream is
+    cancelled while its first request is in flight (docs/sequences.md).
+    """
 
     def __init__(self, deployment):
         self.channel = grpc.insecure_channel(deployment.server.grpc_url)
         stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
         self.asked: queue.SimpleQueue = queue.SimpleQueue()
         self.replies = stub.ModelStreamInfer(iter(self.asked.get, None), timeout=TIMEOUT_S)
+        self.asked.put(service_pb2.ModelInferRequest(model_name="first-request"))
+        assert "unknown model" in next(self.replies).error_message
         self.count = 0
 
     def send(self, model: str, inputs: Inputs, parameters: Parameters, **how) -> int:
@@ -152,7 +158,7 @@ class Http:
 
 
 def take_back(deployment, model: str, inputs: Inputs, parameters: Parameters, after_s: float = 0) -> None:
-    """Sends a request, and cancels it: on a stream, because tritonserver 2.51 can crash if a unary call is cancelled."""
+    """Sends a request, and cancels it. On a stream: tritonserver 2.51 can crash if a unary call is cancelled."""
     stream = Stream(deployment)
     stream.send(model, inputs, parameters)
     time.sleep(after_s)

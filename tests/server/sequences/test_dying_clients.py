@@ -12,7 +12,8 @@ from harness import models
 from harness.conversations import Conversation, together
 from harness.repetitions import repeated
 
-# starts sequences and floods them with requests; says so once answers arrive
+# starts sequences and floods them with requests; says so once answers arrive in all threads. (tritonserver 2.51 can crash
+# if a stream is broken off while its first request is in flight.)
 FLOOD = textwrap.dedent("""
     import itertools, sys, threading
     import numpy as np
@@ -28,7 +29,9 @@ FLOOD = textwrap.dedent("""
 
     fed = {"INPUT": np.ones((1, 1), np.float32)}
 
-    def flood(ids, speaks):
+    answered = threading.Barrier(4, lambda: print("flooding", flush=True))
+
+    def flood(ids):
         client = clients.PROTOCOLS[protocol](Deployment)
         for count in itertools.count():
             for sequence_id in ids:
@@ -38,12 +41,12 @@ FLOOD = textwrap.dedent("""
                     client.step(model, sequence_id, fed, start=count == 0)
             if protocol == "stream" and count % 4 == 3:
                 client.replies(2 * len(ids))
-            if speaks and count == 5:
-                print("flooding", flush=True)
+            if count == 5:
+                answered.wait()
 
     for i in range(4):
         ids = [first + 3 * i + k for k in range(3)]
-        threading.Thread(target=flood, args=(ids, i == 0), daemon=True).start()
+        threading.Thread(target=flood, args=(ids,), daemon=True).start()
     threading.Event().wait()
 """)
 
