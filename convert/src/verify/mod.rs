@@ -15,7 +15,7 @@ use serde::Serialize;
 
 use crate::InputAxis;
 use crate::onnx::{DataType, Dim, element_count, type_name};
-use crate::report::{Report, Role, StartsAt};
+use crate::report::{Report, Role, StartsAt, StepInput};
 use element::{is_comparable, is_float};
 use host::{Difference, Host, Random};
 pub use recording::Recording;
@@ -79,8 +79,37 @@ pub enum VerifyError {
     Given(String),
     #[error("a recording can't be compared with: {0}")]
     Recording(String),
+    /// An output that differs from row to row, but hasn't one element for each row along an axis.
+    #[error(
+        "output '{output}' can't be divided into rows: with {rows} rows it is {together:?}, with one {alone:?}; sequences \
+         that share a run would get each other's answers: {help}"
+    )]
+    #[expect(missing_docs, reason = "the text says it")]
+    NoRows { output: String, rows: i64, together: Vec<i64>, alone: Vec<i64>, help: String },
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
     Nothing(String),
+}
+
+impl VerifyError {
+    fn no_rows(report: &Report, output: &str, together: &Host, alone: &Host, rows: i64) -> Self {
+        let named = |name: &str| {
+            format!(
+                "set the batch to 1, as \"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {name} \
+                 --dim_value 1 model.onnx fixed.onnx\" does, or export the output with an axis for the batch"
+            )
+        };
+        let batch = match batch_dim(report) {
+            Some(Dim::Symbol(name)) => Some(report.batch_was.as_ref().unwrap_or(name)),
+            _ => None,
+        };
+        let help = match batch {
+            _ if !report.opened.is_empty() => "leave the batch at 1".to_owned(),
+            Some(name) => named(name),
+            None => "export the model with a batch of 1, or the output with an axis for the batch".to_owned(),
+        };
+        let (together, alone) = (together.dims.clone(), alone.dims.clone());
+        Self::NoRows { output: output.to_owned(), rows, together, alone, help }
+    }
 }
 
 /// How one comparison went.
@@ -371,10 +400,10 @@ impl Comparison<'_> {
     fn run_original(&mut self, feeds: &[(String, Host)], with_states: bool) -> Result<Vec<Host>, VerifyError> {
         let mut names = self.output_names();
         let mut axes: Vec<Option<usize>> =
-            self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
+            self.report.outputs.iter().map(|output| row_axis(self.report, &output.dims, output.axis)).collect();
         if with_states {
             names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
-            axes.extend(self.report.states.iter().map(|state| open_axis(&state.dims, None)));
+            axes.extend(self.report.states.iter().map(|state| row_axis(self.report, &state.dims, None)));
         }
         if self.report.opened.is_empty() {
             return self.original.run(feeds, &names);
@@ -498,15 +527,11 @@ impl Comparison<'_> {
 
     /// The length of the open dimension that isn't time.
     fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
-        for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
-            let time = if let Role::Steps { axis } = input.role { Some(axis) } else { None };
-            let open =
-                input.dims.iter().enumerate().find(|(axis, dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_)));
-            if let Some(length) = open.and_then(|(axis, _)| value.dims.get(axis)) {
-                return *length;
-            }
-        }
-        1
+        let mut lengths =
+            self.report.inputs.iter().zip(inputs).filter_map(|(input, (_, value))| {
+                row_axis_of(self.report, input).and_then(|axis| value.dims.get(axis))
+            });
+        lengths.next().copied().unwrap_or(1)
     }
 
     /// How far an output of this type may be from the original's, whose largest answer is `scale`. States, too, may be
@@ -575,14 +600,8 @@ impl Comparison<'_> {
 
     /// Rows alone against rows together, where the batch is open.
     fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
-        let of_input = |index: usize| {
-            let input = &self.report.inputs[index];
-            open_axis(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
-        };
-        let axes: Vec<Option<usize>> = (0..inputs.len()).map(of_input).collect();
-        let outputs: Vec<Option<usize>> =
-            self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect();
-        if axes.iter().all(Option::is_none) || outputs.iter().any(Option::is_none) {
+        let axes: Vec<Option<usize>> = self.report.inputs.iter().map(|input| row_axis_of(self.report, input)).collect();
+        if axes.iter().all(Option::is_none) {
             return Ok(None);
         }
         let together = self.stepped(inputs, total, total)?.remove(0);
@@ -596,11 +615,19 @@ impl Comparison<'_> {
                 alone[output].push(value);
             }
         }
-        let joined = alone
-            .iter()
-            .zip(&outputs)
-            .map(|(rows, axis)| Host::joined(&rows.iter().collect::<Vec<_>>(), axis.unwrap_or(0)));
-        let joined: Vec<Host> = joined.collect();
+        let mut joined = Vec::new();
+        for ((alone, together), output) in alone.iter().zip(&together).zip(&self.report.outputs) {
+            let rows = alone.len() as i64;
+            let has_rows = |&axis: &usize| {
+                together.dims.get(axis) == Some(&rows) && alone.iter().all(|row| row.dims.get(axis) == Some(&1))
+            };
+            let axis = row_axis(self.report, &output.dims, output.axis).filter(has_rows);
+            joined.push(match axis {
+                Some(axis) => Host::joined(&alone.iter().collect::<Vec<_>>(), axis),
+                None if alone.iter().all(|row| row == together) => together.clone(),
+                None => return Err(VerifyError::no_rows(self.report, &output.name, together, &alone[0], rows)),
+            });
+        }
         // The steps are along one axis here, too: one chunk of all of them.
         self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
     }
@@ -615,8 +642,24 @@ fn has_batch(report: &Report) -> bool {
     of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
 }
 
-/// The open axis that isn't time.
-fn open_axis(dims: &[Dim], time: Option<usize>) -> Option<usize> {
+/// The axis of the rows: the one that has the batch's name, else the first open one that isn't time.
+fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<usize> {
     let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
-    dims.iter().enumerate().find(is_open).map(|(axis, _)| axis)
+    let mut open = dims.iter().enumerate().filter(is_open).map(|(axis, _)| axis);
+    let batch = batch_dim(report);
+    open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
+}
+
+/// The name of the batch: that of the open dimension beside the steps.
+fn batch_dim(report: &Report) -> Option<&Dim> {
+    report.inputs.iter().find_map(|input| {
+        let Role::Steps { axis: time } = input.role else { return None };
+        let is_batch = |(axis, dim): &(usize, &Dim)| *axis != time && matches!(dim, Dim::Symbol(_));
+        input.dims.iter().enumerate().find(is_batch).map(|(_, dim)| dim)
+    })
+}
+
+/// The axis of an input's rows.
+fn row_axis_of(report: &Report, input: &StepInput) -> Option<usize> {
+    row_axis(report, &input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
 }

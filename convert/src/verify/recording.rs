@@ -1,7 +1,7 @@
 //! Recordings that a comparison takes in place of random data.
 
 use super::host::Host;
-use super::{VerifyError, open_axis};
+use super::{VerifyError, row_axis_of};
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
 
@@ -36,8 +36,7 @@ impl Recording {
 
     /// The open dimension that isn't time.
     fn axis_of_rows(&self, report: &Report, input: &StepInput) -> Option<usize> {
-        let time = if let Role::Steps { axis } = input.role { Some(axis) } else { None };
-        Some(open_axis(&input.dims, time)? + usize::from(report.time.is_empty()))
+        Some(row_axis_of(report, input)? + usize::from(report.time.is_empty()))
     }
 
     fn rows(&self, report: &Report, input: &StepInput) -> Option<i64> {

@@ -1,7 +1,7 @@
 //! Rows of different lengths: each is shorter than some requests, and goes on in later ones.
 
 use super::host::{Host, Random};
-use super::{Compared, Comparison, VerifyError, open_axis};
+use super::{Compared, Comparison, VerifyError, row_axis, row_axis_of};
 use crate::onnx::element_count;
 use crate::report::{Role, StepInput};
 
@@ -92,7 +92,12 @@ impl Comparison<'_> {
         let fits = |(input, (_, value)): (&StepInput, &(String, Host))| {
             element_count(&value.dims) == rows && !is_given(&input.name)
         };
-        let of_inputs = self.report.inputs.iter().filter(|input| input.role != Role::Other).map(row_axis);
+        let of_inputs = self
+            .report
+            .inputs
+            .iter()
+            .filter(|input| input.role != Role::Other)
+            .map(|input| row_axis_of(self.report, input));
         let mut axes = of_inputs.chain(self.axes_of_outputs()).chain(self.axes_of_states());
         lengths.all(fits) && (rows == 1 || axes.all(|axis| axis.is_some()))
     }
@@ -102,15 +107,15 @@ impl Comparison<'_> {
     }
 
     fn axes_of_inputs(&self) -> Vec<Option<usize>> {
-        self.report.inputs.iter().map(row_axis).collect()
+        self.report.inputs.iter().map(|input| row_axis_of(self.report, input)).collect()
     }
 
     fn axes_of_outputs(&self) -> Vec<Option<usize>> {
-        self.report.outputs.iter().map(|output| open_axis(&output.dims, output.axis)).collect()
+        self.report.outputs.iter().map(|output| row_axis(self.report, &output.dims, output.axis)).collect()
     }
 
     fn axes_of_states(&self) -> Vec<Option<usize>> {
-        self.report.states.iter().map(|state| open_axis(&state.dims, None)).collect()
+        self.report.states.iter().map(|state| row_axis(self.report, &state.dims, None)).collect()
     }
 
     /// The inputs of one row for a request: its steps, and padding behind them.
@@ -124,7 +129,7 @@ impl Comparison<'_> {
     ) -> Row {
         let mut of_row = Row::new();
         for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
-            let value = part(value, row_axis(input), row);
+            let value = part(value, row_axis_of(self.report, input), row);
             of_row.push(match input.role {
                 Role::Steps { axis } => {
                     let mut padding = value.dims.clone();
@@ -147,10 +152,6 @@ impl Comparison<'_> {
         };
         outputs.into_iter().zip(self.report.outputs.iter().map(|output| output.axis)).map(own).collect()
     }
-}
-
-fn row_axis(input: &StepInput) -> Option<usize> {
-    open_axis(&input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
 }
 
 /// One row of a tensor. One without an axis for rows is the same for all.

@@ -412,6 +412,45 @@ fn the_two_states_of_a_layer_cannot_be_swapped() {
     assert!(message.contains(expected), "{message}");
 }
 
+/// A layer over `[rows, steps, 4]`, whose `h` is `[steps, 1, rows, 3]`.
+fn layer() -> Build {
+    let build = Build::new().input("x", "N T 4").recurrent_weights(3);
+    let build = build.node(node("Transpose", "x", "xt").with_ints("perm", &[1, 0, 2]));
+    build.node(node("GRU", "xt w r", "h").with_int("hidden_size", 3))
+}
+
+#[test]
+fn an_output_without_an_axis_for_the_rows_is_refused() {
+    let help = "make_dynamic_shape_fixed --dim_param N --dim_value 1 model.onnx fixed.onnx";
+    for (behind, dims, said) in [
+        (node("Flatten", "h", "y").with_int("axis", 2), "T a", "with 2 rows it is [60, 6], with one [60, 3]"),
+        (node("Flatten", "h", "y").with_int("axis", 3), "a 3", "with 2 rows it is [120, 3], with one [60, 3]"),
+        (node("Reshape", "h shape", "y"), "a 3", "with 2 rows it is [120, 3], with one [60, 3]"),
+        (node("ReduceMean", "h", "y").with_ints("axes", &[2]), "T 1 1 3", "with 2 rows it is [60, 1, 1, 3]"),
+    ] {
+        let build = layer().output("y", dims).ints("shape", &[2], &[-1, 3]).node(behind);
+        let bytes = build.bytes();
+        let converted = convert(bytes.clone().into(), &any()).unwrap();
+        let error = compare(&bytes, &converted).unwrap_err().to_string();
+        assert!(error.contains(said) && error.contains(help), "{error}");
+        assert!(error.starts_with("output 'y' can't be divided into rows"), "{error}");
+    }
+}
+
+#[test]
+fn an_output_that_all_rows_share_and_an_input_with_an_open_dimension_of_its_own_keep_the_batch() {
+    let build = layer().input("m", "M N 4").output("y", "T N 3").output("shared", "4").floats("four", &[4], &[1.; 4]);
+    let build = build.node(node("Identity", "four", "shared")).ints("of layers", &[1], &[1]);
+    let whole = NodeProto::make("GRU", "of m", &["m", "w", "r"], &["", "of_m"]).with_int("hidden_size", 3);
+    let build = build.node(whole);
+    let build = build.node(NodeProto::make("Squeeze", "", &["h", "of layers"], &["flat"]));
+    let bytes = build.node(node("Add", "flat of_m", "y")).bytes();
+    let time = vec![InputAxis { input: "x".to_owned(), axis: 1 }];
+    let (converted, compared) = checked(bytes, &Options { time, ..any() }).unwrap();
+    assert_eq!(bracketed(&converted.report.outputs[0].dims), "[T, N, 3]");
+    assert_eq!(compared.last().unwrap().what, "rows together and alone");
+}
+
 #[test]
 fn rows_of_a_model_of_single_steps_are_compared_with_rows_alone() {
     let build = Build::new().input("x", "batch 4").input("s", "batch 4").output("y", "batch 4").output("t", "batch 4");
