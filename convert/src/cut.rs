@@ -11,7 +11,7 @@ use crate::infer::loops::scan_counts;
 use crate::infer::ops::hidden_size;
 use crate::lengths::{self, Content};
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
-use crate::onnx::{DataType, Dim, bracketed, int64s};
+use crate::onnx::{DataType, Dim, bracketed, int64s, is_float};
 use crate::time::{Cut, Hint, Place, Refusal, refuse};
 
 /// Where a state starts.
@@ -153,7 +153,8 @@ impl Cutter<'_> {
                 Start::Tensor(name.to_owned())
             }
         };
-        let starts_at_constant = constant && matches!(start, Start::Tensor(_));
+        // Nothing learns integers: a counter starts where its author wrote.
+        let starts_at_constant = constant && matches!(start, Start::Tensor(_)) && is_float(elem);
         let merged = dims;
         let dims = self.split(node, &merged)?;
         let split = (dims != merged).then(|| shape(&dims));

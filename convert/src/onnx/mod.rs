@@ -70,6 +70,11 @@ impl fmt::Display for Dim {
     }
 }
 
+/// Whether a tensor has floating-point numbers.
+pub fn is_float(elem: i32) -> bool {
+    [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
+}
+
 /// Dimensions in brackets.
 pub fn bracketed(dims: &[Dim]) -> String {
     format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))

@@ -102,7 +102,3 @@ pub fn of_runtime(of_runtime: TensorElementType) -> Option<i32> {
 pub fn is_comparable(elem: i32) -> bool {
     with_type!(elem, T => size_of::<T>()).is_some()
 }
-
-pub fn is_float(elem: i32) -> bool {
-    [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
-}

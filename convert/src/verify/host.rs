@@ -1,7 +1,7 @@
 //! Tensors in memory: random ones, parts of them, and their differences.
 
-use super::element::{Element, is_float, with_type};
-use crate::onnx::{element_count, type_bytes};
+use super::element::{Element, with_type};
+use crate::onnx::{element_count, is_float, type_bytes};
 
 /// A tensor.
 #[derive(Clone, Debug, PartialEq)]

@@ -14,9 +14,9 @@ use ort::environment::Environment;
 use serde::Serialize;
 
 use crate::InputAxis;
-use crate::onnx::{DataType, Dim, element_count, type_name};
+use crate::onnx::{DataType, Dim, element_count, is_float, type_name};
 use crate::report::{Report, Role, StartsAt, StepInput};
-use element::{is_comparable, is_float};
+use element::is_comparable;
 use host::{Difference, Host, Random};
 pub use recording::Recording;
 use run::Graph;

@@ -354,6 +354,30 @@ fn scans_along_any_axis_get_their_states() {
 }
 
 #[test]
+fn a_counter_that_starts_at_a_constant_is_not_warned_of() {
+    let counter = |name: &str| ValueInfoProto::tensor(name, DataType::Int64.into(), &dims("1"));
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: vec![
+            node("Add", "c_in one", "c_out"),
+            node("Cast", "c_in", "turn").with_int("to", FLOAT.into()),
+            node("Mul", "x_in turn", "y_out"),
+        ],
+        input: vec![counter("c_in"), ValueInfoProto::tensor("x_in", FLOAT, &dims("batch 4"))],
+        output: vec![counter("c_out"), ValueInfoProto::tensor("y_out", FLOAT, &dims("batch 4"))],
+        ..GraphProto::default()
+    };
+    let build =
+        Build::new().input("x", "time 1 4").output("y", "time 1 4").ints("c", &[1], &[7]).ints("one", &[1], &[1]);
+    let scan = with_graph(node("Scan", "c x", "last y"), "body", body).with_int("num_scan_inputs", 1);
+    let (converted, compared) = checked(build.node(scan).bytes(), &any()).unwrap();
+    assert_eq!(converted.report.states[0].starts_at, StartsAt::Model);
+    let warnings: Vec<String> = converted.report.warnings.iter().map(ToString::to_string).collect();
+    assert!(!warnings.iter().any(|warning| warning.contains("start at constants")), "{warnings:?}");
+    assert_equal(&compared);
+}
+
+#[test]
 fn backward_scans_are_refused() {
     let edit = |node: NodeProto| {
         let node = node.with_ints("scan_input_axes", &[1, 1]).with_ints("scan_output_axes", &[1]);
