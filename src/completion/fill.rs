@@ -375,6 +375,14 @@ impl BatchAxes {
         let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
         let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| known.is_of_requests(info));
         let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
+        // A dimension of requests beside the batch, such as the steps.
+        let is_another = |symbol: &str| {
+            let mut requests = signature.inputs.iter().zip(&inputs).filter(|(info, _)| known.is_of_requests(info));
+            let has = |info: &TensorInfo, batch| {
+                open_axes(info).iter().any(|&axis| Some(axis) != batch && info.symbol(axis) == symbol)
+            };
+            !symbol.is_empty() && requests.any(|(info, &batch)| has(info, batch))
+        };
         let of_output = |info: &TensorInfo| {
             // Every row has the same value.
             if is_fixed(info) && known.is_constant(info) {
@@ -389,7 +397,9 @@ impl BatchAxes {
             let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
             match state {
                 Some(state) => of_state(state),
-                None => named_axis(info, symbol).or_else(|| unnamed_axis(info, &request_axes)).map(Some),
+                None => named_axis(info, symbol)
+                    .or_else(|| unnamed_axis(info, &request_axes).filter(|&axis| !is_another(info.symbol(axis))))
+                    .map(Some),
             }
         };
         let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
@@ -456,8 +466,8 @@ fn open_axes(info: &TensorInfo) -> Vec<usize> {
     (0..info.dims.len()).filter(|&axis| info.dims[axis] < 0).collect()
 }
 
-/// The batch axis of an output whose dims have names that the exporter made up: its only open dimension, or the first
-/// one if the batch is first in all inputs of requests.
+/// The batch axis of an output whose dims don't have the batch's name: its only open dimension, or the first one if the
+/// batch is first in all inputs of requests.
 fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
     match *open_axes(info).as_slice() {
         [axis] => Some(axis),
@@ -585,6 +595,23 @@ mod tests {
         let expected = [("x", json!([-1])), ("sr", json!([1])), ("gain", json!([2]))];
         assert_eq!(dims(&config, "input"), expected.map(|(name, dims)| (name.to_owned(), dims)));
         assert_eq!(config["input"][1]["reshape"], json!({ "shape": [] }));
+    }
+
+    #[test]
+    fn an_output_in_front_of_which_requests_have_another_dimension_than_the_batch_has_no_batch() {
+        let of = |output: &[&str]| {
+            let states: Specs = &[("x", &["N", "T", "4"]), ("s", &["1", "N", "8"])];
+            let model = signature(states, &[("y", output), ("s2", &["1", "N", "8"])]);
+            completed(json!({}), &model, &S, &[]).unwrap()
+        };
+        for output in [&["T", "?"][..], &["T", "4"], &["T", "1", "1", "4"]] {
+            let config = of(output);
+            assert_eq!(config.get("max_batch_size"), None, "{output:?}");
+            assert_eq!(dims(&config, "input")[0].1, json!([-1, -1, 4]), "{output:?}");
+        }
+        for output in [&["frames", "?"][..], &["?", "T"], &["N", "T"], &["T", "N", "4"]] {
+            assert_eq!(of(output)["max_batch_size"], 64, "{output:?}");
+        }
     }
 
     #[test]

@@ -293,6 +293,34 @@ def test_a_scalar_that_depends_on_inputs_switches_batches_off(deployment):
     assert deployment.admin.get_model_config(model.name).config.max_batch_size == 0
 
 
+def test_an_output_that_has_another_dimension_of_requests_in_front_switches_batches_off(deployment):
+    """The steps would be taken for the rows: with two rows of two steps, each sequence would get both rows of a step."""
+
+    def build():
+        nodes = [
+            node("Add", "x s_in", "sums"),
+            node("Transpose", "sums", "steps", perm=[1, 0, 2]),
+            node("Flatten", "steps", "y", axis=1),
+            node("ReduceMax", "sums", "s_out", axes=[1]),
+        ]
+        x, state = ("x", "fp32", ["N", "T", 4]), ["N", 1, 4]
+        return graph(nodes, [x, ("s_in", "fp32", state)], [("y", "fp32", ["T", None]), ("s_out", "fp32", state)])
+
+    model = Bare(
+        "axes_merged.stateful",
+        build,
+        inputs=(Tensor("x", "fp32", (1, -1, 4), (-8, 8)),),
+        outputs=(Tensor("y", "fp32", (-1, 4)),),
+        states=(("s_in", "s_out"),),
+        max_batch_size=0,
+        file_name="export.onnx",
+    )
+    deployment.serve(model)
+    assert deployment.admin.get_model_config(model.name).config.max_batch_size == 0
+    talk(deployment, model)
+    at_once(deployment, model)
+
+
 # ---- scalars
 
 
