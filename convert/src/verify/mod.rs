@@ -80,35 +80,28 @@ pub enum VerifyError {
     #[error("a recording can't be compared with: {0}")]
     Recording(String),
     /// An output that differs from row to row, but hasn't one element for each row along an axis.
-    #[error(
-        "output '{output}' can't be divided into rows: with {rows} rows it is {together:?}, with one {alone:?}; sequences \
-         that share a run would get each other's answers: {help}"
-    )]
-    #[expect(missing_docs, reason = "the text says it")]
-    NoRows { output: String, rows: i64, together: Vec<i64>, alone: Vec<i64>, help: String },
+    #[error("{0}")]
+    NoRows(String),
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
     Nothing(String),
 }
 
 impl VerifyError {
     fn no_rows(report: &Report, output: &str, together: &Host, alone: &Host, rows: i64) -> Self {
-        let named = |name: &str| {
-            format!(
-                "set the batch to 1, as \"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {name} \
-                 --dim_value 1 model.onnx fixed.onnx\" does, or export the output with an axis for the batch"
-            )
-        };
-        let batch = match batch_dim(report) {
-            Some(Dim::Symbol(name)) => Some(report.batch_was.as_ref().unwrap_or(name)),
-            _ => None,
-        };
-        let help = match batch {
+        let help = match batch_dim(report) {
             _ if !report.opened.is_empty() => "leave the batch at 1".to_owned(),
-            Some(name) => named(name),
-            None => "export the model with a batch of 1, or the output with an axis for the batch".to_owned(),
+            Some(Dim::Symbol(name)) => format!(
+                "set the batch to 1, as \"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {} --dim_value 1 \
+                 model.onnx fixed.onnx\" does, or export the output with an axis for the batch",
+                report.batch_was.as_ref().unwrap_or(name)
+            ),
+            _ => "export the model with a batch of 1, or the output with an axis for the batch".to_owned(),
         };
-        let (together, alone) = (together.dims.clone(), alone.dims.clone());
-        Self::NoRows { output: output.to_owned(), rows, together, alone, help }
+        Self::NoRows(format!(
+            "output '{output}' can't be divided into rows: with {rows} rows it is {:?}, with one {:?}; sequences that share \
+             a run would get each other's answers: {help}",
+            together.dims, alone.dims
+        ))
     }
 }
 
