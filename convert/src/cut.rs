@@ -153,7 +153,7 @@ impl Cutter<'_> {
                 Start::Tensor(name.to_owned())
             }
         };
-        // Nothing learns integers: a counter starts where its author wrote.
+        // An integer isn't learned: it is a counter that starts at this number.
         let starts_at_constant = constant && matches!(start, Start::Tensor(_)) && is_float(elem);
         let merged = dims;
         let dims = self.split(node, &merged)?;

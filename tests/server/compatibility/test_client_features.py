@@ -205,7 +205,7 @@ class Cancellable:
         if self.reply.exception():
             return None
         _, came = self.reply.result()
-        # core may drop the sequence of a cancelled request, and answer the next one without an error and without outputs
+        # core may drop the sequence of a cancelled request and answer the next one without an error and outputs
         return came.outputs["OUTPUT"].item() if isinstance(came, raw.Answer) and came.outputs else None
 
 
@@ -307,7 +307,7 @@ def test_cancelling_at_random_never_gives_a_wrong_answer(deployment):
                 due += 1
                 came = answered = waiting.cancel()
                 if answered is None:
-                    # it has been computed, will be, or won't be: the client hears nothing of it. Never twice, never half
+                    # the client doesn't hear whether it is computed, now or later; never twice, never half
                     came = outcome(lambda sequence_id=sequence_id: state_of(client, model, sequence_id))
                     if isinstance(came, InferenceServerException):
                         break  # core has dropped the sequence

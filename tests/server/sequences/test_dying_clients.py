@@ -12,8 +12,8 @@ from harness import models
 from harness.conversations import Conversation, together
 from harness.repetitions import repeated
 
-# starts sequences and floods them with requests; says so once answers arrive in all threads. (tritonserver 2.51 can crash
-# if a stream is broken off while its first request is in flight.)
+# starts sequences and floods them with requests; says so once answers arrive in all threads, because tritonserver 2.51
+# can crash if a stream is broken off while its first request is in flight
 FLOOD = textwrap.dedent("""
     import itertools, sys, threading
     import numpy as np
