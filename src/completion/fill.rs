@@ -354,7 +354,7 @@ struct BatchAxes {
 
 impl BatchAxes {
     /// `None` if the model has no batch dimension.
-    fn find(states: &States, signature: &Signature, known: &Known) -> Option<Self> {
+    fn find<'a>(states: &States, signature: &'a Signature, known: &Known) -> Option<Self> {
         let symbol = batch_symbol(states, signature, known);
         let of_state = |info: &TensorInfo| match states.written_dims(&info.name) {
             Some(written) => Some(written.batch_axis),
@@ -375,14 +375,13 @@ impl BatchAxes {
         let inputs = signature.inputs.iter().map(of_input).collect::<Option<Vec<_>>>()?;
         let of_requests = |(info, axis): (&TensorInfo, &Option<usize>)| axis.filter(|_| known.is_of_requests(info));
         let request_axes: Vec<usize> = signature.inputs.iter().zip(&inputs).filter_map(of_requests).collect();
-        // A dimension of requests beside the batch, such as the steps.
-        let is_another = |symbol: &str| {
-            let mut requests = signature.inputs.iter().zip(&inputs).filter(|(info, _)| known.is_of_requests(info));
-            let has = |info: &TensorInfo, batch| {
-                open_axes(info).iter().any(|&axis| Some(axis) != batch && info.symbol(axis) == symbol)
-            };
-            !symbol.is_empty() && requests.any(|(info, &batch)| has(info, batch))
+        // Of the requests' other dimensions, such as the steps.
+        let others = |(info, &batch): (&'a TensorInfo, &Option<usize>)| {
+            let axes =
+                open_axes(info).into_iter().filter(move |&axis| known.is_of_requests(info) && Some(axis) != batch);
+            axes.map(|axis| info.symbol(axis)).filter(|symbol| !symbol.is_empty())
         };
+        let other_symbols: Vec<&str> = signature.inputs.iter().zip(&inputs).flat_map(others).collect();
         let of_output = |info: &TensorInfo| {
             // Every row has the same value.
             if is_fixed(info) && known.is_constant(info) {
@@ -397,9 +396,9 @@ impl BatchAxes {
             let state = pair.and_then(|pair| signature.inputs.iter().find(|info| info.name == pair.input));
             match state {
                 Some(state) => of_state(state),
-                None => named_axis(info, symbol)
-                    .or_else(|| unnamed_axis(info, &request_axes).filter(|&axis| !is_another(info.symbol(axis))))
-                    .map(Some),
+                None => {
+                    named_axis(info, symbol).or_else(|| unnamed_axis(info, &request_axes, &other_symbols)).map(Some)
+                }
             }
         };
         let outputs = signature.outputs.iter().map(of_output).collect::<Option<Vec<_>>>()?;
@@ -467,13 +466,14 @@ fn open_axes(info: &TensorInfo) -> Vec<usize> {
 }
 
 /// The batch axis of an output whose dims don't have the batch's name: its only open dimension, or the first one if the
-/// batch is first in all inputs of requests.
-fn unnamed_axis(info: &TensorInfo, request_axes: &[usize]) -> Option<usize> {
-    match *open_axes(info).as_slice() {
-        [axis] => Some(axis),
-        [0, ..] if request_axes.iter().all(|&axis| axis == 0) => Some(0),
-        _ => None,
-    }
+/// batch is first in all inputs of requests. A dimension with the name of another one of requests is no batch.
+fn unnamed_axis(info: &TensorInfo, request_axes: &[usize], other_symbols: &[&str]) -> Option<usize> {
+    let axis = match *open_axes(info).as_slice() {
+        [axis] => axis,
+        [0, ..] if request_axes.iter().all(|&axis| axis == 0) => 0,
+        _ => return None,
+    };
+    Some(axis).filter(|&axis| !other_symbols.contains(&info.symbol(axis)))
 }
 
 /// An entry of `input` or `output`. `axis` is the batch axis in a model that has one. Without a batch, Triton has no
@@ -598,10 +598,10 @@ mod tests {
     }
 
     #[test]
-    fn an_output_in_front_of_which_requests_have_another_dimension_than_the_batch_has_no_batch() {
+    fn an_output_that_begins_with_another_dimension_of_requests_has_no_batch() {
         let of = |output: &[&str]| {
-            let states: Specs = &[("x", &["N", "T", "4"]), ("s", &["1", "N", "8"])];
-            let model = signature(states, &[("y", output), ("s2", &["1", "N", "8"])]);
+            let inputs: Specs = &[("x", &["N", "T", "4"]), ("s", &["1", "N", "8"])];
+            let model = signature(inputs, &[("y", output), ("s2", &["1", "N", "8"])]);
             completed(json!({}), &model, &S, &[]).unwrap()
         };
         for output in [&["T", "?"][..], &["T", "4"], &["T", "1", "1", "4"]] {

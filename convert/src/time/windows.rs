@@ -24,7 +24,7 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     let rank = tracker.rank(node, 0)?;
     let weights = if is_conv { tracker.dims(&node.input[1]) } else { None };
     let window = window_at(node, weights, layout.axis - 2, rank)
-        .ok_or_else(|| refuse(node, "has a window of unknown size, or one that can't be", super::UNKNOWN_SHAPE))?;
+        .ok_or_else(|| refuse(node, "has a window of unknown or impossible size", super::UNKNOWN_SHAPE))?;
     if window.reach() == 0 && window.stride == 1 && window.before == 0 && window.behind == 0 {
         return Ok(layout);
     }
@@ -67,11 +67,7 @@ pub fn transposed(tracker: &mut Tracker, index: usize, node: &NodeProto, places:
     let rank = tracker.rank(node, 0)?;
     let window = window_at(node, tracker.dims(&node.input[1]), spatial, rank);
     let (Some(window), Some(_)) = (window, tracker.dims(&node.output[0])) else {
-        return Err(refuse(
-            node,
-            "has a window or an output of unknown size, or one that can't be",
-            super::UNKNOWN_SHAPE,
-        ));
+        return Err(refuse(node, "has a window or an output of unknown or impossible size", super::UNKNOWN_SHAPE));
     };
     let added = node.ints("output_padding").and_then(|added| added.get(spatial).copied()).unwrap_or(0);
     let reach = window.reach();

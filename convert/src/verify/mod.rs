@@ -5,6 +5,7 @@
 mod element;
 mod host;
 mod recording;
+mod rows;
 mod run;
 mod uneven;
 
@@ -15,10 +16,11 @@ use serde::Serialize;
 
 use crate::InputAxis;
 use crate::onnx::{DataType, Dim, element_count, is_float, type_name};
-use crate::report::{Report, Role, StartsAt, StepInput};
+use crate::report::{Report, Role, StartsAt};
 use element::is_comparable;
 use host::{Difference, Host, Random};
 pub use recording::Recording;
+use rows::{ROWS_TOGETHER, has_batch};
 use run::Graph;
 
 /// Steps of a comparison, before strides. Not fewer than the fewest that shapes are computed for, so that a limit below those
@@ -36,8 +38,6 @@ const MOST_RUNS: i64 = 10_000;
 const ROWS: i64 = 2;
 /// Rows where they have lengths. With two, an ascending or a descending sort would change nothing.
 const ROWS_WITH_LENGTHS: i64 = 3;
-
-const ROWS_TOGETHER: &str = "rows together and alone";
 
 /// How far answers may be from the original's, as a part of its largest answer.
 const TOLERANCE: f64 = 1e-4;
@@ -84,25 +84,6 @@ pub enum VerifyError {
     NoRows(String),
     #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
     Nothing(String),
-}
-
-impl VerifyError {
-    fn no_rows(report: &Report, output: &str, together: &Host, alone: &Host, rows: i64) -> Self {
-        let help = match batch_dim(report) {
-            _ if !report.opened.is_empty() => "leave the batch at 1".to_owned(),
-            Some(Dim::Symbol(name)) => format!(
-                "set the batch to 1, as \"python -m onnxruntime.tools.make_dynamic_shape_fixed --dim_param {} --dim_value 1 \
-                 model.onnx fixed.onnx\" does, or export the output with an axis for the batch",
-                report.batch_was.as_ref().unwrap_or(name)
-            ),
-            _ => "export the model with a batch of 1, or the output with an axis for the batch".to_owned(),
-        };
-        Self::NoRows(format!(
-            "output '{output}' can't be divided into rows: with {rows} rows it is {:?}, with one {:?}; sequences that share \
-             a run would get each other's answers: {help}",
-            together.dims, alone.dims
-        ))
-    }
 }
 
 /// How one comparison went.
@@ -392,11 +373,10 @@ impl Comparison<'_> {
     /// What the original gives: its outputs, and behind them its states if asked. It runs row by row if it has one row.
     fn run_original(&mut self, feeds: &[(String, Host)], with_states: bool) -> Result<Vec<Host>, VerifyError> {
         let mut names = self.output_names();
-        let mut axes: Vec<Option<usize>> =
-            self.report.outputs.iter().map(|output| row_axis(self.report, &output.dims, output.axis)).collect();
+        let mut axes = self.axes_of_outputs();
         if with_states {
             names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
-            axes.extend(self.report.states.iter().map(|state| row_axis(self.report, &state.dims, None)));
+            axes.extend(self.axes_of_states());
         }
         if self.report.opened.is_empty() {
             return self.original.run(feeds, &names);
@@ -518,15 +498,6 @@ impl Comparison<'_> {
         Ok(states)
     }
 
-    /// The length of the open dimension that isn't time.
-    fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
-        let mut lengths =
-            self.report.inputs.iter().zip(inputs).filter_map(|(input, (_, value))| {
-                row_axis_of(self.report, input).and_then(|axis| value.dims.get(axis))
-            });
-        lengths.next().copied().unwrap_or(1)
-    }
-
     /// How far an output of this type may be from the original's, whose largest answer is `scale`. States, too, may be
     /// rounded to few bits.
     fn limit(&self, elem: i32, scale: f64) -> f64 {
@@ -590,69 +561,4 @@ impl Comparison<'_> {
         }
         Ok(worst)
     }
-
-    /// Rows alone against rows together, where the batch is open.
-    fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
-        let axes: Vec<Option<usize>> = self.report.inputs.iter().map(|input| row_axis_of(self.report, input)).collect();
-        if axes.iter().all(Option::is_none) {
-            return Ok(None);
-        }
-        let together = self.stepped(inputs, total, total)?.remove(0);
-        let mut alone: Vec<Vec<Host>> = vec![Vec::new(); together.len()];
-        for row in 0..self.rows_of(inputs) {
-            let one = |((name, value), axis): (&(String, Host), &Option<usize>)| {
-                (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
-            };
-            let inputs: Vec<(String, Host)> = inputs.iter().zip(&axes).map(one).collect();
-            for (output, value) in self.stepped(&inputs, total, total)?.remove(0).into_iter().enumerate() {
-                alone[output].push(value);
-            }
-        }
-        let mut joined = Vec::new();
-        for ((alone, together), output) in alone.iter().zip(&together).zip(&self.report.outputs) {
-            let rows = alone.len() as i64;
-            let has_rows = |&axis: &usize| {
-                together.dims.get(axis) == Some(&rows) && alone.iter().all(|row| row.dims.get(axis) == Some(&1))
-            };
-            let axis = row_axis(self.report, &output.dims, output.axis).filter(has_rows);
-            joined.push(match axis {
-                Some(axis) => Host::joined(&alone.iter().collect::<Vec<_>>(), axis),
-                None if alone.iter().all(|row| row == together) => together.clone(),
-                None => return Err(VerifyError::no_rows(self.report, &output.name, together, &alone[0], rows)),
-            });
-        }
-        // The steps are along one axis here, too: one chunk of all of them.
-        self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
-    }
-}
-
-/// Whether all that a model of single steps leaves open is one dimension, which its states have.
-fn has_batch(report: &Report) -> bool {
-    let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
-    let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
-    let of_states: Vec<Vec<Dim>> = report.states.iter().map(|state| open(&state.dims)).collect();
-    let Some(batch) = of_states.first().filter(|open| open.len() == 1) else { return false };
-    of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
-}
-
-/// The axis of the rows: the one that has the batch's name, else the first open one that isn't time.
-fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<usize> {
-    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
-    let mut open = dims.iter().enumerate().filter(is_open).map(|(axis, _)| axis);
-    let batch = batch_dim(report);
-    open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
-}
-
-/// The name of the batch: that of the open dimension beside the steps.
-fn batch_dim(report: &Report) -> Option<&Dim> {
-    report.inputs.iter().find_map(|input| {
-        let Role::Steps { axis: time } = input.role else { return None };
-        let is_batch = |(axis, dim): &(usize, &Dim)| *axis != time && matches!(dim, Dim::Symbol(_));
-        input.dims.iter().enumerate().find(is_batch).map(|(_, dim)| dim)
-    })
-}
-
-/// The axis of an input's rows.
-fn row_axis_of(report: &Report, input: &StepInput) -> Option<usize> {
-    row_axis(report, &input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
 }

@@ -1,7 +1,8 @@
 //! Recordings that a comparison takes in place of random data.
 
+use super::VerifyError;
 use super::host::Host;
-use super::{VerifyError, row_axis_of};
+use super::rows::row_axis_of;
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
 

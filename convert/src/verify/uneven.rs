@@ -1,7 +1,8 @@
 //! Rows of different lengths: each is shorter than some requests, and goes on in later ones.
 
 use super::host::{Host, Random};
-use super::{Compared, Comparison, VerifyError, row_axis, row_axis_of};
+use super::rows::row_axis_of;
+use super::{Compared, Comparison, VerifyError};
 use crate::onnx::element_count;
 use crate::report::{Role, StepInput};
 
@@ -104,18 +105,6 @@ impl Comparison<'_> {
 
     fn named(&self, values: Row) -> Vec<(String, Host)> {
         self.report.inputs.iter().map(|input| input.name.clone()).zip(values).collect()
-    }
-
-    fn axes_of_inputs(&self) -> Vec<Option<usize>> {
-        self.report.inputs.iter().map(|input| row_axis_of(self.report, input)).collect()
-    }
-
-    fn axes_of_outputs(&self) -> Vec<Option<usize>> {
-        self.report.outputs.iter().map(|output| row_axis(self.report, &output.dims, output.axis)).collect()
-    }
-
-    fn axes_of_states(&self) -> Vec<Option<usize>> {
-        self.report.states.iter().map(|state| row_axis(self.report, &state.dims, None)).collect()
     }
 
     /// The inputs of one row for a request: its steps, and padding behind them.

@@ -35,7 +35,7 @@ fn windows_that_cannot_be_are_refused() {
     let options = Options { time: vec![InputAxis { input: "x".to_owned(), axis: 2 }], ..Options::default() };
     for edit in edits {
         let error = refusal(convolution(edit), &options);
-        assert!(error.starts_with("Conv 'the conv' has a window of unknown size, or one that can't be"), "{error}");
+        assert!(error.starts_with("Conv 'the conv' has a window of unknown or impossible size"), "{error}");
     }
 }
 

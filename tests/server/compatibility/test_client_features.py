@@ -7,6 +7,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
@@ -202,9 +203,10 @@ class Cancellable:
         """Cancels it. None, or what the output was because it was too late."""
         self.stream.leave()
         self.replies.shutdown()
-        if self.reply.exception():
+        try:
+            _, came = self.reply.result()
+        except grpc.RpcError:
             return None
-        _, came = self.reply.result()
         # core may drop the sequence of a cancelled request and answer the next one without an error and outputs
         return came.outputs["OUTPUT"].item() if isinstance(came, raw.Answer) and came.outputs else None
 

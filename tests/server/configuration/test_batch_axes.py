@@ -293,8 +293,8 @@ def test_a_scalar_that_depends_on_inputs_switches_batches_off(deployment):
     assert deployment.admin.get_model_config(model.name).config.max_batch_size == 0
 
 
-def test_an_output_that_has_another_dimension_of_requests_in_front_switches_batches_off(deployment):
-    """The steps would be taken for the rows: with two rows of two steps, each sequence would get both rows of a step."""
+def test_an_output_that_begins_with_another_dimension_of_requests_switches_batches_off(deployment):
+    """If the steps were taken for the rows, two sequences of two steps in a run would each get one step of both."""
 
     def build():
         nodes = [

@@ -29,7 +29,8 @@ FLOOD = textwrap.dedent("""
 
     fed = {"INPUT": np.ones((1, 1), np.float32)}
 
-    answered = threading.Barrier(4, lambda: print("flooding", flush=True))
+    threads = 4
+    answered = threading.Barrier(threads, lambda: print("flooding", flush=True))
 
     def flood(ids):
         client = clients.PROTOCOLS[protocol](Deployment)
@@ -44,7 +45,7 @@ FLOOD = textwrap.dedent("""
             if count == 5:
                 answered.wait()
 
-    for i in range(4):
+    for i in range(threads):
         ids = [first + 3 * i + k for k in range(3)]
         threading.Thread(target=flood, args=(ids,), daemon=True).start()
     threading.Event().wait()
