@@ -12,13 +12,12 @@ RECORDING = ROOT / "assets" / "speech.wav"
 #: Where the tests' models run: "cpu", "simulated" (devices simulated in host memory) or "gpu".
 TEST_DEVICE = os.environ.get("STATEFUL_TEST_DEVICE", "cpu")
 
-#: A library that can simulate devices, and that panics where a request asks for it; scripts/test builds it.
-TEST_BACKENDS = BUILD / "backends-tests"
 #: What `--backend-directory` gets; scripts/build fills it.
-BACKENDS = TEST_BACKENDS if TEST_DEVICE == "simulated" else BUILD / "backends"
-BACKEND_LIBRARY = BACKENDS / "stateful" / "libtriton_stateful.so"
-INSPECT = BUILD / "bin" / "stateful-inspect"
-CONVERT = BUILD / "bin" / "stateful-convert"
+BACKENDS = BUILD / "backends"
+#: What the tests load: scripts/build --tests. It can simulate devices, and panics where a request asks for it.
+TEST_BACKENDS = BUILD / "tests" / "backends"
+INSPECT = BUILD / "tests" / "bin" / "stateful-inspect"
+CONVERT = BUILD / "tests" / "bin" / "stateful-convert"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
 #: Where nvidia-pytriton, which has the server, is unpacked; scripts/test --servers names older ones.

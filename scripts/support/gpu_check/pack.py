@@ -29,14 +29,14 @@ _LEFT_OUT = ("libclang", "onnxruntime", "ruff", "mypy")
 _NEWEST_GLIBC = 35
 _BUILT = (
     "backends/stateful/libtriton_stateful.so",
-    "backends-tests/stateful/libtriton_stateful.so",
+    "tests/backends/stateful/libtriton_stateful.so",
     "bench/stateful-bench",
     "bench/stateful-gpu-bench",
     "bench/backends/trivial/libtriton_trivial.so",
     "bin/stateful-inspect",
 )
 #: From builds that scripts/build --bench does not make.
-_OPTIONAL = ("backends-tests/stateful/libtriton_stateful.so",)
+_OPTIONAL = ("tests/backends/stateful/libtriton_stateful.so",)
 
 
 class PackError(RuntimeError):

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.clients import PROTOCOLS, Client, new_id
 from harness.model import Model
-from support.paths import TEST_DEVICE
+from support.paths import TEST_BACKENDS, TEST_DEVICE
 from support.server import TritonServer
 
 CONTROL = models.accumulate("control_model")
@@ -40,7 +40,7 @@ def eventually(read: Callable[[], Value], accept: Callable[[Value], bool], secon
 class Deployment:
     """Starts with one model, the control model; others are loaded when a test asks for them."""
 
-    def __init__(self, root: Path, *, control_model: bool = True, **options):
+    def __init__(self, root: Path, *, control_model: bool = True, backends: Path = TEST_BACKENDS, **options):
         # a server that ends waits for open sequences, and tests leave some
         extra_args = ["--exit-timeout-secs=3", *options.pop("extra_args", ())]
         # a model without instance_group would go to a GPU that is here, and the tested folder be without its provider
@@ -54,6 +54,7 @@ class Deployment:
             CONTROL.write(self.repository)
         self.server = TritonServer(
             self.repository,
+            backends=backends,
             model_control="explicit",
             load_models=[CONTROL.name] if control_model else [],
             log_path=root / "server.log",
