@@ -59,25 +59,26 @@ pub fn rows(bytes: &[u8]) {
 /// The table of sequences against its model.
 pub fn sequences(bytes: &[u8]) {
     let Some((&first, bytes)) = bytes.split_first() else { return };
-    let clients = [Clients::KeepRules, Clients::BreakRules, Clients::SendAhead][usize::from(first) % 3];
+    let clients = if first % 3 == 0 { Clients::KeepRules } else { Clients::BreakRules };
+    let sends_ahead = first % 3 == 2;
     let mut choices = Choices(bytes);
-    let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, clients)));
+    let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, sends_ahead)));
     play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients);
 }
 
-fn op(choices: &mut Choices, clients: Clients) -> Op {
+fn op(choices: &mut Choices, sends_ahead: bool) -> Op {
     let id = 1 + choices.below(4) as u64;
-    match choices.below(36) {
+    match choices.below(38) {
         0 => Op::Pause,
         1 => Op::Quiet,
         2 => Op::Silence,
         3..=8 => Op::Form,
         9..=14 => Op::Execute,
         15..=20 => Op::Settle,
-        21..=25 if clients == Clients::SendAhead => {
-            Op::Plan { id, requests: 1 + choices.below(4), end: choices.below(2) > 0 }
-        }
-        _ if clients == Clients::SendAhead => Op::SendNext { id, requests: 1 + choices.below(8) },
+        21..=25 if sends_ahead => Op::Plan { id, requests: 1 + choices.below(4), end: choices.below(2) > 0 },
+        36 => Op::Look,
+        37 => Op::Stop,
+        _ if sends_ahead => Op::SendNext { id, requests: 1 + choices.below(8) },
         _ => Op::Send { id, start: choices.below(3) == 0, end: choices.below(3) == 0 },
     }
 }

@@ -140,7 +140,7 @@ mod tests {
 
     fn slots(count: usize) -> Vec<SlotId> {
         let mut pool: SlotPool<(), ()> = SlotPool::new(SlotLimits::all_at_once(count));
-        pool.add_slab((), count);
+        pool.add_slab((), count, 0);
         (0..count).map(|_| pool.acquire(()).unwrap()).collect()
     }
 

@@ -50,6 +50,13 @@ pub enum RequestError {
          or it was ended; start it again"
     )]
     UnknownSequence { id: SequenceId, idle_limit_ms: u128 },
+    /// Two sequences have the id of a request.
+    #[error(
+        "sequence {id} has ended: another START of its id came before the answer to an END or a START, so the requests \
+         of the two sequences cannot be told apart; start again with another id, or send nothing with this id for \
+         {wait_ms} ms first"
+    )]
+    AmbiguousSequence { id: SequenceId, wait_ms: u128 },
     /// No slot is free for a new sequence.
     #[error(
         "no free slot for sequence {id}: all {capacity} that the model may have ({reason}) hold a sequence; try again \
@@ -313,6 +320,7 @@ impl RequestError {
     pub const fn reason(&self) -> Reason {
         match self {
             Self::UnknownSequence { .. }
+            | Self::AmbiguousSequence { .. }
             | Self::SequenceMissing(_)
             | Self::SequenceNotParked(_)
             | Self::SequenceParked(_)
@@ -406,6 +414,7 @@ impl RequestError {
             Self::InputOnGpu { source, .. } | Self::OutputOnGpu { source, .. } => device_code(source),
             Self::Cancelled => Code::Cancelled,
             Self::UnknownSequence { .. }
+            | Self::AmbiguousSequence { .. }
             | Self::SequenceMissing(_)
             | Self::SequenceNotParked(_)
             | Self::SequenceParked(_)

@@ -117,11 +117,11 @@ impl Instance {
 
     /// Makes the answers of a payload and hands them to the responder, which sends them and releases the requests.
     pub fn execute(&mut self, requests: Vec<Request>) {
+        self.sequences.begin_payload(self.number);
         let mut answered = Vec::with_capacity(requests.len());
-        let mut unadmitted = Some(requests.len());
-        // What a panic drops has been answered and released by that; the table must hear of the payload anyway.
-        let done = panic::catch(|| self.answer(requests, &mut unadmitted, &mut answered));
-        self.recover(done, unadmitted);
+        // What a panic drops has been answered and released by that.
+        let done = panic::catch(|| self.answer(requests, &mut answered));
+        self.recover(done);
         let requests = answered.len();
         self.responder.dispatch(answered, requests, || self.next_run_ns());
     }
@@ -134,24 +134,21 @@ impl Instance {
     /// Runs a batch of this backend's scheduler, whose rows have different lanes, and makes its answers. If a panic
     /// drops rows, they are not in the result.
     pub fn execute_rows(&mut self, rows: Vec<Row>) -> Vec<Answered> {
+        self.sequences.begin_payload(self.number);
         let mut answered = Vec::with_capacity(rows.len());
-        let mut unadmitted = Some(rows.len());
         let times = Times::starting_at(monotonic_ns());
-        let done = panic::catch(|| self.answer_rows(rows, times, &mut unadmitted, &mut answered));
-        self.recover(done, unadmitted);
+        let done = panic::catch(|| self.answer_rows(rows, times, &mut answered));
+        self.recover(done);
         answered
     }
 
-    /// Brings the instance and the sequence table into order after a payload that may have panicked.
-    fn recover(&mut self, done: Result<(), Panic>, unadmitted: Option<usize>) {
+    /// Brings the instance into order after a payload that may have panicked.
+    fn recover(&mut self, done: Result<(), Panic>) {
         if let Err(error) = done {
             log::error!("{error}");
             if let Err(error) = panic::catch_result(|| self.finish_run()) {
                 log::error!("{error}");
             }
-        }
-        if let Some(requests) = unadmitted {
-            self.sequences.admit(self.number, requests, &[]);
         }
     }
 
@@ -171,25 +168,16 @@ impl Instance {
     }
 
     /// Makes the answer of every request of a payload. They go to `answered`, except those that cannot be read, which are
-    /// answered at once. `unadmitted` is taken when the payload is admitted.
-    fn answer(&mut self, requests: Vec<Request>, unadmitted: &mut Option<usize>, answered: &mut Vec<Answered>) {
+    /// answered at once.
+    fn answer(&mut self, requests: Vec<Request>, answered: &mut Vec<Answered>) {
         let times = Times::starting_at(monotonic_ns());
         let rows = self.decode(requests, times);
-        self.answer_rows(rows, times, unadmitted, answered);
+        self.answer_rows(rows, times, answered);
     }
 
     /// Like [`Instance::answer`], for requests that have been decoded.
-    fn answer_rows(
-        &mut self,
-        rows: Vec<Row>,
-        times: Times,
-        unadmitted: &mut Option<usize>,
-        answered: &mut Vec<Answered>,
-    ) {
-        let rows = match unadmitted.take() {
-            Some(requests) => self.admit(rows, requests),
-            None => rows,
-        };
+    fn answer_rows(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) {
+        let rows = self.admit(rows);
         fault::point("admit", rows.iter().map(|row| &row.request));
         let rows = self.set_aside(rows, times, answered);
         let rows = self.operate(rows, times, answered);
@@ -226,10 +214,10 @@ impl Instance {
     }
 
     /// Admit: each row gets its sequence's slot, also the one that cannot run: its START or END counts.
-    fn admit(&self, mut rows: Vec<Row>, requests: usize) -> Vec<Row> {
+    fn admit(&self, mut rows: Vec<Row>) -> Vec<Row> {
         let admission = |row: &Row| Some(Admission { key: row.key.clone()?, start: row.state.start, end: row.end });
         let admissions: Vec<_> = rows.iter().filter_map(admission).collect();
-        let leases = self.sequences.admit(self.number, requests, &admissions);
+        let leases = self.sequences.admit(self.number, &admissions);
         for (row, lease) in rows.iter_mut().filter(|row| row.key.is_some()).zip(leases) {
             match (lease, &row.key) {
                 (Ok(lease), _) => row.state.lease = Some(lease),

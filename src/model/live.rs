@@ -15,7 +15,7 @@ use crate::memory::device::{Device, Traffic};
 use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::scheduler::{After, Over};
-use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, SequenceId, Sequences};
+use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::tensor::Gap;
@@ -121,7 +121,7 @@ pub struct Settled {
     /// What sequences that are over have left, to be dropped.
     pub leavings: Leavings,
     /// For [`LiveSequences::finish_payload`].
-    pub releasing: Vec<Key>,
+    pub releasing: Vec<(Key, SlotId)>,
 }
 
 /// What sequences that are over have left. Dropping it may take long.
@@ -220,7 +220,6 @@ impl LiveSequences {
             idle_limit: forever,
             dropped_after: forever,
             quiet: forever,
-            rest: forever,
             by_lane: false,
             queue_requests: capacity,
             has_place_for_all: true,
@@ -230,18 +229,25 @@ impl LiveSequences {
         Arc::new(Self::new(policy, limits, slot, Budget::new(bytes), Arc::default(), metrics).unwrap())
     }
 
+    /// Core has handed over a payload; see [`Sequences::begin_payload`].
+    pub fn begin_payload(&self, instance: u32) {
+        self.table.lock().begin_payload(instance, Instant::now());
+    }
+
     /// Admits the requests of a payload; see [`Sequences::admit`]. To be followed by [`LiveSequences::settle`].
     pub fn admit(
         self: &Arc<Self>,
         instance: u32,
-        requests: usize,
         admissions: &[Admission],
     ) -> Vec<Result<Lease, Refusal<MemoryError>>> {
         let mut missing = None;
         let admitted = loop {
             let admitted = self.work(|table, released| {
-                let can_grow = missing.is_none();
-                let admitted = table.admit(instance, requests, admissions, can_grow, Instant::now(), released)?;
+                let shortage = table.prepare(instance, admissions, Instant::now(), released);
+                if let Some(shortage) = shortage.filter(|_| missing.is_none()) {
+                    return Err(shortage);
+                }
+                let admitted = table.admit(instance, admissions, Instant::now(), released);
                 let mut keep = |Admitted { slot, memory, contents }: Admitted<_, _>| {
                     table.keep(slot, contents);
                     (slot, memory)
@@ -250,7 +256,7 @@ impl LiveSequences {
             });
             match admitted {
                 Ok(admitted) => break admitted,
-                Err(slots) => missing = self.add_slab(slots).err(),
+                Err(Shortage { slab_slots, wanted }) => missing = self.add_slab(slab_slots, wanted).err(),
             }
         };
         let lease = |(admitted, request): (Result<(SlotId, Arc<Slab>), Refusal>, &Admission)| {
@@ -283,19 +289,20 @@ impl LiveSequences {
         }
         let mut released = Vec::new();
         let left = log_panic(|| self.finish_leases(&mut rows, &mut released));
-        let (leavings, releasing) = left.unwrap_or_default();
+        // After a panic, the table still has them.
+        let (leavings, releasing) = left.unwrap_or_else(|| self.take_left(&mut self.table.lock()));
         let requests = rows.into_iter().filter_map(|(_, request)| request).chain(released).collect();
         Settled { answers, requests, leavings, releasing }
     }
 
     /// Ends a payload of an instance, after the held requests of the sequences `releasing` have been released.
-    pub fn finish_payload(&self, instance: u32, releasing: Vec<Key>) {
-        let (is_holding, needs_slabs) = self.work(|table, released| {
+    pub fn finish_payload(&self, instance: u32, releasing: Vec<(Key, SlotId)>) {
+        let (wants_tick, needs_slabs) = self.work(|table, released| {
             table.have_been_released(releasing, Instant::now());
             table.finish_payload(instance, Instant::now(), released);
-            (table.is_holding(), table.needs_adjustment())
+            (table.wants_tick(), table.needs_adjustment())
         });
-        if is_holding {
+        if wants_tick {
             self.reaper_wanted.notify_one();
         }
         self.note_missing_slab(if needs_slabs { self.adjust_slabs() } else { Ok(()) });
@@ -313,12 +320,12 @@ impl LiveSequences {
     }
 
     /// Finishes the leases of a payload, and holds the requests that must be held. Returns what sequences that are over
-    /// have left, and the ids of the held requests in `released`.
+    /// have left, and whose held requests are in `released`.
     fn finish_leases(
         &self,
         rows: &mut [(Option<Lease>, Option<Request>)],
         released: &mut Vec<Request>,
-    ) -> (Leavings, Vec<Key>) {
+    ) -> (Leavings, Vec<(Key, SlotId)>) {
         let mut table = self.table.lock();
         for (lease, request) in rows {
             if let Some(slot) = lease.as_mut().and_then(|lease| lease.finish(&mut table, released))
@@ -327,6 +334,11 @@ impl LiveSequences {
                 table.hold(slot, request, released);
             }
         }
+        self.take_left(&mut table)
+    }
+
+    /// Takes what sequences that are over have left, and whose held requests are being released.
+    fn take_left(&self, table: &mut Table) -> (Leavings, Vec<(Key, SlotId)>) {
         (Leavings(table.take_leavings()), table.take_releasing())
     }
 
@@ -336,7 +348,7 @@ impl LiveSequences {
         let mut released = Vec::new();
         let mut table = self.table.lock();
         let done = work(&mut table, &mut released);
-        let (leavings, releasing) = (table.take_leavings(), table.take_releasing());
+        let (leavings, releasing) = self.take_left(&mut table);
         drop(table);
         drop((leavings, released));
         if !releasing.is_empty() {
@@ -461,9 +473,9 @@ impl LiveSequences {
     }
 
     /// Makes a slab of so many slots without holding the lock, and adds it.
-    fn add_slab(&self, slots: usize) -> Result<(), MemoryError> {
+    fn add_slab(&self, slots: usize, wanted: usize) -> Result<(), MemoryError> {
         let slab = Arc::new(Slab::new(slots, &self.slot)?);
-        let not_due = self.table.lock().add_slab(slab, slots);
+        let not_due = self.table.lock().add_slab(slab, slots, wanted);
         drop(not_due);
         Ok(())
     }
@@ -473,7 +485,7 @@ impl LiveSequences {
         loop {
             let due = self.table.lock().slab_due();
             match due {
-                Some(slots) => self.add_slab(slots)?,
+                Some(slots) => self.add_slab(slots, 0)?,
                 None => break,
             }
         }
@@ -489,6 +501,7 @@ impl LiveSequences {
     fn refusal(&self, refusal: Refusal, missing: Option<&MemoryError>) -> Refusal<MemoryError> {
         match (refusal, missing) {
             (Refusal::Unknown, _) => Refusal::Unknown,
+            (Refusal::Ambiguous, _) => Refusal::Ambiguous,
             (Refusal::Busy, _) => Refusal::Busy,
             (Refusal::Full { capacity }, _) => Refusal::Full { capacity },
             (Refusal::Memory(()), Some(error)) => Refusal::Memory(error.clone()),
@@ -603,9 +616,12 @@ impl Lease {
     /// Gives the slot back. Returns it if the request has to be held.
     fn finish(&mut self, table: &mut Table, released: &mut Vec<Request>) -> Option<SlotId> {
         self.is_finished = true;
-        let outcome = if self.state == StateAfter::Advanced { Outcome::Advanced } else { Outcome::Failed };
-        let end = self.end || self.state == StateAfter::Lost;
-        table.settle(self.slot, outcome, end, Instant::now(), released).then_some(self.slot)
+        let outcome = match self.state {
+            StateAfter::Advanced => Outcome::Advanced,
+            StateAfter::Unchanged => Outcome::Failed,
+            StateAfter::Lost => Outcome::Lost,
+        };
+        table.settle(self.slot, outcome, self.end, Instant::now(), released).then_some(self.slot)
     }
 }
 

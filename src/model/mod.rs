@@ -155,6 +155,7 @@ impl Model {
     pub fn refusal(&self, kind: InstanceKind, refusal: Refusal<MemoryError>, id: SequenceId) -> RequestError {
         match refusal {
             Refusal::Unknown => RequestError::UnknownSequence { id, idle_limit_ms: self.config.idle_limit.as_millis() },
+            Refusal::Ambiguous => RequestError::AmbiguousSequence { id, wait_ms: 2 * self.config.quiet.as_millis() },
             Refusal::Full { capacity } => {
                 let site = self.sites.iter().find(|site| site.kind == kind);
                 let reason = site.map_or(String::new(), |site| site.placement.capacity_reason.clone());

@@ -1,7 +1,6 @@
 //! Where the instances of a model run, and the sequences there.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -16,9 +15,6 @@ use crate::memory::device::{Device, DeviceError, Traffic};
 use crate::memory::{Budget, SlotSpec};
 use crate::sequence::Policy;
 use crate::session::Session;
-
-/// A client that sends ahead leaves no longer pauses within a sequence, also on a busy machine.
-const REST_MARGIN: Duration = Duration::from_millis(750);
 
 /// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one
 /// instance, so its state never moves to another site.
@@ -53,7 +49,6 @@ impl Site {
             idle_limit: config.idle_limit,
             dropped_after: config.dropped_after,
             quiet: config.quiet,
-            rest: config.quiet + REST_MARGIN,
             by_lane: config.strategy != Strategy::Oldest,
             queue_requests,
             has_place_for_all: placement.slots.capacity >= config.candidates * placement.instances,

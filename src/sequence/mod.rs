@@ -12,28 +12,31 @@
 //!
 //! If this backend schedules the sequences itself ([`crate::scheduler`]), each incarnation has a lane of its own.
 //!
-//! With `oldest`, nothing identifies the incarnation. The incarnations of an id form a *chain* in the order of their
-//! STARTs. Only the one at the front receives requests. A later START is run and answered, but *held*: it is not
+//! With `oldest`, nothing identifies the incarnation. The incarnations of an id form a *chain* in the order in which their
+//! STARTs arrive. Only the one at the front receives requests. A later START is run and answered, but *held*: it is not
 //! released, so core cannot send the requests that follow it. It is released when the front incarnation is over. The
 //! front incarnation is over in three cases:
 //!
 //! - Its END has been settled.
-//! - Its START has failed, or it has expired.
-//! - A later START has arrived, and core has sent every request that it had of the front incarnation. Then the client
-//!   has started over without END, or core has dropped the sequence. The [`watermark`] tells when core has sent
-//!   everything.
+//! - Its START has failed, its state is lost, or it has expired.
+//! - A START that is certainly newer has arrived, and core has sent every request that it had of the front incarnation.
+//!   Then the client has started over without END, or core has dropped the sequence. The [`watermark`] tells when core
+//!   has sent everything.
 //!
-//! The STARTs of an id arrive in the client's order if the client waits for the answer to each START before it sends
-//! the next one. If a client does not wait, core can keep a START behind another request in one slot, and send a later
-//! START first from another slot. Core sends the delayed START before the watermark has passed the later START and the
-//! last requests of the incarnations before it. So a START that arrives *soon* after another one of its id may be the
-//! older of the two. This does no harm if the client ends each sequence: the END of the front incarnation arrives, and
-//! then the other one is at the front. If the front incarnation rests instead (see [`Policy::rest`]), it counts as
-//! started over. But if it has received a request after the other START, or if both turn out to have requests in core,
-//! both are over: their next requests get NOT_FOUND.
+//! A START is certainly newer than the only incarnation of its id if core cannot have delayed it. Core delays a START in
+//! two cases. It gives the slot of an END that is in flight to another sequence, and keeps the START of that one behind
+//! the END. And it keeps a START without an END before it in the slot of its id, behind the other requests there. In both
+//! cases a later START can overtake it in another slot. A client that waits for the answer to an END or a START before
+//! the next START of the id never has two STARTs in core.
 //!
-//! An incarnation without state can still have requests in core. It has no state if its START was refused or failed, or
-//! if the backend has dropped the sequence. Until core has sent these requests, the incarnation stays at the front of
+//! If a START may be the older one, both incarnations can go on: if the END of the front incarnation arrives, the other
+//! one comes to the front. But if core has sent everything of the front incarnation and no END has come, then either the
+//! client has started over, or it pauses. Both incarnations end, because a later request could belong to either. Until
+//! core has sent everything that it has of them, requests and STARTs of the id are refused as ambiguous: such a START may
+//! be older than both.
+//!
+//! An incarnation without state can still have requests in core. It has no state if its START was refused or failed, if
+//! its state is lost, or if the backend has dropped the sequence. Until core has sent these requests, the incarnation stays at the front of
 //! its chain as `stateless`: its requests are refused, and no later incarnation receives them.
 //!
 //! Rules:
@@ -53,4 +56,4 @@ mod watermark;
 pub use id::{Key, SequenceId};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::model_tests;
-pub use table::{Admission, Admitted, Counts, Life, Outcome, Policy, Refusal, Sequences};
+pub use table::{Admission, Admitted, Counts, Life, Outcome, Policy, Refusal, Sequences, Shortage};

@@ -10,28 +10,36 @@
 //!
 //! - Core queues at most one request for each of its slots. When that many requests have arrived since a payload was
 //!   released, the payload is passed.
-//! - Core does not keep requests from an idle instance. When the instance has been idle for long enough since a payload
-//!   was released, the payload is passed.
+//! - Core does not keep requests from an idle instance. When the instance has been idle for one uninterrupted pause, all
+//!   finished payloads are passed.
+//!
+//! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
+//! core has not sent anything in this second either. So a pause is [`LOOKS`] looks of the clean-up thread, each a part of
+//! the pause after the last one. A stop counts as a part of the pause, however long it is, and core's threads run between
+//! the other looks.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
+
+/// How many looks find an instance idle in a pause.
+pub(super) const LOOKS: u32 = 4;
 
 /// The payloads of one instance: how many have begun, how many have finished, and how many are passed.
 pub struct Watermark {
     /// Most requests that core queues for an instance.
     queue_requests: u64,
-    /// A payload is passed when the instance has been idle for this long since then. The pauses are added up.
+    /// All finished payloads are passed when the instance has been idle for this long without a break.
     quiet: Duration,
     begun: u64,
     finished: u64,
     passed: u64,
-    /// `passed` when the last payload began. The requests of this payload do not count.
+    /// `passed` when the requests of the last payload arrived. These requests do not count.
     passed_before: u64,
     /// Requests that have arrived.
     requests: u64,
-    /// The time that the instance has been idle, in all.
-    idle: Duration,
-    idle_since: Instant,
+    /// Looks that have found the instance idle since the last payload finished.
+    looks: u32,
+    last_look: Instant,
     /// Finished payloads that are not passed, the oldest first.
     unpassed: VecDeque<Finished>,
 }
@@ -41,12 +49,10 @@ struct Finished {
     payload: u64,
     /// `Watermark::requests` when the payload finished.
     requests: u64,
-    /// `Watermark::idle` when the payload finished.
-    idle: Duration,
 }
 
 impl Watermark {
-    pub fn new(queue_requests: usize, quiet: Duration, now: Instant) -> Self {
+    pub const fn new(queue_requests: usize, quiet: Duration, now: Instant) -> Self {
         Self {
             queue_requests: queue_requests as u64,
             quiet,
@@ -55,20 +61,25 @@ impl Watermark {
             passed: 0,
             passed_before: 0,
             requests: 0,
-            idle: Duration::ZERO,
-            idle_since: now,
+            looks: 0,
+            last_look: now,
             unpassed: VecDeque::new(),
         }
     }
 
-    /// The instance begins to work on a payload of `requests` requests.
-    pub fn begin(&mut self, requests: usize, now: Instant) {
-        self.rest(now);
-        self.passed_before = self.passed;
+    /// Core has handed over a payload. Its requests count when they [arrive](Self::arrive).
+    pub const fn begin(&mut self) {
         self.begun += 1;
+    }
+
+    /// The requests of the payload that has begun are about to be given to their sequences.
+    pub fn arrive(&mut self, requests: usize) {
+        self.passed_before = self.passed;
         self.requests += requests as u64;
         let (arrived, enough) = (self.requests, self.queue_requests);
-        self.pass_while(|payload| arrived - payload.requests >= enough);
+        let is_passed = |of: &&Finished| arrived - of.requests >= enough;
+        let last = self.unpassed.iter().take_while(is_passed).last().map_or(0, |last| last.payload);
+        self.pass(last);
     }
 
     /// A request has arrived, and its predecessor was released with this payload.
@@ -82,36 +93,40 @@ impl Watermark {
             return;
         }
         self.finished += 1;
-        self.unpassed.push_back(Finished { payload: self.finished, requests: self.requests, idle: self.idle });
-        self.idle_since = now;
+        self.unpassed.push_back(Finished { payload: self.finished, requests: self.requests });
+        (self.looks, self.last_look) = (0, now);
     }
 
     /// A request has been released outside a payload. Returns a payload. When it is passed, the requests that core
     /// queued because of this release have arrived.
     pub fn release(&mut self, now: Instant) -> u64 {
         if self.begun == self.finished {
-            self.begin(0, now);
+            self.begin();
             self.finish(now);
         }
         self.begun
     }
 
-    /// Adds the time that the instance has been idle until now.
-    pub fn rest(&mut self, now: Instant) {
-        if self.begun != self.finished {
+    /// A look of the clean-up thread. Passes all finished payloads if enough looks have found the instance idle.
+    pub fn look(&mut self, now: Instant) {
+        if self.begun != self.finished || now < self.last_look + self.quiet / LOOKS {
             return;
         }
-        self.idle += now.saturating_duration_since(self.idle_since);
-        self.idle_since = now.max(self.idle_since);
-        let (idle, quiet) = (self.idle, self.quiet);
-        self.pass_while(|payload| idle - payload.idle >= quiet);
+        (self.looks, self.last_look) = (self.looks.saturating_add(1), now);
+        if self.looks >= LOOKS {
+            self.pass(self.finished);
+        }
     }
 
-    /// When [`Self::rest`] passes the next payload if the instance stays idle. `None` if the instance is busy or if all
-    /// finished payloads are passed.
-    pub fn next_rest(&self) -> Option<Instant> {
-        let next = self.unpassed.front().filter(|_| self.begun == self.finished)?;
-        Some(self.idle_since + self.quiet.saturating_sub(self.idle - next.idle))
+    /// When the next look may find a pause. `None` if the instance is busy or if all finished payloads are passed.
+    pub fn next_look(&self) -> Option<Instant> {
+        let waits = self.begun == self.finished && !self.has_passed_all();
+        waits.then(|| self.last_look + self.quiet / LOOKS)
+    }
+
+    /// Whether every payload that has begun is passed.
+    pub const fn has_passed_all(&self) -> bool {
+        self.passed == self.begun
     }
 
     /// The last payload that is passed: everything that core had queued when its requests had been released has
@@ -120,8 +135,8 @@ impl Watermark {
         self.passed
     }
 
-    /// The last payload that was passed before the latest payload began. What core had queued when its requests had
-    /// been released arrived before the latest payload.
+    /// The last payload that was passed before the requests of the latest payload arrived. What core had queued when its
+    /// requests had been released arrived before the latest payload.
     pub const fn passed_before(&self) -> u64 {
         self.passed_before
     }
@@ -134,13 +149,6 @@ impl Watermark {
     /// The oldest payload that has not finished, or the next one if all have finished.
     pub const fn releasing(&self) -> u64 {
         self.finished + 1
-    }
-
-    fn pass_while(&mut self, is_passed: impl Fn(&Finished) -> bool) {
-        let last = self.unpassed.iter().take_while(|payload| is_passed(payload)).last().map(|last| last.payload);
-        if let Some(last) = last {
-            self.pass(last);
-        }
     }
 
     fn pass(&mut self, payload: u64) {
@@ -156,9 +164,21 @@ mod tests {
     use super::*;
 
     const QUIET: Duration = Duration::from_millis(20);
+    const LOOK: Duration = Duration::from_millis(5);
 
     fn watermark(now: Instant) -> Watermark {
         Watermark::new(10, QUIET, now)
+    }
+
+    fn begin(watermark: &mut Watermark, requests: usize) {
+        watermark.begin();
+        watermark.arrive(requests);
+    }
+
+    /// Looks as often as a pause takes that begins now.
+    fn pause(watermark: &mut Watermark, now: Instant) -> Instant {
+        (1..=LOOKS).for_each(|look| watermark.look(now + LOOK * look));
+        now + QUIET
     }
 
     #[test]
@@ -166,15 +186,15 @@ mod tests {
         let now = Instant::now();
         let mut watermark = watermark(now);
         for _ in 1..=3 {
-            watermark.begin(1, now);
+            begin(&mut watermark, 1);
             watermark.finish(now);
         }
-        watermark.begin(1, now);
+        begin(&mut watermark, 1);
         assert_eq!(watermark.passed(), 0);
         watermark.follow(3);
         assert_eq!((watermark.passed(), watermark.passed_before()), (2, 0));
         watermark.finish(now);
-        watermark.begin(1, now);
+        begin(&mut watermark, 1);
         assert_eq!(watermark.passed_before(), 2);
         watermark.follow(1);
         assert_eq!(watermark.passed(), 2, "a request with an older predecessor changes nothing");
@@ -184,46 +204,72 @@ mod tests {
     fn a_payload_is_passed_when_as_many_requests_as_core_queues_have_come_since_its_release() {
         let now = Instant::now();
         let mut watermark = watermark(now);
-        watermark.begin(1, now);
-        watermark.begin(9, now);
+        begin(&mut watermark, 1);
+        begin(&mut watermark, 9);
         watermark.finish(now);
-        watermark.begin(9, now);
-        assert_eq!(watermark.passed(), 0, "the second payload began before the first was released");
-        watermark.begin(1, now);
+        begin(&mut watermark, 9);
+        assert_eq!(watermark.passed(), 0, "the second payload arrived before the first was released");
+        begin(&mut watermark, 1);
         assert_eq!(watermark.passed(), 1);
+    }
+
+    #[test]
+    fn requests_of_a_payload_that_has_only_begun_do_not_count() {
+        let now = Instant::now();
+        let mut watermark = watermark(now);
+        begin(&mut watermark, 1);
+        watermark.finish(now);
+        watermark.begin();
+        assert_eq!(watermark.passed(), 0);
+        watermark.arrive(10);
+        assert_eq!((watermark.passed(), watermark.passed_before()), (1, 0));
     }
 
     #[test]
     fn a_release_between_payloads_is_passed_later_than_the_payloads_before_it() {
         let now = Instant::now();
         let mut watermark = watermark(now);
-        watermark.begin(1, now);
+        begin(&mut watermark, 1);
         watermark.finish(now);
-        watermark.rest(now + QUIET);
-        assert_eq!((watermark.passed(), watermark.release(now + QUIET)), (1, 2));
-        watermark.rest(now + QUIET * 2);
+        let now = pause(&mut watermark, now);
+        assert_eq!((watermark.passed(), watermark.release(now)), (1, 2));
+        let now = pause(&mut watermark, now);
         assert_eq!(watermark.passed(), 2);
-        watermark.begin(1, now + QUIET * 2);
-        assert_eq!(watermark.release(now + QUIET * 2), 3, "the payload that has not finished");
+        begin(&mut watermark, 1);
+        assert_eq!(watermark.release(now), 3, "the payload that has not finished");
     }
 
     #[test]
-    fn pauses_add_up_and_busy_time_does_not_count() {
-        let now = Instant::now();
+    fn pauses_do_not_add_up_and_busy_time_does_not_count() {
+        let mut now = Instant::now();
         let mut watermark = watermark(now);
-        watermark.begin(1, now);
+        for _ in 0..40 {
+            begin(&mut watermark, 0);
+            watermark.look(now + QUIET * 5);
+            assert_eq!(watermark.next_look(), None, "the instance is busy");
+            watermark.finish(now);
+            assert_eq!(watermark.next_look(), Some(now + LOOK));
+            for _ in 1..LOOKS {
+                now += LOOK;
+                watermark.look(now);
+            }
+            assert_eq!(watermark.passed(), 0);
+        }
+        watermark.look(now + LOOK);
+        assert_eq!((watermark.passed(), watermark.next_look()), (40, None));
+    }
+
+    #[test]
+    fn a_stop_of_the_process_is_no_pause() {
+        let mut now = Instant::now();
+        let mut watermark = watermark(now);
+        begin(&mut watermark, 1);
         watermark.finish(now);
-        assert_eq!(watermark.next_rest(), Some(now + QUIET));
-        let later = now + QUIET / 2;
-        watermark.begin(1, later);
-        watermark.rest(later + QUIET * 5);
-        assert_eq!((watermark.passed(), watermark.next_rest()), (0, None), "the instance is busy");
-        let later = later + QUIET * 5;
-        watermark.finish(later);
-        assert_eq!(watermark.next_rest(), Some(later + QUIET / 2));
-        watermark.rest(later + QUIET / 2);
-        assert_eq!(watermark.passed(), 1);
-        watermark.rest(later + QUIET);
-        assert_eq!((watermark.passed(), watermark.next_rest()), (2, None));
+        for _ in 1..LOOKS {
+            now += QUIET * 100;
+            watermark.look(now);
+            watermark.look(now + LOOK / 2);
+        }
+        assert_eq!(watermark.passed(), 0);
     }
 }

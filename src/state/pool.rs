@@ -198,9 +198,9 @@ impl<S, R> SlotPool<S, R> {
     }
 
     /// Adds a slab of the size that [`Self::next_slab_slots`] or [`Self::slab_due`] returned. Returns the memory if the
-    /// slab is not needed any more: slots have become free, or another slab has been added meanwhile.
-    pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
-        let is_needed = self.free() == 0 || self.slab_due().is_some();
+    /// slab is not needed any more, because `wanted` slots have become free or another slab has been added meanwhile.
+    pub fn add_slab(&mut self, memory: S, slots: usize, wanted: usize) -> Option<S> {
+        let is_needed = self.free() < wanted || self.slab_due().is_some();
         if !is_needed || slots > self.most_slots() - self.slots {
             return Some(memory);
         }
@@ -298,7 +298,7 @@ mod tests {
 
     fn add_slabs(pool: &mut Pool) {
         while let Some(slots) = pool.slab_due() {
-            assert_eq!(pool.add_slab(slots, slots), None);
+            assert_eq!(pool.add_slab(slots, slots, 1), None);
         }
     }
 
@@ -309,7 +309,7 @@ mod tests {
             return acquired;
         }
         let slots = pool.next_slab_slots();
-        assert_eq!(pool.add_slab(slots, slots), None);
+        assert_eq!(pool.add_slab(slots, slots, 1), None);
         pool.acquire(record)
     }
 
@@ -391,7 +391,7 @@ mod tests {
         let ids: Vec<_> = (0..4).map(|i| pool.acquire(i).unwrap()).collect();
         assert_eq!((pool.acquire(4), pool.next_slab_slots()), (Err(AcquireError::NoSlab), 3));
         assert_eq!(pool.record(ids[3]), Some(&3));
-        assert_eq!(pool.add_slab(3, 3), None);
+        assert_eq!(pool.add_slab(3, 3, 1), None);
         assert!(pool.acquire(4).is_ok());
     }
 
@@ -399,8 +399,8 @@ mod tests {
     fn a_slab_without_room_within_the_limits_is_returned() {
         let mut pool = pool(SlotLimits { first_slab: 1, ..SlotLimits::all_at_once(3) });
         pool.acquire(1).unwrap();
-        assert_eq!(pool.add_slab(2, 2), None);
-        assert_eq!(pool.add_slab(2, 2), Some(2));
+        assert_eq!(pool.add_slab(2, 2, 1), None);
+        assert_eq!(pool.add_slab(2, 2, 1), Some(2));
         assert_eq!(pool.slots(), 3);
     }
 

@@ -56,7 +56,8 @@ impl World {
 
     fn admit(&self, id: usize, start: bool, end: bool) -> Lease {
         let key = Key { instance: 0, lane: None, id: SequenceId::Number(1 + id as u64) };
-        self.sequences.admit(0, 1, &[Admission { key, start, end }]).remove(0).unwrap()
+        self.sequences.begin_payload(0);
+        self.sequences.admit(0, &[Admission { key, start, end }]).remove(0).unwrap()
     }
 
     /// Settles a request that has advanced its sequence.

@@ -1,13 +1,13 @@
 //! `oldest`: the incarnations of each id form a chain in the order of their STARTs (see [`crate::sequence`]).
 
 use std::cmp::Ordering;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::BinaryHeap;
 use std::time::Instant;
 
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
-use super::records::{Phase, Records, Superseded};
+use super::records::{Phase, Records};
 use super::{Admission, Incarnations, Refusal};
 use crate::sequence::id::{Key, SequenceId};
 use crate::state::pool::SlotId;
@@ -18,20 +18,10 @@ pub(super) struct Chains {
     chains: HashMap<Key, Chain>,
     /// Chains with an incarnation that has a slot.
     with_slots: usize,
-    /// For each instance, the chains to look at later.
-    looks: HashMap<u32, Looks>,
-    /// Keys of held requests that are being released.
-    releasing: Vec<Key>,
-}
-
-/// Chains of one instance to look at later.
-#[derive(Default)]
-struct Looks {
-    /// Chains to look at when the watermark passes a payload.
-    by_payload: BinaryHeap<Look>,
-    /// Chains to look at when their front incarnation has rested. The queue is not sorted by time, so a chain may be
-    /// looked at later than its time says.
-    by_time: VecDeque<(Instant, Key)>,
+    /// For each instance, the chains to look at when the watermark passes a payload.
+    looks: HashMap<u32, BinaryHeap<Look>>,
+    /// The incarnations whose held requests are being released.
+    releasing: Vec<(Key, SlotId)>,
 }
 
 /// The incarnations of one id. A chain is removed when none of them has a slot and core has no request of them.
@@ -41,22 +31,19 @@ struct Chain {
     incarnations: SmallVec<[SlotId; 1]>,
     /// Incarnations without a slot, at the front of the chain.
     stateless: Option<Stateless>,
-    /// The requests of all incarnations before the last one are released with this payload at the latest. If one of
-    /// these requests delayed a START in core, the START has arrived when this payload is passed.
-    earlier_released_by: u64,
 }
 
 /// Incarnations without a slot, of which core may have requests.
-#[derive(Clone, Copy)]
+#[derive(Default)]
 struct Stateless {
-    /// Their last request is released with this payload at the latest.
+    /// Their last request is released with this payload at the latest, apart from `releasing`.
     released_by: u64,
-    /// Whether there may be more than one of them. Then an END does not end them.
-    are_several: bool,
+    /// The slots that those of them had whose held requests are being released. No payload is known for these yet.
+    releasing: SmallVec<[SlotId; 1]>,
+    /// They ended because their requests cannot be told apart. A START that comes now may be older than theirs, so it is
+    /// refused.
+    are_ambiguous: bool,
 }
-
-/// In place of a payload: a request is being released outside any payload, so no payload is known yet.
-const BEING_RELEASED: u64 = u64::MAX;
 
 /// A chain to look at when a payload is passed.
 struct Look {
@@ -65,124 +52,90 @@ struct Look {
 }
 
 impl Chains {
-    /// Refuses a request of an incarnation without a slot. Core may have more requests of it.
-    fn refuse<S, C, H>(&mut self, records: &mut Records<S, C, H>, admission: &Admission) {
-        let Admission { key, end, .. } = admission;
-        let payload = records.payload(key.instance);
+    /// The incarnation that receives the requests of an id.
+    fn front(&self, key: &Key) -> Option<SlotId> {
+        self.chains.get(key).filter(|chain| chain.stateless.is_none())?.incarnations.first().copied()
+    }
+
+    /// The incarnation of an id that started last.
+    fn last(&self, key: &Key) -> Option<SlotId> {
+        self.chains.get(key)?.incarnations.last().copied()
+    }
+
+    /// Why requests of an id have no sequence.
+    fn refusal(&self, key: &Key) -> Refusal {
+        let stateless = self.chains.get(key).and_then(|chain| chain.stateless.as_ref());
+        if stateless.is_some_and(|stateless| stateless.are_ambiguous) { Refusal::Ambiguous } else { Refusal::Unknown }
+    }
+
+    /// Refuses the requests of an id until everything that core has queued by the release of a payload has arrived.
+    fn refuse_until(&mut self, key: &Key, payload: u64) {
         let chain = self.chains.entry(key.clone()).or_default();
-        let are_several = chain.stateless.is_some_and(|stateless| stateless.are_several);
-        chain.stateless = (!end || are_several).then_some(Stateless { released_by: payload, are_several });
-        if *end {
-            chain.earlier_released_by = payload;
-        }
+        let stateless = chain.stateless.get_or_insert_default();
+        stateless.released_by = stateless.released_by.max(payload);
         self.look_later(key, payload);
-        self.advance(records, key);
     }
 
-    /// Prepares the chain for a START: ends incarnations that the START proves to be over. If an incarnation is left,
-    /// returns how the START supersedes it.
-    fn prepare<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) -> Option<Superseded> {
-        self.look(records, key, now);
-        let passed_before = records.instances.get(&key.instance).map_or(0, |of| of.watermark.passed_before());
-        let chain = self.chains.get(key)?;
-        let (&front, &last) = (chain.incarnations.first()?, chain.incarnations.last()?);
-        // If every START that core had delayed when the last incarnation started has arrived before this payload, this
-        // START is newer than the last one.
-        let is_later = records.pool.record(last)?.start_payload.max(chain.earlier_released_by) <= passed_before;
-        if is_later && front == last && chain.stateless.is_none() && records.has_nothing_queued(front) {
-            // The client has started over, or core has dropped the sequence.
-            records.counts.ended += 1;
-            self.remove(records, front, key);
-            return None;
-        }
-        Some(if is_later { Superseded::Later } else { Superseded::Soon })
+    /// Looks at a chain when a payload is passed.
+    fn look_later(&mut self, key: &Key, payload: u64) {
+        self.looks.entry(key.instance).or_default().push(Look { payload, key: key.clone() });
     }
 
-    /// Appends the incarnation of a START, which has a slot. It supersedes the earlier incarnations of its id.
-    fn append<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, supersedes: Superseded) {
-        let chain = self.chains.entry(key.clone()).or_default();
-        self.with_slots += usize::from(chain.incarnations.is_empty());
-        let earlier = chain.incarnations.clone();
-        chain.incarnations.push(slot);
-        for earlier in earlier {
-            let Some(record) = records.pool.record_mut(earlier) else { continue };
-            if record.superseded != Superseded::No {
-                continue;
-            }
-            // Core sends the requests of a slot one at a time. If it sends this START while the earlier incarnation has a
-            // request in flight, the two are in different slots, and either can have more requests in core.
-            let is_contested = supersedes == Superseded::Soon && matches!(record.phase, Phase::InFlight { .. });
-            record.superseded = if is_contested { Superseded::Contested } else { supersedes };
-            if matches!(record.phase, Phase::Waiting) {
-                chain.earlier_released_by = chain.earlier_released_by.max(record.released_by);
-            }
-            self.looks.entry(key.instance).or_default().at(record.released_by, key);
-        }
-    }
-
-    /// Looks at a chain: ends its front incarnation if another START has superseded it and core has no request of it.
-    fn look<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
+    /// Brings the front of a chain up to date with the watermark. Releases the held request of an incarnation that has
+    /// come to the front. Ends a front incarnation if another START has followed and core has no request of it.
+    fn look<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
         let passed = records.passed(key.instance);
         let Some(chain) = self.chains.get_mut(key) else { return };
-        if chain.stateless.is_some_and(|stateless| stateless.released_by <= passed) {
+        if let Some(stateless) = &chain.stateless {
+            if stateless.released_by > passed || !stateless.releasing.is_empty() {
+                return;
+            }
             chain.stateless = None;
         }
-        let Some(&front) = chain.incarnations.first().filter(|_| chain.stateless.is_none()) else {
-            return self.advance(records, key);
+        let Some(&front) = chain.incarnations.first() else {
+            self.chains.remove(key);
+            return;
         };
-        let superseded = records.pool.record(front).map_or(Superseded::No, |record| record.superseded);
-        let rested = records.idle_since(front).map(|since| since + records.policy.rest);
-        if superseded == Superseded::No || !records.has_nothing_queued(front) {
-            self.advance(records, key);
-        } else if superseded != Superseded::Later
-            && let Some(rested) = rested.filter(|&rested| now < rested)
-        {
-            // The next incarnation may be older. Give the client time to send the next request of the front one.
-            self.looks.entry(key.instance).or_default().by_time.push_back((rested, key.clone()));
-        } else if superseded == Superseded::Contested {
-            // The client had two STARTs in flight, and either incarnation can have requests in core. They cannot be told
-            // apart when the next incarnation is at the front.
-            self.drop_states(records, key);
-        } else {
-            records.counts.ended += 1;
-            self.remove(records, front, key);
+        let next = chain.incarnations.get(1).copied();
+        match records.pool.record(front).map(|record| &record.phase) {
+            Some(Phase::Held(_)) => self.release(records, key, front),
+            Some(Phase::Waiting) if records.has_nothing_queued(front) => match next {
+                Some(next) if records.pool.record(next).is_some_and(|record| record.is_newer) => {
+                    // The client has started over, or core has dropped the sequence.
+                    records.counts.ended += 1;
+                    self.remove(records, front, key);
+                }
+                Some(_) => self.end_all(records, key),
+                None => {}
+            },
+            _ => {}
         }
     }
 
-    /// Releases the held request of the incarnation that is at the front now. Removes the chain if no incarnation has a
-    /// slot and core has no request of it.
-    fn advance<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
-        let passed = records.passed(key.instance);
-        let Some(chain) = self.chains.get_mut(key).filter(|chain| chain.stateless.is_none()) else { return };
-        let Some(&front) = chain.incarnations.first() else {
-            if chain.earlier_released_by <= passed {
-                self.chains.remove(key);
-            }
-            return;
-        };
+    /// Releases the held request of the incarnation at the front.
+    fn release<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
+        let releasing = records.instances.get(&key.instance).map_or(0, |instance| instance.watermark.releasing());
         let Some(record) = records.pool.record_mut(front) else { return };
-        if !matches!(record.phase, Phase::Held(_)) {
-            return;
-        }
         if record.failed {
-            chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: false });
             records.counts.ended += 1;
             self.remove(records, front, key);
         } else if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
-            let instance = records.instances.get(&key.instance);
-            record.released_after = instance.map_or(0, |instance| instance.watermark.releasing());
-            records.held -= 1;
+            record.released_after = releasing;
             records.released.push(held);
-            self.releasing.push(key.clone());
+            self.releasing.push((key.clone(), front));
         }
     }
 
     /// Ends all incarnations of an id, because their requests cannot be told apart. An incarnation with a request in
     /// flight ends when the request is settled.
-    fn drop_states<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
-        let Some(chain) = self.chains.get_mut(key) else { return };
-        chain.stateless = Some(Stateless { released_by: BEING_RELEASED, are_several: true });
-        for slot in chain.incarnations.clone() {
+    fn end_all<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
+        self.refuse_until(key, records.payload(key.instance));
+        if let Some(stateless) = self.chains.get_mut(key).and_then(|chain| chain.stateless.as_mut()) {
+            stateless.are_ambiguous = true;
+        }
+        let slots = self.chains.get(key).map(|chain| chain.incarnations.clone()).unwrap_or_default();
+        // From the back, so that none of them comes to the front.
+        for slot in slots.into_iter().rev() {
             match records.pool.record_mut(slot) {
                 Some(record) if matches!(record.phase, Phase::InFlight { .. }) => record.failed = true,
                 _ => {
@@ -191,30 +144,25 @@ impl Chains {
                 }
             }
         }
-        self.releasing.push(key.clone());
-    }
-
-    fn look_later(&mut self, key: &Key, payload: u64) {
-        self.looks.entry(key.instance).or_default().at(payload, key);
     }
 }
 
 impl<S, C, H> Incarnations<S, C, H> for Chains {
     fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal> {
         let key = &admission.key;
-        let chain = self.chains.get(key).filter(|chain| chain.stateless.is_none());
-        let Some(&front) = chain.and_then(|chain| chain.incarnations.first()) else {
-            self.refuse(records, admission);
-            return Err(Refusal::Unknown);
-        };
-        let received = records.receive(front);
-        if let Err(Refusal::Busy) = received {
-            // Core sends the requests of an incarnation one at a time, so two incarnations have requests in core: the
-            // client had two STARTs in flight.
-            self.drop_states(records, key);
-            return Err(Refusal::Unknown);
+        let received = self.front(key).map(|front| records.receive(front));
+        match received {
+            Some(Err(Refusal::Busy)) => {
+                // Core sends the requests of an incarnation one at a time, so two incarnations have requests in core.
+                self.end_all(records, key);
+                Err(Refusal::Ambiguous)
+            }
+            Some(received) => received,
+            None => {
+                self.refuse_until(key, records.payload(key.instance));
+                Err(self.refusal(key))
+            }
         }
-        received
     }
 
     fn start(
@@ -224,74 +172,104 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         now: Instant,
     ) -> Result<SlotId, Refusal> {
         let key = &admission.key;
-        let supersedes = self.prepare(records, key, now);
-        let has_room = if supersedes.is_some() { Ok(()) } else { self.make_room(records, key.instance, now) };
-        let acquired = has_room.and_then(|()| records.acquire(key, now));
-        if let Ok(slot) = acquired {
-            self.append(records, key, slot, supersedes.unwrap_or(Superseded::No));
-        } else if records.can_grow && acquired == Err(Refusal::Memory(())) {
-            // It is admitted again when there is another slab.
-        } else if self.chains.get(key).is_some_and(|chain| !chain.incarnations.is_empty()) {
+        if self.refusal(key) == Refusal::Ambiguous {
+            self.refuse_until(key, records.payload(key.instance));
+            return Err(Refusal::Ambiguous);
+        }
+        let (front, last) = (self.front(key), self.last(key));
+        // With several incarnations, core may have delayed this START behind a request of any of them. What this payload
+        // proves of them is concluded after its STARTs: it proves that core has nothing left that isn't in it.
+        let is_newer = last.is_none_or(|last| front == Some(last) && records.is_newer_than(last));
+        if let Some(front) = front.filter(|&front| is_newer && records.has_nothing_queued(front)) {
+            // The client has started over, or core has dropped the sequence.
+            records.counts.ended += 1;
+            self.remove(records, front, key);
+        }
+        let starts_over = self.last(key).is_some();
+        let has_room = if starts_over { Ok(()) } else { records.check_room(self.with_slots) };
+        let acquired = has_room.and_then(|()| records.acquire(key, is_newer, now));
+        match acquired {
+            Ok(slot) => {
+                let chain = self.chains.entry(key.clone()).or_default();
+                self.with_slots += usize::from(chain.incarnations.is_empty());
+                chain.incarnations.push(slot);
+                if let Some(front) = self.front(key).filter(|_| starts_over)
+                    && let Some(record) = records.pool.record(front)
+                {
+                    self.look_later(key, record.released_by);
+                }
+            }
             // The requests that follow this START cannot be told from those of the other incarnations.
-            self.drop_states(records, key);
-        } else if !admission.end {
-            self.refuse(records, admission);
+            Err(_) if starts_over => self.end_all(records, key),
+            Err(_) if !admission.end => self.refuse_until(key, records.payload(key.instance)),
+            Err(_) => {}
         }
         acquired
     }
 
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
         let Some(record) = records.pool.record(slot) else { return false };
-        let (failed, released_by, superseded) = (record.failed, record.released_by, record.superseded);
-        let Some(chain) = self.chains.get_mut(key) else { return false };
-        let is_front = chain.stateless.is_none() && chain.incarnations.first() == Some(&slot);
-        if end || chain.incarnations.last() != Some(&slot) {
-            chain.earlier_released_by = chain.earlier_released_by.max(released_by);
-        }
-        if end || (failed && is_front) {
+        let (failed, released_by) = (record.failed, record.released_by);
+        let Some(chain) = self.chains.get(key) else { return false };
+        let is_behind = chain.stateless.is_none() && chain.incarnations.first() != Some(&slot);
+        if end || (failed && !is_behind) {
             if !end {
-                chain.stateless = Some(Stateless { released_by, are_several: false });
+                self.refuse_until(key, released_by);
             }
-            self.look_later(key, released_by);
             records.counts.ended += 1;
             self.remove(records, slot, key);
             return false;
         }
-        if is_front {
-            records.wait(slot, now);
-            if superseded != Superseded::No {
-                self.look_later(key, released_by);
-            }
+        if is_behind || chain.stateless.is_some() {
+            return true;
         }
-        !is_front
+        let has_next = chain.incarnations.len() > 1;
+        records.wait(slot, now);
+        if has_next {
+            self.look_later(key, released_by);
+        }
+        false
     }
 
     fn with_id(&self, _: &Records<S, C, H>, instance: u32, id: &SequenceId) -> Option<SlotId> {
-        let key = Key { instance, lane: None, id: id.clone() };
-        self.chains.get(&key)?.incarnations.last().copied()
+        self.last(&Key { instance, lane: None, id: id.clone() })
     }
 
     /// If the incarnation was at the front, the next one receives requests from now on.
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
+        let is_releasing =
+            records.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Held(_) | Phase::Releasing));
         if records.free(slot) {
-            self.releasing.push(key.clone());
+            self.releasing.push((key.clone(), slot));
         }
         if let Some(chain) = self.chains.get_mut(key) {
+            if is_releasing {
+                chain.stateless.get_or_insert_default().releasing.push(slot);
+            }
             chain.incarnations.retain(|other| other != &slot);
             self.with_slots -= usize::from(chain.incarnations.is_empty());
         }
-        self.advance(records, key);
+        self.look(records, key);
     }
 
     fn used_capacity(&self) -> usize {
         self.with_slots
     }
 
+    fn replaces(&self, _: &Records<S, C, H>, _: &Key) -> bool {
+        // The old incarnation keeps its slot until it is certain that core has no request of it.
+        false
+    }
+
+    fn starts_over(&self, key: &Key) -> bool {
+        self.last(key).is_some()
+    }
+
     #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize) {
         let with_slots = self.chains.values().filter(|chain| !chain.incarnations.is_empty()).count();
         assert_eq!(self.with_slots, with_slots);
-        let looks: usize = self.looks.values().map(|looks| looks.by_payload.len() + looks.by_time.len()).sum();
+        let looks: usize = self.looks.values().map(BinaryHeap::len).sum();
         (self.chains.len(), looks + self.releasing.len())
     }
 
@@ -302,63 +280,47 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         gone.into_iter().flat_map(|chain| chain.incarnations).collect()
     }
 
-    /// Looks at the chains whose payload is passed or whose time has come.
-    fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) {
-        while let Some(key) = self.looks.get_mut(&instance).and_then(|looks| looks.next(records.passed(instance), now))
+    /// Looks at the chains whose payload is passed.
+    fn conclude(&mut self, records: &mut Records<S, C, H>, instance: u32) {
+        while let Some(key) = self.looks.get_mut(&instance).and_then(|looks| next_look(looks, records.passed(instance)))
         {
-            self.look(records, &key, now);
+            self.look(records, &key);
         }
     }
 
-    fn next_look(&self) -> Option<Instant> {
-        self.looks.values().filter_map(|looks| Some(looks.by_time.front()?.0)).min()
-    }
-
     fn release_unheld(&mut self, records: &mut Records<S, C, H>, key: &Key) {
-        self.drop_states(records, key);
+        self.end_all(records, key);
     }
 
-    fn take_releasing(&mut self) -> Vec<Key> {
+    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
         std::mem::take(&mut self.releasing)
     }
 
-    fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, now: Instant) {
+    fn has_been_released(&mut self, records: &mut Records<S, C, H>, key: &Key, slot: SlotId, now: Instant) {
         // The chains of an instance are removed with it.
         let Some(of) = records.instances.get_mut(&key.instance) else { return };
         let payload = of.watermark.release(now);
         let Some(chain) = self.chains.get_mut(key) else { return };
-        if let Some(stateless) = &mut chain.stateless {
-            stateless.released_by = payload;
-            self.look_later(key, payload);
-        } else if let Some(&front) = chain.incarnations.first()
-            && let Some(record) = records.pool.record_mut(front)
-            && matches!(record.phase, Phase::Releasing)
-        {
-            record.released_by = payload;
-            if chain.incarnations.len() > 1 {
-                chain.earlier_released_by = payload;
-            }
-            let superseded = record.superseded;
-            records.wait(front, now);
-            if superseded != Superseded::No {
+        if let Some(record) = records.pool.record_mut(slot) {
+            // If it is not being released any more, it has received its next request.
+            if matches!(record.phase, Phase::Releasing) {
+                record.released_by = payload;
+                records.wait(slot, now);
                 self.look_later(key, payload);
             }
+        } else if let Some(stateless) = &mut chain.stateless
+            && let Some(at) = stateless.releasing.iter().position(|releasing| *releasing == slot)
+        {
+            stateless.releasing.swap_remove(at);
+            self.refuse_until(key, payload);
         }
     }
 }
 
-impl Looks {
-    fn at(&mut self, payload: u64, key: &Key) {
-        self.by_payload.push(Look { payload, key: key.clone() });
-    }
-
-    /// The next chain to look at when payload `passed` is passed.
-    fn next(&mut self, passed: u64, now: Instant) -> Option<Key> {
-        if self.by_payload.peek().is_some_and(|look| look.payload <= passed) {
-            return self.by_payload.pop().map(|look| look.key);
-        }
-        self.by_time.front().is_some_and(|(due, _)| *due <= now).then(|| self.by_time.pop_front())?.map(|(_, key)| key)
-    }
+/// The next chain to look at when payload `passed` is passed.
+fn next_look(looks: &mut BinaryHeap<Look>, passed: u64) -> Option<Key> {
+    looks.peek().filter(|look| look.payload <= passed)?;
+    looks.pop().map(|look| look.key)
 }
 
 /// The order is reversed: the heap returns the greatest look first, and this must be the one with the smallest payload.

@@ -34,14 +34,12 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         now: Instant,
     ) -> Result<SlotId, Refusal> {
         let key = &admission.key;
-        if let Some(slot) = self.at(key)
-            && records.pool.record(slot).is_some_and(|record| matches!(record.phase, Phase::Waiting))
-        {
+        if let Some(slot) = self.at(key).filter(|_| self.replaces(records, key)) {
             records.counts.ended += 1;
             self.remove(records, slot, key);
         }
-        self.make_room(records, key.instance, now)?;
-        let slot = records.acquire(key, now)?;
+        records.check_room(self.0.len())?;
+        let slot = records.acquire(key, true, now)?;
         self.0.extend(key.lane.map(|lane| ((key.instance, lane), slot)));
         Ok(slot)
     }
@@ -64,7 +62,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
         let has_id = |slot: &SlotId| records.pool.record(*slot).is_some_and(|record| record.key.id == *id);
         // Core drops a sequence without a word, so a lane may have an old one with the same id.
         let of = self.0.iter().filter(|((of, _), slot)| *of == instance && has_id(slot)).map(|(_, slot)| *slot);
-        of.max_by_key(|slot| records.pool.record(*slot).map(|record| record.start_payload))
+        of.max_by_key(|slot| records.pool.record(*slot).map(|record| record.life.since))
     }
 
     fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key) {
@@ -78,6 +76,11 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
 
     fn used_capacity(&self) -> usize {
         self.0.len()
+    }
+
+    fn replaces(&self, records: &Records<S, C, H>, key: &Key) -> bool {
+        let record = self.at(key).and_then(|slot| records.pool.record(slot));
+        record.is_some_and(|record| matches!(record.phase, Phase::Waiting))
     }
 
     #[cfg(any(test, feature = "fuzzing"))]

@@ -4,7 +4,6 @@ mod chains;
 mod lanes;
 mod records;
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use super::id::{Key, SequenceId};
@@ -21,19 +20,17 @@ pub struct Policy {
     pub idle_limit: Duration,
     /// Core has certainly dropped a sequence that has had no request for this long.
     pub dropped_after: Duration,
-    /// Core has sent everything in its queue when an instance has been idle for this long: the queue delay and a
-    /// margin.
+    /// Core has sent everything in its queue when an instance has been idle for this long without a break: the queue
+    /// delay and a margin.
     pub quiet: Duration,
-    /// A START that arrives soon after another one of its id may be the older of the two. In this case, the sequence at
-    /// the front counts as started over when it has had no request for this long.
-    pub rest: Duration,
     /// Whether the lane of a request identifies its incarnation (`direct`, and where this backend schedules).
     pub by_lane: bool,
     /// Most requests that core queues for one instance: one for each of its slots. It is 1 with `direct`, because each
     /// payload takes the next request of every slot.
     pub queue_requests: usize,
     /// Whether the capacity is the number of sequences that core admits. If the table is full, a START then proves that
-    /// core has ended or dropped another sequence.
+    /// core has ended or dropped another sequence. It gets the slot of one that core has certainly dropped, or one of the
+    /// reserve.
     pub has_place_for_all: bool,
 }
 
@@ -59,11 +56,22 @@ pub struct Admitted<S, C> {
     pub contents: C,
 }
 
+/// The STARTs of a payload need more slots than are free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shortage {
+    /// Slots of the slab to add.
+    pub slab_slots: usize,
+    /// Slots that must be free.
+    pub wanted: usize,
+}
+
 /// Why the table does not admit a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal<E = ()> {
     /// The request is not a START, and its sequence is not live.
     Unknown,
+    /// Two sequences with its id may have requests in core, and nothing tells whose this one is. Both have ended.
+    Ambiguous,
     /// The request is a START, and every slot that may exist holds a sequence.
     Full {
         /// Number of slots that may exist.
@@ -82,6 +90,8 @@ pub enum Outcome {
     Advanced,
     /// The request failed. The slot holds the state before it, or none if the request was the START.
     Failed,
+    /// The slot holds no state.
+    Lost,
 }
 
 /// Counts of sequences since the model was loaded. They only grow.
@@ -129,46 +139,31 @@ trait Incarnations<S, C, H>: Send {
     /// Removes the incarnations of an instance, and returns their slots.
     fn retire_instance(&mut self, instance: u32) -> Vec<SlotId>;
 
-    /// Ends the incarnations that the watermark of an instance proves to be over.
-    fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32, _now: Instant) {}
+    /// Whether a START ends the incarnation that it meets, and takes its slot.
+    fn replaces(&self, records: &Records<S, C, H>, key: &Key) -> bool;
 
-    /// The next time at which [`Self::conclude`] may have something to do, even if the watermark stays where it is.
-    fn next_look(&self) -> Option<Instant> {
-        None
+    /// Whether a START needs a slot although its sequence uses no more of the capacity.
+    fn starts_over(&self, _key: &Key) -> bool {
+        false
     }
+
+    /// Ends the incarnations that the watermark of an instance proves to be over.
+    fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32) {}
 
     /// See [`Sequences::release_unheld`].
     fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
 
     /// See [`Sequences::take_releasing`].
-    fn take_releasing(&mut self) -> Vec<Key> {
+    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
         Vec::new()
     }
 
     /// See [`Sequences::have_been_released`].
-    fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _now: Instant) {}
+    fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _slot: SlotId, _now: Instant) {}
 
     /// Number of lanes or chains, and number of keys that are queued to be looked at or released.
     #[cfg(any(test, feature = "fuzzing"))]
     fn known(&self) -> (usize, usize);
-
-    /// Makes room for the incarnation of a START if the capacity is used up. Without [`Policy::has_place_for_all`], it
-    /// refuses the START. With it, it expires the longest idle of the sequences that core has certainly dropped. If
-    /// there is none, the START takes a slot of the reserve.
-    fn make_room(&mut self, records: &mut Records<S, C, H>, instance: u32, now: Instant) -> Result<(), Refusal> {
-        let capacity = records.pool.capacity();
-        if self.used_capacity() < capacity {
-            return Ok(());
-        }
-        if !records.policy.has_place_for_all {
-            return Err(Refusal::Full { capacity });
-        }
-        let longest_idle = records.droppable(instance, now).next();
-        if let Some(slot) = longest_idle {
-            self.expire(records, slot);
-        }
-        Ok(())
-    }
 
     /// Ends an incarnation that has been idle for too long.
     fn expire(&mut self, records: &mut Records<S, C, H>, slot: SlotId) {
@@ -185,8 +180,8 @@ trait Incarnations<S, C, H>: Send {
 pub struct Sequences<S, C, H> {
     records: Records<S, C, H>,
     incarnations: Box<dyn Incarnations<S, C, H>>,
-    /// For each instance with a START that waits for a slab: what the requests of its payload have got so far.
-    interrupted: HashMap<u32, Vec<Option<Result<SlotId, Refusal>>>>,
+    /// The last [`Sequences::next_tick`] was far away, and no payload has finished since then.
+    rests: bool,
 }
 
 impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
@@ -194,7 +189,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     pub fn new(policy: Policy, limits: SlotLimits) -> Self {
         let incarnations: Box<dyn Incarnations<S, C, H>> =
             if policy.by_lane { Box::<Lanes>::default() } else { Box::<Chains>::default() };
-        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations, interrupted: HashMap::new() }
+        Self { records: Records::new(policy, SlotPool::new(limits)), incarnations, rests: false }
     }
 
     /// The size of the slab that the thresholds of [`SlotLimits`] ask to add; `None` if they ask for none.
@@ -202,9 +197,9 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.slab_due()
     }
 
-    /// Adds a slab of `slots` slots. Returns the memory if the slab is not needed any more.
-    pub fn add_slab(&mut self, memory: S, slots: usize) -> Option<S> {
-        self.records.pool.add_slab(memory, slots)
+    /// Adds a slab of `slots` slots, unless `wanted` slots are free by now and none is due. Then returns the memory.
+    pub fn add_slab(&mut self, memory: S, slots: usize, wanted: usize) -> Option<S> {
+        self.records.pool.add_slab(memory, slots, wanted)
     }
 
     /// Whether the thresholds ask to add or to remove a slab.
@@ -217,49 +212,79 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         self.records.pool.take_spare_slab()
     }
 
+    /// Core has handed over a payload. To be called before anything else is done with it: from now on, the time in which
+    /// the instance sends nothing to the table is no pause of core.
+    pub fn begin_payload(&mut self, instance: u32, now: Instant) {
+        self.records.instance(instance, now).watermark.begin();
+    }
+
+    /// Makes room for the STARTs among these requests: drops sequences that core has dropped, if the capacity is used up.
+    /// Returns what is missing if the STARTs need more slots than are free and another slab may exist. A slab takes long to
+    /// make, so the caller does it without holding any lock, adds it, and calls again before [`Sequences::admit`]. Without
+    /// it, STARTs that find no slot are refused.
+    pub fn prepare(
+        &mut self,
+        instance: u32,
+        admissions: &[Admission],
+        now: Instant,
+        released: &mut Vec<H>,
+    ) -> Option<Shortage> {
+        let Self { records, incarnations, .. } = self;
+        let starts = || admissions.iter().filter(|admission| admission.start).map(|admission| &admission.key);
+        let capacity = records.pool.capacity();
+        if records.policy.has_place_for_all {
+            let new = starts().filter(|key| !incarnations.starts_over(key) && !incarnations.replaces(records, key));
+            let most_used = capacity.saturating_sub(new.count());
+            records.note_dropped(instance, now);
+            while incarnations.used_capacity() > most_used
+                && let Some(slot) = records.longest_dropped(instance, Duration::ZERO, now)
+            {
+                incarnations.expire(records, slot);
+            }
+            released.append(&mut records.released);
+        }
+        let has_room = records.check_room(incarnations.used_capacity()).is_ok();
+        let needs_slot =
+            |key: &&Key| (has_room || incarnations.starts_over(key)) && !incarnations.replaces(records, key);
+        let wanted = starts().filter(needs_slot).count();
+        let slab_slots = records.pool.next_slab_slots();
+        (wanted > records.pool.free() && slab_slots > 0).then_some(Shortage { slab_slots, wanted })
+    }
+
     /// Admits the requests of a payload: finds the sequence of each, or begins it for a START, and lends its slot to
-    /// the caller. `requests` is the number of all requests of the payload, including those that are not in
-    /// `admissions`.
-    ///
-    /// If a START finds no free slot and another slab may exist, returns the size of the slab. Slabs take long to make and
-    /// to drop, so the caller does both without holding any lock: it adds the slab and calls again with the same
-    /// requests, which then go on where they were. With `can_grow` false, the START is refused instead.
+    /// the caller.
     ///
     /// Appends to `released` the held requests that must be released now. Drop them without holding any lock, then call
-    /// [`Sequences::have_been_released`] with the keys that [`Sequences::take_releasing`] returns.
+    /// [`Sequences::have_been_released`] with what [`Sequences::take_releasing`] returns.
     pub fn admit(
         &mut self,
         instance: u32,
-        requests: usize,
         admissions: &[Admission],
-        can_grow: bool,
         now: Instant,
         released: &mut Vec<H>,
-    ) -> Result<Vec<Found<S, C>>, usize> {
-        let Self { records, incarnations, interrupted } = self;
-        records.can_grow = can_grow;
+    ) -> Vec<Found<S, C>> {
+        let Self { records, incarnations, .. } = self;
+        let of = records.instance(instance, now);
+        of.watermark.arrive(admissions.len());
+        if admissions.iter().any(|admission| admission.end) {
+            of.last_end = of.watermark.begun();
+        }
         // The requests of a payload have no order. A request that is not a START belongs to an incarnation that started
         // before this payload.
-        let mut slots = interrupted.remove(&instance).unwrap_or_else(|| {
-            records.instance(instance, now).watermark.begin(requests, now);
-            let find = |admission: &Admission| (!admission.start).then(|| incarnations.find(records, admission));
-            admissions.iter().map(find).collect()
-        });
-        for (admission, slot) in admissions.iter().zip(&mut slots).filter(|(_, slot)| slot.is_none()) {
+        let find = |admission: &Admission| (!admission.start).then(|| incarnations.find(records, admission));
+        let found: Vec<_> = admissions.iter().map(find).collect();
+        let mut start = |admission: &Admission| {
             let started = incarnations.start(records, admission, now);
-            if can_grow && started == Err(Refusal::Memory(())) {
-                released.append(&mut records.released);
-                interrupted.insert(instance, slots);
-                return Err(records.pool.next_slab_slots());
-            }
             records.counts.started += u64::from(started.is_ok());
             records.counts.rejected += u64::from(started.is_err());
-            *slot = Some(started);
-        }
-        incarnations.conclude(records, instance, now);
+            started
+        };
+        let slots =
+            found.into_iter().zip(admissions).map(|(found, admission)| found.unwrap_or_else(|| start(admission)));
+        let slots: Vec<_> = slots.collect();
+        incarnations.conclude(records, instance);
         released.append(&mut records.released);
-        let slots = slots.into_iter().map(|slot| slot.unwrap_or(Err(Refusal::Unknown)));
-        Ok(slots.map(|slot| slot.and_then(|slot| self.check_out(slot))).collect())
+        slots.into_iter().map(|slot| slot.and_then(|slot| self.check_out(slot))).collect()
     }
 
     /// Memory of the slab that a slot is in; `None` if its sequence is over.
@@ -307,13 +332,13 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Takes back the slot of an admitted request. Returns whether the request must be held ([`Sequences::hold`]).
     /// Otherwise the caller must release it next, and core can then send the sequence's next request.
     ///
-    /// The sequence is over if the request has END, even if it failed, or if it is a START that failed.
+    /// The sequence is over if the request has END, even if it failed, if it is a START that failed, or if its state is lost.
     pub fn settle(&mut self, slot: SlotId, outcome: Outcome, end: bool, now: Instant, released: &mut Vec<H>) -> bool {
         let Self { records, incarnations, .. } = self;
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
-        record.failed |= started && outcome == Outcome::Failed;
+        record.failed |= outcome == Outcome::Lost || (started && outcome == Outcome::Failed);
         let key = record.key.clone();
         let releasing = records.instance(key.instance, now).watermark.releasing();
         if let Some(record) = records.pool.record_mut(slot) {
@@ -327,10 +352,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
     /// Holds a request until its incarnation is at the front of its chain.
     pub fn hold(&mut self, slot: SlotId, request: H, released: &mut Vec<H>) {
         match self.records.pool.record_mut(slot) {
-            Some(record) => {
-                record.phase = Phase::Held(request);
-                self.records.held += 1;
-            }
+            Some(record) => record.phase = Phase::Held(request),
             None => released.push(request),
         }
     }
@@ -344,50 +366,55 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         }
     }
 
-    /// Takes the keys of the held requests that are being released. Pass them to [`Sequences::have_been_released`] when
-    /// the requests have been released.
-    pub fn take_releasing(&mut self) -> Vec<Key> {
+    /// Takes the sequences whose held requests are being released, each with its slot. Pass them to
+    /// [`Sequences::have_been_released`] when the requests have been released.
+    pub fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
         self.incarnations.take_releasing()
     }
 
-    /// Tells the table that the held requests of these keys have been released. From now on, core can have the requests
-    /// that follow them.
-    pub fn have_been_released(&mut self, keys: Vec<Key>, now: Instant) {
-        for key in keys {
-            self.incarnations.has_been_released(&mut self.records, &key, now);
+    /// Tells the table that the held requests of these sequences have been released. From now on, core can have the
+    /// requests that follow them.
+    pub fn have_been_released(&mut self, releasing: Vec<(Key, SlotId)>, now: Instant) {
+        for (key, slot) in releasing {
+            self.incarnations.has_been_released(&mut self.records, &key, slot, now);
         }
     }
 
     /// Finishes the instance's oldest payload that has not finished: all its requests have been released.
     pub fn finish_payload(&mut self, instance: u32, now: Instant, released: &mut Vec<H>) {
         self.records.instance(instance, now).watermark.finish(now);
-        self.incarnations.conclude(&mut self.records, instance, now);
+        self.incarnations.conclude(&mut self.records, instance);
         released.append(&mut self.records.released);
     }
 
-    /// Drops sequences that have been idle for too long, and ends incarnations that idle instances prove to be over.
+    /// A look of the clean-up thread, the only one that may find that an instance is idle. Drops sequences that have been
+    /// idle for too long, and ends incarnations that idle instances prove to be over.
     pub fn tick(&mut self, now: Instant, released: &mut Vec<H>) {
         let Self { records, incarnations, .. } = self;
         let instances: Vec<u32> = records.instances.keys().copied().collect();
+        let idle_limit = records.policy.idle_limit;
         for instance in instances {
-            records.instance(instance, now).watermark.rest(now);
-            incarnations.conclude(records, instance, now);
-            while let Some(slot) = records.next_expired(instance, now) {
+            records.instance(instance, now).watermark.look(now);
+            incarnations.conclude(records, instance);
+            records.note_dropped(instance, now);
+            while let Some(slot) = records.longest_dropped(instance, idle_limit, now) {
                 incarnations.expire(records, slot);
             }
         }
         released.append(&mut records.released);
     }
 
-    /// When [`Sequences::tick`] may have something to do again.
-    pub fn next_tick(&self, now: Instant) -> Instant {
-        let next = self.records.next_tick(now);
-        self.incarnations.next_look().map_or(next, |look| look.min(next))
+    /// When [`Sequences::tick`] may have something to do again, or earlier if [`Sequences::wants_tick`] says so.
+    pub fn next_tick(&mut self, now: Instant) -> Instant {
+        let needs_proof = !self.records.policy.by_lane;
+        let next = self.records.next_tick(now, needs_proof);
+        self.rests = next > now + self.records.policy.quiet;
+        next
     }
 
-    /// Whether a request is held. Then [`Sequences::next_tick`] may be earlier than before.
-    pub const fn is_holding(&self) -> bool {
-        self.records.held > 0
+    /// Whether [`Sequences::next_tick`] would be much earlier now than it said last. Says so once.
+    pub const fn wants_tick(&mut self) -> bool {
+        std::mem::replace(&mut self.rests, false)
     }
 
     /// Ends the sequence in a lane. No request of it may be in flight. Returns the slot that it had.
@@ -407,7 +434,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
             self.records.free(slot);
         }
         self.records.instances.remove(&instance);
-        self.interrupted.remove(&instance);
         released.append(&mut self.records.released);
     }
 

@@ -1,9 +1,9 @@
 //! The slots of sequences, a record of each, and for each instance how much of its queue core has sent.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashMapExt};
-use hashlink::{LinkedHashMap, LinkedHashSet};
+use hashlink::LinkedHashMap;
 
 use super::{Counts, Policy, Refusal};
 use crate::sequence::id::Key;
@@ -21,19 +21,6 @@ pub(super) enum Phase<H> {
     Releasing,
 }
 
-/// Whether another START of the id has arrived since the START of an incarnation.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Superseded {
-    No,
-    /// Another START arrived so soon that the client may have sent it before this incarnation's.
-    Soon,
-    /// Another START arrived soon, and core may have requests of both: this incarnation had a request in flight, or has
-    /// received one since.
-    Contested,
-    /// Another START arrived that the client sent after this incarnation's.
-    Later,
-}
-
 /// What the table knows of one incarnation.
 pub(super) struct Record<C, H> {
     pub key: Key,
@@ -45,9 +32,11 @@ pub(super) struct Record<C, H> {
     pub released_by: u64,
     /// All payloads before this one had finished when the last request of the incarnation was released.
     pub released_after: u64,
-    pub superseded: Superseded,
-    /// The payload of the START. The START is released with it at the earliest.
-    pub start_payload: u64,
+    /// When this payload is passed, the STARTs that core kept behind an END when it sent this incarnation's have arrived.
+    pub delayed_until: u64,
+    /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may have
+    /// delayed it, and the client may have sent it before theirs.
+    pub is_newer: bool,
     /// Whether the incarnation has no state: its START failed, or its requests cannot be told from those of another
     /// incarnation.
     pub failed: bool,
@@ -64,26 +53,33 @@ pub struct Life {
 
 pub(super) struct Instance {
     pub watermark: Watermark,
+    /// The latest payload with an END. Core may give the slot of an END that is in flight to another sequence, and then
+    /// keeps the START of that one behind it.
+    pub last_end: u64,
     /// Sequences that wait for a request, and since when. The one that has waited the longest is first.
     idle: LinkedHashMap<SlotId, Instant>,
-    /// Sequences that have been idle for too long. They stay until it is certain that core has no request of them.
-    overdue: LinkedHashSet<SlotId>,
+    /// Sequences that core has dropped, unless it has a request of them in its queue. The longest idle one is first.
+    dropped: LinkedHashMap<SlotId, Dropped>,
+}
+
+/// A sequence that has been idle for longer than core keeps one.
+#[derive(Clone, Copy)]
+struct Dropped {
+    idle_since: Instant,
+    /// The latest payload that had begun when this was noted. When it is passed, core has no request of the sequence.
+    noted_in: u64,
 }
 
 /// The records of all incarnations that have a slot.
 pub(super) struct Records<S, C, H> {
     pub policy: Policy,
     pub pool: SlotPool<S, Record<C, H>>,
-    /// The caller makes another slab for a START that finds no slot.
-    pub can_grow: bool,
     pub instances: HashMap<u32, Instance>,
     pub counts: Counts,
     /// The contents of sequences that are over, until the caller takes them.
     pub leavings: Vec<C>,
     /// The lives of sequences that are over, until the caller takes them.
     pub lives: Vec<Life>,
-    /// Number of held requests.
-    pub held: usize,
     /// Held requests that must be released now, until the caller takes them.
     pub released: Vec<H>,
 }
@@ -92,15 +88,16 @@ impl<S, C, H> Records<S, C, H> {
     pub fn new(policy: Policy, pool: SlotPool<S, Record<C, H>>) -> Self {
         let (instances, counts) = (HashMap::new(), Counts::default());
         let (leavings, lives, released) = (Vec::new(), Vec::new(), Vec::new());
-        Self { policy, pool, can_grow: false, instances, counts, leavings, lives, held: 0, released }
+        Self { policy, pool, instances, counts, leavings, lives, released }
     }
 
     pub fn instance(&mut self, instance: u32, now: Instant) -> &mut Instance {
         let Policy { queue_requests, quiet, .. } = self.policy;
         self.instances.entry(instance).or_insert_with(|| Instance {
             watermark: Watermark::new(queue_requests, quiet, now),
+            last_end: 0,
             idle: LinkedHashMap::new(),
-            overdue: LinkedHashSet::new(),
+            dropped: LinkedHashMap::new(),
         })
     }
 
@@ -114,9 +111,25 @@ impl<S, C, H> Records<S, C, H> {
         self.instances.get(&instance).map_or(0, |instance| instance.watermark.passed())
     }
 
+    /// Refuses a START for which there is no room. `used`: how much of the capacity is used. With
+    /// [`Policy::has_place_for_all`] it takes a slot of the reserve instead.
+    pub fn check_room(&self, used: usize) -> Result<(), Refusal> {
+        let capacity = self.pool.capacity();
+        if used < capacity || self.policy.has_place_for_all { Ok(()) } else { Err(Refusal::Full { capacity }) }
+    }
+
+    /// Whether a START in the latest payload is certainly newer than that of an incarnation.
+    pub fn is_newer_than(&self, slot: SlotId) -> bool {
+        let Some(record) = self.pool.record(slot) else { return false };
+        let passed = self.instances.get(&record.key.instance).map_or(0, |of| of.watermark.passed_before());
+        // The client of a START in flight has not waited for its answer. The requests of a payload have no order.
+        !matches!(record.phase, Phase::InFlight { start: true }) && record.delayed_until <= passed
+    }
+
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key, now: Instant) -> Result<SlotId, Refusal> {
-        let payload = self.payload(key.instance);
+    pub fn acquire(&mut self, key: &Key, is_newer: bool, now: Instant) -> Result<SlotId, Refusal> {
+        let instance = self.instance(key.instance, now);
+        let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
         let record = Record {
             key: key.clone(),
             contents: None,
@@ -124,8 +137,8 @@ impl<S, C, H> Records<S, C, H> {
             phase: Phase::InFlight { start: true },
             released_by: payload,
             released_after: 0,
-            superseded: Superseded::No,
-            start_payload: payload,
+            delayed_until,
+            is_newer,
             failed: false,
         };
         self.pool.acquire(record).map_err(|error| match error {
@@ -144,12 +157,9 @@ impl<S, C, H> Records<S, C, H> {
         instance.watermark.follow(record.released_after);
         record.phase = Phase::InFlight { start: false };
         record.life.requests += 1;
-        if record.superseded == Superseded::Soon {
-            record.superseded = Superseded::Contested;
-        }
         record.released_by = instance.watermark.begun();
         instance.idle.remove(&slot);
-        instance.overdue.remove(&slot);
+        instance.dropped.remove(&slot);
         Ok(slot)
     }
 
@@ -160,12 +170,6 @@ impl<S, C, H> Records<S, C, H> {
         if let Some(instance) = self.instances.get_mut(&record.key.instance) {
             instance.idle.insert(slot, now);
         }
-    }
-
-    /// Since when a sequence has waited for its next request; `None` if it does not wait.
-    pub fn idle_since(&self, slot: SlotId) -> Option<Instant> {
-        let instance = self.instances.get(&self.pool.record(slot)?.key.instance)?;
-        instance.idle.get(&slot).copied()
     }
 
     /// Whether a sequence waits for a request and core has none of it.
@@ -179,55 +183,47 @@ impl<S, C, H> Records<S, C, H> {
         let Some(record) = self.pool.release(slot) else { return false };
         if let Some(instance) = self.instances.get_mut(&record.key.instance) {
             instance.idle.remove(&slot);
-            instance.overdue.remove(&slot);
+            instance.dropped.remove(&slot);
         }
         self.leavings.extend(record.contents);
         self.lives.push(record.life);
         let Phase::Held(held) = record.phase else { return false };
-        self.held -= 1;
         self.released.push(held);
         true
     }
 
-    /// Marks the sequences of an instance that have been idle for too long as overdue. Returns an overdue sequence that
-    /// core certainly has no request of, if there is one. Under load, a request may wait in core for longer than the
-    /// idle limit, so a sequence stays overdue until everything that core had queued at the limit has arrived.
-    pub fn next_expired(&mut self, instance: u32, now: Instant) -> Option<SlotId> {
-        let limit = self.policy.idle_limit;
-        let of = self.instances.get_mut(&instance)?;
+    /// Notes which sequences of an instance core has dropped by now. Under load, a request may wait in core for longer than
+    /// the idle limit. So a sequence stays until everything that core had queued when this was noted has arrived.
+    pub fn note_dropped(&mut self, instance: u32, now: Instant) {
+        let after = self.policy.dropped_after;
+        let Some(of) = self.instances.get_mut(&instance) else { return };
         while let Some((&slot, &since)) = of.idle.front()
-            && now >= since + limit
+            && now >= since + after
         {
             of.idle.pop_front();
-            of.overdue.insert(slot);
-            if let Some(record) = self.pool.record_mut(slot) {
-                record.released_by = of.watermark.begun();
-            }
+            of.dropped.insert(slot, Dropped { idle_since: since, noted_in: of.watermark.begun() });
         }
-        let (&slot, passed) = (of.overdue.front()?, of.watermark.passed());
-        self.pool.record(slot).is_none_or(|record| record.released_by <= passed).then_some(slot)
     }
 
-    /// The sequences of an instance that core has certainly dropped. The one that has been idle for the longest is
-    /// first.
-    pub fn droppable(&self, instance: u32, now: Instant) -> impl Iterator<Item = SlotId> {
-        let dropped_after = self.policy.dropped_after;
-        self.instances.get(&instance).into_iter().flat_map(move |of| {
-            let dropped = of.idle.iter().take_while(move |&(_, &since)| now >= since + dropped_after);
-            of.overdue.iter().copied().chain(dropped.map(|(slot, _)| *slot))
-        })
+    /// The longest idle of the sequences that core has certainly dropped, if it has been idle for `limit`.
+    pub fn longest_dropped(&self, instance: u32, limit: Duration, now: Instant) -> Option<SlotId> {
+        let of = self.instances.get(&instance)?;
+        let (&slot, dropped) = of.dropped.front()?;
+        (dropped.noted_in <= of.watermark.passed() && now >= dropped.idle_since + limit).then_some(slot)
     }
 
-    /// When a sequence may expire, or when an idle instance may prove that core has sent everything.
-    pub fn next_tick(&self, now: Instant) -> Instant {
-        let mut next = now + self.policy.idle_limit;
-        for instance in self.instances.values() {
-            if let Some((_, &since)) = instance.idle.front() {
-                next = next.min(since + self.policy.idle_limit);
-            }
-            if self.held > 0 || !instance.overdue.is_empty() {
-                next = next.min(instance.watermark.next_rest().unwrap_or(now + self.policy.quiet));
-            }
+    /// When a sequence may expire, or when a look at an idle instance may prove that core has sent everything.
+    /// `needs_proof`: whether anything but a dropped sequence needs this proof.
+    pub fn next_tick(&self, now: Instant, needs_proof: bool) -> Instant {
+        let Policy { idle_limit, dropped_after, .. } = self.policy;
+        let mut next = now + idle_limit;
+        for Instance { watermark, idle, dropped, .. } in self.instances.values() {
+            let longest = dropped.front().map(|(_, longest)| *longest);
+            let is_unproven = longest.is_some_and(|longest| longest.noted_in > watermark.passed());
+            let expires = longest.filter(|_| !is_unproven).map(|longest| longest.idle_since + idle_limit);
+            let looks_dropped = idle.front().map(|(_, &since)| since + dropped_after);
+            let look = watermark.next_look().filter(|_| needs_proof || is_unproven);
+            next = [expires, looks_dropped, look].into_iter().flatten().fold(next, Instant::min);
         }
         next
     }

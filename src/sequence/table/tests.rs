@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::sequence::SequenceId;
+use crate::sequence::watermark::LOOKS;
 
 type Table = Sequences<(), (), u32>;
 
@@ -15,7 +16,6 @@ fn policy() -> Policy {
         idle_limit: IDLE,
         dropped_after: IDLE / 2,
         quiet: QUIET,
-        rest: QUIET,
         by_lane: false,
         queue_requests: QUEUE,
         has_place_for_all: false,
@@ -30,7 +30,7 @@ fn table_of(policy: Policy, limits: SlotLimits) -> Table {
 
 fn add_slabs(table: &mut Table) {
     while let Some(slots) = table.slab_due() {
-        assert_eq!(table.add_slab((), slots), None);
+        assert_eq!(table.add_slab((), slots, 0), None);
     }
 }
 
@@ -41,12 +41,13 @@ fn admit_all(
     now: Instant,
     released: &mut Vec<u32>,
 ) -> Vec<Result<SlotId, Refusal>> {
-    loop {
-        match table.admit(0, admissions.len(), admissions, true, now, released) {
-            Ok(admitted) => return admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect(),
-            Err(slots) => assert_eq!(table.add_slab((), slots), None),
-        }
+    let instance = admissions[0].key.instance;
+    table.begin_payload(instance, now);
+    while let Some(Shortage { slab_slots, wanted }) = table.prepare(instance, admissions, now, released) {
+        assert_eq!(table.add_slab((), slab_slots, wanted), None);
     }
+    let admitted = table.admit(instance, admissions, now, released);
+    admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect()
 }
 
 fn table(capacity: usize) -> Table {
@@ -59,16 +60,10 @@ fn key(id: u64) -> Key {
 
 /// Admits a payload of one request.
 fn admit(table: &mut Table, key: &Key, start: bool, end: bool, now: Instant) -> Result<SlotId, Refusal> {
-    let mut released = Vec::new();
     let admission = Admission { key: key.clone(), start, end };
-    let admitted = loop {
-        match table.admit(key.instance, 1, std::slice::from_ref(&admission), true, now, &mut released) {
-            Ok(mut admitted) => break admitted.pop().unwrap(),
-            Err(slots) => assert_eq!(table.add_slab((), slots), None),
-        }
-    };
+    let admitted = admit_all(table, &[admission], now, &mut Vec::new()).pop().unwrap();
     confirm(table, now);
-    admitted.map(|admitted| admitted.slot)
+    admitted
 }
 
 /// Settles a request and finishes its payload. Returns the number of held requests that this releases.
@@ -98,8 +93,8 @@ fn step(table: &mut Table, id: u64, start: bool, end: bool, now: Instant) -> Res
 
 /// Tells the table that the requests that it has released are released.
 fn confirm(table: &mut Table, now: Instant) {
-    let keys = table.take_releasing();
-    table.have_been_released(keys, now);
+    let releasing = table.take_releasing();
+    table.have_been_released(releasing, now);
 }
 
 /// Returns the number of held requests that the tick releases.
@@ -108,6 +103,11 @@ fn tick(table: &mut Table, now: Instant) -> usize {
     table.tick(now, &mut released);
     confirm(table, now);
     released.len()
+}
+
+/// Lets the instance be idle until [`QUIET`] after `now`. Returns the number of held requests that this releases.
+fn pause(table: &mut Table, now: Instant) -> usize {
+    (1..=LOOKS).map(|look| tick(table, now + QUIET / LOOKS * look)).sum()
 }
 
 /// Steps another sequence. Its requests prove that core has sent everything that it had queued before.
@@ -134,7 +134,6 @@ fn sequences_of_one_request_leave_no_chain() {
         step(&mut table, id, true, true, now).unwrap();
     }
     assert_eq!((table.live(), table.counts().started, table.counts().ended), (0, 9, 9));
-    tick(&mut table, now + QUIET);
     assert_eq!(table.incarnations.known(), (0, 0));
 }
 
@@ -163,15 +162,30 @@ fn a_start_that_core_has_a_place_for_expires_the_longest_idle_sequence_that_core
     let limits = SlotLimits { reserve: 2, ..SlotLimits::all_at_once(2) };
     let (mut table, now) = (table_of(Policy { has_place_for_all: true, ..policy() }, limits), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
-    step(&mut table, 2, true, false, now + QUIET).unwrap();
+    step(&mut table, 2, true, false, now + QUIET * 3).unwrap();
     // Core has dropped one of the two, for example because its client cancelled a request. We cannot tell which, so the
     // START takes a slot of the reserve.
-    step(&mut table, 3, true, false, now + QUIET * 2).unwrap();
+    step(&mut table, 3, true, false, now + QUIET * 4).unwrap();
     assert_eq!((table.live(), table.counts().expired), (3, 0));
-    step(&mut table, 4, true, false, now + IDLE / 2 + QUIET / 2).unwrap();
+    let dropped = now + IDLE / 2;
+    pause(&mut table, dropped);
+    step(&mut table, 4, true, false, dropped + QUIET).unwrap();
     assert_eq!((table.live(), table.counts().expired), (3, 1));
-    assert_eq!(step(&mut table, 1, false, false, now + IDLE / 2 + QUIET), Err(Refusal::Unknown));
-    assert!(step(&mut table, 2, false, false, now + IDLE / 2 + QUIET).is_ok());
+    assert_eq!(step(&mut table, 1, false, false, dropped + QUIET), Err(Refusal::Unknown));
+    assert!(step(&mut table, 2, false, false, dropped + QUIET).is_ok());
+}
+
+#[test]
+fn a_full_table_keeps_a_sequence_whose_request_may_wait_in_core() {
+    let limits = SlotLimits { reserve: 2, ..SlotLimits::all_at_once(1) };
+    let (mut table, now) = (table_of(Policy { has_place_for_all: true, ..policy() }, limits), Instant::now());
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    // Since then, core's queue has been full. The next request of the first sequence waits in it.
+    let later = now + IDLE;
+    step(&mut table, 2, true, false, later).unwrap();
+    step(&mut table, 3, true, false, later).unwrap();
+    assert_eq!(step(&mut table, 1, false, false, later), Ok(first));
+    assert_eq!(table.counts().expired, 0);
 }
 
 #[test]
@@ -201,11 +215,8 @@ fn what_follows_a_start_without_a_slot_never_reaches_the_next_sequence() {
         // in another slot of core.
         let slot = step(&mut table, 2, true, false, now).unwrap();
         assert_eq!(step(&mut table, 2, false, false, now), Err(Refusal::Unknown), "it follows the refused START");
-        if end_comes {
-            assert_eq!(step(&mut table, 2, false, true, now), Err(Refusal::Unknown), "it follows the refused START");
-        } else {
-            assert_eq!(tick(&mut table, now + QUIET), 1, "core has no request left that follows the refused START");
-        }
+        assert_eq!(step(&mut table, 2, false, end_comes, now), Err(Refusal::Unknown), "it follows the refused START");
+        assert_eq!(pause(&mut table, now), 1, "core has no request left that follows the refused START");
         assert_eq!(step(&mut table, 2, false, false, now), Ok(slot));
     }
 }
@@ -218,7 +229,7 @@ fn idle_sequences_expire_oldest_first_and_busy_ones_do_not() {
     }
     let busy = Key { instance: 1, ..key(1) };
     admit(&mut table, &busy, true, false, now).unwrap();
-    tick(&mut table, now + Duration::from_secs(12));
+    pause(&mut table, now + Duration::from_secs(12) - QUIET);
     assert_eq!(table.next_tick(now + Duration::from_secs(12)), now + Duration::from_secs(13));
     assert_eq!((table.live(), table.counts().expired), (2, 2));
     tick(&mut table, now + Duration::from_secs(100));
@@ -285,7 +296,7 @@ fn removing_an_instance_ends_each_of_its_sequences_once() {
     table.retire_instance(0, &mut released);
     assert_eq!((table.live(), table.counts().started, table.counts().ended, released.len()), (1, 4, 3, 1));
     assert!(admit(&mut table, &other, false, false, now).is_ok());
-    assert_eq!((table.records.held, table.incarnations.used_capacity()), (0, 1));
+    assert_eq!(table.incarnations.used_capacity(), 1);
 }
 
 #[test]
@@ -334,9 +345,12 @@ fn a_sequence_that_is_started_over_ends_at_once_if_core_has_no_request_of_it() {
 fn a_sequence_that_is_started_over_on_an_idle_instance_ends_at_once() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
-    let second = admit(&mut table, &key(1), true, false, now + QUIET).unwrap();
-    assert!(!table.settle(second, Outcome::Advanced, false, now + QUIET, &mut Vec::new()));
-    assert_eq!(table.live(), 1);
+    step_another(&mut table, now);
+    step(&mut table, 1, false, false, now).unwrap();
+    step(&mut table, 1, true, false, now).unwrap();
+    assert_eq!((pause(&mut table, now), table.live()), (1, 1));
+    let third = admit(&mut table, &key(1), true, false, now + QUIET).unwrap();
+    assert!(table.settle(third, Outcome::Advanced, false, now + QUIET, &mut Vec::new()), "the second one was released");
 }
 
 #[test]
@@ -360,27 +374,88 @@ fn a_start_is_held_until_requests_of_another_sequence_prove_that_the_first_is_ov
 }
 
 #[test]
-fn a_start_is_held_until_its_instance_has_been_idle_for_the_quiet_time() {
+fn a_start_is_held_until_its_instance_has_been_idle_for_one_uninterrupted_pause() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, false, now).unwrap();
+    step_another(&mut table, now);
+    let first = step(&mut table, 1, false, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
-    assert!(table.is_holding());
-    assert_eq!(table.next_tick(now), now + QUIET);
-    assert_eq!(tick(&mut table, now + QUIET / 2), 0);
-    assert_eq!(tick(&mut table, now + QUIET), 1);
+    let mut now = now;
+    for id in 100..200 {
+        assert_eq!(table.next_tick(now), now + QUIET / LOOKS);
+        assert_eq!(tick(&mut table, now + QUIET * 50), 0, "a stop of the whole process is no pause");
+        now += QUIET * 50;
+        step(&mut table, id, true, true, now).unwrap();
+        if id == 130 {
+            assert_eq!(step(&mut table, 1, false, false, now), Ok(first));
+            break;
+        }
+    }
+    assert_eq!(pause(&mut table, now), 1);
     assert_eq!(step(&mut table, 1, false, false, now + QUIET), Ok(second));
 }
 
 #[test]
-fn a_start_that_comes_soon_after_another_waits_for_the_quiet_time() {
+fn two_starts_whose_order_cannot_be_known_end_both_sequences() {
+    for proof in ["requests", "pause"] {
+        let (mut table, now) = (table(4), Instant::now());
+        step(&mut table, 7, true, true, now).unwrap();
+        step(&mut table, 1, true, false, now).unwrap();
+        // Core may have kept this START behind the END of sequence 7.
+        step(&mut table, 1, true, false, now).unwrap();
+        if proof == "requests" {
+            step_another(&mut table, now);
+        } else {
+            assert_eq!(pause(&mut table, now), 1);
+        }
+        assert_eq!(table.live(), 0, "the second START may be the older one, and the client may continue the first");
+        assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
+        // This START may be older than both: core may have delayed it behind one of their requests.
+        assert_eq!(step(&mut table, 1, true, false, now), Err(Refusal::Ambiguous));
+        assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous), "it follows this START");
+        pause(&mut table, now);
+        assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
+        let next = step(&mut table, 1, true, false, now).unwrap();
+        pause(&mut table, now);
+        assert_eq!(step(&mut table, 1, false, false, now), Ok(next));
+    }
+}
+
+#[test]
+fn a_sequence_goes_on_for_ever_after_a_start_of_its_id_that_came_soon_and_has_ended() {
     let (mut table, now) = (table(4), Instant::now());
-    step(&mut table, 1, true, false, now).unwrap();
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    step(&mut table, 1, true, true, now).unwrap();
+    for request in 0..600 {
+        let now = now + QUIET * 2 * request;
+        assert_eq!(step(&mut table, 1, false, false, now), Ok(first));
+        pause(&mut table, now);
+    }
+    assert_eq!(table.live(), 1);
+}
+
+#[test]
+fn the_late_confirmation_of_a_release_is_not_taken_for_that_of_another_one() {
+    let (mut table, now) = (table(4), Instant::now());
+    let first = step(&mut table, 1, true, false, now).unwrap();
     let second = step(&mut table, 1, true, false, now).unwrap();
-    step_another(&mut table, now);
-    assert_eq!(table.live(), 2, "the second START may be the older one, and the client may continue the first");
-    assert_eq!(table.next_tick(now), now + QUIET);
-    assert_eq!(tick(&mut table, now + QUIET), 1);
-    assert_eq!(step(&mut table, 1, false, false, now + QUIET), Ok(second));
+    let third = step(&mut table, 1, true, false, now).unwrap();
+    let mut released = Vec::new();
+    let end = |table: &mut Table, slot, released: &mut Vec<u32>| {
+        let admission = Admission { key: key(1), start: false, end: true };
+        assert_eq!(admit_all(table, &[admission], now, released), [Ok(slot)]);
+        assert!(!table.settle(slot, Outcome::Advanced, true, now, released));
+        table.finish_payload(0, now, released);
+        table.take_releasing()
+    };
+    let of_second = end(&mut table, first, &mut released);
+    let of_third = end(&mut table, second, &mut released);
+    assert_eq!((of_second[0].1, of_third[0].1, released.len()), (second, third, 2));
+    table.have_been_released(of_second, now);
+    assert!(!table.records.has_nothing_queued(third), "its START is still being released");
+    table.have_been_released(of_third, now);
+    pause(&mut table, now);
+    assert!(table.records.has_nothing_queued(third));
 }
 
 #[test]
@@ -409,8 +484,8 @@ fn requests_that_come_before_a_release_prove_nothing_about_requests_that_follow_
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
     assert_eq!(table.live(), 3);
     assert_eq!(admit(&mut table, &key(1), false, true, now), Ok(first), "core had this request");
-    settle(&mut table, 0, second, Outcome::Advanced, false, now);
-    assert!(table.is_holding());
+    assert_eq!(settle(&mut table, 0, second, Outcome::Advanced, false, now), 0, "it is held");
+    assert_eq!(settle(&mut table, 0, first, Outcome::Advanced, true, now), 1);
 }
 
 #[test]
@@ -430,48 +505,58 @@ fn the_idle_time_of_a_held_start_begins_when_it_is_released() {
     let later = now + Duration::from_secs(14) + IDLE - QUIET;
     tick(&mut table, later);
     assert_eq!(step(&mut table, 1, false, false, later), Ok(second));
-    tick(&mut table, later + IDLE);
+    pause(&mut table, later + IDLE);
     assert_eq!((table.live(), table.counts().expired), (0, 1));
 }
 
 #[test]
-fn a_sequence_that_a_sequence_of_one_request_starts_over_ends_when_core_has_no_request_of_it() {
-    let (mut table, now) = (table(2), Instant::now());
-    step(&mut table, 1, true, false, now).unwrap();
-    step(&mut table, 1, true, true, now).unwrap();
-    assert_eq!(table.live(), 1, "core may have an END of the first sequence");
-    tick(&mut table, now + QUIET);
-    assert_eq!(table.live(), 0);
+fn a_sequence_that_a_sequence_of_one_request_starts_over_ends_with_the_next_start_or_when_it_is_idle() {
+    for starts_again in [true, false] {
+        let (mut table, now) = (table(2), Instant::now());
+        step(&mut table, 1, true, false, now).unwrap();
+        step(&mut table, 1, true, true, now).unwrap();
+        pause(&mut table, now);
+        assert_eq!(table.live(), 1, "nothing tells which of the two STARTs is older");
+        if starts_again {
+            let slot = step(&mut table, 1, true, false, now + QUIET).unwrap();
+            assert_eq!((step(&mut table, 1, false, false, now + QUIET), table.live()), (Ok(slot), 1));
+        } else {
+            pause(&mut table, now + IDLE);
+            assert_eq!((table.live(), table.counts().expired), (0, 1));
+        }
+    }
 }
 
 #[test]
 fn a_restart_that_fails_does_not_bring_the_old_state_back() {
-    let (mut table, now) = (table(4), Instant::now());
-    step(&mut table, 1, true, false, now).unwrap();
-    let failed = admit(&mut table, &key(1), true, false, now).unwrap();
-    settle(&mut table, 0, failed, Outcome::Failed, false, now);
-    assert!(table.is_holding(), "core may have requests of the first incarnation");
-    assert_eq!(tick(&mut table, now + QUIET), 1);
-    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
-    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
-    assert!(step(&mut table, 1, true, false, now).is_ok());
-    assert!(step(&mut table, 1, false, false, now).is_ok());
+    for is_newer in [true, false] {
+        let (mut table, now) = (table(4), Instant::now());
+        step(&mut table, 1, true, false, now).unwrap();
+        if is_newer {
+            step_another(&mut table, now);
+            step(&mut table, 1, false, false, now).unwrap();
+        }
+        let failed = admit(&mut table, &key(1), true, false, now).unwrap();
+        let released = settle(&mut table, 0, failed, Outcome::Failed, false, now);
+        assert_eq!(released, 0, "core may have requests of the first incarnation");
+        assert_eq!(pause(&mut table, now), 1);
+        assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
+        assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
+        let slot = step(&mut table, 1, true, false, now).unwrap();
+        pause(&mut table, now);
+        assert_eq!((step(&mut table, 1, false, false, now), table.live()), (Ok(slot), 1));
+    }
 }
 
 #[test]
-fn a_start_that_comes_soon_after_another_is_released_when_the_other_sequence_ends_or_rests() {
-    for end_comes in [true, false] {
-        let (mut table, now) = (table(4), Instant::now());
-        step(&mut table, 1, true, true, now).unwrap();
-        let first = step(&mut table, 1, true, false, now).unwrap();
-        let second = step(&mut table, 1, true, false, now).unwrap();
-        if end_comes {
-            assert_eq!(step(&mut table, 1, false, true, now), Ok(first));
-        }
-        assert_eq!(tick(&mut table, now + QUIET), usize::from(!end_comes));
-        assert_eq!(step(&mut table, 1, false, true, now), Ok(second));
-        assert_eq!(table.live(), 0);
-    }
+fn a_start_that_comes_soon_after_another_is_released_when_the_other_sequence_ends() {
+    let (mut table, now) = (table(4), Instant::now());
+    step(&mut table, 1, true, true, now).unwrap();
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    let second = step(&mut table, 1, true, false, now).unwrap();
+    assert_eq!(step(&mut table, 1, false, true, now), Ok(first));
+    assert_eq!(step(&mut table, 1, false, true, now), Ok(second));
+    assert_eq!(table.live(), 0);
 }
 
 #[test]
@@ -481,8 +566,9 @@ fn a_sequence_that_goes_on_after_another_start_and_then_rests_ends_with_the_othe
     let first = step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, true, false, now).unwrap();
     assert_eq!(step(&mut table, 1, false, false, now), Ok(first), "so core has requests of both");
-    assert_eq!(tick(&mut table, now + QUIET), 1);
-    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown), "of which one, nothing tells");
+    assert_eq!(pause(&mut table, now), 1);
+    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
+    pause(&mut table, now);
     assert!(step(&mut table, 1, true, false, now).is_ok());
 }
 
@@ -499,37 +585,8 @@ fn a_start_that_comes_beside_a_request_of_the_front_incarnation_may_end_both() {
     assert!(table.settle(second, Outcome::Advanced, false, now, &mut released));
     table.hold(second, 0, &mut released);
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
-    assert_eq!(tick(&mut table, now + QUIET), 1);
-    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown), "of which one, nothing tells");
-}
-
-#[test]
-fn a_start_that_an_earlier_incarnation_may_have_delayed_does_not_end_the_front_incarnation() {
-    let (mut table, now) = (table(4), Instant::now());
-    step(&mut table, 1, true, false, now).unwrap();
-    step_another(&mut table, now);
-    step(&mut table, 1, false, false, now).unwrap();
-    let second = step(&mut table, 1, true, false, now).unwrap();
-    assert!(table.is_holding());
-    step(&mut table, 2, true, false, now).unwrap();
-    step(&mut table, 1, false, false, now).unwrap();
-    step(&mut table, 2, false, false, now).unwrap();
-    // One payload has a request that proves that the first incarnation is over, and a START that the first incarnation
-    // may have delayed.
-    let admission = |id, start| Admission { key: key(id), start, end: false };
-    let mut released = Vec::new();
-    let admitted = admit_all(&mut table, &[admission(2, false), admission(1, true)], now, &mut released);
-    assert_eq!(released.len(), 1, "the second START is released");
-    confirm(&mut table, now);
-    for admitted in admitted {
-        let slot = admitted.unwrap();
-        if table.settle(slot, Outcome::Advanced, false, now, &mut released) {
-            table.hold(slot, 0, &mut released);
-        }
-    }
-    table.finish_payload(0, now, &mut released);
-    step_another(&mut table, now);
-    assert_eq!(step(&mut table, 1, false, true, now), Ok(second), "the client continues the second incarnation");
+    assert_eq!(pause(&mut table, now), 1);
+    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
 }
 
 #[test]
@@ -558,8 +615,10 @@ fn without_memory_for_a_slab_a_start_is_refused_and_the_others_of_its_payload_go
     let first = step(&mut table, 1, true, false, now).unwrap();
     let both = [(1, false), (2, true)].map(|(id, start)| Admission { key: key(id), start, end: false });
     let mut released = Vec::new();
-    assert_eq!(table.admit(0, 2, &both, true, now, &mut released).map(|_| ()), Err(1));
-    let admitted = table.admit(0, 2, &both, false, now, &mut released).unwrap();
+    table.begin_payload(0, now);
+    let shortage = table.prepare(0, &both, now, &mut released);
+    assert_eq!(shortage, Some(Shortage { slab_slots: 1, wanted: 1 }));
+    let admitted = table.admit(0, &both, now, &mut released);
     let slots: Vec<_> = admitted.into_iter().map(|admitted| Ok(admitted?.slot)).collect();
     assert_eq!(slots, [Ok(first), Err(Refusal::Memory(()))]);
 }
@@ -570,13 +629,13 @@ fn two_incarnations_that_have_requests_at_once_both_end() {
     let first = step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, true, false, now).unwrap();
     assert_eq!(admit(&mut table, &key(1), false, false, now), Ok(first));
-    assert_eq!(admit(&mut table, &key(1), false, false, now), Err(Refusal::Unknown));
+    assert_eq!(admit(&mut table, &key(1), false, false, now), Err(Refusal::Ambiguous));
     settle(&mut table, 0, first, Outcome::Advanced, false, now);
     table.finish_payload(0, now, &mut Vec::new());
-    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
-    tick(&mut table, now + QUIET);
-    tick(&mut table, now + QUIET * 2);
-    assert_eq!((table.live(), table.is_holding()), (0, false));
+    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Ambiguous));
+    pause(&mut table, now);
+    pause(&mut table, now + QUIET);
+    assert_eq!((table.live(), table.incarnations.known()), (0, (0, 0)));
     step(&mut table, 1, true, false, now + QUIET * 2).unwrap();
     step(&mut table, 1, false, true, now + QUIET * 2).unwrap();
 }
@@ -591,10 +650,10 @@ fn after_the_release_of_a_start_that_should_have_been_held_no_request_gets_a_sta
     table.release_unheld(second, &mut released);
     confirm(&mut table, now);
     table.finish_payload(0, now, &mut released);
-    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
-    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
+    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
+    assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Ambiguous));
     assert_eq!(table.live(), 0, "both incarnations are over");
-    tick(&mut table, now + QUIET);
+    pause(&mut table, now);
     step(&mut table, 1, true, false, now).unwrap();
     step(&mut table, 1, false, true, now).unwrap();
 }

@@ -13,7 +13,7 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.batches import TOGETHER, batch_sizes, four, runs_of, steps
 from harness.clients import new_id
-from harness.conversations import Conversation, interleave, outcome, pipeline, script, together
+from harness.conversations import Conversation, interleave, outcome, script, together, windowed
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
 from harness.refusals import refused
@@ -108,7 +108,7 @@ def test_an_id_used_again_without_waiting_never_sees_the_old_context(deployment)
     model = deployment.serve(of("open", "context_reused", max_candidates=200))
     rng = np.random.default_rng(6)
     scripts = [script(model, rng, new_id(), lives=6) for _ in range(5)]
-    pipeline(deployment.connect("stream"), model, rng, scripts)
+    windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
 
 def test_a_chunk_without_elements_harms_nobody(deployment, open_length):

@@ -14,7 +14,7 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.batches import TOGETHER, four, runs_of
 from harness.clients import new_id
-from harness.conversations import Conversation, interleave, pipeline, script, together
+from harness.conversations import Conversation, interleave, script, together, windowed
 from harness.graphs import BATCH
 from harness.model import Model, Tensor
 from harness.raw import Refused, Unary
@@ -124,7 +124,9 @@ def test_starts_that_are_as_long_as_later_requests_run_apart(deployment):
 def test_an_id_used_again_without_waiting_begins_with_its_own_window(deployment):
     model = deployment.serve(open_whole("first_whole_reused", max_candidates=200))
     rng = np.random.default_rng(3)
-    pipeline(deployment.connect("stream"), model, rng, [script(model, rng, new_id(), lives=5) for _ in range(4)])
+    windowed(
+        deployment.connect("stream"), model, rng, [script(model, rng, new_id(), lives=5) for _ in range(4)], window=8
+    )
 
 
 def refuses(task, *words) -> None:

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.clients import new_id
-from harness.conversations import Conversation, outcome, pipeline, script, together
+from harness.conversations import Conversation, outcome, pipeline, script, together, windowed
 from harness.deployment import Deployment
 from harness.model import Model
 from harness.models import implicit
@@ -77,7 +77,7 @@ def test_a_start_that_waited_gets_the_place_of_a_silent_sequence(deployment, how
     for talk in silent:
         talk.start()
     scripts = [script(model, rng, new_id(), lives=1) for _ in range(3 * PLACES)]
-    pipeline(deployment.connect("stream"), model, rng, scripts)
+    windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
     # core may not have looked at all of them yet; the others go on
     late = [outcome(talk.step) for talk in silent]
@@ -86,4 +86,4 @@ def test_a_start_that_waited_gets_the_place_of_a_silent_sequence(deployment, how
     assert all("must specify the START flag" in message for message in refused), refused
     # their ids serve again, from a fresh state
     scripts = [script(model, rng, talk.sequence_id, lives=2) for talk in silent]
-    pipeline(deployment.connect("stream"), model, rng, scripts)
+    windowed(deployment.connect("stream"), model, rng, scripts, window=8)

@@ -2,8 +2,11 @@
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -124,21 +127,30 @@ def test_an_id_reused_without_waiting_never_mixes_its_lives(deployment, ends, ma
     stream = deployment.connect("stream")
     for _ in range(3):
         scripts = [script(model, rng, new_id(), lives=8, ends=ends) for _ in range(12)]
-        # A life without END may rest at the front of its id, and then it ends together with the others of the id.
-        pipeline(stream, model, rng, scripts, may_be_over=not ends)
+        pipeline(stream, model, rng, scripts)
+
+
+@pytest.mark.parametrize("max_batch_size", [2, *repeated(1, 16)])
+def test_an_id_reused_before_its_end_is_answered_serves_each_life(deployment, max_batch_size):
+    """Each START waits for the answer to the one before it, and not for that to the END."""
+    model = models.counter(name=f"counter_reused_early_{max_batch_size}", max_batch_size=max_batch_size)
+    model = deployment.serve(model)
+    rng = np.random.default_rng(max_batch_size)
+    for _ in range(3):
+        scripts = [script(model, rng, new_id(), lives=8) for _ in range(12)]
+        windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
 
 def test_an_id_reused_without_waiting_while_each_run_takes_its_time(deployment):
     model = deployment.serve(models.slow("slow_reused", max_candidates=200))
     rng = np.random.default_rng(8)
     scripts = [script(model, rng, new_id(), lives=4) for _ in range(6)]
-    pipeline(deployment.connect("stream"), model, rng, scripts)
+    windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
 
 def test_a_life_that_core_delays_does_not_displace_the_next_of_its_id(deployment):
-    # Core gives the first life a slot whose last request is still running, and the second life
-    # a free one: the second START overtakes the first. Then the client takes its time, so that the second life counts
-    # as started over. Its next request must not get the state of the first.
+    # Core gives the first life a slot whose last request is still running, and the second life a free one: the second
+    # START overtakes the first. Then the client takes its time. Its next request must not get the state of the first.
     model = deployment.serve(models.slow("slow_overtaking", max_batch_size=1, products=1000))
     rng = np.random.default_rng(11)
     stream = deployment.connect("stream")
@@ -156,14 +168,13 @@ def test_a_life_that_core_delays_does_not_displace_the_next_of_its_id(deployment
             flags = {"start": now.start, "end": now.end}
             stream.send(model.name, now.sequence_id, now.inputs, **flags, request_id=str(i))
         for reply in stream.replies(len(batch)):
-            if batch[0] == 5 and reply.error is not None:
-                assert "is not live" in str(reply.error)
+            if reply.error is not None:
+                assert "cannot be told apart" in str(reply.error)
                 continue
-            assert reply.error is None, reply.error
             answers[int(reply.request_id)] = reply.outputs
         # the second life is silent while others have the server busy
         Conversation(deployment.connect(), model, rng).whole(20)
-    assert len(answers) >= 5
+    assert 0 in answers
     for i, answer in answers.items():
         assert_same(model, answer, expected[i], f"request {i}")
 
@@ -174,7 +185,7 @@ def test_many_streams_at_once_each_with_many_sequences(deployment):
     def talk(seed):
         rng = np.random.default_rng(seed)
         scripts = [script(model, rng, new_id(), lives=2) for _ in range(15)]
-        pipeline(deployment.connect("stream"), model, rng, scripts)
+        windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
     together(lambda seed=seed: talk(seed) for seed in range(4))
 
@@ -200,6 +211,48 @@ def test_ids_used_again_on_a_machine_with_far_too_much_to_do(deployment, far_too
         windowed(deployment.connect("stream"), model, rng, scripts, window=4)
 
     together(lambda seed=seed: talk(seed) for seed in range(6))
+
+
+@pytest.fixture
+def paused():
+    """Stops a server again and again, for 2 to 30 ms and sometimes for longer than an idle instance takes to show that
+    core has nothing left. Core's queue stays full meanwhile."""
+    stopped = threading.Event()
+    threads = []
+
+    def pause(deployment, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+
+        def go_on():
+            while not stopped.wait(float(rng.uniform(0.002, 0.03))):
+                os.kill(deployment.server.pid, signal.SIGSTOP)
+                time.sleep(float(rng.uniform(0.1, 0.7) if rng.random() < 0.02 else rng.uniform(0.002, 0.03)))
+                os.kill(deployment.server.pid, signal.SIGCONT)
+
+        threads.append(threading.Thread(target=go_on))
+        threads[-1].start()
+
+    yield pause
+    stopped.set()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("requests", [4_000, *repeated(100_000)])
+def test_pauses_while_core_has_requests_mix_no_sequences(deploy, paused, requests):
+    """Each payload has one request, and core has dozens queued. Ids are used again before their END is answered."""
+    deployment = deploy()
+    model = deployment.serve(models.counter(name="counter_paused", max_batch_size=1, max_candidates=64))
+    paused(deployment, 1)
+    clients, ids, mean_length = 4, 10, 3
+    lives = requests // (clients * ids * mean_length)
+
+    def talk(seed):
+        rng = np.random.default_rng(seed)
+        scripts = [script(model, rng, new_id(), lives=lives) for _ in range(ids)]
+        windowed(deployment.connect("stream"), model, rng, scripts, window=6)
+
+    together(lambda seed=seed: talk(seed) for seed in range(clients))
 
 
 def test_one_id_on_two_models_is_two_sequences(deployment):

@@ -8,7 +8,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.clients import new_id
-from harness.conversations import Conversation, interleave, pipeline, script, some_at_once, together
+from harness.conversations import Conversation, interleave, script, some_at_once, together, windowed
 from harness.graphs import BATCH, graph, node
 from harness.model import READY, START, Control, Model, Tensor
 from harness.models.exports import Bare
@@ -37,7 +37,9 @@ def test_ids_are_used_again_without_waiting(deployment, direct):
         models.controls(f"stateless_reused_{strategy(direct)}", counts=False, direct=direct, instances=2)
     )
     rng = np.random.default_rng(2)
-    pipeline(deployment.connect("stream"), model, rng, [script(model, rng, new_id(), lives=5) for _ in range(6)])
+    windowed(
+        deployment.connect("stream"), model, rng, [script(model, rng, new_id(), lives=5) for _ in range(6)], window=8
+    )
 
 
 def test_sequences_are_counted_and_expire(deployment):

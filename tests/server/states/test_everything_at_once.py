@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 
-from harness.conversations import Conversation, interleave, outcome, pipeline, script, together
+from harness.conversations import Conversation, interleave, outcome, script, together, windowed
 from harness.graphs import BATCH, graph, node
 from harness.model import START, Control, Model, Tensor
 
@@ -127,7 +127,7 @@ def test_many_sequences_on_one_stream_are_right(deployment, how):
     model = deployment.serve(everything(f"everything_{how}", **HOW[how]))
     rng = np.random.default_rng(3)
     stream = deployment.connect("stream")
-    pipeline(stream, model, rng, [script(model, rng, 90_000 + number, lives=3) for number in range(16)])
+    windowed(stream, model, rng, [script(model, rng, 90_000 + number, lives=3) for number in range(16)], window=8)
 
 
 @pytest.mark.parametrize("parameters", [{"store_states_as_fp16": 1}, {"always_pad_to_max_batch": 1}], ids=str)

@@ -11,7 +11,7 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.batches import TOGETHER, runs_of
 from harness.clients import new_id
-from harness.conversations import Conversation, interleave, outcome, pipeline, script, some_at_once, together
+from harness.conversations import Conversation, interleave, outcome, script, some_at_once, together, windowed
 from harness.deployment import eventually
 from harness.graphs import BATCH, graph, node
 from harness.model import Model, Tensor
@@ -374,7 +374,7 @@ def test_many_sequences_at_random_on_one_stream_are_all_right(deployment, make, 
     rng = np.random.default_rng(19)
     for _ in range(2):
         scripts = [script(model, rng, new_id(), lives=4) for _ in range(12)]
-        pipeline(deployment.connect("stream"), model, rng, scripts)
+        windowed(deployment.connect("stream"), model, rng, scripts, window=8)
     deployment.settles("stateful_growing_state_bytes", model, 0)
     deployment.settles("stateful_live_sequences", model, 0)
 

@@ -8,7 +8,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.clients import new_id
-from harness.conversations import Conversation, interleave, pipeline, script, some_at_once, together
+from harness.conversations import Conversation, interleave, script, some_at_once, together, windowed
 from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, State, Tensor
 from harness.models import implicit
@@ -452,7 +452,7 @@ def test_an_id_used_again_begins_with_a_fresh_state(deployment, direct):
     model = deployment.serve(implicit(models.crossed(direct=direct), name))
     rng = np.random.default_rng(15)
     scripts = [script(model, rng, new_id(), lives=5) for _ in range(6)]
-    pipeline(deployment.connect("stream"), model, rng, scripts)
+    windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
 
 @both_strategies

@@ -10,7 +10,7 @@ from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.clients import new_id
-from harness.conversations import Conversation, interleave, outcome, pipeline, script, some_at_once, together
+from harness.conversations import Conversation, interleave, outcome, script, some_at_once, together, windowed
 from harness.graphs import BATCH, graph, node
 from harness.model import TYPES, Model, State, Tensor
 from harness.models import implicit
@@ -285,11 +285,12 @@ def test_an_id_used_again_without_waiting_begins_at_the_initial_value(deployment
     name = f"initial_reused_{strategy(direct)}"
     model = deployment.serve(model.with_parameters(name, initial_states="STATE_IN=7"))
     rng = np.random.default_rng(14)
-    pipeline(
+    windowed(
         deployment.connect("stream"),
         model,
         rng,
         [script(model, rng, new_id(), lives=4, ends=True) for _ in range(6)],
+        window=8,
     )
 
 
@@ -629,7 +630,7 @@ def test_many_sequences_that_start_over_and_over_begin_rightly(deployment):
     rng = np.random.default_rng(30)
     for _ in range(2):
         scripts = [script(model, rng, new_id(), lives=4) for _ in range(8)]
-        pipeline(deployment.connect("stream"), model, rng, scripts)
+        windowed(deployment.connect("stream"), model, rng, scripts, window=8)
 
 
 # ---- which one counts
