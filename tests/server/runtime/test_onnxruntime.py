@@ -15,7 +15,7 @@ from harness import models
 from harness.conversations import Conversation, interleave, together
 from support import paths
 
-OURS = paths.TEST_BACKENDS / "stateful" / "libtriton_stateful.so".parent / "libonnxruntime.so"
+OURS = paths.TEST_BACKENDS / "stateful" / "libonnxruntime.so"
 
 
 @functools.cache
