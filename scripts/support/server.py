@@ -235,6 +235,10 @@ class TritonServer:
             raise ServerError(f"the repository index answers {status}: {body}")
         return json.loads(body)
 
+    def is_model_ready(self, model: str) -> bool:
+        """Whether the model can be asked. For one that isn't loaded, 24.10 answers 400, and newer servers 404."""
+        return self._request("GET", f"/v2/models/{model}/ready")[0] == 200
+
     def load(self, model: str, config: Mapping[str, Any] | str | None = None) -> None:
         """Loads a model (model_control "explicit"); config (JSON) stands for its config.pbtxt.
 
@@ -282,7 +286,7 @@ class TritonServer:
             f"--log-verbose={self.log_verbose}",
             *self.extra_args,
             f"--id={self._id}",
-            *(f"--{name}-address={self.address}" for name in self._ports if _has_option(f"--{name}-address")),
+            *(f"--{name}-address={self.address}" for name in self._ports if has_option(f"--{name}-address")),
             *(f"--{name}-port={port}" for name, port in self._ports.items()),
         ]
 
@@ -364,8 +368,9 @@ class TritonServer:
 
 
 @functools.cache
-def _has_option(name: str) -> bool:
-    """Servers before 2.36 (23.07) have no --metrics-address, and bind the metrics to every address."""
+def has_option(name: str) -> bool:
+    """Whether tritonserver has this option. Servers before 2.36 (23.07) have no --metrics-address, and bind the metrics
+    to every address."""
     return f"  {name} " in subprocess.run([paths.TRITONSERVER, "--help"], capture_output=True, text=True).stderr
 
 

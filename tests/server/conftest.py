@@ -49,6 +49,13 @@ def deployment(_shared) -> Deployment:
 
 
 @pytest.fixture
+def server_version(deployment) -> tuple[int, int]:
+    """The server's version, such as (2, 51). docs/servers.md has the release of each."""
+    major, minor, *_ = deployment.admin.get_server_metadata().version.split(".")
+    return int(major), int(minor)
+
+
+@pytest.fixture
 def _own():
     return []
 

@@ -267,9 +267,9 @@ class Soak:
             # answered" in docs/sequences.md.
             time.sleep(0.3)
             client.unload_model("reloaded")
-            self._until(lambda: not client.is_model_ready("reloaded"))
+            self._until(lambda: not server.is_model_ready("reloaded"))
             client.load_model("reloaded")
-            self._until(lambda: client.is_model_ready("reloaded"))
+            self._until(lambda: server.is_model_ready("reloaded"))
             self._count("reloads")
             time.sleep(0.3)
         client.close()

@@ -16,12 +16,6 @@ from harness.state_api import StateSequence, with_state_api
 
 
 @pytest.fixture
-def server_version(deployment) -> tuple[int, int]:
-    major, minor, _ = deployment.admin.get_server_metadata().version.split(".")
-    return int(major), int(minor)
-
-
-@pytest.fixture
 def said(deployment) -> str:
     """What the log says of the server's age."""
     return "".join(line for line in deployment.server.log_text().splitlines() if "is old: " in line)

@@ -22,7 +22,10 @@ class Conversation:
         self.client = client
         self.model = model
         self.rng = rng
-        self.sequence_id = new_id() if sequence_id is None else sequence_id
+        if sequence_id is None:
+            # 25.01 and newer refuse an id of another type than the control input CORRID
+            sequence_id = f"caller-{new_id()}" if model.takes_text_ids else new_id()
+        self.sequence_id = sequence_id
         self.version = version
         self.oracle = SequenceOracle(model, self.sequence_id)
         self.count = 0

@@ -20,7 +20,7 @@ from harness import models
 from harness.clients import PROTOCOLS, Client, new_id
 from harness.model import Model
 from support.paths import TEST_BACKENDS, TEST_DEVICE
-from support.server import TritonServer
+from support.server import TritonServer, has_option
 
 CONTROL = models.accumulate("control_model")
 
@@ -43,6 +43,8 @@ class Deployment:
     def __init__(self, root: Path, *, control_model: bool = True, backends: Path = TEST_BACKENDS, **options):
         # a server that ends waits for open sequences, and tests leave some
         extra_args = ["--exit-timeout-secs=3", *options.pop("extra_args", ())]
+        if has_option("--allow-client-shm"):  # since 26.04
+            extra_args.append("--allow-client-shm=true")
         # a model without instance_group would go to a GPU that is here, and the tested folder be without its provider
         hidden = {} if TEST_DEVICE == "gpu" else {"CUDA_VISIBLE_DEVICES": ""}
         env = hidden | options.pop("env", {})
@@ -88,7 +90,11 @@ class Deployment:
         """Unloads and waits until the server says that it is gone."""
         self.admin.unload_model(model.name)
         self.loaded.pop(model.name, None)
-        eventually(lambda: self.admin.is_model_ready(model.name), lambda ready: not ready)
+        self.wait_until_unloaded(model)
+
+    def wait_until_unloaded(self, model: Model) -> None:
+        """An unload goes on after its answer."""
+        eventually(lambda: self.server.is_model_ready(model.name), lambda ready: not ready)
 
     def load_error(self, model: Model, prepare: Callable[[Path], object] = lambda folder: None) -> str:
         """The text that a client gets who loads this model, which must not load.
@@ -101,7 +107,7 @@ class Deployment:
         try:
             with pytest.raises(InferenceServerException) as refused:
                 self.admin.load_model(model.name)
-            assert not self.admin.is_model_ready(model.name)
+            assert not self.server.is_model_ready(model.name)
         finally:
             shutil.rmtree(folder)
         return re.sub(r"^load failed .* UNAVAILABLE state: ", "", refused.value.message())

@@ -175,6 +175,10 @@ class Model:
     # more files, by their path in the model's folder
     files: Mapping[str, bytes] = dataclasses.field(default_factory=dict)
 
+    @property
+    def takes_text_ids(self) -> bool:
+        return any(control.kind == CORRID and control.type == "string" for control in self.controls)
+
     def variant(self, name: str, **changes) -> Model:
         return dataclasses.replace(self, name=name, **changes)
 

@@ -8,7 +8,6 @@ import pytest
 from tritonclient.utils import InferenceServerException
 
 from harness import models
-from harness.deployment import eventually
 from harness.own import ID_OUTPUT, Talk, fails_with, fed, total
 from harness.raw import Refused
 
@@ -100,7 +99,7 @@ def test_an_unload_waits_for_requests_that_are_queued(deployment, serve, connect
         else:
             answered += 1
             assert total(came) == answered
-    eventually(lambda: deployment.admin.is_model_ready(model.name), lambda ready: not ready)
+    deployment.wait_until_unloaded(model)
     deployment.loaded.pop(model.name)
 
 
@@ -119,7 +118,7 @@ def test_an_unload_answers_every_request_once(deployment, serve, connect, full):
             assert total(call.answer()) == 1
         except Refused as error:
             assert error.code in ("UNAVAILABLE", "NOT_FOUND"), error
-    eventually(lambda: deployment.admin.is_model_ready(model.name), lambda ready: not ready)
+    deployment.wait_until_unloaded(model)
     deployment.loaded.pop(model.name)
 
 

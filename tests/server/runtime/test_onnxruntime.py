@@ -62,9 +62,6 @@ def talk_to_some_models(own) -> None:
         models.mixed_io_int32_fp16(),
     ):
         own.serve(model)
-        if model.name.startswith("mixed"):
-            Conversation(client, model, np.random.default_rng(1), "one").whole(5)
-            continue
         interleave(client, model, np.random.default_rng(1), sequences=4, longest=5)
         together(
             lambda seed=seed, model=model: Conversation(client, model, np.random.default_rng(seed)).whole(5)
