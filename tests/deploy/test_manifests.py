@@ -62,7 +62,7 @@ def test_fields_and_types_are_those_of_the_schemas(documents, validators, kind):
         ("Deployment", ["spec", "replicas"], "1"),
         ("Deployment", ["spec", "template", "spec", "containers", 0, "readinessProbe", "httpGet", "prot"], 8000),
         ("Deployment", ["spec", "template", "spec", "containers", 0, "command"], "tritonserver"),
-        ("Deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "90s"),
+        ("Deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "120s"),
         ("Deployment", ["spec", "template", "spec", "volumes", 0, "persistentVolumeClaim", "claimName"], None),
         ("PodMonitor", ["spec", "podMetricsEndpoint"], []),
         ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "ports"], "metrics"),
@@ -103,8 +103,9 @@ def test_mounts_are_volumes_of_the_pod(documents, container):
 
 def test_a_pod_has_the_time_to_drain(documents, container):
     [drain] = [int(found) for found in re.findall(r"--exit-timeout-secs=(\d+)", " ".join(container["args"]))]
-    _, before = container["lifecycle"]["preStop"]["exec"]["command"]
-    assert documents["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain + int(before)
+    script = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+    before = sum(map(int, re.findall(r"(?:^sleep|seq) (\d+)", script, re.MULTILINE)))
+    assert documents["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > drain + before
 
 
 def test_the_image_is_of_this_version(container):
