@@ -556,7 +556,8 @@ mod tests {
             &[("input", &["?", "?"]), ("state", &["2", "?", "128"]), ("sr", &[])],
             &[("output", &["?", "1"]), ("stateN", &["?", "?", "?"])],
         );
-        let config = json!({ "name": "m", "instance_group": [{ "count": 2 }] });
+        let oldest = json!({ "scheduling": { "string_value": "oldest" } });
+        let config = json!({ "name": "m", "instance_group": [{ "count": 2 }], "parameters": oldest });
         let config = completed(config, &silero, &[("state", "stateN")], &["sr"]).unwrap();
         assert_eq!(config["max_batch_size"], 64);
         assert_eq!(dims(&config, "input"), [("input".to_owned(), json!([-1]))]);

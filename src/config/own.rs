@@ -17,8 +17,7 @@ const LONGEST_WAIT_MS: u64 = 10_000;
 const MOST_WORKERS: usize = 1024;
 const MOST_PARKED: usize = 100;
 
-/// Parameters that a model with `sequence_batching` must not have. Without `sequence_batching`, one of these makes this
-/// backend schedule the sequences.
+/// Parameters that a model with `sequence_batching` must not have.
 const PARAMETERS: [&str; 11] = [
     "id_reuse",
     "idle_sequence_cleanup",

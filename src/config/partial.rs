@@ -15,7 +15,7 @@ use super::conversion::Conversion;
 use super::error::{ConfigError, field};
 use super::generated::{GeneratedInput, generated_inputs};
 use super::inputs::{Context, Ragged, contexts};
-use super::own::{self, OwnScheduling};
+use super::own;
 use super::parameters::{self, Parameters};
 use super::placement::{InstanceKind, instances, names_gpu};
 use super::providers::Providers;
@@ -83,6 +83,8 @@ pub struct PartialConfig {
     /// Inputs that are given with START and kept.
     pub held_inputs: Vec<String>,
     pub(super) sequence_batching: Option<raw::SequenceBatching>,
+    /// `dynamic_batching` is written without `preserve_ordering`.
+    pub(super) batches_unordered: bool,
     /// `dynamic_batching` or `ensemble_scheduling` is written, so `sequence_batching` is not filled in.
     has_other_scheduling: bool,
     document: Value,
@@ -149,9 +151,7 @@ impl PartialConfig {
         let ragged = Ragged::new(&parameters)?;
         let instances = instances(&raw.instance_group)?;
         let on_gpu = names_gpu(&raw.instance_group);
-        let is_default =
-            instances.values().sum::<usize>() == 1 || OwnScheduling::first_parameter(&parameters).is_some();
-        let is_own = parameters.choice("scheduling", &[("own", true), ("oldest", false)])?.unwrap_or(is_default);
+        let is_own = parameters.choice("scheduling", &[("own", true), ("oldest", false)])?.unwrap_or(true);
         let is_own = is_own && batching.is_none() && raw.ensemble_scheduling.is_none();
         if is_own {
             fit_for_own?;
@@ -177,6 +177,7 @@ impl PartialConfig {
             generated,
             ragged,
             is_decoupled: raw.model_transaction_policy.decoupled,
+            batches_unordered: raw.dynamic_batching.as_ref().is_some_and(|batching| !batching.preserve_ordering),
             has_other_scheduling: raw.dynamic_batching.is_some() || raw.ensemble_scheduling.is_some(),
             sequence_batching: raw.sequence_batching,
             parameters,

@@ -58,6 +58,7 @@ pub struct ModelConfig {
 #[serde(default)]
 pub struct DynamicBatching {
     pub priority_levels: Int,
+    pub preserve_ordering: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]

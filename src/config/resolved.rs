@@ -74,6 +74,8 @@ pub struct Config {
     pub quiet: Duration,
     /// Sequences that core sends to one instance at a time.
     pub candidates: usize,
+    /// `dynamic_batching` is written without `preserve_ordering`, for a model that this backend schedules.
+    pub batches_unordered: bool,
 }
 
 /// An entry of `input` or `output`.
@@ -143,9 +145,11 @@ impl Config {
                     return Err(field(
                         "instance_group",
                         instances.to_string(),
-                        "without 'sequence_batching' a model has one instance, because Triton's instances would take \
-                         the requests of a sequence in any order: write count 1 and parameter 'worker_count', or \
-                         'sequence_batching'",
+                        format!(
+                            "without 'sequence_batching' a model has one instance, because Triton's instances would take \
+                             the requests of a sequence in any order: write 'count: 1' (on GPUs, with one of 'gpus') \
+                             and parameter 'worker_count' {instances}, or 'sequence_batching' to let core schedule"
+                        ),
                     ));
                 }
                 (raw::SequenceBatching::default(), OwnScheduling::new(&parameters)?.into())
@@ -197,6 +201,7 @@ impl Config {
             dropped_after: idle_limit + quiet,
             quiet,
             candidates: scheduling.candidates,
+            batches_unordered: is_own && partial.batches_unordered,
         })
     }
 

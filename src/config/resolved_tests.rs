@@ -201,12 +201,12 @@ fn one_instance_without_sequence_batching_is_scheduled_by_this_backend() {
 
 #[test]
 fn two_instances_need_sequence_batching() {
-    let error = without_batching(&[], 2).unwrap_err().to_string();
-    assert!(error.contains("sequence_batching") && error.contains("missing"), "{error}");
-    for parameter in [("scheduling", "own"), ("worker_count", "2")] {
-        let error = without_batching(&[parameter], 2).unwrap_err().to_string();
-        assert!(error.contains("instance_group") && error.contains("worker_count"), "{error}");
+    for parameters in [&[] as &[(&str, &str)], &[("scheduling", "own")], &[("worker_count", "2")]] {
+        let error = without_batching(parameters, 2).unwrap_err().to_string();
+        assert!(error.contains("instance_group is 2") && error.contains("'worker_count' 2"), "{error}");
     }
+    let error = without_batching(&[("scheduling", "oldest")], 2).unwrap_err().to_string();
+    assert!(error.contains("sequence_batching") && error.contains("missing"), "{error}");
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod site;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
 use std::time::Duration;
 
 pub use initial::InitialStep;
@@ -26,7 +27,7 @@ pub use site::Site;
 
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, InstanceKind, PartialConfig, Placement};
+use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::conversion::{Served, convert_if_asked};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
@@ -187,7 +188,8 @@ impl Model {
         if self.config.is_on_gpu() {
             log::info!("model {name}: {}", self.sessions.providers());
         }
-        self.warn_of_scheduling(&name, plan);
+        self.log_cores(&name);
+        self.warn_of_scheduling(&name);
         for note in &plan.notes {
             log::info!("model {name}: {note}");
         }
@@ -220,8 +222,32 @@ impl Model {
         }
     }
 
+    /// Logs how many cores the model can use.
+    fn log_cores(&self, name: &str) {
+        let Ok(cores) = thread::available_parallelism() else { return };
+        let (parameter, runs) = match self.config.strategy {
+            Strategy::Own(own) => ("worker_count", own.workers),
+            Strategy::Oldest | Strategy::Direct => {
+                let on_cpu = |placement: &&Placement| placement.kind == InstanceKind::Cpu;
+                let instances = self.config.placements.iter().filter(on_cpu).map(|placement| placement.instances);
+                ("instance_group.count", instances.sum())
+            }
+        };
+        if self.config.is_on_gpu() || runs == 0 {
+            return;
+        }
+        let threads = match self.config.session.intra_op_threads {
+            0 => "0 (all cores)".to_owned(),
+            threads => threads.to_string(),
+        };
+        log::info!(
+            "model {name}: up to {runs} run(s) at a time ({parameter} {runs}), each with intra_op_thread_count {threads}; \
+             this server may use {cores} core(s)"
+        );
+    }
+
     /// Warns of schedulings that surprise.
-    fn warn_of_scheduling(&self, name: &str, plan: &Plan) {
+    fn warn_of_scheduling(&self, name: &str) {
         if self.config.holds_one_sequence() {
             log::warn!(
                 "model {name}: with 'direct' and max_batch_size {}, each instance holds one sequence, and the START of \
@@ -230,11 +256,11 @@ impl Model {
                 self.config.max_batch_size
             );
         }
-        if plan.additions.sequences.is_some() {
+        if self.config.batches_unordered {
             log::warn!(
-                "model {name}: 'sequence_batching' with 'oldest' has been added, because the model has several instances, or \
-                 parameter 'scheduling' says so; the backend schedules a model with 'instance_group' count 1 itself, and \
-                 parameter 'worker_count' gives it more threads"
+                "model {name}: leave 'dynamic_batching' out, because the backend makes the batches of this model; with it, \
+                 an ensemble on Triton 25.06 or newer can hand the answers of a sequence to its next step in another order, \
+                 unless 'preserve_ordering' is true"
             );
         }
         if self.config.core_idle_limit == Some(TRITONS_IDLE_LIMIT) {

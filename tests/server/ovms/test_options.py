@@ -75,14 +75,13 @@ def test_o59_an_option_of_ours_is_refused_where_triton_schedules(deployment, nam
 
 def test_several_instances_are_refused(deployment):
     """Core's threads could hand over two requests of a sequence in either order."""
-    for name, value in (("scheduling", "own"), ("max_sequence_number", 5)):
-        model = own(models.counter(name=f"option_instances_{name}", instances=2), **{name: value})
-        refused(deployment, model, "count", "worker_count", "sequence_batching")
+    for count, parameters in ((3, {}), (2, {"scheduling": "own"}), (2, {"max_sequence_number": 5})):
+        model = own(models.counter(name=f"option_instances_{'_'.join(parameters)}", instances=count), **parameters)
+        refused(deployment, model, "'count: 1'", f"parameter 'worker_count' {count}", "sequence_batching")
 
 
-def test_several_instances_without_an_option_of_ours_are_left_to_triton(deployment, connect):
-    """As a model without any `sequence_batching` was before the backend could schedule."""
-    model = deployment.serve(own(models.counter(name="option_two_instances", instances=2)))
+def test_several_instances_may_be_left_to_triton(deployment, connect):
+    model = deployment.serve(own(models.counter(name="option_two_instances", instances=2), scheduling="oldest"))
     with pytest.raises(Refused, match="must specify the START flag"):
         Talk(connect(), model, 42).step()
 

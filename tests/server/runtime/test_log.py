@@ -1,6 +1,7 @@
 """What an operator finds in the log when a model loads."""
 
 import dataclasses
+import os
 import re
 
 import onnxruntime
@@ -8,6 +9,7 @@ import pytest
 
 from harness import models
 from harness.logs import log_of_load, warnings_of_load
+from harness.own import own
 
 
 def test_the_resolved_configuration_is_logged_with_the_pool_in_numbers(deployment):
@@ -44,6 +46,45 @@ def test_a_bound_of_growing_states_where_none_grows_is_warned_of(deployment, nam
     model = models.counter(name=f"logged_{name}").with_parameters(f"logged_{name}", **{name: 4})
     warnings = warnings_of_load(deployment, model)
     assert any(name in line and "no effect" in line for line in warnings), warnings
+
+
+@pytest.mark.parametrize(
+    ("batching", "schedule", "warned"),
+    [
+        ("dynamic_batching { }", own, True),
+        ("dynamic_batching { max_queue_delay_microseconds: 100 preserve_ordering: false }", own, True),
+        ("dynamic_batching { preserve_ordering: true }", own, False),
+        ("", own, False),
+        ("", lambda model: model, False),
+    ],
+)
+def test_dynamic_batching_that_loses_the_order_in_ensembles_is_warned_of(deployment, batching, schedule, warned):
+    model = models.counter(name=f"logged_order_{len(batching)}_{schedule is own}", more=batching)
+    warnings = [line for line in warnings_of_load(deployment, schedule(model)) if "dynamic_batching" in line]
+    assert len(warnings) == warned, warnings
+    assert all("preserve_ordering" in line and "25.06" in line for line in warnings)
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        (
+            own(models.counter(name="logged_one_worker")),
+            "up to 1 run(s) at a time (worker_count 1), each with intra_op_thread_count 1;",
+        ),
+        (
+            own(models.counter(name="logged_workers"), worker_count=3, intra_op_thread_count=0),
+            "up to 3 run(s) at a time (worker_count 3), each with intra_op_thread_count 0 (all cores);",
+        ),
+        (
+            models.counter(name="logged_instances", instances=2),
+            "up to 2 run(s) at a time (instance_group.count 2), each with intra_op_thread_count 1;",
+        ),
+    ],
+)
+def test_the_cores_that_the_model_can_use_are_logged(deployment, model, said):
+    text = log_of_load(deployment, model)
+    assert said in text and f"this server may use {len(os.sched_getaffinity(0))} core(s)" in text, text
 
 
 def test_requests_with_triton_s_batch_dimension_in_front_are_logged_as_such(deployment):
