@@ -104,6 +104,37 @@ def test_it_is_part_of_clones_and_snapshots(talk, by):
 
 
 @pytest.mark.parametrize("by", [OWN, OLDEST])
+def test_a_snapshot_without_it_gives_a_sequence_that_has_to_bring_it(talk, by):
+    """A sequence that has not run the model has none yet, so its snapshots and clones have none either."""
+    one = talk(by)
+    not_run = one.other()
+    saved = not_run.save(start=True)
+    one.ask(restore=saved)
+    for without in (not_run, one.restored(saved), not_run.clone(), one):
+        with without.refuses("input 'SCALE' is missing"):
+            without.step(booked(1, None))
+        without.step(booked(1, 5), get_state=True)
+        without.step(booked(1, None), get_state=True)
+    with refused("input 'SCALE' is missing"):
+        one.restored(saved, booked(1, None))
+    one.restored(saved, booked(1, 6)).step(booked(1, None), get_state=True)
+
+
+def test_a_snapshot_of_a_model_that_did_not_hold_it_yet_fits(serve, connect):
+    """`held_inputs` may be added while clients have snapshots."""
+    client = connect()
+    before = StateSequence(client, serve(lambda name, **more: ledger(f"{name}_before", **more)))
+    before.start(booked(1, 3))
+    now = StateSequence(client, serve(ledger, parameters=HELD))
+    copy = now.restored(before.save())
+    copy.oracle.model = now.model
+    with copy.refuses("input 'SCALE' is missing"):
+        copy.step(booked(1, None))
+    copy.step(booked(1, 5), get_state=True)
+    copy.step(booked(1, None), get_state=True)
+
+
+@pytest.mark.parametrize("by", [OWN, OLDEST])
 def test_sequences_of_one_batch_hold_their_own(serve, connect, by):
     model = serve(ledger, by, parameters=HELD, oldest="max_queue_delay_microseconds: 20000")
     client, stream = connect(), connect("stream")
