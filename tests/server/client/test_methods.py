@@ -354,3 +354,20 @@ def test_a_step_that_is_cancelled_is_made_once_or_not_at_all(serve, deployment):
             assert (await sequence.state())["SUM_IN"].item() == info.steps
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("corrid", "kind"), [("string", str), ("uint64", int)])
+def test_the_id_has_the_type_of_the_control_input_for_it(serve, begin, corrid, kind):
+    """Triton 25.01 and newer refuse another one."""
+    model = serve(models.controls, scheduling="core", state_api="false", corrid=corrid, counts=False)
+    with begin(model.name) as sequence:
+        seen = sequence.step(np.array([[1]], np.int64), end=True)["CORRID_SEEN"].item()
+        assert isinstance(sequence.id, kind)
+        assert seen == (sequence.id.encode() if kind is str else sequence.id)
+
+
+def test_an_id_that_is_given_stays_as_it_is(serve, begin):
+    model = serve(models.controls, scheduling="core", state_api="false", corrid="string", counts=False)
+    with begin(model.name, "given") as sequence:
+        assert sequence.step(np.array([[1]], np.int64), end=True)["CORRID_SEEN"].item() == b"given"
+        assert sequence.id == "given"

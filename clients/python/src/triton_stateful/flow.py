@@ -88,6 +88,7 @@ class Flow:
         self.version = version
         # The client chooses the id, not the server: a START whose answer is lost can then be sent again.
         self.id: SequenceId = secrets.randbelow(2**63 - 1) + 1 if sequence_id is None else sequence_id
+        self._chose_id = sequence_id is None
         # After ALREADY_EXISTS, only such an id is certainly that of our own START.
         self._owns_id = sequence_id is None or origin.resume
         self._origin = origin
@@ -257,6 +258,8 @@ class Flow:
                 self._need_state_api(model, "a Retry")
             if self._origin.states or self._origin.goes_on:
                 self._need_state_api(model, "a sequence that begins with a given state")
+            if model.takes_text_ids and self._chose_id:
+                self.id = str(self.id)
             self._model = model
         return self._model
 

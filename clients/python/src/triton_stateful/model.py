@@ -28,17 +28,24 @@ class Model:
     datatypes: Mapping[str, str]  # of the inputs, by name
     is_batched: bool  # tensors have Triton's batch dimension in front
     has_state_api: bool
+    takes_text_ids: bool  # Triton 25.01 and newer then refuse ids that are numbers
 
     @classmethod
     def read(cls, name: str, config: Mapping[str, Any]) -> Model:
         """From the JSON of the model's configuration."""
         types = {tensor["name"]: tensor["data_type"][len("TYPE_") :] for tensor in config.get("input", ())}
+        inputs = config.get("sequence_batching", {}).get("control_input", ())
+        controls = [control for control_input in inputs for control in control_input.get("control", ())]
         allowed = config.get("parameters", {}).get("state_api", {}).get("string_value", "")
         return cls(
             name,
             {name: "BYTES" if type == "STRING" else type for name, type in types.items()},
             int(config.get("max_batch_size", 0)) > 0,
             allowed.strip().lower() in ("true", "1"),
+            any(
+                control.get("kind") == "CONTROL_SEQUENCE_CORRID" and control.get("data_type") == "TYPE_STRING"
+                for control in controls
+            ),
         )
 
     @property

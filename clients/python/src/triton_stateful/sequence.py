@@ -31,7 +31,8 @@ class Sequence:
     client: of tritonclient.grpc or tritonclient.http, or a `Stream`, or an address: `host:port` (gRPC) or
         `http://host:port`. A connection to an address is closed with the sequence.
     model, version: the model's name and version (default: the server chooses one).
-    sequence_id: a number from 1 to 2**63 - 1, or a text; by default a random number.
+    sequence_id: a number from 1 to 2**63 - 1, or a text; by default a random number, as a text if the model's
+        control input CORRID is of TYPE_STRING.
     states: values that states begin with, by name; the others have their initial value.
     snapshot: bytes of `snapshot` that the sequence goes on from, of this server or another one.
     clone_of: the id of a live sequence whose state it begins with.
