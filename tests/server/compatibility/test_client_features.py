@@ -1,6 +1,7 @@
 """What clients do beside plain requests: shared memory, tensors of many MiB, cancelling, ensembles,
 warm-up; and the cases that ended or confused the original."""
 
+import contextlib
 import queue
 import threading
 import time
@@ -496,3 +497,18 @@ def test_one_shot_sequences_leave_others_alone(deployment):
     for talk in staying:
         talk.end()
     deployment.settles("stateful_live_sequences", model, 0)
+
+
+@pytest.mark.parametrize("protocol", LIBRARIES)
+def test_shared_memory_can_be_refused_to_clients(deploy, region, protocol):
+    """What docs/sequences.md advises: a client that shrinks what it has registered ends any server."""
+    restricted = "restricted-{}=shared-memory:administrator=yes"
+    deployed = deploy(extra_args=["--grpc-" + restricted.format("protocol"), "--http-" + restricted.format("api")])
+    model = deployed.serve(models.two_inputs("two_inputs_unshared"))
+    library = LIBRARIES[protocol]
+    url = deployed.server.grpc_url if protocol == "grpc" else deployed.server.http_url
+    key, _ = region(4096)
+    with contextlib.closing(library.InferenceServerClient(url)) as client:
+        with pytest.raises(InferenceServerException, match="restricted"):
+            client.register_system_shared_memory(key, key, 4096)
+    Conversation(deployed.connect(), model, np.random.default_rng(3)).whole(3)
