@@ -258,9 +258,8 @@ impl Model {
         }
         if self.config.batches_unordered {
             log::warn!(
-                "model {name}: leave 'dynamic_batching' out, because the backend makes the batches of this model; with it, \
-                 an ensemble on Triton 25.06 or newer can hand the answers of a sequence to its next step in another order, \
-                 unless 'preserve_ordering' is true"
+                "model {name}: as a step of an ensemble on Triton 25.06 or newer, this model can lose the order of a \
+                 sequence whose client sends ahead: write 'preserve_ordering: true' in 'dynamic_batching', or leave that out"
             );
         }
         if self.config.core_idle_limit == Some(TRITONS_IDLE_LIMIT) {

@@ -92,7 +92,11 @@ def test_a_model_may_be_left_to_triton(deployment, connect):
         Talk(connect(), model, 42).step()
 
 
-@pytest.mark.parametrize("more", ["", "dynamic_batching { }"], ids=["nothing", "dynamic_batching"])
+@pytest.mark.parametrize(
+    "more",
+    ["", "dynamic_batching { }", "dynamic_batching { preserve_ordering: true }"],
+    ids=["nothing", "dynamic_batching", "preserve_ordering"],
+)
 def test_a_model_without_sequence_batching_is_served(serve, connect, more):
     Talk(connect(), serve(more=more + ID_OUTPUT), 42).whole(3)
 
