@@ -508,7 +508,7 @@ def test_shared_memory_can_be_refused_to_clients(deploy, region, protocol):
     library = LIBRARIES[protocol]
     url = deployed.server.grpc_url if protocol == "grpc" else deployed.server.http_url
     key, _ = region(4096)
-    with contextlib.closing(library.InferenceServerClient(url)) as client:
-        with pytest.raises(InferenceServerException, match="restricted"):
-            client.register_system_shared_memory(key, key, 4096)
+    client = library.InferenceServerClient(url)
+    with contextlib.closing(client), pytest.raises(InferenceServerException, match="restricted"):
+        client.register_system_shared_memory(key, key, 4096)
     Conversation(deployed.connect(), model, np.random.default_rng(3)).whole(3)

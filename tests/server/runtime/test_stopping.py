@@ -34,7 +34,7 @@ def terminated(deployed: Deployment, until: str) -> None:
     eventually(deployed.server.log_text, lambda text: until in text)
 
 
-def exit_code(deployed: Deployment) -> int:
+def exit_code(deployed: Deployment) -> int | None:
     eventually(deployed.server.is_alive, lambda alive: not alive)
     deployed.stopped = True
     return deployed.server.exit_code
