@@ -17,6 +17,7 @@ from harness import models
 from harness.deployment import Deployment, eventually
 from harness.own import fed, own, total
 from harness.raw import PROTOCOLS, Refused
+from harness.strategies import both_strategies
 from support.paths import ROOT
 
 START = {"sequence_id": 7, "sequence_start": True}
@@ -40,12 +41,13 @@ def exit_code(deployed: Deployment) -> int | None:
     return deployed.server.exit_code
 
 
+@both_strategies
 @pytest.mark.parametrize("protocol", ["unary", "stream"])
-def test_core_refuses_sequences_of_the_backend_and_lets_its_own_go_on(deploy, server_version, protocol):
+def test_core_refuses_sequences_of_the_backend_and_lets_its_own_go_on(deploy, server_version, protocol, direct):
     if server_version >= (2, 58):
         pytest.skip("from 25.05 on, gRPC itself refuses every request after SIGTERM")
     deployed = deploy(extra_args=["--exit-timeout-secs=60"])
-    ours, cores = deployed.serve(own(models.work("ours"))), deployed.serve(models.work("cores"))
+    ours, cores = deployed.serve(own(models.work("ours"))), deployed.serve(models.work("cores", direct=direct))
     client = PROTOCOLS[protocol](deployed)
     for model in (ours, cores):
         client.ask(model.name, fed(1), START)
