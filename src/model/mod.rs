@@ -225,17 +225,15 @@ impl Model {
     /// Logs how many cores the model can use.
     fn log_cores(&self, name: &str) {
         let Ok(cores) = thread::available_parallelism() else { return };
+        if self.config.is_on_gpu() {
+            return;
+        }
         let (parameter, runs) = match self.config.strategy {
             Strategy::Own(own) => ("worker_count", own.workers),
             Strategy::Oldest | Strategy::Direct => {
-                let on_cpu = |placement: &&Placement| placement.kind == InstanceKind::Cpu;
-                let instances = self.config.placements.iter().filter(on_cpu).map(|placement| placement.instances);
-                ("instance_group.count", instances.sum())
+                ("instance_group.count", self.config.placements.iter().map(|placement| placement.instances).sum())
             }
         };
-        if self.config.is_on_gpu() || runs == 0 {
-            return;
-        }
         let threads = match self.config.session.intra_op_threads {
             0 => "0 (all cores)".to_owned(),
             threads => threads.to_string(),

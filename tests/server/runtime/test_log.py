@@ -84,7 +84,10 @@ def test_dynamic_batching_that_loses_the_order_in_ensembles_is_warned_of(deploym
 )
 def test_the_cores_that_the_model_can_use_are_logged(deployment, model, said):
     text = log_of_load(deployment, model)
-    assert said in text and f"this server may use {len(os.sched_getaffinity(0))} core(s)" in text, text
+    assert said in text, text
+    [cores] = re.findall(r"this server may use (\d+) core\(s\)", text)
+    # a container may have a smaller share of them
+    assert 1 <= int(cores) <= len(os.sched_getaffinity(0))
 
 
 def test_requests_with_triton_s_batch_dimension_in_front_are_logged_as_such(deployment):
