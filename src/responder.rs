@@ -72,6 +72,16 @@ impl<J: Send + 'static> Responder<J> {
     }
 }
 
+impl<J> Responder<J> {
+    /// Does the jobs that the thread still has, and ends the thread. Later jobs are done at once.
+    pub fn finish(&mut self) {
+        self.queue = None;
+        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
+            log::error!("the thread of answers has panicked");
+        }
+    }
+}
+
 /// A moving average with one more time.
 pub fn average(average_ns: u64, ns: u64) -> u64 {
     (7 * average_ns + ns) / 8
@@ -101,10 +111,7 @@ impl<J> Shared<J> {
 
 impl<J> Drop for Responder<J> {
     fn drop(&mut self) {
-        self.queue = None;
-        if let Some(Err(_)) = self.thread.take().map(JoinHandle::join) {
-            log::error!("the thread of answers has panicked");
-        }
+        self.finish();
     }
 }
 
@@ -131,6 +138,19 @@ mod tests {
         assert!(!is_handed_over(1, LONG), "sending the answers is short");
         assert!(!is_handed_over(LONG, 1), "the run is short");
         assert!(!is_handed_over(LONG, 0), "nothing else runs");
+    }
+
+    #[test]
+    fn the_jobs_of_the_thread_are_done_when_it_has_finished() {
+        let done = Arc::new(AtomicUsize::new(0));
+        let counts = done.clone();
+        let mut responder = Responder::new(move |()| _ = counts.fetch_add(1, Ordering::Relaxed), true);
+        responder.shared.request_ns.store(LONG, Ordering::Relaxed);
+        (0..100).for_each(|_| responder.dispatch((), 1, || LONG));
+        responder.finish();
+        assert_eq!(done.load(Ordering::Relaxed), 100);
+        responder.dispatch((), 1, || LONG);
+        assert_eq!(done.load(Ordering::Relaxed), 101);
     }
 
     #[test]

@@ -499,6 +499,8 @@ fn instance_kind(triton: triton::Instance, model: &Model, number: u32) -> Result
 
 impl Drop for Instance {
     fn drop(&mut self) {
+        // Its thread may still finish a payload, and the table must know the instance then.
+        self.responder.finish();
         self.sequences.retire_instance(self.number);
     }
 }
