@@ -86,13 +86,15 @@ pub struct LiveSequences {
     metrics: SequenceMetrics,
 }
 
-/// Sequences in the queues of the backend's scheduler.
+/// Sequences and requests in the queues of the backend's scheduler.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueNumbers {
     /// Sequences that are parked.
     pub parked: usize,
     /// STARTs that wait for a place.
     pub waiting: usize,
+    /// Requests that wait, these STARTs among them.
+    pub requests: usize,
 }
 
 /// Calls `work`, and logs a panic in it.
@@ -432,8 +434,8 @@ impl LiveSequences {
         self.failed[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes how many sequences are in the queues of the backend's scheduler, under the scheduler's lock, so that older
-    /// numbers never replace newer ones. Returns whether they have changed: then [`LiveSequences::publish`] shows them.
+    /// Notes what is in the queues of the backend's scheduler. Returns whether it has changed: then
+    /// [`LiveSequences::publish`] shows it.
     pub fn note_queue(&self, now: QueueNumbers) -> bool {
         std::mem::replace(&mut *self.queued.lock(), now) != now
     }
@@ -534,7 +536,7 @@ impl LiveSequences {
     }
 
     fn snapshot_of(&self, table: &Table) -> Snapshot {
-        let QueueNumbers { parked, waiting } = *self.queued.lock();
+        let QueueNumbers { parked, waiting, requests } = *self.queued.lock();
         Snapshot {
             live: table.live(),
             capacity: table.capacity(),
@@ -548,6 +550,7 @@ impl LiveSequences {
             counts: table.counts(),
             parked,
             waiting,
+            queued: requests,
             failed: self.failed.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }
     }

@@ -36,6 +36,8 @@ pub struct Snapshot {
     pub parked: usize,
     /// STARTs that wait for a place.
     pub waiting: usize,
+    /// Requests that wait in the backend, these STARTs among them.
+    pub queued: usize,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
     pub failed: [u64; Reason::LABELS.len()],
 }
@@ -43,10 +45,11 @@ pub struct Snapshot {
 /// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 9] = [
+const GAUGES: [(&str, &str, Reading); 10] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_parked_sequences", "Live sequences that are parked", |now| now.parked as f64),
     ("stateful_waiting_starts", "START requests that wait for a place", |now| now.waiting as f64),
+    ("stateful_queued_requests", "Requests that wait in the backend", |now| now.queued as f64),
     ("stateful_slot_capacity", "Most state slots that may exist", |now| now.capacity as f64),
     ("stateful_slots_allocated", "State slots that exist, free ones included", |now| now.slots as f64),
     ("stateful_slabs", "Buffers that the state slots lie in", |now| now.slabs as f64),

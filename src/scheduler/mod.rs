@@ -15,7 +15,7 @@
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
 //! - The caller passes the time. Nothing here reads a clock.
 //! - No operation but [`Scheduler::scan`] takes longer with more sequences that have a place. Removing a sequence that
-//!   waits for one, and [`Scheduler::next_scan`], take longer with more that wait.
+//!   waits for one takes longer with more that wait.
 //!
 //! Not for: states (the slots are in [`crate::sequence`]), tensors, or Triton's objects: a request is an `R`.
 
@@ -23,7 +23,7 @@
 
 mod ids;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashMapExt};
@@ -208,6 +208,8 @@ struct Sequence<R> {
     worker: usize,
     phase: Phase,
     requests: VecDeque<Queued<R>>,
+    /// How many of `requests` are requests, and no clones.
+    queued: usize,
     /// It takes no further request.
     closed: bool,
     /// The last scan found it idle.
@@ -254,6 +256,10 @@ pub struct Scheduler<R> {
     workers: Vec<Worker>,
     /// Lanes of the sequences that wait for a place, in the order of their STARTs.
     waiting: VecDeque<u32>,
+    /// The same lanes, by the time until which they wait.
+    waiting_until: BTreeSet<(Instant, u32)>,
+    /// How many requests wait.
+    queued: usize,
     /// How many sequences have a place.
     placed: usize,
     /// The lanes that have a place and are not overdue, with the time when a request last succeeded (at first, when the
@@ -280,6 +286,8 @@ impl<R> Scheduler<R> {
             next_lane: 0,
             workers: std::iter::repeat_with(worker).take(workers).collect(),
             waiting: VecDeque::new(),
+            waiting_until: BTreeSet::new(),
+            queued: 0,
             placed: 0,
             last_success: LinkedHashMap::new(),
             parked: LinkedHashMap::new(),
@@ -287,8 +295,8 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Worker 0 makes the scans, so
-    /// it is woken for a START that waits. `wait`: how long a START may wait for a place.
+    /// Takes a request. Returns the worker to wake, or the request and why it cannot run; then nothing has changed.
+    /// `wait`: how long a START may wait for a place.
     pub fn arrive(
         &mut self,
         control: Control,
@@ -319,6 +327,8 @@ impl<R> Scheduler<R> {
         }
         let Some(sequence) = self.sequences.get_mut(&lane) else { return Ok(None) };
         sequence.requests.push_back(Queued::Request(request, begins));
+        sequence.queued += 1;
+        self.queued += 1;
         match sequence.phase {
             Phase::Idle => {
                 sequence.phase = Phase::Ready;
@@ -326,9 +336,7 @@ impl<R> Scheduler<R> {
                 self.workers[worker].run(lane);
                 Ok(Some(worker))
             }
-            // The next scan may be earlier now.
-            Phase::Waiting(_) => Ok(Some(0)),
-            Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
+            Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
         }
     }
 
@@ -432,15 +440,19 @@ impl<R> Scheduler<R> {
         let lane = self.next_lane;
         self.next_lane = self.next_lane.wrapping_add(1);
         self.by_id.insert(id.clone(), lane);
-        let phase = Phase::Waiting(now + wait.unwrap_or(longest_wait).min(longest_wait));
-        let (worker, requests) = (0, VecDeque::new());
-        self.sequences
-            .insert(lane, Sequence { id, worker, phase, requests, closed: false, marked: false, overdue: false });
+        let until = now + wait.unwrap_or(longest_wait).min(longest_wait);
+        let phase = Phase::Waiting(until);
+        let (worker, requests, queued) = (0, VecDeque::new(), 0);
+        self.sequences.insert(
+            lane,
+            Sequence { id, worker, phase, requests, queued, closed: false, marked: false, overdue: false },
+        );
         let Some(source) = source else {
             if has_place {
                 self.place(lane, now);
             } else {
                 self.waiting.push_back(lane);
+                self.waiting_until.insert((until, lane));
             }
             return Ok((lane, Begins::Plain));
         };
@@ -527,13 +539,15 @@ impl<R> Scheduler<R> {
         while let Some((lane, source)) = lanes.pop() {
             self.close(lane);
             let Some(sequence) = self.sequences.remove(&lane) else { continue };
-            if matches!(sequence.phase, Phase::Waiting(_)) {
+            if let Phase::Waiting(until) = sequence.phase {
                 self.waiting.retain(|&waiting| waiting != lane);
+                self.waiting_until.remove(&(until, lane));
             } else {
                 self.placed -= 1;
                 self.last_success.remove(&lane);
                 self.workers[sequence.worker].sequences -= 1;
             }
+            self.queued -= sequence.queued;
             // The first request of a clone fails because its source is gone.
             let mut missing = source;
             for queued in sequence.requests {
@@ -604,7 +618,7 @@ impl<R> Scheduler<R> {
 
     /// The next batch of a worker, of up to `most` requests.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
-        let Self { workers, sequences, .. } = self;
+        let Self { workers, sequences, queued, .. } = self;
         let of = &mut workers[worker];
         let (mut over, mut cloned) = (Vec::with_capacity(of.ends), Vec::new());
         let mut ready = Vec::with_capacity(of.queue.len().min(most));
@@ -626,6 +640,8 @@ impl<R> Scheduler<R> {
                         && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
                     {
                         sequence.phase = Phase::Running;
+                        sequence.queued -= 1;
+                        *queued -= 1;
                         cloned.extend(begins.source());
                         ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
                     }
@@ -690,6 +706,9 @@ impl<R> Scheduler<R> {
         while self.placed < self.rules.max_sequences
             && let Some(lane) = self.waiting.pop_front()
         {
+            if let Some(Phase::Waiting(until)) = self.sequences.get(&lane).map(|sequence| sequence.phase) {
+                self.waiting_until.remove(&(until, lane));
+            }
             wake.extend(self.place(lane, now));
         }
     }
@@ -707,13 +726,11 @@ impl<R> Scheduler<R> {
                 }
             }
         }
-        let late = |lane: &u32| {
-            let sequence = self.sequences.get(lane)?;
-            matches!(sequence.phase, Phase::Waiting(until) if until <= now).then_some(*lane)
-        };
-        let late: Vec<u32> = self.waiting.iter().filter_map(late).collect();
         let mut refused = Vec::new();
-        for lane in late {
+        while let Some(&(until, lane)) = self.waiting_until.first()
+            && until <= now
+        {
+            self.waiting_until.pop_first();
             let Some(id) = self.sequences.get(&lane).map(|sequence| sequence.id.clone()) else { continue };
             let mut requests = self.remove(lane).into_iter();
             refused.extend(requests.next().map(|(start, _)| (start, Refused::Late(id))));
@@ -736,12 +753,9 @@ impl<R> Scheduler<R> {
             IdleRule::After(limit) => self.last_success.front().map(|(_, &last)| last + limit),
             IdleRule::Never | IdleRule::TwoScans(_) => self.next_scan,
         };
-        let until = |lane: &u32| match self.sequences.get(lane)?.phase {
-            Phase::Waiting(until) => Some(until),
-            _ => None,
-        };
         let parked = self.parked.front().map(|(_, (_, until))| *until);
-        idle.into_iter().chain(parked).chain(self.waiting.iter().filter_map(until)).min()
+        let waiting = self.waiting_until.first().map(|(until, _)| *until);
+        [idle, parked, waiting].into_iter().flatten().min()
     }
 
     /// How many sequences there are, with those that wait for a place and those that are closed but have requests,
@@ -758,6 +772,11 @@ impl<R> Scheduler<R> {
     /// How many sequences wait for a place.
     pub fn waiting(&self) -> usize {
         self.waiting.len()
+    }
+
+    /// How many requests wait: for a place, for an earlier request of their sequence, or for a run.
+    pub const fn queued(&self) -> usize {
+        self.queued
     }
 
     /// Ends the sequences that had no successful request for `limit`. Those that have a request become overdue instead.

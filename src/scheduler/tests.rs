@@ -517,6 +517,9 @@ proptest! {
             prop_assert_eq!(scheduler.workers.iter().map(|worker| worker.sequences).sum::<usize>(), scheduler.placed);
             prop_assert!(scheduler.by_id.values().all(|lane| !scheduler.sequences[lane].closed));
             prop_assert!(scheduler.last_success.len() <= scheduler.placed);
+            prop_assert_eq!(scheduler.queued(), watch.queued.len());
+            prop_assert!(scheduler.waiting_until.iter().map(|(_, lane)| lane).all(|lane| scheduler.waiting.contains(lane)));
+            prop_assert_eq!(scheduler.waiting_until.len(), scheduler.waiting.len());
         }
         // No END may come that frees a place. Then the STARTs that wait are refused when their time is over.
         now += rules.longest_wait;

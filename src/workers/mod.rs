@@ -4,7 +4,9 @@
 //! into the [`Scheduler`] and returns. Each worker is a thread with an [`Instance`] of its own. It takes the next
 //! batch, runs it, settles its sequences, sends the answers and releases the requests. While a batch runs, requests
 //! collect for the next one, and nothing waits for a fixed time. If no other sequence is live and nothing else is
-//! queued, a request runs on core's thread, because waking the worker takes longer.
+//! queued, a request runs on core's thread, because waking the worker takes longer. One more thread watches the clock:
+//! it ends idle sequences, refuses STARTs that have waited for too long, and releases the last request, whatever the
+//! workers do.
 //!
 //! Rules:
 //! - The scheduler is locked for its own work only, never while a batch runs or an answer is sent.
@@ -14,14 +16,15 @@
 
 #![forbid(unsafe_code)]
 
+mod alarm;
 mod releases;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use smallvec::{SmallVec, smallvec};
 
 use crate::batch::control::ControlReader;
@@ -37,7 +40,13 @@ use crate::responder::Responder;
 use crate::scheduler::{After, Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
 use crate::sequence::Key;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
-use releases::Releases;
+use alarm::Alarm;
+use releases::{LOOK_EVERY, Releases};
+
+/// How long the metrics may show an older number of requests that wait.
+const SHOW_EVERY: Duration = Duration::from_millis(100);
+/// Pause of the thread that watches the clock after a panic, so that a panic that repeats does not fill the log.
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 
 /// A Triton instance, by who schedules the sequences of its model.
 pub enum Scheduled {
@@ -116,6 +125,8 @@ struct Shared {
     /// By worker: it has something to do.
     wake: Vec<Condvar>,
     stop: AtomicBool,
+    /// When the thread that watches the clock has something to do.
+    alarm: Alarm,
     releases: Releases,
     most_rows: usize,
 }
@@ -141,6 +152,7 @@ impl Workers {
             scheduler,
             wake: (0..own.workers).map(|_| Condvar::new()).collect(),
             stop: AtomicBool::new(false),
+            alarm: Alarm::default(),
             releases: Releases::default(),
             most_rows: model.config.max_rows_per_run,
         });
@@ -162,6 +174,10 @@ impl Workers {
             workers.threads.push(started.map_err(LoadError::Worker)?);
             workers.workers.push(worker);
         }
+        let watches = workers.shared.clone();
+        watches.watch_clock_for(&watches.scheduler.lock(), Instant::now());
+        let started = thread::Builder::new().name("clock".to_owned()).spawn(move || watches.watch_clock());
+        workers.threads.push(started.map_err(LoadError::Reaper)?);
         Ok(workers)
     }
 
@@ -193,11 +209,8 @@ impl Workers {
         }
         let is_alone = scheduler.live() == 1;
         wake.extend(scheduler.with_over());
-        let is_noted = self.shared.note_queue(&scheduler);
+        self.shared.watch_clock_for(&scheduler, now);
         drop(scheduler);
-        if is_noted {
-            self.shared.sequences.publish();
-        }
         self.shared.refuse(refused);
         match self.workers.as_slice() {
             // The worker has nothing else to run, and core has nothing else to hand over.
@@ -264,9 +277,10 @@ impl Drop for Workers {
         self.shared.stop.store(true, Ordering::Release);
         drop(self.shared.scheduler.lock());
         self.shared.wake.iter().for_each(|wake| _ = wake.notify_all());
+        self.shared.alarm.stop();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
-                log::error!("a worker has panicked");
+                log::error!("a thread of a model that this backend schedules has panicked");
             }
         }
         // Dropping the responders sends the answers that are left.
@@ -276,9 +290,10 @@ impl Drop for Workers {
 }
 
 impl Shared {
-    /// Returns whether the metrics are to show other numbers of queued sequences.
-    fn note_queue(&self, scheduler: &Scheduler<Box<Queued>>) -> bool {
-        self.sequences.note_queue(QueueNumbers { parked: scheduler.parked(), waiting: scheduler.waiting() })
+    /// Lets the thread that watches the clock look at the scheduler in time. To be called after each change of it.
+    fn watch_clock_for(&self, scheduler: &Scheduler<Box<Queued>>, now: Instant) {
+        let show = now + SHOW_EVERY;
+        self.alarm.by(scheduler.next_scan().map_or(show, |scan| scan.min(show)));
     }
 
     fn wake(&self, workers: &mut Vec<usize>) {
@@ -314,42 +329,46 @@ impl Shared {
         }
     }
 
-    /// Waits until a worker has something to do. Returns false if the instance is being removed. Meanwhile the first
-    /// worker makes the scheduler's scans, and releases the last request.
+    /// Waits until a worker has something to do. Returns false if the instance is being removed.
     fn wait(&self, number: usize) -> bool {
         let mut scheduler = self.scheduler.lock();
         loop {
             if self.stop.load(Ordering::Acquire) {
                 return false;
             }
-            if number == 0 && scheduler.next_scan().is_some_and(|scan| scan <= Instant::now()) {
-                self.scan(&mut scheduler);
-            }
             if scheduler.has_work(number) {
                 return true;
             }
-            let until = (number == 0).then(|| self.releases.next_look().into_iter().chain(scheduler.next_scan()).min());
-            match until.flatten() {
-                None => self.wake[number].wait(&mut scheduler),
-                Some(until) => _ = self.wake[number].wait_until(&mut scheduler, until),
-            }
-            if number == 0 && !scheduler.has_work(0) {
-                MutexGuard::unlocked(&mut scheduler, || self.releases.look());
+            self.wake[number].wait(&mut scheduler);
+        }
+    }
+
+    /// Does what is due, until the instance is removed.
+    fn watch_clock(&self) {
+        while self.alarm.wait() {
+            if let Err(error) = panic::catch(|| self.do_what_is_due()) {
+                log::error!("the thread that watches the clock failed: {error}");
+                self.alarm.by(Instant::now() + AFTER_PANIC);
             }
         }
     }
 
-    fn scan(&self, scheduler: &mut MutexGuard<Scheduler<Box<Queued>>>) {
-        let mut wake = Vec::new();
-        let refused = scheduler.scan(Instant::now(), &mut wake);
-        let is_noted = self.note_queue(scheduler);
-        MutexGuard::unlocked(scheduler, || {
-            self.wake(&mut wake);
-            if is_noted {
-                self.sequences.publish();
-            }
-            self.refuse_queued(refused);
-        });
+    /// Makes the scheduler's scan and releases the last request, if it is time, and shows how much waits.
+    fn do_what_is_due(&self) {
+        let (now, mut wake, mut refused) = (Instant::now(), Vec::new(), Vec::new());
+        let mut scheduler = self.scheduler.lock();
+        if scheduler.next_scan().is_some_and(|scan| scan <= now) {
+            refused = scheduler.scan(now, &mut wake);
+        }
+        let (parked, waiting, requests) = (scheduler.parked(), scheduler.waiting(), scheduler.queued());
+        scheduler.next_scan().into_iter().for_each(|scan| self.alarm.by(scan));
+        drop(scheduler);
+        self.wake(&mut wake);
+        if self.sequences.note_queue(QueueNumbers { parked, waiting, requests }) {
+            self.sequences.publish();
+        }
+        self.refuse_queued(refused);
+        self.releases.look().into_iter().for_each(|look| self.alarm.by(look));
     }
 
     fn refuse_queued(&self, refused: Vec<(Box<Queued>, Refused)>) {
@@ -368,7 +387,11 @@ impl Shared {
             let ended = panic::catch(|| instance.end(&over));
             let after = lanes.into_iter().map(|lane| (lane, After::Over));
             let mut wake = Vec::new();
-            let refused = self.scheduler.lock().finish(after, Instant::now(), &mut wake);
+            let now = Instant::now();
+            let mut scheduler = self.scheduler.lock();
+            let refused = scheduler.finish(after, now, &mut wake);
+            self.watch_clock_for(&scheduler, now);
+            drop(scheduler);
             self.wake(&mut wake);
             self.refuse_queued(refused);
             ended.unwrap_or_else(|error| log::error!("{error}"));
@@ -408,15 +431,12 @@ impl Shared {
         }
         let settled = instance.sequences().finish(answered);
         instance.sequences().finish_payload(number, Vec::new());
-        let mut wake = Vec::new();
+        let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
-        let refused = scheduler.finish(after.into_iter(), Instant::now(), &mut wake);
-        let is_noted = self.note_queue(&scheduler);
+        let refused = scheduler.finish(after.into_iter(), now, &mut wake);
+        self.watch_clock_for(&scheduler, now);
         drop(scheduler);
         self.wake(&mut wake);
-        if is_noted {
-            self.sequences.publish();
-        }
         let requests = settled.requests.len();
         worker.responder.dispatch(settled, requests, || instance.next_run_ns());
         self.refuse_queued(refused);
@@ -431,10 +451,7 @@ impl Shared {
 
     fn release(&self, requests: Vec<Request>) {
         if self.releases.release(requests) {
-            // The first worker has to look at core's thread from now on. The lock makes sure that it either waits
-            // already or sees the request before it waits.
-            drop(self.scheduler.lock());
-            self.wake[0].notify_one();
+            self.alarm.by(Instant::now() + LOOK_EVERY);
         }
     }
 }

@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 
 use crate::triton::Request;
 
-/// Longest time between two looks at core's thread.
-const LOOK_EVERY: Duration = Duration::from_millis(5);
+/// Time between two looks at core's thread.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 #[derive(Default)]
 pub(super) struct Releases {
@@ -28,7 +28,8 @@ pub(super) struct Releases {
 
 #[derive(Default)]
 struct Kept {
-    request: Option<Request>,
+    /// And since when.
+    request: Option<(Request, Instant)>,
     /// The last look found core's thread asleep.
     slept: bool,
 }
@@ -51,33 +52,33 @@ impl Releases {
     }
 
     /// Releases requests, and the one that is kept, and keeps the last of them instead. Returns whether none was kept
-    /// before: then the first worker has to call [`Releases::look`] from now on.
+    /// before: then [`Releases::look`] has to be called after [`LOOK_EVERY`].
     pub fn release(&self, mut requests: Vec<Request>) -> bool {
         let Some(last) = requests.pop() else { return false };
         let before = {
             let mut kept = self.kept.lock();
             kept.slept = false;
-            kept.request.replace(last)
+            kept.request.replace((last, Instant::now()))
         };
         before.is_none()
     }
 
-    /// When [`Releases::look`] has to be called; `None` while nothing is kept.
-    pub fn next_look(&self) -> Option<Instant> {
-        self.kept.lock().request.as_ref().map(|_| Instant::now() + LOOK_EVERY)
-    }
-
-    /// Releases the request that is kept, if core's thread sleeps in this look and slept in the last one.
-    pub fn look(&self) {
+    /// Releases the request that is kept, if core's thread sleeps in this look and slept in the last one. Returns when
+    /// to look again; `None` if nothing is kept.
+    pub fn look(&self) -> Option<Instant> {
         let mut kept = self.kept.lock();
-        if kept.request.is_none() {
-            return;
+        let (_, since) = kept.request.as_ref()?;
+        let (now, first_look) = (Instant::now(), *since + LOOK_EVERY);
+        if now < first_look {
+            return Some(first_look);
         }
         let sleeps = !self.is_executing.load(Ordering::Acquire) && self.is_asleep();
         let released = if sleeps && kept.slept { kept.request.take() } else { None };
+        let next = if released.is_some() { None } else { Some(now + LOOK_EVERY) };
         kept.slept = sleeps;
         drop(kept);
         drop(released);
+        next
     }
 
     /// Releases the request that is kept. Only for an instance that core is removing.

@@ -1,5 +1,7 @@
 //! Models that the backend schedules itself: any number of requests of a sequence in flight, in any payloads.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use super::traffic::row_of;
 use super::*;
 
@@ -155,6 +157,53 @@ fn whatever_fails_each_request_is_answered_once_and_released_once() {
         model.unload();
     }
     triton.assert_clean();
+}
+
+/// A request whose worker is busy with it until the flag is set.
+fn request_at_work_until(is_over: &Arc<AtomicBool>, id: u64) -> Arc<Request> {
+    let is_over = is_over.clone();
+    let mut request = request(id, 0, [0.0, 0.0]);
+    request.meanwhile = Some(Box::new(move || assert!(becomes_true(|| is_over.load(Ordering::Relaxed)))));
+    Arc::new(request)
+}
+
+#[test]
+fn the_last_request_is_released_while_the_first_worker_is_busy() {
+    serve(&own(&[("worker_count", "2")]), |model| {
+        // The first sequence goes to the first worker, the second to the second.
+        model.run(vec![request(1, START, [1.0, 1.0])]);
+        model.run(vec![request(2, START, [2.0, 2.0])]);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let busy = [request_at_work_until(&is_over, 1)];
+        let last = [Arc::new(request(2, 0, [1.0, 1.0]))];
+        model.instance.send(&busy);
+        model.instance.send(&last);
+        let is_released = becomes_true(|| last[0].is_released());
+        is_over.store(true, Ordering::Relaxed);
+        wait_for_release(&busy);
+        assert!(is_released, "it waits for a run that is not its own");
+        assert_eq!((sums(&busy), sums(&last)), (vec![Some([1.0, 1.0])], vec![Some([3.0, 3.0])]));
+    });
+}
+
+#[test]
+fn a_start_that_has_waited_for_too_long_is_refused_while_the_only_worker_is_busy() {
+    let rules = [("max_sequence_number", "2"), ("max_queue_size", "1"), ("queue_timeout_ms", "10")];
+    serve(&own(&rules), |model| {
+        model.run(vec![request(1, START, [1.0, 1.0])]);
+        model.run(vec![request(2, START, [2.0, 2.0])]);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let busy = [request_at_work_until(&is_over, 1)];
+        let late = [Arc::new(request(3, START, [1.0, 1.0]))];
+        model.instance.send(&busy);
+        model.instance.send(&late);
+        let is_answered = becomes_true(|| late[0].answer().is_some());
+        is_over.store(true, Ordering::Relaxed);
+        wait_for_release(&busy);
+        wait_for_release(&late);
+        assert!(is_answered, "it waits for a run that is not its own");
+        assert_error(&late[0], TRITONSERVER_ERROR_UNAVAILABLE, "SEQUENCE_QUEUE_TIMEOUT");
+    });
 }
 
 /// The configuration with the State API. Requests carry VALUE or a state, and the model has a default for no input.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 
 import numpy as np
 import pytest
@@ -175,3 +176,19 @@ FAILS = 1000
 def total(answer: Answer) -> int:
     """The sum that `models.work` answers."""
     return answer.outputs["OUTPUT"].item()
+
+
+def while_they_run(begin, task) -> None:
+    """Runs the task while the requests that `begin(work)` sends are at work: the task is repeated with longer requests
+    if it took so long that all of them were answered first."""
+    for work in (200, 1000, 5000, 25000):
+        calls = begin(work)
+        time.sleep(0.05)
+        task()
+        in_time = not all(call.future.done() for call in calls)
+        for call in calls:
+            call.answer()
+        if in_time:
+            return
+        # the next attempt begins anew
+    pytest.fail("the task always waited for the requests that ran")

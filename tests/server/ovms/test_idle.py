@@ -135,6 +135,36 @@ def test_o48_an_end_that_runs_is_not_touched(deployment, serve, connect, rule):
     assert expired(deployment, model) == 0
 
 
+def start_if_possible(client, model, sequence_id):
+    """Starts the sequence, or gives the error."""
+    return outcome_of(lambda: Talk(client, model, sequence_id).start())
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"sequence_cleaner_poll_wait_minutes": 0.005}, {"sequence_idle_timeout_ms": 300}],
+    ids=["scans", "precise"],
+)
+def test_an_idle_sequence_makes_room_while_another_worker_runs(deployment, serve, connect, rule):
+    """The first sequence goes to the first worker, which is busy for long, the second to the second."""
+    model = serve(parameters={**rule, "worker_count": 2, "max_sequence_number": 2})
+    client, other = connect(), connect()
+    for attempt, work in enumerate((1000, 5000, 25000)):
+        first, second, third = range(10 * attempt + 1, 10 * attempt + 4)
+        deployment.settles("stateful_live_sequences", model, 0)
+        Talk(client, model, first).start()
+        Talk(client, model, second).start()
+        busy = client.send(model.name, fed(1, work), {"sequence_id": first})
+        eventually(
+            lambda third=third: start_if_possible(other, model, third), lambda came: not isinstance(came, Refused)
+        )
+        in_time = not busy.future.done()
+        outcome_of(busy.answer)
+        if in_time:
+            return
+    pytest.fail("the place was free only when the first worker had time")
+
+
 def outcome_of(task):
     """The task's result, or the error as a value."""
     try:

@@ -6,7 +6,7 @@ import pytest
 
 from harness.conversations import together
 from harness.deployment import eventually
-from harness.own import Talk, both_ways, check_error, fails_with, fed, total
+from harness.own import Talk, both_ways, check_error, fails_with, fed, total, while_they_run
 from harness.raw import Refused, take_back
 
 
@@ -133,12 +133,13 @@ def test_a_start_may_wait_for_a_place_and_the_next_requests_behind_it(deployment
     Talk(client, model, 8).start()
 
 
-def test_starts_get_their_places_in_the_order_in_which_they_came(serve, connect):
+def test_starts_get_their_places_in_the_order_in_which_they_came(deployment, serve, connect):
     """The first that waits is there before the second: both come on one stream."""
     model, client, talks = full(serve, connect, max_queue_size=2)
     stream = connect("stream")
     for sequence_id in (6, 7):
         stream.send(model.name, fed(1), start_of(sequence_id))
+    deployment.settles("stateful_waiting_starts", model, 2)
     talks[0].end()
     number, answer = stream.reply()
     assert (number, total(answer)) == (0, 1)
@@ -218,3 +219,22 @@ def test_a_request_that_waited_longer_than_its_timeout_is_not_run(serve, connect
     check_error(replies[5], "SEQUENCE_QUEUE_TIMEOUT", 42)
     check_error(replies[6], "SEQUENCE_MISSING", 42)
     Talk(connect(), model, 42).one_shot()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_start_waits_no_longer_than_its_timeout_while_a_run_takes_long(serve, connect, workers):
+    parameters = {"worker_count": workers, "max_sequence_number": 2, "max_queue_size": 1}
+    model, client, other = serve(parameters=parameters), connect(), connect()
+    for sequence_id in (1, 2):
+        Talk(client, model, sequence_id).start(fed(0))
+
+    def begin(work):
+        return [client.send(model.name, fed(0, work), {"sequence_id": 1})]
+
+    def task():
+        # the second one would still wait when the answer to the run has arrived
+        for _ in range(2):
+            with fails_with("SEQUENCE_QUEUE_TIMEOUT", 3):
+                other.ask(model.name, fed(1), start_of(3, timeout_us=20_000))
+
+    while_they_run(begin, task)

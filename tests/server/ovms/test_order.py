@@ -1,15 +1,13 @@
 """Requests of one sequence run in the order in which they come, and other sequences don't wait for them: cases O34 to
 O39 of OpenVINO Model Server."""
 
-import time
-
 import numpy as np
 import pytest
 
 from harness import models
 from harness.batches import batch_sizes
 from harness.conversations import together
-from harness.own import Talk, answered_id, check_error, fails_with, fed, total
+from harness.own import Talk, answered_id, check_error, fails_with, fed, total, while_they_run
 from harness.raw import Refused
 from harness.repetitions import repeated
 
@@ -35,22 +33,6 @@ def sums(stream, model, asked) -> list:
     replies = stream.all_replies(len(asked))
     came = [replies[number] for number in range(stream.count - len(asked), stream.count)]
     return [one if isinstance(one, Refused) else total(one) for one in came]
-
-
-def while_they_run(begin, task) -> None:
-    """Runs the task while the requests that `begin(work)` sends are at work: the task is repeated with longer requests
-    if it took so long that all of them were answered first."""
-    for work in (200, 1000, 5000, 25000):
-        calls = begin(work)
-        time.sleep(0.05)
-        task()
-        in_time = not all(call.future.done() for call in calls)
-        for call in calls:
-            call.answer()
-        if in_time:
-            return
-        # the next attempt begins anew
-    pytest.fail("the task always waited for the requests that ran")
 
 
 # ---- a request that comes while another of its sequence is queued or runs
