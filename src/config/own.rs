@@ -14,15 +14,17 @@ const MAX_SEQUENCES: usize = 500;
 /// OpenVINO Model Server's default of `sequence_cleaner_poll_wait_minutes`.
 const POLL_WAIT_MINUTES: f64 = 5.0;
 const LONGEST_WAIT_MS: u64 = 10_000;
+const MAX_QUEUED: usize = 100;
 const MOST_WORKERS: usize = 1024;
 const MOST_PARKED: usize = 100;
 
 /// Parameters that a model with `sequence_batching` must not have.
-const PARAMETERS: [&str; 11] = [
+const PARAMETERS: [&str; 12] = [
     "id_reuse",
     "idle_sequence_cleanup",
     "max_parked_sequences",
     "max_queue_size",
+    "max_queued_requests_per_sequence",
     "max_sequence_number",
     "on_duplicate_start",
     "park_ms",
@@ -42,9 +44,10 @@ pub struct OwnScheduling {
 
 impl fmt::Display for OwnScheduling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Rules { max_sequences, max_waiting, longest_wait, on_duplicate_start, id_reuse, idle, parking } =
-            self.rules;
+        let Rules { max_sequences, max_waiting, longest_wait, max_queued, idle, parking, .. } = self.rules;
+        let Rules { on_duplicate_start, id_reuse, .. } = self.rules;
         write!(f, "{} worker(s), at most {max_sequences} sequences", self.workers)?;
+        write!(f, ", up to {max_queued} requests of each wait")?;
         if max_waiting > 0 {
             write!(f, ", {max_waiting} STARTs wait for up to {longest_wait:?}")?;
         }
@@ -65,7 +68,7 @@ impl fmt::Display for OwnScheduling {
 
 impl OwnScheduling {
     pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
-        let count = |name| parameters.number(name, 1usize.., "a number of sequences, 1 or more,");
+        let count = |name, of| parameters.number(name, 1usize.., &format!("a number of {of}, 1 or more,"));
         let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
         let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
         let duplicate = [("reject", OnDuplicateStart::Reject), ("restart", OnDuplicateStart::Restart)];
@@ -74,9 +77,10 @@ impl OwnScheduling {
         let workers = format!("a number of threads from 1 to {MOST_WORKERS}");
         Ok(Self {
             rules: Rules {
-                max_sequences: count("max_sequence_number")?.unwrap_or(MAX_SEQUENCES),
+                max_sequences: count("max_sequence_number", "sequences")?.unwrap_or(MAX_SEQUENCES),
                 max_waiting: waiting.unwrap_or(0),
                 longest_wait: Duration::from_millis(wait.unwrap_or(LONGEST_WAIT_MS)).min(YEAR),
+                max_queued: count("max_queued_requests_per_sequence", "requests")?.unwrap_or(MAX_QUEUED),
                 on_duplicate_start: parameters
                     .choice("on_duplicate_start", &duplicate)?
                     .unwrap_or(OnDuplicateStart::Reject),

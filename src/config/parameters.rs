@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 61] = [
+const KNOWN: [&str; 62] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -43,6 +43,7 @@ const KNOWN: [&str; 61] = [
     "max_candidate_sequence_use_ratio",
     "max_parked_sequences",
     "max_queue_size",
+    "max_queued_requests_per_sequence",
     "max_rows_per_run",
     "max_sequence_number",
     "max_state_bytes",

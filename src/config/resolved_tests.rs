@@ -191,6 +191,7 @@ fn one_instance_without_sequence_batching_is_scheduled_by_this_backend() {
     };
     let as_it_comes = own(&[]);
     assert_eq!((as_it_comes.workers, as_it_comes.rules.max_sequences), (1, 500));
+    assert_eq!(as_it_comes.rules.max_queued, 100);
     assert_eq!(as_it_comes.rules.idle, IdleRule::TwoScans(Duration::from_secs(300)));
     assert_eq!(own(&[("idle_sequence_cleanup", "false")]).rules.idle, IdleRule::Never);
     assert_eq!(own(&[("sequence_cleaner_poll_wait_minutes", "0")]).rules.idle, IdleRule::Never);

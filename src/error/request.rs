@@ -124,6 +124,12 @@ pub enum RequestError {
         named(id.as_ref())
     )]
     SequenceQueueFull { id: Option<SequenceId>, max: usize },
+    /// A request of a sequence of which `max` requests wait already.
+    #[error(
+        "MAX_QUEUED_REQUESTS_REACHED: {max} requests of sequence {id} wait already (max_queued_requests_per_sequence); \
+         this one has had no effect, and the sequence goes on: wait for an answer, and send it again"
+    )]
+    TooManyQueued { id: SequenceId, max: usize },
     /// A request that has waited for its longest time.
     #[error(
         "SEQUENCE_QUEUE_TIMEOUT: the request of sequence {0} has waited for as long as it may (its 'timeout', or \
@@ -282,6 +288,7 @@ pub enum Reason {
     SequenceId,
     SequenceBusy,
     NoSlot,
+    QueueFull,
     QueueTimeout,
     StateTooLarge,
     NoMemory,
@@ -296,12 +303,13 @@ pub enum Reason {
 
 impl Reason {
     /// All of them, with the label of each.
-    pub const LABELS: [(Self, &str); 15] = [
+    pub const LABELS: [(Self, &str); 16] = [
         (Self::SequenceNotFound, "sequence_not_found"),
         (Self::SequenceExists, "sequence_exists"),
         (Self::SequenceId, "sequence_id"),
         (Self::SequenceBusy, "sequence_busy"),
         (Self::NoSlot, "no_slot"),
+        (Self::QueueFull, "queue_full"),
         (Self::QueueTimeout, "queue_timeout"),
         (Self::StateTooLarge, "state_too_large"),
         (Self::NoMemory, "no_memory"),
@@ -333,6 +341,7 @@ impl RequestError {
             | Self::SequenceIdConflict { .. } => Reason::SequenceId,
             Self::SequenceBusy(_) => Reason::SequenceBusy,
             Self::PoolFull { .. } | Self::TooManySequences { .. } | Self::SequenceQueueFull { .. } => Reason::NoSlot,
+            Self::TooManyQueued { .. } => Reason::QueueFull,
             Self::SequenceQueueTimeout(_) => Reason::QueueTimeout,
             Self::StateTooLarge { .. } | Self::HeldTooLarge { .. } => Reason::StateTooLarge,
             Self::Memory(_)
@@ -422,9 +431,10 @@ impl RequestError {
             Self::SequenceExists(_) | Self::SequenceLive(_) | Self::StepConflict { .. } => Code::AlreadyExists,
             Self::StateApiOff(_) => Code::Unsupported,
             Self::Snapshot(SnapshotError::Memory(error)) => memory_code(error),
-            Self::TooManySequences { .. } | Self::SequenceQueueFull { .. } | Self::SequenceQueueTimeout(_) => {
-                Code::Unavailable
-            }
+            Self::TooManySequences { .. }
+            | Self::SequenceQueueFull { .. }
+            | Self::TooManyQueued { .. }
+            | Self::SequenceQueueTimeout(_) => Code::Unavailable,
             Self::PoolFull { .. } | Self::SequenceBusy(_) | Self::StateTooLarge { .. } | Self::StateRoom(_) => {
                 Code::Unavailable
             }
@@ -473,6 +483,7 @@ impl From<Refused> for RequestError {
             Refused::Exists(id) => Self::SequenceExists(id),
             Refused::TooMany { id, max } => Self::TooManySequences { id, max },
             Refused::QueueFull { id, max } => Self::SequenceQueueFull { id, max },
+            Refused::TooManyQueued { id, max } => Self::TooManyQueued { id, max },
             Refused::Late(id) => Self::SequenceQueueTimeout(id),
             Refused::NotParked(id) => Self::SequenceNotParked(id),
             Refused::NotParkedButLive(id) => Self::SequenceLive(id),

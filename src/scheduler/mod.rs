@@ -42,6 +42,8 @@ pub struct Rules {
     pub max_waiting: usize,
     /// The longest wait for a place, if the request names no shorter one.
     pub longest_wait: Duration,
+    /// Most requests of a sequence that wait (`max_queued_requests_per_sequence`).
+    pub max_queued: usize,
     /// What a START of a live id does.
     pub on_duplicate_start: OnDuplicateStart,
     /// Which id a START without one gets.
@@ -115,6 +117,8 @@ pub enum Refused {
     TooMany { id: Option<SequenceId>, max: usize },
     /// A START, every place is taken, and `max` STARTs wait already.
     QueueFull { id: Option<SequenceId>, max: usize },
+    /// `max` requests of the sequence wait already.
+    TooManyQueued { id: SequenceId, max: usize },
     /// A START that has waited for a place for its longest time.
     Late(SequenceId),
     /// A START that resumes a parked sequence, and there is none with its id.
@@ -314,7 +318,10 @@ impl<R> Scheduler<R> {
                 }
                 Err(refused) => return Err((request, refused)),
             },
-            (false, Some(lane)) => lane,
+            (false, Some(lane)) => match self.check_queue(self.queued_in(lane), control.id) {
+                Ok(()) => lane,
+                Err(refused) => return Err((request, refused)),
+            },
             // The caller has refused a request with neither START nor id, so there is an id.
             (false, None) => {
                 let id = control.id.unwrap_or(SequenceId::Number(0));
@@ -340,15 +347,33 @@ impl<R> Scheduler<R> {
         }
     }
 
+    /// How many requests of a sequence wait.
+    fn queued_in(&self, lane: u32) -> usize {
+        self.sequences.get(&lane).map_or(0, |sequence| sequence.queued)
+    }
+
+    /// Refuses one more request of a sequence with this id if too many wait.
+    fn check_queue(&self, queued: usize, id: Option<SequenceId>) -> Result<(), Refused> {
+        let max = self.rules.max_queued;
+        if queued < max { Ok(()) } else { Err(Refused::TooManyQueued { id: id.unwrap_or(SequenceId::Number(0)), max }) }
+    }
+
     /// Whether requests with these controls can arrive one after the other. Returns the position of the first that
     /// cannot, and why.
     pub fn check(&self, controls: &[&Control]) -> Result<(), (usize, Refused)> {
+        /// What the rows before have made of a sequence.
+        struct Changed {
+            id: SequenceId,
+            lives: bool,
+            queued: usize,
+        }
         let Rules { max_sequences, max_waiting, on_duplicate_start, .. } = self.rules;
-        let mut changed: Vec<(SequenceId, bool)> = Vec::new();
+        let mut changed: Vec<Changed> = Vec::new();
         let (mut ids, mut starts, mut replaced) = (self.ids.clone(), 0, 0);
         for (row, Control { id, start, end, .. }) in controls.iter().enumerate() {
-            let by_request = |id: &SequenceId| changed.iter().rev().find(|(of, _)| of == id).map(|(_, lives)| *lives);
-            let is_live = |id: &SequenceId| by_request(id).unwrap_or_else(|| self.by_id.contains_key(id));
+            let by_request = |id: &SequenceId| changed.iter().rev().find(|changed| changed.id == *id);
+            let is_live =
+                |id: &SequenceId| by_request(id).map_or_else(|| self.by_id.contains_key(id), |changed| changed.lives);
             let is_taken = |id: &SequenceId| is_live(id) || self.parked.contains_key(id);
             let made = if *start && id.is_none() { Some(ids.next(is_taken)) } else { None };
             let Some(known) = id.clone().or(made) else { continue };
@@ -365,7 +390,13 @@ impl<R> Scheduler<R> {
             if *start && taken > max_sequences + max_waiting + replaced {
                 return Err((row, self.no_place(id.clone())));
             }
-            changed.push((known, !end));
+            let queued = match by_request(&known) {
+                _ if *start => 0,
+                Some(changed) => changed.queued,
+                None => self.by_id.get(&known).map_or(0, |&lane| self.queued_in(lane)),
+            };
+            self.check_queue(queued, Some(known.clone())).map_err(|refused| (row, refused))?;
+            changed.push(Changed { id: known, lives: !end, queued: queued + 1 });
         }
         Ok(())
     }

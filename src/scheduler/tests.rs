@@ -11,6 +11,7 @@ fn rules() -> Rules {
         max_sequences: 3,
         max_waiting: 0,
         longest_wait: 10 * SECOND,
+        max_queued: 100,
         on_duplicate_start: OnDuplicateStart::Reject,
         id_reuse: IdReuse::Last,
         idle: IdleRule::Never,
@@ -163,6 +164,38 @@ fn starts_wait_for_a_place_in_order_and_not_for_longer_than_they_may() {
     assert_eq!(bench.pass(9 * SECOND), []);
     assert_eq!(bench.pass(SECOND), [(50, Refused::Late(id(5))), (51, Refused::Missing(id(5)))]);
     assert_eq!(bench.scheduler.next_scan(), None);
+}
+
+#[test]
+fn only_so_many_requests_of_a_sequence_wait_and_one_more_changes_nothing() {
+    let mut bench = Bench::new(Rules { max_sequences: 2, max_waiting: 1, max_queued: 2, ..rules() });
+    let full = |of| Err(Refused::TooManyQueued { id: id(of), max: 2 });
+    for (sequence, what, request) in [(1, "S", 10), (1, "", 11), (2, "S", 20), (3, "S", 30), (3, "", 31)] {
+        bench.send(sequence, what, request).unwrap();
+    }
+    assert_eq!(bench.send(1, "", 12), full(1));
+    assert_eq!(bench.send(1, "E", 12), full(1));
+    assert_eq!(bench.send(3, "E", 32), full(3), "it waits for a place");
+    bench.clone(1, 4, 40).unwrap_err();
+    assert_eq!(bench.scheduler.queued(), 5);
+    let running = bench.take();
+    bench.send(1, "E", 13).expect("the one that runs waits no longer");
+    assert_eq!(bench.finish(&running, After::Over), [(11, Refused::Missing(id(1))), (13, Refused::Missing(id(1)))]);
+    assert_eq!(bench.run(After::Advanced), [30]);
+    bench.send(3, "E", 33).unwrap();
+    assert_eq!((bench.run(After::Advanced), bench.run(After::Over)), (vec![31], vec![33]));
+    assert_eq!((bench.scheduler.queued(), bench.scheduler.live()), (0, 0));
+}
+
+#[test]
+fn clones_that_wait_for_a_sequence_are_not_among_its_requests() {
+    let mut bench = Bench::new(Rules { max_queued: 2, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.clone(1, 2, 20).unwrap();
+    bench.clone(1, 3, 30).unwrap();
+    bench.send(1, "", 11).unwrap();
+    assert_eq!(bench.send(1, "", 12), Err(Refused::TooManyQueued { id: id(1), max: 2 }));
+    assert_eq!(bench.scheduler.queued(), 4);
 }
 
 #[test]
@@ -384,10 +417,12 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         (1u64..6, 1usize..3).prop_map(|(seconds, most)| Parking { time: Duration::from_secs(seconds), most }),
     );
     let flags = (any::<bool>(), any::<bool>());
-    (1usize..4, 0usize..3, flags, idle, parking).prop_map(|(most, waiting, (restarts, at_once), idle, parking)| Rules {
+    let numbers = (1usize..4, 0usize..3, 1usize..8);
+    (numbers, flags, idle, parking).prop_map(|((most, waiting, queued), (restarts, at_once), idle, parking)| Rules {
         max_sequences: most,
         max_waiting: waiting,
         longest_wait: 3 * SECOND,
+        max_queued: queued,
         on_duplicate_start: if restarts { OnDuplicateStart::Restart } else { OnDuplicateStart::Reject },
         id_reuse: if at_once { IdReuse::AtOnce } else { IdReuse::Last },
         idle,
@@ -518,6 +553,7 @@ proptest! {
             prop_assert!(scheduler.by_id.values().all(|lane| !scheduler.sequences[lane].closed));
             prop_assert!(scheduler.last_success.len() <= scheduler.placed);
             prop_assert_eq!(scheduler.queued(), watch.queued.len());
+            prop_assert!(scheduler.sequences.values().all(|sequence| sequence.queued <= rules.max_queued));
             prop_assert!(scheduler.waiting_until.iter().map(|(_, lane)| lane).all(|lane| scheduler.waiting.contains(lane)));
             prop_assert_eq!(scheduler.waiting_until.len(), scheduler.waiting.len());
         }
@@ -545,12 +581,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 2000 }, failure_persistence: None, ..Default::default() })]
     #[test]
     fn what_is_found_fit_to_arrive_arrives_and_what_is_not_is_refused_at_that_row(
-        max_sequences in 1usize..5, max_waiting in 0usize..3, restarts: bool, is_run: bool,
+        max_sequences in 1usize..5, max_waiting in 0usize..3, max_queued in 1usize..4, restarts: bool, is_run: bool,
         before in prop::collection::vec(control(), 0..8), rows in prop::collection::vec(control(), 1..6),
     ) {
         let now = Instant::now();
         let on_duplicate_start = if restarts { OnDuplicateStart::Restart } else { OnDuplicateStart::Reject };
-        let mut scheduler = Scheduler::new(Rules { max_sequences, max_waiting, on_duplicate_start, ..rules() }, 1, now);
+        let mut scheduler = Scheduler::new(Rules { max_sequences, max_waiting, max_queued, on_duplicate_start, ..rules() }, 1, now);
         for control in &before {
             _ = scheduler.arrive(control.clone(), 0, None, now);
         }

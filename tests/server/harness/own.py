@@ -30,6 +30,7 @@ ERRORS = {
         "Max sequence number has been reached. Could not create new sequence",
     ),
     "SEQUENCE_ID_CONFLICT": ("INVALID_ARGUMENT", "400", ""),
+    "MAX_QUEUED_REQUESTS_REACHED": ("UNAVAILABLE", "503", ""),
     "SEQUENCE_QUEUE_FULL": ("UNAVAILABLE", "503", ""),
     "SEQUENCE_QUEUE_TIMEOUT": ("UNAVAILABLE", "503", ""),
 }

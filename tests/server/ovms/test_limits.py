@@ -1,12 +1,13 @@
 """How many sequences there may be: cases O30 to O33 of OpenVINO Model Server, and the queue of STARTs."""
 
 import contextlib
+import re
 
 import pytest
 
 from harness.conversations import together
 from harness.deployment import eventually
-from harness.own import Talk, both_ways, check_error, fails_with, fed, total, while_they_run
+from harness.own import Talk, both_ways, check_error, fails_with, fed, special, total, while_they_run
 from harness.raw import Refused, take_back
 
 
@@ -238,3 +239,92 @@ def test_a_start_waits_no_longer_than_its_timeout_while_a_run_takes_long(serve, 
                 other.ask(model.name, fed(1), start_of(3, timeout_us=20_000))
 
     while_they_run(begin, task)
+
+
+# ---- requests of one sequence that wait
+
+
+def refused_by_reason(deployment, model) -> dict[str, float]:
+    """Failed requests of the model, by the metric's reasons that have any."""
+    lines = re.findall(r"^stateful_requests_failed_total{(.*)} (\S+)$", deployment.server.metrics(), re.MULTILINE)
+    of_model = [(labels, float(count)) for labels, count in lines if f'model="{model.name}"' in labels]
+    return {re.findall(r'reason="(\w+)"', labels)[0]: count for labels, count in of_model if count}
+
+
+def step_of(sequence_id, **flags) -> dict:
+    return {"sequence_id": sequence_id, **flags}
+
+
+def test_only_so_many_requests_wait_behind_a_start_that_waits(deployment, serve, connect):
+    """One more is refused, also an END, and changes nothing: the sequence goes on."""
+    model, client, talks = full(serve, connect, max_queue_size=1, max_queued_requests_per_sequence=3)
+    stream = connect("stream")
+    end = {"sequence_end": True}
+    for value, flags in [(1, {"sequence_start": True}), (2, {}), (4, {}), (8, {}), (16, end)]:
+        stream.send(model.name, fed(value), step_of(6, **flags))
+    eventually(lambda: refused_by_reason(deployment, model), lambda refused: refused == {"queue_full": 2})
+    deployment.settles("stateful_queued_requests", model, 3)
+    talks[0].end()
+    replies = stream.all_replies(5)
+    assert [total(replies[number]) for number in range(3)] == [1, 3, 7]
+    for number in (3, 4):
+        check_error(replies[number], "MAX_QUEUED_REQUESTS_REACHED", 6)
+        assert "max_queued_requests_per_sequence" in replies[number].text
+    assert total(client.ask(model.name, fed(32), step_of(6, **end))) == 39
+    deployment.settles("stateful_queued_requests", model, 0)
+
+
+def test_only_so_many_requests_wait_behind_one_that_runs(deployment, serve, connect):
+    """Each sum is that of the requests before that were not refused."""
+    model, stream = serve(parameters={"max_queued_requests_per_sequence": 3}), connect("stream")
+    Talk(connect(), model, 1).start()
+    Talk(connect(), model, 42).start(fed(0))
+    expected = 0
+    for work in (200, 1000, 5000, 25000):
+        first = stream.count
+        for i in range(12):
+            stream.send(model.name, fed(i + 1, work if i == 0 else 0), step_of(42))
+        replies = stream.all_replies(12)
+        came = [replies[first + i] for i in range(12)]
+        for i, reply in enumerate(came):
+            if isinstance(reply, Refused):
+                check_error(reply, "MAX_QUEUED_REQUESTS_REACHED", 42)
+            else:
+                expected += i + 1
+                assert total(reply) == expected
+        # three wait behind the first, or two with it, unless it was answered before all were there
+        answered = [not isinstance(reply, Refused) for reply in came]
+        if sum(answered) <= 4:
+            assert answered[:3] == [True] * 3 and sum(answered) in (3, 4)
+            break
+    else:
+        pytest.fail("the first request was always answered before the last was sent")
+    assert total(connect().ask(model.name, fed(0), step_of(42, sequence_end=True))) == expected
+    # another sequence is not concerned
+    assert refused_by_reason(deployment, model).keys() == {"queue_full"}
+
+
+def test_no_row_of_a_request_runs_if_too_many_of_a_sequence_would_wait(serve, connect):
+    model, client = serve(parameters={"max_queued_requests_per_sequence": 3}, max_batch_size=8), connect()
+    Talk(client, model, 42).start(fed(1))
+
+    def rows(count):
+        inputs = {name: value.repeat(count, axis=0) for name, value in fed(2).items()}
+        ids = {name: value.repeat(count, axis=0) for name, value in special(model, 42).items()}
+        return client.ask(model.name, {**inputs, **ids}, {})
+
+    with fails_with("MAX_QUEUED_REQUESTS_REACHED", 42):
+        rows(4)
+    assert rows(3).outputs["OUTPUT"].ravel().tolist() == [3, 5, 7]
+
+
+def test_by_default_a_hundred_requests_of_a_sequence_may_wait(deployment, serve, connect):
+    model, client, talks = full(serve, connect, max_queue_size=1)
+    stream = connect("stream")
+    for count in range(101):
+        stream.send(model.name, fed(1), start_of(6) if count == 0 else step_of(6))
+    eventually(lambda: refused_by_reason(deployment, model), lambda refused: refused == {"queue_full": 1})
+    talks[0].end()
+    replies = stream.all_replies(101)
+    assert [total(replies[number]) for number in range(100)] == list(range(1, 101))
+    check_error(replies[100], "MAX_QUEUED_REQUESTS_REACHED", 6)

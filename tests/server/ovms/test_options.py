@@ -30,6 +30,7 @@ def test_o59_options_of_stateful_models_are_understood(serve, connect):
         ("max_sequence_number", "-1"),
         ("max_sequence_number", "many"),
         ("max_queue_size", "-1"),
+        ("max_queued_requests_per_sequence", "0"),
         ("idle_sequence_cleanup", "perhaps"),
         ("sequence_cleaner_poll_wait_minutes", "-1"),
         ("sequence_cleaner_poll_wait_minutes", "soon"),
@@ -65,7 +66,15 @@ def test_o59_an_option_with_another_name_here_is_refused_with_the_name_to_use(de
 
 
 @pytest.mark.parametrize(
-    "name", ["max_sequence_number", "max_queue_size", "worker_count", "on_duplicate_start", "id_reuse"]
+    "name",
+    [
+        "max_sequence_number",
+        "max_queue_size",
+        "max_queued_requests_per_sequence",
+        "worker_count",
+        "on_duplicate_start",
+        "id_reuse",
+    ],
 )
 def test_o59_an_option_of_ours_is_refused_where_triton_schedules(deployment, name):
     value = {"on_duplicate_start": "reject", "id_reuse": "ovms"}.get(name, "5")

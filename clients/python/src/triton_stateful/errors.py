@@ -20,7 +20,8 @@ class Unavailable(StatefulError):
 
 
 class NoPlace(Unavailable):
-    """Every place for a sequence is taken, or the request has waited for too long. It has not run."""
+    """Every place for a sequence is taken, too many requests of the sequence wait, or the request has waited for too
+    long. It has not run."""
 
 
 class SequenceMissing(StatefulError):
@@ -74,6 +75,7 @@ class SnapshotInvalid(StatefulError):
 
 
 _BY_WORD: dict[str, type[StatefulError]] = {
+    "MAX_QUEUED_REQUESTS_REACHED": NoPlace,
     "MAX_SEQUENCE_NUMBER_REACHED": NoPlace,
     "SEQUENCE_ALREADY_EXISTS": SequenceAlreadyExists,
     "SEQUENCE_MISSING": SequenceMissing,
