@@ -7,9 +7,9 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, POLL_WAIT, PollWait};
 use crate::error::LoadError;
-use crate::model::{Location, Model};
+use crate::model::{Location, Model, ServerDefaults};
 use crate::panic::Panic;
 use crate::session::{EnvironmentOptions, Library, LogLevel, SearchPath};
 use crate::triton;
@@ -22,12 +22,13 @@ const TRITONS_OWN: [&str; 4] =
 const TRITONS_GPU_LIMIT: &str = "model-load-gpu-limit-";
 
 /// This backend's own settings.
-const KNOWN: [&str; 5] = [
+const KNOWN: [&str; 6] = [
     "ort-library-path",
     "ort-logging-level",
     "enable-global-threadpool",
     "intra_op_thread_count",
     "inter_op_thread_count",
+    "sequence_cleaner_poll_wait_minutes",
 ];
 
 /// Finds the server and ONNX Runtime. Called again for another server in the same process.
@@ -36,6 +37,7 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
     triton::install_log();
     let command_line = command_line(backend)?;
     check_names(&command_line)?;
+    server_defaults(&command_line)?;
     let search = search_path(&command_line, backend.folder()?);
     let library = Library::load(&search, environment_options(&command_line)?)?;
     log::info!(
@@ -53,9 +55,19 @@ pub fn initialize(backend: triton::Backend) -> Result<(), LoadError> {
 pub fn load_model(backend: triton::Backend, model: triton::Model) -> Result<Model, LoadError> {
     let library = Library::loaded().ok_or_else(|| Panic("a model came before the backend".to_owned()))?;
     let location = Location { version: model.version()?, repository: model.repository()? };
-    let default_max_batch_size =
-        command_line(backend)?.get("default-max-batch-size").and_then(|size| size.parse().ok());
-    Model::load(model, &location, &library, default_max_batch_size.unwrap_or(0))
+    Model::load(model, &location, &library, server_defaults(&command_line(backend)?)?)
+}
+
+fn server_defaults(cmdline: &CommandLine) -> Result<ServerDefaults, LoadError> {
+    let max_batch_size = cmdline.get("default-max-batch-size").and_then(|size| size.parse().ok()).unwrap_or(0);
+    let poll_wait = |value: &String| {
+        PollWait::new(value).ok_or_else(|| LoadError::BackendConfig {
+            name: POLL_WAIT.to_owned(),
+            value: value.clone(),
+            allowed: "a number of minutes, 0 or more, is expected".to_owned(),
+        })
+    };
+    Ok(ServerDefaults { max_batch_size, poll_wait: cmdline.get(POLL_WAIT).map(poll_wait).transpose()? })
 }
 
 /// What the server's command line says to backends: names and values.

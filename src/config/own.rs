@@ -11,8 +11,14 @@ use crate::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 /// OpenVINO Model Server's default of `max_sequence_number`.
 const MAX_SEQUENCES: usize = 500;
-/// OpenVINO Model Server's default of `sequence_cleaner_poll_wait_minutes`.
+/// The name of the time between two scans, as a parameter and on the server's command line.
+pub const POLL_WAIT: &str = "sequence_cleaner_poll_wait_minutes";
+/// OpenVINO Model Server's default of it.
 const POLL_WAIT_MINUTES: f64 = 5.0;
+/// Options of OpenVINO Model Server. Its rule for idle sequences is the default if one of them is written.
+const OF_OVMS: [&str; 4] = ["stateful", "max_sequence_number", "idle_sequence_cleanup", POLL_WAIT];
+/// The default of `sequence_idle_timeout_ms` without these. A `sequence_batching` that is filled in has the same time.
+const IDLE_MS: u64 = 60_000;
 const LONGEST_WAIT_MS: u64 = 10_000;
 const MAX_QUEUED: usize = 100;
 const MOST_WORKERS: usize = 1024;
@@ -29,7 +35,7 @@ const PARAMETERS: [&str; 12] = [
     "on_duplicate_start",
     "park_ms",
     "queue_timeout_ms",
-    "sequence_cleaner_poll_wait_minutes",
+    POLL_WAIT,
     "sequence_idle_timeout_ms",
     "worker_count",
 ];
@@ -67,13 +73,14 @@ impl fmt::Display for OwnScheduling {
 }
 
 impl OwnScheduling {
-    pub(super) fn new(parameters: &Parameters) -> Result<Self, ConfigError> {
+    /// `poll_wait`: what the server's command line says of it.
+    pub(super) fn new(parameters: &Parameters, poll_wait: Option<PollWait>) -> Result<Self, ConfigError> {
         let count = |name, of| parameters.number(name, 1usize.., &format!("a number of {of}, 1 or more,"));
         let waiting = parameters.number("max_queue_size", 0usize.., "a number of requests, 0 or more,")?;
         let wait = parameters.number("queue_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
         let duplicate = [("reject", OnDuplicateStart::Reject), ("restart", OnDuplicateStart::Restart)];
         let reuse = [("last", IdReuse::Last), ("ovms", IdReuse::AtOnce)];
-        let idle = idle_rule(parameters)?;
+        let idle = idle_rule(parameters, poll_wait)?;
         let workers = format!("a number of threads from 1 to {MOST_WORKERS}");
         Ok(Self {
             rules: Rules {
@@ -98,22 +105,40 @@ impl OwnScheduling {
     }
 }
 
-/// `sequence_idle_timeout_ms` if it is given, else the rule of OpenVINO Model Server.
-fn idle_rule(parameters: &Parameters) -> Result<IdleRule, ConfigError> {
-    const POLL_WAIT: &str = "sequence_cleaner_poll_wait_minutes";
-    let minutes: Option<f64> = parameters.number(POLL_WAIT, 0.0.., "a number of minutes, 0 or more,")?;
+/// A time between two scans, in minutes; 0: no scans.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PollWait(f64);
+
+impl PollWait {
+    /// `None` if the text isn't a number of minutes that a clock can count.
+    pub fn new(text: &str) -> Option<Self> {
+        let minutes: f64 = text.trim().parse().ok()?;
+        Duration::try_from_secs_f64(60.0 * minutes).ok().map(|_| Self(minutes))
+    }
+
+    fn rule(self) -> IdleRule {
+        match Duration::try_from_secs_f64(60.0 * self.0) {
+            Ok(period) if !period.is_zero() => IdleRule::TwoScans(period.clamp(Duration::from_millis(1), YEAR)),
+            _ => IdleRule::Never,
+        }
+    }
+}
+
+/// `sequence_idle_timeout_ms` if it is given, the rule of OpenVINO Model Server if one of its options is, else a time.
+fn idle_rule(parameters: &Parameters, by_server: Option<PollWait>) -> Result<IdleRule, ConfigError> {
+    let read =
+        |text| PollWait::new(text).ok_or_else(|| bad(POLL_WAIT, text, "a number of minutes, 0 or more, is expected"));
+    let scans = parameters.text(POLL_WAIT).map(read).transpose()?.or(by_server);
     let cleanup = parameters.flag("idle_sequence_cleanup", true)?;
     let timeout = parameters.number("sequence_idle_timeout_ms", 1u64.., "a number of milliseconds, 1 or more,")?;
-    if let Some(timeout) = timeout {
-        return Ok(IdleRule::After(Duration::from_millis(timeout).min(YEAR)));
-    }
-    let minutes = minutes.unwrap_or(POLL_WAIT_MINUTES);
-    if !cleanup || minutes == 0.0 {
-        return Ok(IdleRule::Never);
-    }
-    let period = Duration::try_from_secs_f64(60.0 * minutes);
-    let period = period.map_err(|_| bad(POLL_WAIT, minutes, "a number of minutes is expected"))?;
-    Ok(IdleRule::TwoScans(period.clamp(Duration::from_millis(1), YEAR)))
+    let is_of_ovms = OF_OVMS.iter().any(|name| parameters.text(name).is_some());
+    Ok(match (timeout, scans) {
+        (Some(timeout), _) => IdleRule::After(Duration::from_millis(timeout).min(YEAR)),
+        _ if !cleanup => IdleRule::Never,
+        (None, Some(scans)) => scans.rule(),
+        (None, None) if is_of_ovms => PollWait(POLL_WAIT_MINUTES).rule(),
+        (None, None) => IdleRule::After(Duration::from_millis(IDLE_MS)),
+    })
 }
 
 /// `park_ms` and `max_parked_sequences`.

@@ -15,7 +15,7 @@ use super::conversion::Conversion;
 use super::error::{ConfigError, field};
 use super::generated::{GeneratedInput, generated_inputs};
 use super::inputs::{Context, Ragged, contexts};
-use super::own;
+use super::own::{self, OwnScheduling, PollWait};
 use super::parameters::{self, Parameters};
 use super::placement::{InstanceKind, instances, names_gpu};
 use super::providers::Providers;
@@ -76,6 +76,8 @@ pub struct PartialConfig {
     pub(super) parameters: Parameters,
     /// This backend schedules the sequences.
     is_own: bool,
+    /// `sequence_cleaner_poll_wait_minutes` of the server's command line.
+    pub poll_wait: Option<PollWait>,
     /// The tensors for ids and controls, which are not among the inputs and outputs.
     pub(super) takes_ids: TakesIds,
     /// The tensors of the State API, which are not among the inputs and outputs; `None` if it is not allowed.
@@ -158,6 +160,7 @@ impl PartialConfig {
         }
         Ok(Self {
             is_own,
+            poll_wait: None,
             takes_ids: TakesIds::default(),
             state_api: parameters.flag("state_api", false)?.then(StateApiTensors::default),
             held_inputs: parameters::names("held_inputs", &parameters),

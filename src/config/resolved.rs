@@ -152,7 +152,7 @@ impl Config {
                         ),
                     ));
                 }
-                (raw::SequenceBatching::default(), OwnScheduling::new(&parameters)?.into())
+                (raw::SequenceBatching::default(), OwnScheduling::new(&parameters, partial.poll_wait)?.into())
             }
             None => {
                 return Err(field(

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::config::{ControlKind, FalseTrue};
+use crate::config::{ControlKind, FalseTrue, PollWait};
 use crate::scheduler::IdleRule;
 use crate::state::pool::SlotLimits;
 use crate::tensor::DataType;
@@ -192,12 +192,44 @@ fn one_instance_without_sequence_batching_is_scheduled_by_this_backend() {
     let as_it_comes = own(&[]);
     assert_eq!((as_it_comes.workers, as_it_comes.rules.max_sequences), (1, 500));
     assert_eq!(as_it_comes.rules.max_queued, 100);
-    assert_eq!(as_it_comes.rules.idle, IdleRule::TwoScans(Duration::from_secs(300)));
-    assert_eq!(own(&[("idle_sequence_cleanup", "false")]).rules.idle, IdleRule::Never);
-    assert_eq!(own(&[("sequence_cleaner_poll_wait_minutes", "0")]).rules.idle, IdleRule::Never);
-    let both = [("sequence_idle_timeout_ms", "1500"), ("idle_sequence_cleanup", "false")];
-    assert_eq!(own(&both).rules.idle, IdleRule::After(Duration::from_millis(1500)));
     assert_eq!(own(&[("worker_count", "3"), ("max_sequence_number", "7")]).rules.max_sequences, 7);
+}
+
+#[test]
+fn options_of_openvino_model_server_keep_its_rule_for_idle_sequences() {
+    const SCANS: &str = "sequence_cleaner_poll_wait_minutes";
+    let rule = |parameters: &[(&str, &str)], by_server: Option<&str>| {
+        let mut config = minimal();
+        config.as_object_mut().unwrap().remove("sequence_batching");
+        for (name, value) in parameters {
+            config["parameters"][*name] = json!({ "string_value": value });
+        }
+        let mut partial = PartialConfig::from_json(config.to_string().as_bytes()).unwrap();
+        partial.poll_wait = by_server.map(|minutes| PollWait::new(minutes).unwrap());
+        match partial.resolve().unwrap().strategy {
+            Strategy::Own(own) => own.rules.idle,
+            other => panic!("{other}"),
+        }
+    };
+    let (scans, after) = (|seconds| IdleRule::TwoScans(Duration::from_secs(seconds)), IdleRule::After);
+    assert_eq!(rule(&[], None), after(Duration::from_secs(60)));
+    assert_eq!(rule(&[("worker_count", "2"), ("max_queue_size", "5")], None), after(Duration::from_secs(60)));
+    for option in [("stateful", "true"), ("max_sequence_number", "9"), ("idle_sequence_cleanup", "true")] {
+        assert_eq!(rule(&[option], None), scans(300), "{option:?}");
+        assert_eq!(rule(&[option], Some("2")), scans(120), "{option:?}");
+    }
+    assert_eq!(rule(&[], Some("2")), scans(120));
+    assert_eq!(rule(&[], Some("0")), IdleRule::Never);
+    assert_eq!(rule(&[(SCANS, "3")], Some("2")), scans(180));
+    assert_eq!(rule(&[(SCANS, "0")], Some("2")), IdleRule::Never);
+    assert_eq!(rule(&[("idle_sequence_cleanup", "false")], Some("2")), IdleRule::Never);
+    let both = [("sequence_idle_timeout_ms", "1500"), ("idle_sequence_cleanup", "false"), ("stateful", "true")];
+    assert_eq!(rule(&both, Some("2")), after(Duration::from_millis(1500)));
+    for wrong in ["soon", "-1", "inf", "NaN", "1e300"] {
+        assert_eq!(PollWait::new(wrong), None, "{wrong}");
+        let error = without_batching(&[(SCANS, wrong)], 1).unwrap_err().to_string();
+        assert!(error.contains(SCANS) && error.contains(wrong) && error.contains("number of minutes"), "{error}");
+    }
 }
 
 #[test]

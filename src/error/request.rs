@@ -6,7 +6,7 @@ use super::{device_code, memory_code, session_code};
 use crate::memory::device::DeviceError;
 use crate::memory::{MemoryError, NoRoom};
 use crate::panic::Panic;
-use crate::scheduler::Refused;
+use crate::scheduler::{IdleRule, Refused};
 use crate::sequence::SequenceId;
 use crate::session::SessionError;
 use crate::tensor::{DataType, Dims};
@@ -85,10 +85,11 @@ pub enum RequestError {
     SequenceMissing(SequenceId),
     /// A START of a live id.
     #[error(
-        "SEQUENCE_ALREADY_EXISTS: Sequence with provided ID already exists: {0}; it goes on. End it first, or set \
-         parameter 'on_duplicate_start' to 'restart'"
+        "SEQUENCE_ALREADY_EXISTS: Sequence with provided ID already exists: {id}; it goes on. End it first, or set \
+         parameter 'on_duplicate_start' to 'restart'; {}",
+        without_end(*idle)
     )]
-    SequenceExists(SequenceId),
+    SequenceExists { id: SequenceId, idle: IdleRule },
     /// Neither an id nor START.
     #[error(
         "SEQUENCE_ID_NOT_PROVIDED: Sequence ID has not been provided in request inputs: give 'sequence_id' as a request \
@@ -113,17 +114,19 @@ pub enum RequestError {
     /// A START while every place is taken.
     #[error(
         "MAX_SEQUENCE_NUMBER_REACHED: Max sequence number has been reached. Could not create new sequence{}: \
-         max_sequence_number is {max}; try again later",
-        named(id.as_ref())
+         max_sequence_number is {max}; try again later; {}",
+        named(id.as_ref()),
+        without_end(*idle)
     )]
-    TooManySequences { id: Option<SequenceId>, max: usize },
+    TooManySequences { id: Option<SequenceId>, max: usize, idle: IdleRule },
     /// A START while every place is taken and `max` STARTs wait already.
     #[error(
         "SEQUENCE_QUEUE_FULL: {max} STARTs wait for a place already (max_queue_size). Could not create new sequence{}; \
-         try again later",
-        named(id.as_ref())
+         try again later; {}",
+        named(id.as_ref()),
+        without_end(*idle)
     )]
-    SequenceQueueFull { id: Option<SequenceId>, max: usize },
+    SequenceQueueFull { id: Option<SequenceId>, max: usize, idle: IdleRule },
     /// A request of a sequence of which `max` requests wait already.
     #[error(
         "MAX_QUEUED_REQUESTS_REACHED: {max} requests of sequence {id} wait already (max_queued_requests_per_sequence); \
@@ -333,7 +336,7 @@ impl RequestError {
             | Self::SequenceNotParked(_)
             | Self::SequenceParked(_)
             | Self::CloneSource(_) => Reason::SequenceNotFound,
-            Self::SequenceExists(_) | Self::SequenceLive(_) => Reason::SequenceExists,
+            Self::SequenceExists { .. } | Self::SequenceLive(_) => Reason::SequenceExists,
             Self::SequenceIdType { .. }
             | Self::SequenceIdNotProvided
             | Self::SequenceControl(_)
@@ -428,7 +431,7 @@ impl RequestError {
             | Self::SequenceNotParked(_)
             | Self::SequenceParked(_)
             | Self::CloneSource(_) => Code::NotFound,
-            Self::SequenceExists(_) | Self::SequenceLive(_) | Self::StepConflict { .. } => Code::AlreadyExists,
+            Self::SequenceExists { .. } | Self::SequenceLive(_) | Self::StepConflict { .. } => Code::AlreadyExists,
             Self::StateApiOff(_) => Code::Unsupported,
             Self::Snapshot(SnapshotError::Memory(error)) => memory_code(error),
             Self::TooManySequences { .. }
@@ -472,6 +475,23 @@ fn named(id: Option<&SequenceId>) -> String {
     id.map_or(String::new(), |id| format!(" {id}"))
 }
 
+/// When a sequence ends whose client is gone, and which parameter says so.
+fn without_end(idle: IdleRule) -> String {
+    match idle {
+        IdleRule::Never => {
+            "a sequence lives until its END (idle_sequence_cleanup, sequence_cleaner_poll_wait_minutes)".to_owned()
+        }
+        IdleRule::After(limit) => {
+            format!("a sequence ends {limit:?} after its last successful request (sequence_idle_timeout_ms)")
+        }
+        IdleRule::TwoScans(period) => format!(
+            "a sequence ends {period:?} to {:?} after its last successful request \
+             (sequence_cleaner_poll_wait_minutes)",
+            2 * period
+        ),
+    }
+}
+
 fn readable(count: Option<usize>) -> String {
     count.map_or("unreadable".to_owned(), |count| count.to_string())
 }
@@ -480,9 +500,9 @@ impl From<Refused> for RequestError {
     fn from(refused: Refused) -> Self {
         match refused {
             Refused::Missing(id) => Self::SequenceMissing(id),
-            Refused::Exists(id) => Self::SequenceExists(id),
-            Refused::TooMany { id, max } => Self::TooManySequences { id, max },
-            Refused::QueueFull { id, max } => Self::SequenceQueueFull { id, max },
+            Refused::Exists { id, idle } => Self::SequenceExists { id, idle },
+            Refused::TooMany { id, max, idle } => Self::TooManySequences { id, max, idle },
+            Refused::QueueFull { id, max, idle } => Self::SequenceQueueFull { id, max, idle },
             Refused::TooManyQueued { id, max } => Self::TooManyQueued { id, max },
             Refused::Late(id) => Self::SequenceQueueTimeout(id),
             Refused::NotParked(id) => Self::SequenceNotParked(id),

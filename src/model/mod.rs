@@ -27,7 +27,7 @@ pub use site::Site;
 
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Plan, Settings};
-use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, Strategy};
+use crate::config::{self, Config, InstanceKind, PartialConfig, Placement, PollWait, Strategy};
 use crate::conversion::{Served, convert_if_asked};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
@@ -62,6 +62,14 @@ pub struct LoadedInitialModel {
     pub binding: InitialModel,
 }
 
+/// What the server's command line says to all models.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ServerDefaults {
+    pub max_batch_size: usize,
+    /// `sequence_cleaner_poll_wait_minutes`
+    pub poll_wait: Option<PollWait>,
+}
+
 /// Where the files of a model are.
 #[derive(Clone, Debug)]
 pub struct Location {
@@ -77,16 +85,18 @@ impl Model {
         triton: triton::Model,
         location: &Location,
         library: &Arc<Library>,
-        default_max_batch_size: usize,
+        defaults: ServerDefaults,
     ) -> Result<Self, LoadError> {
         let mut partial = PartialConfig::from_json(&triton.config_json()?)?;
+        partial.poll_wait = defaults.poll_wait;
         let version_dir = location.repository.join(location.version.to_string());
         let file = config::find_model_file(
             partial.model_file.as_ref(),
             partial.states.initial_model.as_deref(),
             &version_dir,
         )?;
-        let settings = Settings { completes: triton.wants_completion().unwrap_or(false), default_max_batch_size };
+        let completes = triton.wants_completion().unwrap_or(false);
+        let settings = Settings { completes, default_max_batch_size: defaults.max_batch_size };
         let Served { model, initial_states, notes, warnings } =
             convert_if_asked(&mut partial, file, library, settings)?;
         let mut sessions = Sessions::new(library.clone(), model, partial.session.clone(), partial.providers.clone());

@@ -111,12 +111,12 @@ pub enum Origin {
 pub enum Refused {
     /// There is no such sequence, or an END of it is queued.
     Missing(SequenceId),
-    /// A START of a live id.
-    Exists(SequenceId),
+    /// A START of a live id. `idle`: when that sequence is over without END.
+    Exists { id: SequenceId, idle: IdleRule },
     /// A START, and every place is taken.
-    TooMany { id: Option<SequenceId>, max: usize },
+    TooMany { id: Option<SequenceId>, max: usize, idle: IdleRule },
     /// A START, every place is taken, and `max` STARTs wait already.
-    QueueFull { id: Option<SequenceId>, max: usize },
+    QueueFull { id: Option<SequenceId>, max: usize, idle: IdleRule },
     /// `max` requests of the sequence wait already.
     TooManyQueued { id: SequenceId, max: usize },
     /// A START that has waited for a place for its longest time.
@@ -367,7 +367,7 @@ impl<R> Scheduler<R> {
             lives: bool,
             queued: usize,
         }
-        let Rules { max_sequences, max_waiting, on_duplicate_start, .. } = self.rules;
+        let Rules { max_sequences, max_waiting, on_duplicate_start, idle, .. } = self.rules;
         let mut changed: Vec<Changed> = Vec::new();
         let (mut ids, mut starts, mut replaced) = (self.ids.clone(), 0, 0);
         for (row, Control { id, start, end, .. }) in controls.iter().enumerate() {
@@ -380,7 +380,7 @@ impl<R> Scheduler<R> {
             match (start, is_live(&known)) {
                 (false, false) => return Err((row, Refused::Missing(known))),
                 (true, true) if on_duplicate_start == OnDuplicateStart::Reject => {
-                    return Err((row, Refused::Exists(known)));
+                    return Err((row, Refused::Exists { id: known, idle }));
                 }
                 (true, true) if by_request(&known).is_none() && self.is_idle(&known) => replaced += 1,
                 _ => {}
@@ -410,8 +410,8 @@ impl<R> Scheduler<R> {
     /// Why a START is refused when every place is taken and no further START may wait.
     const fn no_place(&self, id: Option<SequenceId>) -> Refused {
         match self.rules {
-            Rules { max_waiting: 0, max_sequences: max, .. } => Refused::TooMany { id, max },
-            Rules { max_waiting: max, .. } => Refused::QueueFull { id, max },
+            Rules { max_waiting: 0, max_sequences: max, idle, .. } => Refused::TooMany { id, max, idle },
+            Rules { max_waiting: max, idle, .. } => Refused::QueueFull { id, max, idle },
         }
     }
 
@@ -428,7 +428,7 @@ impl<R> Scheduler<R> {
         if let (Some(id), Some(_), OnDuplicateStart::Reject) = (&id, known, self.rules.on_duplicate_start)
             && origin != Origin::Parked
         {
-            return Err(Refused::Exists(id.clone()));
+            return Err(Refused::Exists { id: id.clone(), idle: self.rules.idle });
         }
         let source = match origin {
             Origin::Own => None,
@@ -447,11 +447,11 @@ impl<R> Scheduler<R> {
             Origin::Parked => return self.resume(id, known, now).map(|lane| (lane, Begins::Resumed)),
         };
         let replaced = known.filter(|&lane| self.has_phase(lane, Phase::Idle));
-        let Rules { max_sequences, max_waiting, longest_wait, .. } = self.rules;
+        let Rules { max_sequences, max_waiting, longest_wait, idle, .. } = self.rules;
         let has_place = self.placed - usize::from(replaced.is_some()) < max_sequences;
         // A clone cannot wait: the other sequence would go on meanwhile.
         if !has_place && source.is_some() {
-            return Err(Refused::TooMany { id, max: max_sequences });
+            return Err(Refused::TooMany { id, max: max_sequences, idle });
         }
         if !has_place && self.waiting.len() >= max_waiting {
             return Err(self.no_place(id));
@@ -514,7 +514,7 @@ impl<R> Scheduler<R> {
             return Err(Refused::NotParked(id));
         }
         if self.placed >= self.rules.max_sequences {
-            return Err(Refused::TooMany { id: Some(id), max: self.rules.max_sequences });
+            return Err(Refused::TooMany { id: Some(id), max: self.rules.max_sequences, idle: self.rules.idle });
         }
         let Some((lane, _)) = self.parked.remove(&id) else { return Err(Refused::NotParked(id)) };
         if let Some(sequence) = self.sequences.get_mut(&lane) {

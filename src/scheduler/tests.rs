@@ -19,6 +19,15 @@ fn rules() -> Rules {
     }
 }
 
+/// The errors of a scheduler without a rule for idle sequences.
+const fn exists(number: u64) -> Refused {
+    Refused::Exists { id: id(number), idle: IdleRule::Never }
+}
+
+const fn too_many(number: u64, max: usize) -> Refused {
+    Refused::TooMany { id: Some(id(number)), max, idle: IdleRule::Never }
+}
+
 /// A scheduler with a clock, whose requests are numbers.
 struct Bench {
     scheduler: Scheduler<u32>,
@@ -126,8 +135,8 @@ fn a_failed_start_takes_what_follows_it_along() {
 fn a_live_id_is_refused_before_the_number_of_sequences_is() {
     let mut bench = Bench::new(Rules { max_sequences: 1, ..rules() });
     bench.send(1, "S", 10).unwrap();
-    assert_eq!(bench.send(1, "S", 11), Err(Refused::Exists(id(1))));
-    assert_eq!(bench.send(2, "S", 12), Err(Refused::TooMany { id: Some(id(2)), max: 1 }));
+    assert_eq!(bench.send(1, "S", 11), Err(exists(1)));
+    assert_eq!(bench.send(2, "S", 12), Err(too_many(2, 1)));
     bench.run(After::Over);
     bench.send(2, "S", 13).unwrap();
 }
@@ -154,7 +163,7 @@ fn starts_wait_for_a_place_in_order_and_not_for_longer_than_they_may() {
     bench.send(2, "S", 20).unwrap();
     bench.send(2, "", 21).unwrap();
     bench.send(3, "S", 30).unwrap();
-    assert_eq!(bench.send(4, "S", 40), Err(Refused::QueueFull { id: Some(id(4)), max: 2 }));
+    assert_eq!(bench.send(4, "S", 40), Err(Refused::QueueFull { id: Some(id(4)), max: 2, idle: IdleRule::Never }));
     assert_eq!(bench.run(After::Over), [10]);
     assert_eq!(bench.run(After::Advanced), [20]);
     assert_eq!(bench.run(After::Over), [21]);
@@ -298,9 +307,9 @@ fn a_clone_is_refused_where_there_is_nothing_to_clone_or_no_place() {
     let mut bench = Bench::new(Rules { max_sequences: 2, max_waiting: 5, ..rules() });
     assert_eq!(bench.clone(1, 2, 20), Err(Refused::Missing(id(1))));
     bench.send(1, "S", 10).unwrap();
-    assert_eq!(bench.clone(1, 1, 11), Err(Refused::Exists(id(1))));
+    assert_eq!(bench.clone(1, 1, 11), Err(exists(1)));
     bench.send(2, "S", 20).unwrap();
-    assert_eq!(bench.clone(1, 3, 30), Err(Refused::TooMany { id: Some(id(3)), max: 2 }), "it does not wait");
+    assert_eq!(bench.clone(1, 3, 30), Err(too_many(3, 2)), "it does not wait");
     bench.send(3, "S", 30).unwrap();
     bench.send(2, "E", 21).unwrap();
     assert_eq!(bench.clone(2, 4, 40), Err(Refused::Missing(id(2))), "its END is queued");
@@ -347,7 +356,8 @@ fn a_parked_sequence_goes_on_in_its_lane_without_having_had_a_place() {
     assert_eq!((bench.scheduler.live(), bench.scheduler.take(0, 8).over.len()), (0, 0), "its state stays");
     assert_eq!(bench.send(1, "", 11), Err(Refused::Parked(id(1))));
     bench.send(2, "S", 20).unwrap();
-    assert_eq!(bench.resume(1, 12), Err(Refused::TooMany { id: Some(id(1)), max: 1 }));
+    let idle = IdleRule::After(SECOND);
+    assert_eq!(bench.resume(1, 12), Err(Refused::TooMany { id: Some(id(1)), max: 1, idle }));
     bench.run(After::Over);
     bench.resume(1, 13).unwrap();
     let work = bench.scheduler.take(0, 8);

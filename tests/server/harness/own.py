@@ -50,7 +50,7 @@ def own(model: Model, **parameters: object) -> Model:
 def fails_with(word: str, sequence_id: Id = None):
     """The request in the block is refused with this code word, its code and OVMS's text, and the text has the id."""
     with pytest.raises(Refused) as caught:
-        yield
+        yield caught
     check_error(caught.value, word, sequence_id)
 
 

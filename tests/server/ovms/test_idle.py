@@ -4,13 +4,14 @@ OpenVINO Model Server scans every few minutes, and removes a sequence that has d
 scan more often.
 """
 
+import numpy as np
 import pytest
 
 from harness import models
 from harness.conversations import outcome
 from harness.deployment import eventually
 from harness.own import FAILS, Talk, check_error, fails_with, fed, own, total
-from harness.raw import Refused
+from harness.raw import Refused, Unary
 
 #: Minutes: 60 ms, and 1.2 s.
 OFTEN, SELDOM = 0.001, 0.02
@@ -163,6 +164,36 @@ def test_an_idle_sequence_makes_room_while_another_worker_runs(deployment, serve
         if in_time:
             return
     pytest.fail("the place was free only when the first worker had time")
+
+
+def test_the_server_may_say_how_often_sequences_are_removed(deploy):
+    """As in OpenVINO Model Server, for all models whose configuration doesn't say it."""
+    deployment = deploy(extra_args=["--backend-config=stateful,sequence_cleaner_poll_wait_minutes=0.001"])
+    by_server = deployment.serve(own(models.work("by_server")))
+    precise = deployment.serve(own(models.work("precise"), sequence_idle_timeout_ms=3_600_000))
+    never = deployment.serve(own(models.work("never"), sequence_cleaner_poll_wait_minutes=0))
+    client = Unary(deployment)
+    for model in (precise, never, by_server):
+        Talk(client, model, 42).start()
+    deployment.settles("stateful_sequences_expired_total", by_server, 1)
+    with fails_with("SEQUENCE_MISSING", 42):
+        Talk(client, by_server, 42).step()
+    for model in (precise, never):
+        with fails_with("SEQUENCE_ALREADY_EXISTS", 42):
+            Talk(client, model, 42).start()
+    # core's batcher has its own rule
+    by_core = deployment.serve(models.counter(name="by_core"))
+    deployment.connect().step(by_core.name, 42, by_core.draw(np.random.default_rng(1)), start=True)
+    client.close()
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "inf"])
+def test_a_wrong_time_on_the_command_line_is_refused(deploy, value):
+    deployment = deploy(
+        control_model=False, extra_args=[f"--backend-config=stateful,sequence_cleaner_poll_wait_minutes={value}"]
+    )
+    error = deployment.load_error(own(models.work("refused")))
+    assert f"--backend-config=stateful,sequence_cleaner_poll_wait_minutes={value}: a number of minutes" in error
 
 
 def outcome_of(task):

@@ -328,3 +328,38 @@ def test_by_default_a_hundred_requests_of_a_sequence_may_wait(deployment, serve,
     replies = stream.all_replies(101)
     assert [total(replies[number]) for number in range(100)] == list(range(1, 101))
     check_error(replies[100], "MAX_QUEUED_REQUESTS_REACHED", 6)
+
+
+# ---- what the errors say of clients that are gone
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({}, ["60s", "sequence_idle_timeout_ms"]),
+        ({"sequence_idle_timeout_ms": 90_000}, ["90s", "sequence_idle_timeout_ms"]),
+        ({"stateful": "true"}, ["300s to 600s", "sequence_cleaner_poll_wait_minutes"]),
+        ({"sequence_cleaner_poll_wait_minutes": 2}, ["120s to 240s", "sequence_cleaner_poll_wait_minutes"]),
+        ({"idle_sequence_cleanup": "false"}, ["idle_sequence_cleanup"]),
+    ],
+    ids=["default", "precise", "of_ovms", "scans", "never"],
+)
+def test_an_error_says_when_the_sequence_of_a_dead_client_ends(serve, connect, parameters, words):
+    """Without an option of OpenVINO Model Server, its rule doesn't apply."""
+    model, client = serve(parameters=parameters), connect()
+    Talk(client, model, 1).start()
+    with fails_with("SEQUENCE_ALREADY_EXISTS", 1) as caught:
+        Talk(client, model, 1).start()
+    assert all(word in caught.value.text for word in words), caught.value
+
+
+@pytest.mark.parametrize(("waiting", "word"), [(0, "MAX_SEQUENCE_NUMBER_REACHED"), (1, "SEQUENCE_QUEUE_FULL")])
+def test_an_error_says_when_the_places_of_dead_clients_are_free(serve, connect, waiting, word):
+    parameters = {"max_sequence_number": 1, "max_queue_size": waiting, "sequence_idle_timeout_ms": 90_000}
+    model, stream = serve(parameters=parameters), connect("stream")
+    for sequence_id in range(1, waiting + 3):
+        # the one that waits is answered at its time
+        stream.send(model.name, fed(1), start_of(sequence_id, timeout_us=50_000))
+    last = stream.all_replies(waiting + 2)[waiting + 1]
+    check_error(last, word)
+    assert "90s" in last.text and "sequence_idle_timeout_ms" in last.text
