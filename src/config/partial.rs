@@ -15,7 +15,7 @@ use super::conversion::Conversion;
 use super::error::{ConfigError, field};
 use super::generated::{GeneratedInput, generated_inputs};
 use super::inputs::{Context, Ragged, contexts};
-use super::own::{self, OwnScheduling, PollWait};
+use super::own::{self, PollWait};
 use super::parameters::{self, Parameters};
 use super::placement::{InstanceKind, instances, names_gpu};
 use super::providers::Providers;
