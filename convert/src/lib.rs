@@ -18,7 +18,7 @@
 //! | `cut` | the edits |
 //! | `layout` | layers with the batch in front, which ONNX Runtime doesn't run |
 //! | `lengths` | lengths of rows that requests say, and what they need of a model |
-//! | `rows` | finds a node that takes the batch for its steps |
+//! | `rows` | finds a node that takes the batch for its steps, or brings rows together with another dimension |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
@@ -47,5 +47,5 @@ pub use convert::{ConvertError, Converted, Options, convert};
 pub use graph::SCALES_AT_RUN_TIME;
 pub use pairs::{crossed_states, pairs};
 pub use report::Pair;
-pub use rows::passes_on_rows;
+pub use rows::{OutputAxis, passes_on_rows, rows_meet_others};
 pub use time::{Hint, Refusal, Refusals};

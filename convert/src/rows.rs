@@ -1,12 +1,28 @@
-//! Whether a model runs along its batch as if that were the steps.
+//! Whether a model runs along its batch as if that were the steps, or brings rows together with another dimension.
+
+use std::collections::HashMap;
 
 use bytes::Bytes;
 
 use crate::analysis::{InputAxis, attempt};
 use crate::convert::{Prepared, prepared};
-use crate::graph::is_recurrent;
-use crate::onnx::opset;
+use crate::graph::{is_recurrent, producers, required_inputs};
+use crate::infer::{Shapes, Tensor};
+use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::onnx::{Dim, opset};
 use crate::time::Cut;
+
+/// Rows and other open dimensions: two lengths with many divisors, neither a multiple of the other.
+pub const ROWS: i64 = 120;
+const OTHER: i64 = 48;
+
+/// The axis of an output that is the batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct OutputAxis {
+    pub output: String,
+    pub axis: usize,
+}
 
 /// The first node that passes a state from one row of a batch to the next, such as an LSTM that gets the batch where it
 /// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes behind one that the converter refuses
@@ -20,6 +36,39 @@ pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
     // A refused loop may run over something else.
     let layers = found.recurrences.iter().copied().filter(|&index| is_recurrent(graph.node[index].op()));
     let first = cuts.chain(layers).filter(|&index| index <= stopped_at).min()?;
-    let node = &graph.node[first];
-    Some(format!("{} '{}'", node.operator(), node.label()))
+    Some(described(&graph.node[first]))
+}
+
+/// The first node that brings the batch of the inputs together with another open dimension, such as an addition of a
+/// state to the sums over what is taken for the steps; or the node of an output whose batch is another dimension. `None`,
+/// too, if the shapes of the graph can't be inferred that far.
+pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Option<String> {
+    let Prepared { model, graph, .. } = prepared(bytes).ok()?;
+    let apart = shapes(&graph, opset(&model), rows, ROWS);
+    // What doesn't fit in both has another reason, such as two lengths that must be equal.
+    let alike = shapes(&graph, opset(&model), rows, OTHER);
+    let differs = |(output, _): &&(String, String)| alike.conflicts.iter().all(|(other, _)| other != output);
+    let conflict = apart.conflicts.iter().find(differs).map(|(output, _)| output.as_str());
+    let has_other = |of: &&OutputAxis| apart.dims(&of.output).and_then(|dims| dims.get(of.axis)) == Some(&OTHER);
+    let made = || outputs.iter().find(has_other).map(|of| of.output.as_str());
+    let name = conflict.or_else(made)?;
+    producers(&graph).get(name).map(|&index| described(&graph.node[index]))
+}
+
+/// The shapes where the batch has this length, and each other open dimension another.
+pub fn shapes(graph: &GraphProto, opset: i64, rows: &[InputAxis], batch: i64) -> Shapes {
+    let inputs = required_inputs(graph).filter_map(|input| {
+        let length = |(axis, dim): (usize, &Dim)| match dim {
+            Dim::Known(length) => *length,
+            _ if rows.iter().any(|of| of.input == input.name() && of.axis == axis) => batch,
+            _ => OTHER,
+        };
+        let dims = input.dims()?.iter().enumerate().map(length).collect();
+        Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
+    });
+    Shapes::infer(graph, opset, inputs.collect::<HashMap<_, _>>(), None)
+}
+
+fn described(node: &NodeProto) -> String {
+    format!("{} '{}'", node.operator(), node.label())
 }

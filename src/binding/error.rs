@@ -64,6 +64,9 @@ pub enum BindingError {
     /// `axes` are those of the inputs that have the batch.
     #[error("{}", rows_are_steps_text(node, axes))]
     RowsAreSteps { node: String, axes: String },
+    /// The batch of a tensor would be another dimension than that of others.
+    #[error("the batch would be {what}, so sequences that share a run would change each other's answers: {help}")]
+    OtherBatch { what: String, help: String },
     /// A state would be the hidden state of a layer at one end, and its cell state at the other.
     #[error("{why}: correct the pairs, in 'state_pairs' or where else they are written")]
     Crossed { why: String },

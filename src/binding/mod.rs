@@ -19,6 +19,7 @@ mod growing_padding;
 mod initial;
 mod initial_model;
 mod npz;
+mod one_batch;
 mod ragged;
 mod shapes;
 mod state_api;

@@ -86,8 +86,12 @@ impl Prepared {
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;
         Binding::check_initial_states(&config.states, metadata)?;
+        if config.max_rows_per_run > 1 {
+            binding.check_one_batch(&config, &plan.pairs, signature)?;
+            binding.check_marked_batch(&config, signature, || conversion::read(model).map_err(LoadError::from))?;
+        }
         if plan.has_recurrence {
-            // Only these models are read whole, with their weights.
+            // Of most other models, only the nodes are read.
             let file = conversion::read(model)?;
             binding.check_ends(file.clone())?;
             if config.max_rows_per_run > 1 {

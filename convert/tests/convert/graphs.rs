@@ -4,7 +4,7 @@ use stateful_convert::onnx::schema::{GraphProto, NodeProto, TensorProto, TypePro
 use stateful_convert::onnx::{DataType, Dim, bracketed, opset, read};
 use stateful_convert::report::{StartsAt, Warning};
 use stateful_convert::verify::Compared;
-use stateful_convert::{Converted, Hint, InputAxis, Options, convert, passes_on_rows};
+use stateful_convert::{Converted, Hint, InputAxis, Options, OutputAxis, convert, passes_on_rows, rows_meet_others};
 
 use crate::common::{Build, FLOAT, checked, compare, dims, node, pair, refusal, states, with_graph, with_text};
 
@@ -508,6 +508,48 @@ fn a_loop_over_the_rows_that_passes_nothing_on_mixes_none() {
     };
     let found = passes_on_rows(build().node(scan(sums, "s x", "last y")).bytes().into(), &rows);
     assert_eq!(found.unwrap(), "Scan 'the scan'");
+}
+
+/// The node that brings rows together with another dimension, if the rows of `x` are along `axis` and those of the state
+/// `s` and of the output `y` in front.
+fn met(build: Build, axis: usize) -> Option<String> {
+    let of_input = |input: &str, axis| InputAxis { input: input.to_owned(), axis };
+    let output = OutputAxis { output: "y".to_owned(), axis: 0 };
+    rows_meet_others(build.bytes().into(), &[of_input("x", axis), of_input("s", 0)], &[output])
+}
+
+#[test]
+fn rows_that_are_added_to_sums_over_rows_are_found() {
+    let build = |axis| {
+        let mean = node("ReduceMean", "x", "mean").with_ints("axes", &[axis]).with_int("keepdims", 0);
+        let build = Build::new().input("x", "? ? 8").input("s", "? 8").output("y", "? 8").node(mean);
+        build.node(node("Add", "s mean", "y"))
+    };
+    assert_eq!(met(build(1), 1).unwrap(), "Add 'the add'");
+    assert_eq!(met(build(0), 0).unwrap(), "Add 'the add'");
+    assert_eq!([met(build(1), 0), met(build(0), 1)], [None, None]);
+}
+
+#[test]
+fn rows_that_are_joined_with_another_dimension_or_answered_as_one_are_found() {
+    let joined = || {
+        let build = Build::new().input("x", "? 8 ?").input("s", "? 8 2").output("y", "? 8 ?");
+        build.node(node("Concat", "s x", "y").with_int("axis", 2))
+    };
+    assert_eq!((met(joined(), 2).unwrap().as_str(), met(joined(), 0)), ("Concat 'the concat'", None));
+    let answered = || {
+        let mean = node("ReduceMean", "x", "y").with_ints("axes", &[1]).with_int("keepdims", 0);
+        Build::new().input("x", "? ? 8").input("s", "? 8").output("y", "? 8").node(mean)
+    };
+    assert_eq!((met(answered(), 1).unwrap().as_str(), met(answered(), 0)), ("ReduceMean 'the reducemean'", None));
+}
+
+#[test]
+fn two_lengths_that_must_be_equal_are_no_rows_that_meet_others() {
+    // The mask is as long as the state and the steps together.
+    let build = Build::new().input("x", "? ? 8").input("s", "? ? 8").input("m", "1 ? 1").output("y", "? ? 8");
+    let build = build.node(node("Concat", "s x", "all").with_int("axis", 1)).node(node("Mul", "all m", "y"));
+    assert_eq!(met(build, 0), None);
 }
 
 #[test]

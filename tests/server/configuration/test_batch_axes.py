@@ -369,11 +369,13 @@ def test_a_state_without_a_batch_dimension_has_runs_of_its_own(deployment, sched
     at_once(deployment, model)
 
 
-def test_a_batch_with_another_name_than_that_of_requests_is_warned_of(deployment):
+def test_a_batch_with_another_name_than_that_of_requests_is_refused(deployment):
+    """The caches of several clients would be one long cache."""
     model = served(MIXED, "axes_other_name", written=f"{BACKEND}\nmax_batch_size: 8")
-    [warning] = warnings_of_load(deployment, model)
-    assert "'T_CACHE'" in warning and "'batch'" in warning
-    assert "'att_cache=[2, 3, batch, 4]'" in warning and "'att_cache=[2, 3, -1, 4]'" in warning
+    dims = ["att_cache=[2, 3, batch, 4]", "att_cache=[2, 3, -1, 4]"]
+    refused(deployment, model, "'att_cache'", "'T_CACHE'", "'chunk'", "'batch'", *dims)
+    written = f"{BACKEND}\nmax_batch_size: 8\n{parameter('state_dims', dims[1])}"
+    talk(deployment, served(MIXED, "axes_other_name_varies", written=written, lengths_at_start={"T_CACHE": 0}))
 
 
 def test_the_batch_of_a_model_with_such_a_state_is_one(deployment):
@@ -462,3 +464,95 @@ def test_a_model_with_nothing_but_a_recurrence_along_the_batch_is_refused(deploy
     bare = takes_rows_for_steps("straight")
     model = bare.variant(bare.name, inputs=(), outputs=(), max_batch_size=0, scheduling="")
     refused(deployment, model, "GRU 'r'", "x@0", "'time' and 'batch'")
+
+
+# ---- the batch where the dims have a length, and the steps where they have the batch
+
+
+def smoothed(folder: str, names: tuple, x_dims: str, *, batch_at: int = 0, own: tuple = (), more: str = "") -> Bare:
+    """The mean of a request's steps goes into the state, `[rows, 8]`: rows that are taken for steps change each other.
+
+    `names` are those of the first two dimensions of `x`, and `batch_at` says which of them are the rows.
+    """
+    steps_at = 1 - batch_at
+    state = (*own, 8) if own else (names[batch_at], 8)
+
+    def build():
+        nodes = [
+            node("ReduceMean", "x", "mean", axes=[steps_at], keepdims=0),
+            node("Mul", "s_in HALF", "half"),
+            node("Add", "half mean", "s_out"),
+            node("Unsqueeze", "s_out STEPS", "spread"),
+            node("Add", "x spread", "y"),
+        ]
+        weights = {"HALF": np.array(0.5, np.float32), "STEPS": np.array([steps_at], np.int64)}
+        x, s = (*names, 8), ("s_in", "fp32", state)
+        return graph(nodes, [("x", "fp32", x), s], [("y", "fp32", x), ("s_out", "fp32", state)], weights)
+
+    listed = f"data_type: TYPE_FP32 dims: {x_dims}"
+    tensors = f'input {{ name: "x" {listed} }}\noutput {{ name: "y" {listed} }}'
+    dims = tuple(int(dim) for dim in x_dims.strip("[] ").split(","))
+    inside = len(dims) == 3
+    return Bare(
+        folder,
+        build,
+        inputs=(Tensor("x", "fp32", dims, (-8, 8), batch_inside=inside),),
+        outputs=(Tensor("y", "fp32", dims, batch_inside=inside),),
+        states=(("s_in", "s_out"),),
+        max_batch_size=8,
+        written=f"{BACKEND}\nmax_batch_size: 8\n{more}\n{tensors}\n{parameter('state_pairs', '<<<s_in, s_out>>>')}",
+    )
+
+
+ROWS_AND_STEPS = {
+    "batch_time": ("batch", "time"),
+    "b_t": ("B", "T"),
+    "n_frames": ("N", "frames"),
+    "numbered": ("s77", "s27"),
+    "unnamed": (None, None),
+}
+
+
+@pytest.mark.parametrize("more", ["", "sequence_batching { oldest { } }"])
+@pytest.mark.parametrize("kind", ROWS_AND_STEPS)
+def test_dims_that_contain_the_batch_are_refused(deployment, kind, more):
+    """The steps would be taken for the batch, so the steps of several clients would make the state of each."""
+    names = ROWS_AND_STEPS[kind]
+    name = f"axes_contained_{kind}_{len(more)}"
+    model = smoothed(name, names, "[ 1, -1, 8 ]", more=more)
+    words = ["'x'", "dims: [ -1, 8 ]", "max_rows_per_run"]
+    refused(deployment, model, *words, *(f"'{named}'" for named in names if named))
+    advised = smoothed(f"{name}_advised", names, "[ -1, 8 ]", more=more)
+    talk(deployment, advised)
+    at_once(deployment, advised)
+
+
+def test_dims_that_contain_the_batch_are_right_one_row_at_a_time(deployment):
+    more = parameter("max_rows_per_run", "1")
+    model = smoothed("axes_contained_alone", ("batch", "time"), "[ 1, -1, 8 ]", more=more)
+    deployment.serve(model)
+    at_once(deployment, model)
+
+
+@pytest.mark.parametrize("kind", ROWS_AND_STEPS)
+@pytest.mark.parametrize("steps", [1, 4])
+def test_dims_that_fix_the_steps_and_mark_the_batch_behind_them_are_taken(deployment, kind, steps):
+    """`[time, batch, 8]`, as stateful_backend's users write it."""
+    rows, steps_name = ROWS_AND_STEPS[kind]
+    model = smoothed(f"axes_steps_first_{kind}_{steps}", (steps_name, rows), f"[ {steps}, -1, 8 ]", batch_at=1)
+    talk(deployment, model)
+    at_once(deployment, model)
+
+
+@pytest.mark.parametrize("names", [("time", "batch"), ("frames", "N")])
+def test_dims_that_leave_out_the_steps_are_refused(deployment, names):
+    model = smoothed(f"axes_left_out_{names[0]}", names, "[ -1, 8 ]", batch_at=1)
+    refused(deployment, model, "'x'", "'s_in'", *(f"'{name}'" for name in names), "dims: [ -1, -1, 8 ]")
+
+
+@pytest.mark.parametrize("of_state", ["B", "unk__7", "rows", None])
+def test_another_name_for_the_batch_of_a_state_is_no_reason_to_refuse(deployment, of_state):
+    more = parameter("state_dims", "s_in=[batch, 8]") if of_state == "rows" else ""
+    model = smoothed(f"axes_named_{of_state}", ("batch", "time"), "[ -1, 8 ]", own=(of_state,), more=more)
+    talk(deployment, model)
+    at_once(deployment, model)
