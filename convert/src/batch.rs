@@ -63,6 +63,13 @@ pub fn is_batch_name(symbol: &str) -> bool {
     USUAL_SYMBOLS.contains(&symbol.to_lowercase().as_str())
 }
 
+/// Whether tf2onnx made up this name. It gives each open dimension of each tensor another one, so such a name doesn't tell
+/// which dimensions are the same.
+pub fn is_made_up(symbol: &str) -> bool {
+    let number = symbol.strip_prefix("unk__").unwrap_or_default();
+    !number.is_empty() && number.chars().all(|letter| letter.is_ascii_digit())
+}
+
 /// Opens the batch along the axes that are `given`, and of other inputs along an axis that can be opened.
 pub fn open(
     graph: &GraphProto,

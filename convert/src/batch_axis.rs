@@ -3,9 +3,11 @@
 use crate::analysis::{Analysis, InputAxis};
 use crate::batch::{self, Opened, is_batch_name};
 use crate::graph::Names;
+use crate::infer::Shapes;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::report::Warning;
+use crate::report::{Pair, Warning};
+use crate::rows::{ROWS, shapes};
 use crate::time::Cut;
 
 /// Gives the batch its usual name, by which the backend knows it, and returns its old name. An exporter may have numbered it,
@@ -43,6 +45,39 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
     }
     let was = analysis.batch.replace(batch::SYMBOL.to_owned());
     was.filter(|was| !is_batch_name(was))
+}
+
+/// Gives the name of the batch to an open dimension of a state that must be the batch, because the state's next value has as
+/// many rows as requests there, whatever the state's own length is. An exporter may have given each tensor another name for
+/// it, and the backend would take the dimension for a length that varies.
+pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analysis, pairs: &[Pair]) {
+    let Some(batch) = analysis.batch.clone().map(Dim::Symbol) else { return };
+    let axes = |input: &ValueInfoProto, is_row: &dyn Fn(&Dim) -> bool| -> Vec<InputAxis> {
+        let dims = input.dims().unwrap_or_default();
+        let rows = dims.iter().enumerate().filter(|(_, dim)| is_row(dim));
+        rows.map(|(axis, _)| InputAxis { input: input.name().to_owned(), axis }).collect()
+    };
+    let named: Vec<InputAxis> = graph.input.iter().flat_map(|input| axes(input, &|dim| *dim == batch)).collect();
+    let is_other = |dim: &Dim| *dim != batch && !matches!(dim, Dim::Known(_));
+    let of_states = graph.input.iter().filter(|input| pairs.iter().any(|pair| pair.input == input.name()));
+    let other: Vec<InputAxis> = of_states.flat_map(|input| axes(input, &is_other)).collect();
+    if named.is_empty() || other.is_empty() {
+        return;
+    }
+    let all: Vec<InputAxis> = named.iter().chain(&other).cloned().collect();
+    let (apart, together) = (shapes(graph, opset, &named, ROWS), shapes(graph, opset, &all, ROWS));
+    for InputAxis { input, axis } in other {
+        let Some(pair) = pairs.iter().find(|pair| pair.input == input) else { continue };
+        let next = |shapes: &Shapes| shapes.dims(&pair.output).and_then(|dims| dims.get(axis)).copied();
+        // Where the lengths don't fit together apart, nothing is known.
+        if next(&together) != Some(ROWS) || !matches!(next(&apart), None | Some(ROWS)) {
+            continue;
+        }
+        let of_pair = |value: &&mut ValueInfoProto| value.name() == input || value.name() == pair.output;
+        for value in graph.input.iter_mut().chain(&mut graph.output).filter(of_pair) {
+            name_dims(value, &batch, |at, dim| at == axis && !matches!(dim, Dim::Known(_)));
+        }
+    }
 }
 
 /// The warning where a layer takes a fixed number of rows, so that sequences don't share runs.

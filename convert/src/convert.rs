@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
-use crate::batch_axis::{fixed_batch, name_batch, two_batches};
+use crate::batch_axis::{fixed_batch, name_batch, name_batch_of_states, two_batches};
 use crate::cut::{CutGraph, Start, cut, starts};
 use crate::graph::{SCALES_AT_RUN_TIME, is_recurrent, prune, required_inputs, sort};
 use crate::layout::put_time_in_front;
@@ -141,6 +141,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
     check_time(&opened.graph, &analysis, options)?;
     let batch_was = name_batch(&mut opened.graph, &mut analysis);
+    name_batch_of_states(&mut opened.graph, opset, &analysis, &pairs);
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
     let initial = starts(&made).map(|graph| with_graph(&model, graph));
     let CutGraph { graph: mut cut_graph, states, .. } = made;

@@ -42,7 +42,7 @@ mod time;
 pub mod verify;
 
 pub use analysis::InputAxis;
-pub use batch::{BatchError, is_batch_name};
+pub use batch::{BatchError, is_batch_name, is_made_up};
 pub use convert::{ConvertError, Converted, Options, convert};
 pub use graph::SCALES_AT_RUN_TIME;
 pub use pairs::{crossed_states, pairs};

@@ -2,7 +2,7 @@
 
 use ort::value::{Outlet, TensorElementType, ValueType};
 
-use stateful_convert::is_batch_name;
+use stateful_convert::{is_batch_name, is_made_up};
 
 use super::open::OpenError;
 use crate::tensor::DataType;
@@ -80,7 +80,8 @@ impl Signature {
 impl TensorInfo {
     /// The name of a dimension, if it tells which dimensions of other tensors are the same; else empty. PyTorch's
     /// exporter gives a dimension without a name one that is made of the tensor's name and a number, such as
-    /// `audio_signal_dynamic_axes_1`. Each tensor then has another name for the same batch.
+    /// `audio_signal_dynamic_axes_1`, and tf2onnx one such as `unk__577`. Each tensor then has another name for the same
+    /// batch.
     pub fn symbol(&self, axis: usize) -> &str {
         let symbol = self.symbols.get(axis).map_or("", String::as_str);
         let stem = symbol.trim_end_matches(|letter: char| letter.is_ascii_digit());
@@ -88,7 +89,7 @@ impl TensorInfo {
             stem.len() < symbol.len()
                 && stem.strip_suffix(ending).is_some_and(|front| front.ends_with(self.name.as_str()))
         };
-        if ["_dynamic_axes_", "_dim_"].into_iter().any(is_numbered) { "" } else { symbol }
+        if is_made_up(symbol) || ["_dynamic_axes_", "_dim_"].into_iter().any(is_numbered) { "" } else { symbol }
     }
 
     fn new(name: &str, value: &ValueType) -> Result<Self, OpenError> {
@@ -139,6 +140,7 @@ mod tests {
             ("cache_last_time", "cache_last_time_dynamic_axes_2"),
             ("states.1", "states.1_dim_1"),
             ("74", "LSTM74_dim_1"),
+            ("h", "unk__577"),
         ] {
             assert_eq!(symbol(name, numbered), "");
         }
@@ -148,6 +150,8 @@ mod tests {
             ("past", "past_dim_"),
             ("x", "batch"),
             ("x", "s77"),
+            ("x", "unk__"),
+            ("x", "unk__rows"),
             ("x", ""),
         ] {
             assert_eq!(symbol(name, said), said);

@@ -20,7 +20,7 @@ use crate::report::{Report, Role, StartsAt};
 use element::is_comparable;
 use host::{Difference, Host, Random};
 pub use recording::Recording;
-use rows::{ROWS_TOGETHER, has_batch};
+use rows::{ROWS_TOGETHER, has_batch, varies};
 use run::Graph;
 
 /// Steps of a comparison, before strides. Not fewer than the fewest that shapes are computed for, so that a limit below those
@@ -487,7 +487,11 @@ impl Comparison<'_> {
         };
         let mut states = Vec::new();
         for state in &self.report.states {
-            let size = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { rows };
+            let size = |dim: &Dim| match dim {
+                Dim::Known(length) => *length,
+                dim if varies(self.report, dim) => 0,
+                _ => rows,
+            };
             let dims: Vec<i64> = state.dims.iter().map(size).collect();
             states.push(match state.starts_at {
                 StartsAt::Zero | StartsAt::Unchanged => Host::filled_with(state.elem, dims, 0.0),

@@ -2,6 +2,7 @@
 
 use super::host::Host;
 use super::{Compared, Comparison, VerifyError};
+use crate::batch::{is_batch_name, is_made_up};
 use crate::onnx::Dim;
 use crate::report::{Report, Role, StepInput};
 
@@ -81,6 +82,14 @@ fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<usize>
     let mut open = dims.iter().enumerate().filter(is_open).map(|(axis, _)| axis);
     let batch = batch_dim(report);
     open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
+}
+
+/// Whether the backend takes a state's dimension for a length that varies, and starts it without elements: it has a name
+/// that no input of requests has.
+pub(super) fn varies(report: &Report, dim: &Dim) -> bool {
+    let Dim::Symbol(name) = dim else { return false };
+    let is_of_requests = || report.inputs.iter().any(|input| input.dims.contains(dim));
+    !is_batch_name(name) && !is_made_up(name) && !is_of_requests()
 }
 
 /// The name of the batch: that of the open dimension beside the steps.

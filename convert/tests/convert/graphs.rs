@@ -510,6 +510,77 @@ fn a_loop_over_the_rows_that_passes_nothing_on_mixes_none() {
     assert_eq!(found.unwrap(), "Scan 'the scan'");
 }
 
+/// Keras' LSTM with `return_state` and its states as inputs, as tf2onnx writes it: each tensor has another name for the
+/// batch.
+fn keras_with_states() -> Build {
+    let build = Build::new().input("x", "unk__575 unk__576 4").input("h", "unk__577 3").input("c", "unk__578 3");
+    let build = build.output("y", "unk__579 unk__580 3").output("hn", "unk__581 3").output("cn", "unk__582 3");
+    let made = |op, from: &[&str], name| NodeProto::make(op, name, from, &[name]);
+    let turned = |from, name| made("Transpose", &[from], name).with_ints("perm", &[1, 0, 2]);
+    build
+        .recurrent_weights(4)
+        .ints("front", &[1], &[0])
+        .ints("direction", &[1], &[1])
+        .node(turned("x", "steps"))
+        .node(made("Unsqueeze", &["h", "front"], "first_h"))
+        .node(made("Unsqueeze", &["c", "front"], "first_c"))
+        .node(node("LSTM", "steps w r b - first_h first_c", "all last_h last_c").with_int("hidden_size", 3))
+        .node(made("Squeeze", &["all", "direction"], "flat"))
+        .node(turned("flat", "y"))
+        .node(made("Squeeze", &["last_h", "front"], "hn"))
+        .node(made("Squeeze", &["last_c", "front"], "cn"))
+}
+
+#[test]
+fn a_state_with_a_name_of_its_own_for_the_batch_gets_that_of_requests() {
+    let options = Options { states: vec![pair("h", "hn"), pair("c", "cn")], ..any() };
+    let (converted, compared) = checked(keras_with_states().bytes(), &options).unwrap();
+    assert_equal(&compared);
+    assert_eq!(
+        converted.report.states.iter().map(|state| bracketed(&state.dims)).collect::<Vec<_>>(),
+        ["[batch, 3]"; 2]
+    );
+    let graph = read(converted.model.into()).unwrap().graph.unwrap();
+    let named = |values: &[ValueInfoProto]| -> Vec<String> {
+        values.iter().map(|value| bracketed(&value.dims().unwrap())).collect()
+    };
+    assert_eq!(named(&graph.input), ["[batch, unk__576, 4]", "[batch, 3]", "[batch, 3]"]);
+    assert_eq!(named(&graph.output), ["[batch, unk__576, 3]", "[batch, 3]", "[batch, 3]"]);
+}
+
+#[test]
+fn a_state_that_keeps_a_length_of_its_own_keeps_its_name() {
+    // One that is passed on as it is, and one to which each request adds a step, are no rows of requests.
+    for next in [node("Identity", "k", "kn"), node("Concat", "k one", "kn").with_int("axis", 0)] {
+        let build =
+            keras_with_states().input("k", "length 3").output("kn", "longer 3").floats("one", &[1, 3], &[1.; 3]);
+        let states = vec![pair("h", "hn"), pair("c", "cn"), pair("k", "kn")];
+        let converted = convert(build.node(next).bytes().into(), &Options { states, ..any() }).unwrap();
+        assert_eq!(bracketed(&converted.report.states[2].dims), "[length, 3]");
+    }
+}
+
+#[test]
+fn a_state_of_a_length_of_its_own_starts_without_elements_in_the_comparison_too() {
+    let build = |length: &str| {
+        let build = Build::new().input("x", "1 4").input("s", &format!("{length} 4")).output("y", "1 4");
+        let build = build.output("sn", &format!("{length} 4")).ints("first", &[1], &[0]);
+        build
+            .node(node("Gather", "s first", "front"))
+            .node(node("Add", "x front", "y"))
+            .node(node("Identity", "s", "sn"))
+    };
+    let options = || Options { states: vec![pair("s", "sn")], ..any() };
+    let compared = |length| {
+        let bytes = build(length).bytes();
+        compare(&bytes, &convert(bytes.clone().into(), &options()).unwrap())
+    };
+    assert!(compared("3").is_ok());
+    // The backend starts it so, and the node reads its first element.
+    let error = compared("length").unwrap_err().to_string();
+    assert!(error.contains("Gather") && error.contains("are its states these: <<<s, sn>>>?"), "{error}");
+}
+
 /// The node that brings rows together with another dimension, if the rows of `x` are along `axis` and those of the state
 /// `s` and of the output `y` in front.
 fn met(build: Build, axis: usize) -> Option<String> {

@@ -22,9 +22,12 @@ from harness.own import own
 from harness.refusals import said
 from harness.whole_sequences import (
     EXPORTS,
+    KERAS_PAIRS,
     STEPS,
     assert_only_multiples_are_taken,
+    assert_sequences_get_their_own_answers,
     assert_steps_are_the_whole,
+    keras_with_states,
     steps,
     whole,
 )
@@ -208,6 +211,15 @@ def test_a_model_whose_axes_the_exporter_numbered_is_batched_without_a_further_l
     assert deployment.admin.get_model_config(served).config.max_batch_size > 1
     assert "state_dims" not in log
     assert_steps_are_the_whole(deployment.connect(), served, name)
+
+
+@pytest.mark.parametrize("converted", [{}, {"low_latency_transformation": "true"}, {"low_latency_transformation": "x@1"}])
+def test_states_with_names_of_their_own_for_the_batch_share_runs(deployment, converted):
+    """They are no lengths that vary, which would start at 0 and make each START fail."""
+    served = f"at_load_keras_states_{'_'.join(converted.values()).replace('@', '_')}"
+    load(deployment, served, keras_with_states(), state_pairs=KERAS_PAIRS, **converted)
+    assert deployment.admin.get_model_config(served).config.max_batch_size > 1
+    assert_sequences_get_their_own_answers(deployment.connect(), served, keras_with_states())
 
 
 @pytest.mark.parametrize("name", ["torch_gru", "torch_lstm2", "torch_rnn_relu"])

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -15,24 +16,28 @@ from harness.clients import new_id
 from harness.conversations import together
 from harness.whole_sequences import (
     EXPORTS,
+    KERAS_PAIRS,
     STEPS,
     TIME_FIRST,
     assert_only_multiples_are_taken,
+    assert_sequences_get_their_own_answers,
     assert_steps_are_the_whole,
+    keras_with_states,
     steps,
     whole,
 )
 from support.paths import CONVERT, ROOT
 
 
-def converted(deployment, name: str, *options: str, served: str = "") -> str:
+def converted(deployment, name: str, *options: str, served: str = "", file: Path | None = None) -> str:
     """The name under which a converted model is served, with the configuration that the command wrote."""
     served = served or f"converted_{name}"
+    file = file or EXPORTS / f"{name}.onnx"
     folder = Path(deployment.repository) / served
     if not (folder / "1").exists():
         (folder / "1").mkdir(parents=True)
         [library] = Path(onnxruntime.__file__).parent.glob("capi/libonnxruntime.so.*")
-        command = [str(CONVERT), str(EXPORTS / f"{name}.onnx"), "-o", str(folder / "1" / "model.onnx"), *options]
+        command = [str(CONVERT), str(file), "-o", str(folder / "1" / "model.onnx"), *options]
         subprocess.run(command, check=True, capture_output=True, env=os.environ | {"ORT_DYLIB_PATH": str(library)})
     deployment.admin.load_model(served)
     return served
@@ -88,6 +93,13 @@ def test_an_opened_batch_shares_runs(deployment):
         np.testing.assert_allclose(
             np.concatenate(answers, axis=1), whole("torch_lstm_batch_one", row), rtol=0, atol=1e-6
         )
+
+
+def test_states_with_names_of_their_own_for_the_batch_share_runs(deployment, tmp_path):
+    onnx.save(keras_with_states(), tmp_path / "keras.onnx")
+    model = converted(deployment, "keras_states", "--states", KERAS_PAIRS, file=tmp_path / "keras.onnx")
+    assert deployment.admin.get_model_config(model).config.max_batch_size > 1
+    assert_sequences_get_their_own_answers(deployment.connect(), model, keras_with_states())
 
 
 def test_sequences_of_a_denoiser_whose_batch_was_opened_share_runs(deployment):

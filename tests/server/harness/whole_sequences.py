@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+import onnx
 import onnxruntime
 from tritonclient.utils import InferenceServerException
 
 from harness.clients import Client, new_id
 from harness.conversations import outcome, together
+from harness.graphs import graph, node
 from support.paths import ROOT
 
 EXPORTS = ROOT / "convert" / "tests" / "exports"
@@ -91,3 +93,50 @@ def assert_only_multiples_are_taken(client: Client, model: str, name: str, multi
             answers[row].append(answer)
     for x, parts in zip(rows, answers, strict=True):
         np.testing.assert_allclose(np.concatenate(parts, axis=1), whole(name, x), rtol=0, atol=1e-6)
+
+
+def keras_with_states() -> onnx.ModelProto:
+    """Keras' LSTM with `return_state` and its states as inputs, as tf2onnx writes it: each tensor has another name for the
+    batch, and the names of the states don't tell the pairs, which are KERAS_PAIRS."""
+    rng = np.random.default_rng(3)
+    shapes = {"W": (1, 64, 4), "R": (1, 64, 16), "B": (1, 128)}
+    weights = {key: rng.normal(scale=0.3, size=shape).astype(np.float32) for key, shape in shapes.items()}
+    axes = {"front": np.array([0], np.int64), "direction": np.array([1], np.int64)}
+    nodes = [
+        node("Transpose", "x", "steps", perm=[1, 0, 2]),
+        node("Unsqueeze", "h front", "first_h"),
+        node("Unsqueeze", "c front", "first_c"),
+        node("LSTM", "steps W R B - first_h first_c", "all last_h last_c", hidden_size=16, name="lstm_4"),
+        node("Squeeze", "all direction", "flat"),
+        node("Transpose", "flat", "y", perm=[1, 0, 2]),
+        node("Squeeze", "last_h front", "lstm_4_1"),
+        node("Squeeze", "last_c front", "lstm_4_2"),
+    ]
+    given = [("x", "fp32", ("unk__575", "unk__576", 4)), ("h", "fp32", ("unk__577", 16)), ("c", "fp32", ("unk__578", 16))]
+    made = [("y", "fp32", ("unk__579", "unk__580", 16))]
+    made += [("lstm_4_1", "fp32", ("unk__581", 16)), ("lstm_4_2", "fp32", ("unk__582", 16))]
+    return graph(nodes, given, made, weights | axes)
+
+
+KERAS_PAIRS = "<<<h, lstm_4_1>>> <<<c, lstm_4_2>>>"
+
+
+def assert_sequences_get_their_own_answers(client: Client, served: str, model: onnx.ModelProto) -> None:
+    """Sequences of `keras_with_states` that send at the same time get what the model gives to each alone."""
+    rng = np.random.default_rng(6)
+    ids = [new_id() for _ in range(4)]
+    rows = rng.normal(size=(4, 1, 6, 4)).astype(np.float32)
+    came: list[list[np.ndarray]] = [[] for _ in ids]
+    for start in range(0, 6, 2):
+        ends = {"start": start == 0, "end": start == 4}
+        said = together(
+            partial(client.step, served, sequence_id, {"x": row[:, start : start + 2]}, outputs=["y"], **ends)
+            for sequence_id, row in zip(ids, rows, strict=True)
+        )
+        for parts, answer in zip(came, said, strict=True):
+            parts.append(answer["y"])
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    zeros = np.zeros((1, 16), np.float32)
+    for row, parts in zip(rows, came, strict=True):
+        expected = session.run(["y"], {"x": row, "h": zeros, "c": zeros})[0]
+        np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=0, atol=1e-6)
