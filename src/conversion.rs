@@ -11,7 +11,9 @@ use std::time::Instant;
 use prost::bytes::Bytes;
 use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
-use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, Pair};
+use stateful_convert::{
+    ConvertError, Converted, Hint, InputAxis, Options, Pair, WeightsError, with_small_weights_shown, with_weights,
+};
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
@@ -24,13 +26,8 @@ pub enum ConversionError {
     Read { file: PathBuf, why: std::io::Error },
     #[error("{} cannot be converted as parameter '{parameter}' asks: {why}", file.display())]
     Refused { file: PathBuf, parameter: &'static str, why: String },
-    #[error(
-        "{} cannot be converted at load, because it has weights in files of their own ({}): convert it with \
-         stateful-convert, and serve what that writes",
-        file.display(),
-        weights.join(", ")
-    )]
-    Weights { file: PathBuf, weights: Vec<String> },
+    #[error("{} cannot be converted: {why}", file.display())]
+    Weights { file: PathBuf, why: WeightsError },
     #[error(
         "{} was converted, and the check of the conversion failed: {why}; stateful-convert runs the same check, and its \
          --compare-with gives values to inputs that cannot be random",
@@ -206,18 +203,25 @@ fn convert(
         open_batch: asked.batch.is_some(),
         batch: axes(&asked.batch),
     };
-    let converted = stateful_convert::convert(read(&file.to_owned().into())?, &options)
-        .map_err(|error| refused(file, cuts, &error))?;
-    if converted.weights.is_empty() {
-        Ok(converted)
-    } else {
-        Err(ConversionError::Weights { file: file.to_owned(), weights: converted.weights })
-    }
+    // A session of a model in memory finds no files, so all weights have to be inside.
+    let whole = with_weights(bytes_of(&file.to_owned().into())?, folder_of(file));
+    let whole = whole.map_err(|why| ConversionError::Weights { file: file.to_owned(), why })?;
+    stateful_convert::convert(whole, &options).map_err(|error| refused(file, cuts, &error))
 }
 
-/// The bytes of a model.
+/// The bytes of a model, with the weights that a look at its graph needs. Weights that can't be read are left out: ONNX
+/// Runtime has loaded the model, or says what is wrong with it.
 pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
+    let bytes = bytes_of(model)?;
+    Ok(with_small_weights_shown(bytes.clone(), folder_of(model.file())).unwrap_or(bytes))
+}
+
+fn bytes_of(model: &ModelSource) -> Result<Bytes, ConversionError> {
     model.read().map_err(|why| ConversionError::Read { file: model.file().to_owned(), why })
+}
+
+fn folder_of(file: &Path) -> &Path {
+    file.parent().unwrap_or(Path::new(""))
 }
 
 fn converter_pair(pair: &StatePair) -> Pair {

@@ -19,16 +19,19 @@
 //! | `layout` | layers with the batch in front, which ONNX Runtime doesn't run |
 //! | `lengths` | lengths of rows that requests say, and what they need of a model |
 //! | `rows` | finds a node that takes the batch for its steps, or brings rows together with another dimension |
+//! | `external` | weights in files of their own |
 //! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
-//! Only `verify` knows ONNX Runtime, and only `verify` opens files: the models that it compares.
+//! Only `verify` knows ONNX Runtime. Only `verify` opens files, the models that it compares, and `external`, those of
+//! weights in the model's folder.
 
 mod analysis;
 mod batch;
 mod batch_axis;
 mod convert;
 mod cut;
+mod external;
 mod graph;
 mod infer;
 mod layout;
@@ -44,6 +47,7 @@ pub mod verify;
 pub use analysis::InputAxis;
 pub use batch::{BatchError, is_batch_name, is_made_up};
 pub use convert::{ConvertError, Converted, Options, convert};
+pub use external::{WeightsError, path_in, with_small_weights_shown, with_weights};
 pub use graph::SCALES_AT_RUN_TIME;
 pub use pairs::{crossed_states, pairs};
 pub use report::Pair;

@@ -12,12 +12,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use bytes::Bytes;
 use clap::Parser;
 use serde_json::json;
 use stateful_convert::onnx::Dim;
 use stateful_convert::report::{Report, Role, StepInput, Warning};
 use stateful_convert::verify::{self, Compared, Given, Models, Source, VerifyError};
-use stateful_convert::{ConvertError, Converted, Hint, InputAxis, Options, Pair, convert, pairs};
+use stateful_convert::{
+    ConvertError, Converted, Hint, InputAxis, Options, Pair, WeightsError, convert, pairs, with_small_weights_shown,
+};
 use work_folder::{WorkFolder, make_parent};
 
 /// What `--version` says. `scripts/release` adds the commit.
@@ -116,13 +119,8 @@ enum Problem {
         "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
     )]
     NoLibrary,
-    #[error(
-        "{} has weights in the file '{file}', which isn't in the model's folder: ONNX wants a path from there, without '..'",
-        model.display()
-    )]
-    WeightsOutside { model: PathBuf, file: String },
-    #[error("{} has weights in the file '{file}', which isn't there", model.display())]
-    NoWeights { model: PathBuf, file: String },
+    #[error("{}: {why}", model.display())]
+    Weights { model: PathBuf, why: WeightsError },
     #[error("{}: {error}", model.display())]
     Read { model: PathBuf, error: ConvertError },
     #[error("{0}{advice}", advice = advice(.0))]
@@ -181,7 +179,7 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<String, Problem> {
     let unreadable = |error| Problem::Unreadable { path: arguments.model.clone(), error };
-    let bytes = fs::read(&arguments.model).map_err(unreadable)?;
+    let bytes = small_weights_shown(&arguments.model, fs::read(&arguments.model).map_err(unreadable)?.into())?;
     let states = match &arguments.states {
         Some(text) => pairs(text).ok_or_else(|| Problem::States(text.clone()))?,
         None => Vec::new(),
@@ -193,7 +191,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
         open_batch: arguments.open_batch || !arguments.batch_axis.is_empty(),
         batch: arguments.batch_axis.clone(),
     };
-    let converted = convert(bytes.into(), &options).map_err(|error| match error {
+    let converted = convert(bytes, &options).map_err(|error| match error {
         ConvertError::Read(_) => Problem::Read { model: arguments.model.clone(), error },
         error => Problem::Convert(error),
     })?;
@@ -224,14 +222,22 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     if arguments.json {
         let mut report = json!(converted.report);
         report["warnings"] = json!(warnings);
-        let done = json!({ "report": report, "compared": compared, "written": targets.map(|targets| targets.names(&converted)) });
+        let done = json!({ "report": report, "compared": compared, "written": targets.map(|targets| targets.written(&converted, &folder)) });
         return Ok(format!("{done:#}"));
     }
     let mut text = table::table(&converted.report, &compared, &warnings);
-    for path in targets.iter().flat_map(|targets| targets.names(&converted)) {
+    for path in targets.iter().flat_map(|targets| targets.written(&converted, &folder)) {
         text += &format!("\nwritten: {}", path.display());
     }
     Ok(text)
+}
+
+fn small_weights_shown(model: &Path, bytes: Bytes) -> Result<Bytes, Problem> {
+    match with_small_weights_shown(bytes.clone(), model.parent().unwrap_or(Path::new(""))) {
+        // The conversion says what is wrong with it.
+        Err(WeightsError::Model(_)) => Ok(bytes),
+        read => read.map_err(|why| Problem::Weights { model: model.to_owned(), why }),
+    }
 }
 
 /// A warning about inputs and outputs of one type and shape that may be states, too.
@@ -315,6 +321,14 @@ impl Targets {
     fn names(&self, converted: &Converted) -> Vec<PathBuf> {
         let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
         [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
+    }
+
+    /// What is written: these, and the files of weights.
+    fn written(&self, converted: &Converted, folder: &WorkFolder) -> Vec<PathBuf> {
+        let mut files = self.names(converted);
+        let weights = folder.weights_of(self.folder());
+        files.splice(1..1, weights);
+        files
     }
 
     fn check_folders(&self, converted: &Converted) -> Result<(), Problem> {

@@ -2,9 +2,9 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Path, PathBuf};
 
-use stateful_convert::Converted;
+use stateful_convert::{Converted, path_in};
 
 use crate::{Problem, at};
 
@@ -21,9 +21,8 @@ impl WorkFolder {
     pub fn new(original: &Path, converted: &Converted, beside: Option<&Path>) -> Result<Self, Problem> {
         let source = here(original.parent()).to_owned();
         let weights = converted.weights.clone();
-        let is_inside = |part: Component| matches!(part, Component::Normal(_) | Component::CurDir);
-        if let Some(file) = weights.iter().find(|file| !Path::new(file).components().all(is_inside)) {
-            return Err(Problem::WeightsOutside { model: original.to_owned(), file: file.clone() });
+        for file in &weights {
+            path_in(&source, file).map_err(|why| Problem::Weights { model: original.to_owned(), why })?;
         }
         // Links to weights need the same file system.
         let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
@@ -41,9 +40,6 @@ impl WorkFolder {
         result.map_err(at(&path))?;
         let folder = Self { path, source, weights };
         for file in &folder.weights {
-            if !folder.source.join(file).is_file() {
-                return Err(Problem::NoWeights { model: original.to_owned(), file: file.clone() });
-            }
             link(&folder.source.join(file), &folder.path.join(file))?;
         }
         let files = [

@@ -18,7 +18,7 @@ use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
 use crate::onnx::{Dim, element_count, numbers};
 
 /// Contents of larger tensors aren't followed.
-const MOST_ELEMENTS: i64 = 1 << 14;
+pub const MOST_ELEMENTS: i64 = 1 << 14;
 /// No tensor has more elements or a longer axis. So sums of lengths, and a length times a window, fit an i64. Products of
 /// lengths saturate.
 const MOST_LENGTH: i64 = 1 << 40;

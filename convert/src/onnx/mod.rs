@@ -1,7 +1,7 @@
 //! ONNX models: reading and writing, attributes, and small nodes and tensors to add to a graph.
 //!
 //! The types of [`schema`] are generated from ONNX's own schema and hold every field of it, so that what is not
-//! understood survives. Weights in files of their own (`external_data`) are never read: only their place is kept.
+//! understood survives. Of weights in files of their own (`external_data`), only the place is read here.
 
 #[allow(missing_docs, clippy::all, rustdoc::all)]
 #[rustfmt::skip]
@@ -100,9 +100,34 @@ pub fn read(bytes: Bytes) -> Result<ModelProto, ReadError> {
     }
 }
 
-/// Writes a model.
+/// Writes a model. What is shown of weights in files of their own is left out.
 pub fn write(model: &ModelProto) -> Vec<u8> {
+    if external_files(model).is_empty() {
+        return model.encode_to_vec();
+    }
+    let mut model = model.clone();
+    let mut hide = |tensor: &mut TensorProto| -> Result<(), std::convert::Infallible> {
+        tensor.raw_data = None;
+        Ok(())
+    };
+    if let Some(graph) = &mut model.graph {
+        let Ok(()) = each_external(graph, &mut hide);
+    }
     model.encode_to_vec()
+}
+
+/// Visits the weights that are in files of their own, also those of graphs inside.
+pub fn each_external<E>(
+    graph: &mut GraphProto,
+    visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,
+) -> Result<(), E> {
+    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
+    let constants = attributes.filter_map(|attribute| attribute.t.as_mut());
+    let mut weights = graph.initializer.iter_mut().chain(constants).filter(|tensor| is_external(tensor));
+    weights.try_for_each(&mut *visit)?;
+    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
+    let mut inner = attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs));
+    inner.try_for_each(|graph| each_external(graph, visit))
 }
 
 /// The operator's name, if it is one of ONNX's own, or one of ONNX Runtime's that is known here. Else it is empty: an

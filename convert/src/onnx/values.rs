@@ -19,9 +19,9 @@ pub fn int64s(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
     }
 }
 
-/// The elements of a tensor of numbers or booleans that the model itself holds.
+/// The elements of a tensor of numbers or booleans that the model itself holds, or shows.
 pub fn numbers(tensor: &TensorProto) -> Option<Vec<f64>> {
-    if is_external(tensor) {
+    if is_external(tensor) && tensor.raw_data.is_none() {
         return None;
     }
     let count = usize::try_from(element_count(&tensor.dims)).ok()?;

@@ -190,16 +190,7 @@ fn weights_in_files_of_their_own_stay_there() {
     let mut weights = Vec::new();
     for tensor in &mut model.graph.as_mut().unwrap().initializer {
         let raw = tensor.raw_data.take().unwrap();
-        let entry = |key: &str, value: String| stateful_convert::onnx::schema::StringStringEntryProto {
-            key: Some(key.to_owned()),
-            value: Some(value),
-        };
-        tensor.external_data = vec![
-            entry("location", "weights.bin".to_owned()),
-            entry("offset", weights.len().to_string()),
-            entry("length", raw.len().to_string()),
-        ];
-        tensor.data_location = Some(stateful_convert::onnx::schema::tensor_proto::DataLocation::External.into());
+        put_outside(tensor, "weights.bin", weights.len(), raw.len());
         weights.extend_from_slice(&raw);
     }
     fs::write(source.join("m.onnx"), stateful_convert::onnx::write(&model)).unwrap();
@@ -215,6 +206,82 @@ fn weights_in_files_of_their_own_stay_there() {
     assert!(done.status.success(), "{}", text(&done.stderr));
     assert!(text(&done.stdout).contains("all at once"));
     assert_eq!(fs::read(target.join("weights.bin")).unwrap(), weights);
+    let written: Vec<String> =
+        text(&done.stdout).lines().filter_map(|line| line.strip_prefix("written: ")).map(str::to_owned).collect();
+    let expected = ["model.onnx", "weights.bin", "config.pbtxt"].map(|name| path(&target.join(name)).to_owned());
+    assert_eq!(written, expected);
+    let converted = fs::read(target.join("model.onnx")).unwrap();
+    assert!(converted.len() < weights.len(), "the model has the weights, too");
+    let json = command(&[path(&source.join("m.onnx")), "-o", path(&target.join("model.onnx")), "--force", "--json"]);
+    let json: serde_json::Value = serde_json::from_str(&text(&json.stdout)).unwrap();
+    assert_eq!(json["written"], serde_json::json!(expected));
+    // Beside the original, nothing is copied.
+    let done = command(&[path(&source.join("m.onnx")), "-o", path(&source.join("beside.onnx"))]);
+    assert!(done.status.success() && !text(&done.stdout).contains("weights.bin"), "{}", text(&done.stdout));
+}
+
+#[test]
+fn weights_in_a_file_that_a_link_takes_out_of_the_folder_are_refused() {
+    let own = folder();
+    let model = own.join("in");
+    fs::create_dir(&model).unwrap();
+    let file = with_weights_in(&model, "w.data");
+    fs::rename(model.join("w.data"), own.join("w.data")).unwrap();
+    std::os::unix::fs::symlink(own.join("w.data"), model.join("w.data")).unwrap();
+    let error = text(&command(&[path(&file), "--dry-run"]).stderr);
+    assert!(error.contains("'w.data', which isn't in the model's folder"), "{error}");
+}
+
+#[test]
+fn weights_beyond_the_end_of_their_file_are_refused() {
+    let own = folder();
+    let file = with_weights_in(&own, "w.data");
+    fs::write(own.join("w.data"), "short").unwrap();
+    let error = text(&command(&[path(&file), "--dry-run"]).stderr);
+    assert!(error.contains("its weight 'w' can't be in the file 'w.data': it would be 144 bytes at 0"), "{error}");
+    assert!(error.contains("and the file has 5"), "{error}");
+}
+
+#[test]
+fn small_weights_in_a_file_are_looked_at() {
+    // A start at zero needs no model of initial states.
+    let own = folder();
+    let build = Build::new().input("x", "time batch 4").output("y", "time 1 batch 3").recurrent_weights(3);
+    let gru = node("GRU", "x w r b - start", "y").with_int("hidden_size", 3);
+    let mut build = build.floats("start", &[1, 1, 3], &[0.0; 3]).node(gru);
+    build.graph.input[0].set_tensor(crate::common::FLOAT, &crate::common::dims("time 1 4"));
+    build.graph.output[0].set_tensor(crate::common::FLOAT, &crate::common::dims("time 1 1 3"));
+    let inside = stateful_convert::onnx::read(build.bytes().into()).unwrap();
+    let run = |model: &[u8], name: &str| {
+        let file = own.join(name);
+        fs::write(&file, model).unwrap();
+        let done = command(&[path(&file), "--dry-run"]);
+        assert!(done.status.success(), "{}", text(&done.stderr));
+        text(&done.stdout)
+    };
+    let mut outside = inside.clone();
+    let mut weights = Vec::new();
+    for tensor in &mut outside.graph.as_mut().unwrap().initializer {
+        let bytes: Vec<u8> = tensor.float_data.drain(..).flat_map(f32::to_le_bytes).collect();
+        put_outside(tensor, "model.onnx.data", weights.len(), bytes.len());
+        weights.extend_from_slice(&bytes);
+    }
+    fs::write(own.join("model.onnx.data"), &weights).unwrap();
+    let expected = run(&stateful_convert::onnx::write(&inside), "inside.onnx");
+    assert!(!expected.contains("values of its own"), "{expected}");
+    assert_eq!(run(&stateful_convert::onnx::write(&outside), "model.onnx"), expected);
+}
+
+/// Says that the content of a weight is in a file.
+fn put_outside(tensor: &mut stateful_convert::onnx::schema::TensorProto, file: &str, offset: usize, length: usize) {
+    use stateful_convert::onnx::schema::{StringStringEntryProto, tensor_proto::DataLocation};
+    let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.to_owned()), value: Some(value) };
+    tensor.external_data = vec![
+        entry("location", file.to_owned()),
+        entry("offset", offset.to_string()),
+        entry("length", length.to_string()),
+    ];
+    tensor.data_location = Some(DataLocation::External.into());
 }
 
 #[test]

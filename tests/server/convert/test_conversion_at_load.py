@@ -1,5 +1,6 @@
 """Models that the backend converts when it loads them: they answer in steps as the original does at once."""
 
+import re
 import shutil
 import subprocess
 from functools import partial
@@ -450,11 +451,70 @@ def test_a_batch_that_cannot_be_opened_is_refused(deployment):
     assert_said(error, "parameter 'open_batch'", "axis 2 of input 'x'", "[1, time, 4]")
 
 
-def test_weights_in_files_of_their_own_are_left_to_the_command(deployment):
-    model = onnx.load(EXPORTS / "torch_lstm2.onnx")
-    convert_model_to_external_data(model, location="weights.bin", size_threshold=0)
-    error = load_error(deployment, model, low_latency_transformation="true")
-    assert_said(error, "weights.bin", "stateful-convert")
+def with_weights_outside(deployment, served: str, name: str, location: str = "model.onnx.data", **parameters: str) -> Path:
+    """The folder of an export whose weights are in a file of their own, as PyTorch's new exporter writes it."""
+    folder = written(deployment, served, name, **parameters)
+    model = onnx.load(folder / "1" / "model.onnx")
+    convert_model_to_external_data(model, location="model.onnx.data", size_threshold=64)
+    onnx.save(model, folder / "1" / "model.onnx")
+    assert (folder / "1" / "model.onnx.data").stat().st_size > 0
+    if location != "model.onnx.data":
+        for entry in (entry for weight in model.graph.initializer for entry in weight.external_data):
+            entry.value = location if entry.key == "location" else entry.value
+        (folder / "1" / "model.onnx").write_bytes(model.SerializeToString())
+    return folder
+
+
+@pytest.mark.parametrize("name", ["torch_lstm2", "torch_lstm_learned", "dynamo_lstm"])
+def test_a_model_with_weights_in_a_file_of_their_own_is_converted(deployment, name):
+    served = f"at_load_external_{name}"
+    folder = with_weights_outside(deployment, served, name, low_latency_transformation="true")
+    before = contents(folder)
+    deployment.admin.load_model(served)
+    assert contents(folder) == before
+    assert_steps_are_the_whole(deployment.connect(), served, name)
+
+
+def test_the_batch_of_a_model_with_weights_in_a_file_of_their_own_is_opened(deployment):
+    served = "at_load_external_batch"
+    both = {"low_latency_transformation": "true", "open_batch": "true"}
+    with_weights_outside(deployment, served, "torch_lstm_batch_one", **both)
+    deployment.admin.load_model(served)
+    assert deployment.admin.get_model_config(served).config.max_batch_size > 1
+    rows = [RNG.normal(size=(1, STEPS, 4)).astype(np.float32) for _ in range(3)]
+    for row, answers in zip(rows, steps(deployment.connect(), served, "", rows, 1), strict=True):
+        came = np.concatenate(answers, axis=1)
+        np.testing.assert_allclose(came, whole("torch_lstm_batch_one", row), rtol=0, atol=1e-6)
+
+
+def test_weights_outside_the_models_folder_are_not_read(deployment):
+    """ONNX Runtime would take some of these paths, but the backend would then read any file for who can write a model."""
+    served = f"refused_{new_id()}"
+    folder = with_weights_outside(deployment, served, "torch_lstm2", "../stolen", low_latency_transformation="true")
+    shutil.move(folder / "1" / "model.onnx.data", folder / "stolen")
+    with pytest.raises(InferenceServerException) as refused:
+        deployment.admin.load_model(served)
+    assert_said(refused.value.message(), "../stolen")
+    shutil.rmtree(folder)
+    folder = with_weights_outside(deployment, served, "torch_lstm2", low_latency_transformation="true")
+    shutil.move(folder / "1" / "model.onnx.data", folder / "stolen")
+    (folder / "1" / "model.onnx.data").symlink_to(folder / "stolen")
+    with pytest.raises(InferenceServerException) as refused:
+        deployment.admin.load_model(served)
+    assert_said(refused.value.message(), "model.onnx.data")
+    shutil.rmtree(folder)
+
+
+def test_what_a_model_without_states_is_advised_works_with_weights_in_a_file_of_their_own(deployment):
+    served = "at_load_external_advised"
+    folder = with_weights_outside(deployment, served, "torch_lstm2")
+    with pytest.raises(InferenceServerException) as refused:
+        deployment.admin.load_model(served)
+    [line] = re.findall(r"parameters \{ key: 'low_latency_transformation'.*? \} \}", refused.value.message())
+    with (folder / "config.pbtxt").open("a") as file:
+        file.write(f"\n{line}\n")
+    deployment.admin.load_model(served)
+    assert_steps_are_the_whole(deployment.connect(), served, "torch_lstm2")
 
 
 def test_a_converted_model_that_answers_otherwise_does_not_load(deployment):
