@@ -7,7 +7,7 @@ use crate::graph::{Names, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
-use crate::time::{Cut, Found, Hint, Place, Refusal, Refusals, Tracker, common_divisor, refuse};
+use crate::time::{Cut, Found, Hint, ONE_STEP, Place, Refusal, Refusals, Tracker, common_divisor, refuse};
 
 /// Number of steps that shapes are computed for. It has many divisors, so that strides divide it.
 const SHORT: i64 = 48;
@@ -102,9 +102,9 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             let name = axes[0].to_string();
             match attempt(graph, opset, axes, states) {
                 (analysis, Ok(())) if analysis.found.reached > 0 => followed.push(analysis),
-                (_, Ok(())) => stopped.push(format!("along {name} nothing needs earlier steps")),
+                (_, Ok(())) => stopped.push((false, format!("along {name} nothing needs earlier steps"))),
                 (analysis, Err(refusals)) => {
-                    stopped.push(format!("along {name}, {}", refusals.first));
+                    stopped.push((refusals.first.help == ONE_STEP, format!("along {name}, {}", refusals.first)));
                     refused.push((analysis.time, analysis.found, refusals));
                 }
             }
@@ -126,7 +126,9 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             return Err(Obstacle::Refused { refusals, without_state, goes_on: found.goes_on });
         }
     }
-    Err(Obstacle::Nothing(stopped))
+    // What tells an unrolled loop comes first.
+    stopped.sort_by_key(|(takes_certain_steps, _)| !takes_certain_steps);
+    Err(Obstacle::Nothing(stopped.into_iter().map(|(_, line)| line).collect()))
 }
 
 /// Refuses axes that can't have the steps.

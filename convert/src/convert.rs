@@ -14,7 +14,7 @@ use crate::layout::put_time_in_front;
 use crate::lengths::{keeps_each, passes_lengths_on};
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
-use crate::pairs::{alike, check_pairs, describe, described_pairs};
+use crate::pairs::{alike, check_pairs, describe, described_pairs, like_states};
 use crate::report::{
     INITIAL_STATES, InitialState, Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput,
     StepsMultiple, Warning,
@@ -85,11 +85,11 @@ pub enum ConvertError {
     /// The batch can't be opened.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, and `stopped` says of
-    /// each axis what is in the way.
-    #[error("{}", nothing(alike, stopped))]
+    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, `like_states` are inputs
+    /// that may be states, and `stopped` says of each axis what is in the way.
+    #[error("{}", nothing(alike, like_states, stopped))]
     #[expect(missing_docs, reason = "the text says it")]
-    Nothing { alike: Vec<Pair>, stopped: Vec<String> },
+    Nothing { alike: Vec<Pair>, like_states: Vec<String>, stopped: Vec<String> },
     /// The graph's description names states in another form than the backend reads.
     #[error("{0}")]
     Description(String),
@@ -112,14 +112,19 @@ impl ConvertError {
     }
 }
 
-fn nothing(alike: &[Pair], stopped: &[String]) -> String {
+fn nothing(alike: &[Pair], like_states: &[String], stopped: &[String]) -> String {
     let mut text = String::new();
-    if !alike.is_empty() {
+    if !like_states.is_empty() {
         let pairs: Vec<String> = alike.iter().map(Pair::to_string).collect();
-        text += &format!("by their types and dims, {} may be states that the model has; else, ", pairs.join(" "));
+        let states = if pairs.is_empty() { format!("the inputs {}", like_states.join(", ")) } else { pairs.join(" ") };
+        text += &format!(
+            "by their types and dims, {states} may be states that the model has: then this graph makes one step and needs \
+             no conversion; serve it as it is, with its pairs in 'state_pairs'; else, "
+        );
     }
     text += "no axis of the inputs leads to a recurrence or a causal convolution";
-    for line in stopped {
+    // Of a single step, shapes say nothing.
+    for line in stopped.iter().filter(|_| like_states.is_empty()) {
         text += &format!("\n  {line}");
     }
     text
@@ -149,10 +154,12 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         report(&opened.graph, &analysis, kept_states(&cut_graph, &pairs, &initial_states_of(&model)), &states);
     if report.states.is_empty() && !options.keep_recurrences {
         let along = |axis: &InputAxis| format!("along {axis} nothing needs earlier steps");
-        return Err(ConvertError::Nothing { alike: Vec::new(), stopped: analysis.time.iter().map(along).collect() });
+        let stopped = analysis.time.iter().map(along).collect();
+        return Err(ConvertError::Nothing { alike: Vec::new(), like_states: Vec::new(), stopped });
     }
     report.batch_was = batch_was;
-    report.warnings.extend(fixed_batch(&opened, &analysis));
+    let fixed = fixed_batch(&opened, &analysis);
+    report.warnings.extend(fixed.map(|warning| unless_closed(warning, &opened.graph, opset, &pairs, options)));
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
     report.warnings.extend(uncut);
     report.opened = opened.axes;
@@ -170,6 +177,15 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         weights: external_files(&converted),
         report,
     })
+}
+
+/// What is in the way, if the batch of 1 can't be opened: else the advice to open it would lead nowhere.
+fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[Pair], options: &Options) -> Warning {
+    let Warning::FixedBatch { axis, rows: 1 } = &warning else { return warning };
+    match batch::open(graph, opset, pairs, &options.time, &[]) {
+        Err(BatchError::Refused(refusals)) => Warning::ClosedBatch { axis: axis.clone(), refusal: refusals.first },
+        _ => warning,
+    }
 }
 
 /// A model whose nodes stand behind those that they read, in the graph and in those inside it.
@@ -245,7 +261,9 @@ fn analysed(
             Ok((without_time(), warning))
         }
         Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
-        Err(Obstacle::Nothing(stopped)) => Err(ConvertError::Nothing { alike: alike(graph), stopped }),
+        Err(Obstacle::Nothing(stopped)) => {
+            Err(ConvertError::Nothing { alike: alike(graph), like_states: like_states(graph), stopped })
+        }
         Err(Obstacle::Unknown(why)) => Err(ConvertError::Option(why)),
     }
 }

@@ -12,6 +12,7 @@ use crate::infer::ops::hidden_size;
 use crate::lengths::{self, Content};
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim, bracketed, int64s, is_float};
+use crate::report::Pair;
 use crate::time::{Cut, Hint, Place, Refusal, refuse};
 
 /// Where a state starts.
@@ -143,9 +144,11 @@ impl Cutter<'_> {
             Some(name) if self.analysis.is_zero(name) => Start::Fill(0.0),
             Some(name) => {
                 if let Some(from) = self.content.get(name).and_then(|inputs| inputs.iter().min()) {
+                    let pairs: Vec<String> = self.given_states().iter().map(Pair::to_string).collect();
                     let help = format!(
-                        "if input '{from}' is a state, name it and its output, as '<<<{from}, OUTPUT>>>'; if requests \
-                             carry it, export the model with its states as inputs and outputs"
+                        "if the model has its states as inputs, name all of them and their outputs: '{}'; if requests carry \
+                         '{from}', export the model with its states as inputs and outputs",
+                        pairs.join(" ")
                     );
                     let refusal = refuse(node, format!("starts from input '{from}'"), &help);
                     return Err(Refusal { hint: Some(Hint::States), ..refusal });
@@ -182,6 +185,45 @@ impl Cutter<'_> {
             split,
         });
         Ok(ends)
+    }
+
+    /// The inputs at which recurrences start, and the outputs that give the last state; OUTPUT if none is seen to.
+    fn given_states(&self) -> Vec<Pair> {
+        let mut given: Vec<Pair> = Vec::new();
+        for cut in &self.analysis.found.cuts {
+            let node = &self.original.node[cut.node()];
+            let ends: Vec<(usize, usize)> = match cut {
+                Cut::Recurrent { .. } => vec![(5, 1), (6, 2)],
+                Cut::Scan { .. } => (0..scan_counts(node).0).map(|state| (state, state)).collect(),
+                Cut::Loop { carried, .. } => carried.iter().map(|&state| (state + 2, state)).collect(),
+                _ => continue,
+            };
+            for (input, output) in ends {
+                let content = node.input_at(input).and_then(|name| self.content.get(name));
+                let Some(from) = content.and_then(|inputs| inputs.iter().min()) else { continue };
+                if given.iter().all(|pair| pair.input != *from) {
+                    let output = node.output_at(output).and_then(|name| self.given_out(name));
+                    given.push(Pair { input: from.clone(), output: output.unwrap_or_else(|| "OUTPUT".to_owned()) });
+                }
+            }
+        }
+        given
+    }
+
+    /// The output of the graph that a tensor becomes, in another shape or joined with others.
+    fn given_out(&self, name: &str) -> Option<String> {
+        let mut name = name.to_owned();
+        // The nodes are in order, so each reader stands behind.
+        for node in &self.original.node {
+            if self.original.output.iter().any(|output| output.name() == name) {
+                return Some(name);
+            }
+            let moves = ["Cast", "Concat", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
+            if moves.contains(&node.op()) && node.input.contains(&name) {
+                name = node.output_at(0)?.to_owned();
+            }
+        }
+        self.original.output.iter().any(|output| output.name() == name).then_some(name)
     }
 
     /// The dims of a state with the batch in a dimension of its own. The rows of a layer may be those of the batch times

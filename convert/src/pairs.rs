@@ -118,10 +118,19 @@ pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
     None
 }
 
+fn is_alike(a: &ValueInfoProto, b: &ValueInfoProto) -> bool {
+    a.elem() == b.elem() && a.dims().is_some() && a.dims() == b.dims()
+}
+
+/// Inputs with the type and shape of an output; none if all have them, because requests must carry something.
+pub fn like_states(graph: &GraphProto) -> Vec<String> {
+    let has_output = |input: &&ValueInfoProto| graph.output.iter().any(|output| is_alike(input, output));
+    let found: Vec<String> = required_inputs(graph).filter(has_output).map(|input| input.name().to_owned()).collect();
+    if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
+}
+
 /// Inputs and outputs of one type and shape, where only one of each has it.
 pub fn alike(graph: &GraphProto) -> Vec<Pair> {
-    let is_alike =
-        |a: &ValueInfoProto, b: &ValueInfoProto| a.elem() == b.elem() && a.dims().is_some() && a.dims() == b.dims();
     let only = |of: &ValueInfoProto, values: &[ValueInfoProto]| {
         let mut found = values.iter().filter(|value| is_alike(value, of)).map(|value| value.name().to_owned());
         found.next().filter(|_| found.next().is_none())

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::analysis::InputAxis;
 use crate::onnx::{Dim, type_bytes, type_name};
-use crate::time::{Hint, Refusals};
+use crate::time::{Hint, Refusal, Refusals};
 
 /// The two ends of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -159,6 +159,8 @@ pub enum Warning {
     TwoBatches { taken: String, other: String },
     /// The model takes so many rows, along this axis.
     FixedBatch { axis: InputAxis, rows: i64 },
+    /// The model takes one row, along this axis, and this is in the way of more.
+    ClosedBatch { axis: InputAxis, refusal: Box<Refusal> },
     /// These nodes take one quantization scale over a whole request.
     Quantizes(Vec<String>),
     /// A request must have a multiple of so many steps.
@@ -179,6 +181,7 @@ impl Warning {
             Self::FixedBatch { rows: 1, .. } => Some(Hint::OpenBatch),
             Self::Uncut { time, .. } if !time.is_empty() => Some(Hint::Time),
             Self::FixedBatch { .. }
+            | Self::ClosedBatch { .. }
             | Self::Quantizes(_)
             | Self::StepsMultiple(_)
             | Self::Uncut { .. }
@@ -201,6 +204,9 @@ impl fmt::Display for Warning {
             }
             Self::FixedBatch { axis, rows: 1 } => {
                 write!(f, "{axis} has one row, so sequences don't share runs")
+            }
+            Self::ClosedBatch { axis, refusal } => {
+                write!(f, "{axis} has one row, so sequences don't share runs, and the batch can't be opened: {refusal}")
             }
             Self::FixedBatch { axis, rows } => write!(
                 f,

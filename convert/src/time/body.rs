@@ -184,7 +184,11 @@ impl<'a> Tracker<'a> {
         for (input, of_body) in body.input.iter().enumerate() {
             inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
         }
-        if states > 0 {
+        // All its states are states of the model already.
+        let goes_on = states > 0 && node.input[..states].iter().all(|name| self.of_states.contains(name));
+        if goes_on {
+            self.found.goes_on = true;
+        } else if states > 0 {
             self.found.recurrences.push(index);
         }
         let directions = scan_list(node, "scan_input_directions", scanned);
@@ -214,7 +218,9 @@ impl<'a> Tracker<'a> {
                 .map_err(|why| refuse(node, format!("stacks its output along {why}"), LOOP_HELP))
         };
         let outputs = body.output.iter().enumerate().map(output).collect::<Result<_, _>>()?;
-        self.found.cuts.push(Cut::Scan { node: index });
+        if !goes_on {
+            self.found.cuts.push(Cut::Scan { node: index });
+        }
         Ok(outputs)
     }
 
@@ -223,8 +229,10 @@ impl<'a> Tracker<'a> {
         let (name, place) = (&node.input[input], self.place(&node.input[input]));
         let (states, scanned) = scan_counts(node);
         if input < states {
+            let all = &node.input[..states];
             return match place {
                 Place::Free if !self.sized.contains(name) => Ok(Place::Last),
+                Place::Last if all.iter().all(|name| self.of_states.contains(name)) => Ok(Place::Last),
                 _ => Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP)),
             };
         }

@@ -25,6 +25,7 @@ use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, element_count};
 
+pub use moves::ONE_STEP;
 pub use place::{Layout, Place};
 pub use refusal::{Hint, Refusal, Refusals};
 

@@ -86,9 +86,10 @@ pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, w
     }
 }
 
-const ONE_STEP: &str = "later requests don't have these steps. Where the model wants one answer, take the last step. To delay \
-                        the steps, pad in front first, and then cut off the last ones. For an unrolled loop, export the \
-                        recurrence as a layer (LSTM, GRU), a Scan or a Loop";
+/// The help for a node that takes certain steps, such as those of an unrolled loop.
+pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop; where the \
+                            model wants one answer, take the last step; to delay the steps, pad in front first, and then \
+                            cut off the last ones";
 
 pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     let layout = first(node, places)?;
@@ -151,7 +152,7 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
 
 /// Why what a node takes can't be used.
 pub fn certain(node: &NodeProto) -> Refusal {
-    refuse(node, "takes certain steps out of the whole input", ONE_STEP)
+    refuse(node, "takes certain steps out of the whole input, which later requests don't have", ONE_STEP)
 }
 
 pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {

@@ -45,7 +45,8 @@ pub fn recurrent(
     }
     if layout.axis != 0 || !layout.is_clean() {
         let help = "export the model so that the steps are where ONNX has them, or name another axis";
-        let refusal = refuse(node, "gets the steps where it takes the features of a step", help);
+        let why = format!("gets the steps where it takes the features of a step{}", tracker.by_reshape(node));
+        let refusal = refuse(node, why, help);
         return Err(Refusal { hint: Some(Hint::Time), ..refusal });
     }
     if layout.is_padded() {
@@ -91,6 +92,18 @@ pub fn recurrent(
         tracker.found.cuts.push(Cut::Recurrent { node: index });
     }
     Ok(outputs)
+}
+
+impl Tracker<'_> {
+    /// Names the `Reshape` in front of a layer. With a batch of 1, exporters write one where a `Transpose` would bring other
+    /// batches into the same order.
+    fn by_reshape(&self, node: &NodeProto) -> String {
+        let producer = self.producers.get(node.input[0].as_str()).map(|&index| &self.graph.node[index]);
+        let reshape = producer.filter(|producer| producer.op() == "Reshape");
+        reshape.map_or_else(String::new, |reshape| {
+            format!(", because the Reshape '{}' in front of it stands where a Transpose would", reshape.label())
+        })
+    }
 }
 
 /// Refuses weights that are made of steps.

@@ -382,7 +382,8 @@ fn a_model_without_states_is_told_what_it_may_mean() {
     let build = build.output("y", "1 1 batch 3").output("g", "1 batch 3");
     let odd = build.node(node("GRU", "x w r b - h", "y g").with_int("hidden_size", 3)).bytes();
     let error = text(&said(&odd, &[]).stderr);
-    let first = "stateful-convert: by their types and dims, <<<h, g>>> may be states that the model has; else, no axis";
+    let first = "stateful-convert: by their types and dims, <<<h, g>>> may be states that the model has: then this graph makes \
+                 one step and needs no conversion";
     assert!(error.starts_with(first), "{error}");
     let (states, time) = (error.find("--states").unwrap(), error.find("--time").unwrap());
     assert!(states < time, "{error}");
@@ -628,5 +629,5 @@ fn a_running_sum_and_certain_steps_say_what_helps() {
     let step = node("Gather", "x first", "y").with_int("axis", 1);
     let first = build().output("y", "batch 4").node(step).bytes();
     let error = text(&said(&first, &["--time", "x@1"]).stderr);
-    assert!(error.contains("takes certain steps out of the whole input; later requests don't have these"), "{error}");
+    assert!(error.contains("takes certain steps out of the whole input, which later requests don't have"), "{error}");
 }

@@ -192,8 +192,8 @@ fn what_needs_later_steps_is_refused_with_the_node() {
         ("torch_mixing_flip", "Slice '/Slice' turns time around"),
         ("torch_mixing_norm", "InstanceNormalization '/norm/InstanceNormalization' normalizes over time"),
         ("torch_mixing_attention", "MatMul '/MatMul' combines each step with every other"),
-        ("torch_unrolled", "For an unrolled loop, export the recurrence as a layer"),
-        ("dynamo_rnn_unrolled", "For an unrolled loop, export the recurrence as a layer"),
+        ("torch_unrolled", "for an unrolled loop, export the recurrence as a layer"),
+        ("dynamo_rnn_unrolled", "for an unrolled loop, export the recurrence as a layer"),
     ] {
         let message = refused(name);
         assert!(message.contains(expected), "{name}: {message}");
@@ -204,6 +204,7 @@ fn what_needs_later_steps_is_refused_with_the_node() {
 fn states_that_the_model_has_are_paired_by_name() {
     let error = convert(std::fs::read(export("torch_lstm_given")).unwrap().into(), &Options::default()).unwrap_err();
     assert!(error.to_string().contains("starts from input 'h0'"), "{error}");
+    assert!(error.to_string().contains("and their outputs: '<<<h0, hn>>> <<<c0, cn>>>'"), "{error}");
     assert_eq!(error.hints(), [Hint::States]);
     let options = Options { states: vec![pair("h0", "hn"), pair("c0", "cn")], ..Options::default() };
     let (converted, compared) = converted_with("torch_lstm_given", &options);
@@ -212,8 +213,24 @@ fn states_that_the_model_has_are_paired_by_name() {
 }
 
 #[test]
+fn an_unrolled_loop_is_told_in_front_of_other_axes() {
+    for name in ["torch_unrolled", "dynamo_rnn_unrolled"] {
+        let message = refused(name);
+        let first = message.lines().nth(1).unwrap();
+        assert!(first.contains("for an unrolled loop, export the recurrence as a layer"), "{message}");
+        assert!(message.lines().count() > 2);
+    }
+}
+
+#[test]
 fn a_single_step_model_is_converted_by_its_pairs() {
-    assert!(refused("torch_lstm_cell").contains("no axis of the inputs leads to a recurrence"));
+    let message = refused("torch_lstm_cell");
+    assert_eq!(
+        message,
+        "by their types and dims, the inputs h, c may be states that the model has: then this graph makes one step and \
+         needs no conversion; serve it as it is, with its pairs in 'state_pairs'; else, no axis of the inputs leads to a \
+         recurrence or a causal convolution"
+    );
     let options = Options { states: vec![pair("h", "hn"), pair("c", "cn")], ..Options::default() };
     let (converted, _) = converted_with("torch_lstm_cell", &options);
     assert_eq!(states(&converted), ["h", "c"]);

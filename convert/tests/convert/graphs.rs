@@ -510,6 +510,54 @@ fn a_loop_over_the_rows_that_passes_nothing_on_mixes_none() {
     assert_eq!(found.unwrap(), "Scan 'the scan'");
 }
 
+/// A `Scan` over the steps that starts at an input.
+fn scan_from_an_input() -> Vec<u8> {
+    let of_body = |name: &str| ValueInfoProto::tensor(name, FLOAT, &dims("batch 4"));
+    let body = GraphProto {
+        name: Some("body".to_owned()),
+        node: vec![node("Add", "s_in x_in", "s_out"), node("Identity", "s_out", "y_out")],
+        input: ["s_in", "x_in"].map(of_body).to_vec(),
+        output: ["s_out", "y_out"].map(of_body).to_vec(),
+        ..GraphProto::default()
+    };
+    let build = Build::new().input("h", "batch 4").input("x", "time batch 4");
+    let build = build.output("hn", "batch 4").output("y", "time batch 4");
+    build.node(with_graph(node("Scan", "h x", "hn y"), "body", body).with_int("num_scan_inputs", 1)).bytes()
+}
+
+#[test]
+fn a_scan_that_starts_at_a_state_of_the_model_goes_on_from_it() {
+    let message = refusal(scan_from_an_input(), &any());
+    assert!(message.contains("name all of them and their outputs: '<<<h, hn>>>'"), "{message}");
+    let options = Options { states: vec![pair("h", "hn")], ..any() };
+    let converted = convert(scan_from_an_input().into(), &options).unwrap();
+    assert_eq!(states(&converted), ["h"]);
+    assert_eq!(converted.report.warnings, []);
+}
+
+#[test]
+fn a_batch_of_one_that_cannot_be_opened_is_not_advised_to_be() {
+    // As tf2onnx writes Keras' layer with `stateful=True`: its batch is 1, so a Reshape does what a Transpose did.
+    let build = |front: NodeProto| {
+        let build = Build::new().input("x", "1 time 4").output("y", "time 1 1 3").recurrent_weights(4);
+        let build = build.weights("h", &[1, 1, 3]).weights("c", &[1, 1, 3]).ints("to", &[3], &[-1, 1, 4]);
+        build.node(front).node(node("LSTM", "steps w r b - h c", "y").with_int("hidden_size", 3)).bytes()
+    };
+    let warned = |front| {
+        let converted = convert(build(front).into(), &any()).unwrap();
+        let batch = |warning: &&Warning| warning.to_string().contains("x@0 has one row");
+        let warning = converted.report.warnings.iter().find(batch).unwrap().clone();
+        (warning.hint(), warning.to_string())
+    };
+    let (hint, text) = warned(node("Transpose", "x", "steps").with_ints("perm", &[1, 0, 2]));
+    assert_eq!((hint, text.as_str()), (Some(Hint::OpenBatch), "x@0 has one row, so sequences don't share runs"));
+    let (hint, text) = warned(node("Reshape", "x to", "steps"));
+    assert_eq!(hint, None, "{text}");
+    assert!(text.contains("the Reshape 'the reshape' in front of it stands where a Transpose would"), "{text}");
+    let asked = refusal(build(node("Reshape", "x to", "steps")), &Options { open_batch: true, ..any() });
+    assert!(asked.contains("the Reshape 'the reshape'"), "{asked}");
+}
+
 /// Keras' LSTM with `return_state` and its states as inputs, as tf2onnx writes it: each tensor has another name for the
 /// batch.
 fn keras_with_states() -> Build {
