@@ -20,11 +20,13 @@ from harness.conversations import together
 from harness.graphs import graph, node
 from harness.logs import log_since, messages
 from harness.own import own
+from harness.raw import Unary
 from harness.refusals import said
 from harness.whole_sequences import (
     EXPORTS,
     KERAS_PAIRS,
     STEPS,
+    TIME_FIRST,
     assert_only_multiples_are_taken,
     assert_sequences_get_their_own_answers,
     assert_steps_are_the_whole,
@@ -236,6 +238,44 @@ def test_a_request_without_steps_is_refused_and_the_sequence_goes_on(deployment,
     np.testing.assert_allclose(np.concatenate(came, axis=1), whole(name, x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "states"),
+    [
+        ("dynamo_scan", ["node_scan__1.0"]),
+        ("torch_script_loop", ["Loop.0", "Loop.1"]),
+        ("keras_gru_reset_before", None),
+    ],
+)
+def test_the_states_of_a_converted_loop_are_read_and_written_by_their_names(deployment, name, states):
+    """A state is named after its node, and after the number of what the loop carries from turn to turn."""
+    served = f"at_load_state_api_{name}"
+    log = load(deployment, served, name, low_latency_transformation="true", state_api="true")
+    names = re.findall(r"<<<(\S+), \S+>>> of (?:Loop|Scan)", log)
+    if states is not None:
+        assert [state.removesuffix("_in") for state in names] == states
+    time = 0 if name in TIME_FIRST else 1
+    x = RNG.normal(size=(1, STEPS, 4)).astype(np.float32)
+    fed = x.swapaxes(0, 1)[None] if name in TIME_FIRST else x
+
+    def steps_of(start: int, end: int) -> dict[str, np.ndarray]:
+        return {"x": np.take(fed, range(start, end), axis=time + (name in TIME_FIRST))}
+
+    client, first, second = Unary(deployment), new_id(), new_id()
+    read = {"sequence_id": first, "sequence_start": True, "get_state": ",".join(names)}
+    states_then = client.ask(served, steps_of(0, 8), read).outputs
+    brought = {f"state.{state}": states_then[f"state.{state}"] for state in names}
+    assert len(brought) == len(names) > 0 and all(np.abs(value).max() > 0 for value in brought.values())
+    answers = [
+        client.ask(served, steps_of(8, STEPS) | more, {"sequence_id": sequence_id, "sequence_start": bool(more)}).outputs
+        for sequence_id, more in ((first, {}), (second, brought))
+    ]
+    [output] = answers[0].keys() & {"y", "output", "Identity:0"}
+    np.testing.assert_array_equal(answers[1][output], answers[0][output])
+    came = answers[1][output].reshape(STEPS - 8, -1)
+    np.testing.assert_allclose(came, whole(name, x).reshape(STEPS, -1)[8:], rtol=0, atol=1e-6)
+    client.close()
+
+
 def test_a_request_must_have_a_multiple_of_the_strides_over_time(deployment):
     log = load(deployment, "at_load_strided", "torch_strided", low_latency_transformation="true")
     assert_said(log, "must be a multiple of 4")
@@ -435,7 +475,7 @@ def test_a_model_that_has_states_and_cannot_be_looked_at_is_served_with_a_warnin
     [
         ("torch_lstm_bidirectional", ["LSTM '/r/LSTM' is bidirectional", "train the model with a forward layer"]),
         ("torch_mixing_mean", ["ReduceMean '/ReduceMean' reduces over time"]),
-        ("torch_unrolled", ["For an unrolled loop, export the recurrence as a layer"]),
+        ("torch_unrolled", ["for an unrolled loop, export the recurrence as a layer"]),
     ],
 )
 def test_what_cannot_run_in_steps_is_refused_with_the_node_and_what_would_help(deployment, name, words):
