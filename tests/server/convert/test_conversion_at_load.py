@@ -216,7 +216,9 @@ def test_a_model_whose_axes_the_exporter_numbered_is_batched_without_a_further_l
     assert_steps_are_the_whole(deployment.connect(), served, name)
 
 
-@pytest.mark.parametrize("converted", [{}, {"low_latency_transformation": "true"}, {"low_latency_transformation": "x@1"}])
+@pytest.mark.parametrize(
+    "converted", [{}, {"low_latency_transformation": "true"}, {"low_latency_transformation": "x@1"}]
+)
 def test_states_with_names_of_their_own_for_the_batch_share_runs(deployment, converted):
     """They are no lengths that vary, which would start at 0 and make each START fail."""
     served = f"at_load_keras_states_{'_'.join(converted.values()).replace('@', '_')}"
@@ -266,7 +268,9 @@ def test_the_states_of_a_converted_loop_are_read_and_written_by_their_names(depl
     brought = {f"state.{state}": states_then[f"state.{state}"] for state in names}
     assert len(brought) == len(names) > 0 and all(np.abs(value).max() > 0 for value in brought.values())
     answers = [
-        client.ask(served, steps_of(8, STEPS) | more, {"sequence_id": sequence_id, "sequence_start": bool(more)}).outputs
+        client.ask(
+            served, steps_of(8, STEPS) | more, {"sequence_id": sequence_id, "sequence_start": bool(more)}
+        ).outputs
         for sequence_id, more in ((first, {}), (second, brought))
     ]
     [output] = answers[0].keys() & {"y", "output", "Identity:0"}
@@ -491,7 +495,9 @@ def test_a_batch_that_cannot_be_opened_is_refused(deployment):
     assert_said(error, "parameter 'open_batch'", "axis 2 of input 'x'", "[1, time, 4]")
 
 
-def with_weights_outside(deployment, served: str, name: str, location: str = "model.onnx.data", **parameters: str) -> Path:
+def with_weights_outside(
+    deployment, served: str, name: str, location: str = "model.onnx.data", **parameters: str
+) -> Path:
     """The folder of an export whose weights are in a file of their own, as PyTorch's new exporter writes it."""
     folder = written(deployment, served, name, **parameters)
     model = onnx.load(folder / "1" / "model.onnx")

@@ -112,10 +112,10 @@ def keras_with_states() -> onnx.ModelProto:
         node("Squeeze", "last_h front", "lstm_4_1"),
         node("Squeeze", "last_c front", "lstm_4_2"),
     ]
-    given = [("x", "fp32", ("unk__575", "unk__576", 4)), ("h", "fp32", ("unk__577", 16)), ("c", "fp32", ("unk__578", 16))]
-    made = [("y", "fp32", ("unk__579", "unk__580", 16))]
-    made += [("lstm_4_1", "fp32", ("unk__581", 16)), ("lstm_4_2", "fp32", ("unk__582", 16))]
-    return graph(nodes, given, made, weights | axes)
+    given = {"x": ("unk__575", "unk__576", 4), "h": ("unk__577", 16), "c": ("unk__578", 16)}
+    made = {"y": ("unk__579", "unk__580", 16), "lstm_4_1": ("unk__581", 16), "lstm_4_2": ("unk__582", 16)}
+    inputs, outputs = ([(name, "fp32", dims) for name, dims in of.items()] for of in (given, made))
+    return graph(nodes, inputs, outputs, weights | axes)
 
 
 KERAS_PAIRS = "<<<h, lstm_4_1>>> <<<c, lstm_4_2>>>"
