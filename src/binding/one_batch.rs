@@ -145,7 +145,7 @@ impl Batched<'_> {
         let dims = |batch_axis| StateDims { name: self.info.name.clone(), dims: self.info.dims.clone(), batch_axis };
         let what = format!("{}, and {}", of_requests.place(), self.place());
         let line = format!(
-            "if that is right, write {}; if that dimension varies, write {}",
+            "if both are the batch, write {}; if the second one varies, write {}",
             state_dims_line([dims(Some(self.axis))]),
             state_dims_line([dims(None)])
         );

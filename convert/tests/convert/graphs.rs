@@ -536,6 +536,21 @@ fn a_scan_that_starts_at_a_state_of_the_model_goes_on_from_it() {
 }
 
 #[test]
+fn a_loop_that_starts_at_a_state_of_the_model_goes_on_from_it() {
+    let gather = NodeProto::make("Gather", "g", &["x", "i"], &["now"]).with_int("axis", 0);
+    let body =
+        vec![gather, node("Add", "s_in now", "s_out"), node("Tanh", "s_out", "y_out"), node("Identity", "on", "go")];
+    let mut build = looping(body);
+    build.graph.initializer.retain(|weight| weight.name() != "s");
+    let bytes = build.input("s", "4").output("last", "4").bytes();
+    let message = refusal(bytes.clone(), &any());
+    assert!(message.contains("name all of them and their outputs: '<<<s, last>>>'"), "{message}");
+    let converted = convert(bytes.into(), &Options { states: vec![pair("s", "last")], ..any() }).unwrap();
+    assert_eq!(states(&converted), ["s"]);
+    assert_eq!(converted.report.warnings, []);
+}
+
+#[test]
 fn a_batch_of_one_that_cannot_be_opened_is_not_advised_to_be() {
     // As tf2onnx writes Keras' layer with `stateful=True`: its batch is 1, so a Reshape does what a Transpose did.
     let build = |front: NodeProto| {
