@@ -76,8 +76,11 @@ pub enum Obstacle {
         /// A layer along the axis starts at a state that the model has.
         goes_on: bool,
     },
-    /// Neither recurrence nor window; with what stopped each axis that was tried.
-    Nothing(Vec<String>),
+    /// Neither recurrence nor window; with what stopped each axis that was tried. `may_be_one_step`: nothing did but lengths.
+    Nothing {
+        stopped: Vec<String>,
+        may_be_one_step: bool,
+    },
     Unknown(String),
 }
 
@@ -94,7 +97,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             goes_on: false,
         });
     }
-    let mut stopped = Vec::new();
+    let (mut stopped, mut may_be_one_step) = (Vec::new(), true);
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
         let mut refused: Vec<(Vec<InputAxis>, Found, Refusals)> = Vec::new();
         let mut followed: Vec<Analysis> = Vec::new();
@@ -104,6 +107,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
                 (analysis, Ok(())) if analysis.found.reached > 0 => followed.push(analysis),
                 (_, Ok(())) => stopped.push((false, format!("along {name} nothing needs earlier steps"))),
                 (analysis, Err(refusals)) => {
+                    may_be_one_step &= refusals.first.is_of_length();
                     stopped.push((refusals.first.help == ONE_STEP, format!("along {name}, {}", refusals.first)));
                     refused.push((analysis.time, analysis.found, refusals));
                 }
@@ -126,9 +130,10 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             return Err(Obstacle::Refused { refusals, without_state, goes_on: found.goes_on });
         }
     }
-    // What tells an unrolled loop comes first.
+    // An unrolled loop shows in a node that takes certain steps, so its line comes first.
     stopped.sort_by_key(|(takes_certain_steps, _)| !takes_certain_steps);
-    Err(Obstacle::Nothing(stopped.into_iter().map(|(_, line)| line).collect()))
+    let stopped = stopped.into_iter().map(|(_, line)| line).collect();
+    Err(Obstacle::Nothing { stopped, may_be_one_step })
 }
 
 /// Refuses axes that can't have the steps.

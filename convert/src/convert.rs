@@ -85,8 +85,8 @@ pub enum ConvertError {
     /// The batch can't be opened.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, `like_states` are inputs
-    /// that may be states, and `stopped` says of each axis what is in the way.
+    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, and `stopped` says of
+    /// each axis what is in the way. `like_states` are inputs that may be states of a graph that makes a single step.
     #[error("{}", nothing(alike, like_states, stopped))]
     #[expect(missing_docs, reason = "the text says it")]
     Nothing { alike: Vec<Pair>, like_states: Vec<String>, stopped: Vec<String> },
@@ -113,14 +113,16 @@ impl ConvertError {
 }
 
 fn nothing(alike: &[Pair], like_states: &[String], stopped: &[String]) -> String {
+    let pairs: Vec<String> = alike.iter().map(Pair::to_string).collect();
+    let states = if pairs.is_empty() { format!("the inputs {}", like_states.join(", ")) } else { pairs.join(" ") };
     let mut text = String::new();
     if !like_states.is_empty() {
-        let pairs: Vec<String> = alike.iter().map(Pair::to_string).collect();
-        let states = if pairs.is_empty() { format!("the inputs {}", like_states.join(", ")) } else { pairs.join(" ") };
         text += &format!(
             "by their types and dims, {states} may be states that the model has: then this graph makes one step and needs \
              no conversion; serve it as it is, with its pairs in 'state_pairs'; else, "
         );
+    } else if !alike.is_empty() {
+        text += &format!("by their types and dims, {states} may be states that the model has; else, ");
     }
     text += "no axis of the inputs leads to a recurrence or a causal convolution";
     // Of a single step, shapes say nothing.
@@ -251,7 +253,7 @@ fn analysed(
             let uncut = uncut.map(|Uncut { nodes, refusals }| Warning::Uncut { nodes, refusals, time });
             Ok((analysis, uncut))
         }
-        Err(Obstacle::Nothing(_)) if is_done_without => Ok((without_time(), None)),
+        Err(Obstacle::Nothing { .. }) if is_done_without => Ok((without_time(), None)),
         Err(Obstacle::Refused { refusals, without_state: nodes, goes_on }) if is_done_without => {
             let warning = if nodes.is_empty() {
                 goes_on.then_some(Warning::OfRequests(refusals))
@@ -261,8 +263,9 @@ fn analysed(
             Ok((without_time(), warning))
         }
         Err(Obstacle::Refused { refusals, .. }) => Err(ConvertError::Refused(refusals)),
-        Err(Obstacle::Nothing(stopped)) => {
-            Err(ConvertError::Nothing { alike: alike(graph), like_states: like_states(graph), stopped })
+        Err(Obstacle::Nothing { stopped, may_be_one_step }) => {
+            let like_states = if may_be_one_step { like_states(graph) } else { Vec::new() };
+            Err(ConvertError::Nothing { alike: alike(graph), like_states, stopped })
         }
         Err(Obstacle::Unknown(why)) => Err(ConvertError::Option(why)),
     }

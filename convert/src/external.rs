@@ -1,7 +1,6 @@
 //! Weights in files of their own (`external_data`): reads them into the model.
 //!
-//! Only files in the model's folder are read. A path that leaves the folder could be any file of the machine, and a link
-//! out of it, too.
+//! Only files in the model's folder are read: a path or a link that leaves the folder could name any file of the machine.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

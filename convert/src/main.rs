@@ -232,6 +232,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     Ok(text)
 }
 
+/// The model with what the conversion looks at of weights in files of their own.
 fn small_weights_shown(model: &Path, bytes: Bytes) -> Result<Bytes, Problem> {
     match with_small_weights_shown(bytes.clone(), model.parent().unwrap_or(Path::new(""))) {
         // The conversion says what is wrong with it.

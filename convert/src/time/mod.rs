@@ -27,6 +27,7 @@ use crate::onnx::{Dim, element_count};
 
 pub use moves::ONE_STEP;
 pub use place::{Layout, Place};
+use refusal::ONE_LENGTH;
 pub use refusal::{Hint, Refusal, Refusals};
 
 /// A place where a state takes over what one run had to itself.
@@ -322,7 +323,7 @@ impl<'a> Tracker<'a> {
                         format!("if {} has steps, too, name the axes of all inputs that have them", open.join(" or "));
                     (help, Some(Hint::Time))
                 };
-                let refusal = refuse(node, format!("is fixed to one length of the input ({why})"), &help);
+                let refusal = refuse(node, format!("{ONE_LENGTH} ({why})"), &help);
                 Err(Refusal { hint, ..refusal })
             }
             None => Ok(()),

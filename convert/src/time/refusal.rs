@@ -32,6 +32,16 @@ pub enum Hint {
     StartAtZero,
 }
 
+/// Why a node is refused whose shapes fit one number of steps only.
+pub const ONE_LENGTH: &str = "is fixed to one length of the input";
+
+impl Refusal {
+    /// Whether only the length of an axis is in the way, as in a graph that makes a single step.
+    pub fn is_of_length(&self) -> bool {
+        self.why.starts_with(ONE_LENGTH)
+    }
+}
+
 /// The nodes in the way, in the order of the graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusals {
