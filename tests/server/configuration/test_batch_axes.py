@@ -527,6 +527,15 @@ def test_dims_that_contain_the_batch_are_refused(deployment, kind, more):
     at_once(deployment, advised)
 
 
+@pytest.mark.parametrize("kind", ["batch_time", "numbered"])
+def test_an_output_whose_dims_contain_the_batch_is_refused(deployment, kind):
+    """The rows of its answers would be the steps of all rows."""
+    model = smoothed(f"axes_contained_output_{kind}", ROWS_AND_STEPS[kind], "[ -1, 8 ]")
+    inputs, outputs = model.written.split("output {")
+    model = dataclasses.replace(model, written=f"{inputs}output {{{outputs.replace('[ -1, 8 ]', '[ 1, -1, 8 ]')}")
+    refused(deployment, model, "output 'y'", *(f"'{name}'" for name in ROWS_AND_STEPS[kind]), "dims: [ -1, 8 ]")
+
+
 def test_dims_that_contain_the_batch_are_right_one_row_at_a_time(deployment):
     more = parameter("max_rows_per_run", "1")
     model = smoothed("axes_contained_alone", ("batch", "time"), "[ 1, -1, 8 ]", more=more)
