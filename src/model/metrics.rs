@@ -83,23 +83,23 @@ const FAILED: (&str, &str) = ("stateful_requests_failed_total", "Requests that w
 /// A histogram: its name, its description, and the upper bounds of its buckets.
 type Distribution = (&'static str, &'static str, &'static [f64]);
 
+/// Bounds in seconds, from 20 µs to 1 s.
+const SHORT_TIMES: &[f64] = &[20e-6, 50e-6, 100e-6, 200e-6, 500e-6, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 1.0];
+
 const RUN_ROWS: Distribution =
     ("stateful_run_rows", "Rows of a run", &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0]);
-const RUN_US: Distribution = (
-    "stateful_run_duration_us",
-    "Microseconds from the beginning of a payload until the answers of a run are made",
-    &[20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6],
+const RUN_SECONDS: Distribution = (
+    "stateful_run_duration_seconds",
+    "Seconds from the beginning of a payload until the answers of a run are made",
+    SHORT_TIMES,
 );
 const RUN_BYTES: Distribution = (
     "stateful_run_state_bytes_copied",
     "Bytes of states that were copied for a run",
     &[0.0, 1024.0, 16384.0, 262_144.0, 4_194_304.0, 67_108_864.0],
 );
-const QUEUE_US: Distribution = (
-    "stateful_queue_duration_us",
-    "Microseconds that a request waited in the queue of the backend",
-    &[20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6],
-);
+const QUEUE_SECONDS: Distribution =
+    ("stateful_queue_duration_seconds", "Seconds that a request waited in the queue of the backend", SHORT_TIMES);
 const SEQUENCE_SECONDS: Distribution = (
     "stateful_sequence_duration_seconds",
     "Seconds from the START of a sequence to its end",
@@ -123,9 +123,9 @@ struct Families {
 /// One value for each histogram.
 struct Histograms<T> {
     run_rows: T,
-    run_us: T,
+    run_seconds: T,
     run_bytes: T,
-    queue_us: T,
+    queue_seconds: T,
     sequence_seconds: T,
     sequence_requests: T,
 }
@@ -134,9 +134,9 @@ impl<T> Histograms<T> {
     fn try_map<U, E>(&self, mut make: impl FnMut(&T) -> Result<U, E>) -> Result<Histograms<U>, E> {
         Ok(Histograms {
             run_rows: make(&self.run_rows)?,
-            run_us: make(&self.run_us)?,
+            run_seconds: make(&self.run_seconds)?,
             run_bytes: make(&self.run_bytes)?,
-            queue_us: make(&self.queue_us)?,
+            queue_seconds: make(&self.queue_seconds)?,
             sequence_seconds: make(&self.sequence_seconds)?,
             sequence_requests: make(&self.sequence_requests)?,
         })
@@ -145,9 +145,9 @@ impl<T> Histograms<T> {
 
 const HISTOGRAMS: Histograms<Distribution> = Histograms {
     run_rows: RUN_ROWS,
-    run_us: RUN_US,
+    run_seconds: RUN_SECONDS,
     run_bytes: RUN_BYTES,
-    queue_us: QUEUE_US,
+    queue_seconds: QUEUE_SECONDS,
     sequence_seconds: SEQUENCE_SECONDS,
     sequence_requests: SEQUENCE_REQUESTS,
 };
@@ -262,14 +262,14 @@ impl SequenceMetrics {
     pub fn ran(&self, Ran { rows, nanoseconds, copied_bytes }: Ran) {
         let Some(histograms) = self.histograms() else { return };
         histograms.run_rows.observe(rows as f64);
-        histograms.run_us.observe(nanoseconds as f64 / 1e3);
+        histograms.run_seconds.observe(nanoseconds as f64 / 1e9);
         histograms.run_bytes.observe(copied_bytes as f64);
     }
 
     /// Observes how long a request has waited in the backend's queue.
     pub fn waited(&self, wait: Duration) {
         if let Some(histograms) = self.histograms() {
-            histograms.queue_us.observe(wait.as_secs_f64() * 1e6);
+            histograms.queue_seconds.observe(wait.as_secs_f64());
         }
     }
 

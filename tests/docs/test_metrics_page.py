@@ -43,6 +43,12 @@ def test_every_metric_of_the_code_is_documented():
     assert set(re.findall(r'"(stateful_\w+)"', code)) == KINDS.keys()
 
 
+def test_times_are_in_seconds():
+    """Prometheus wants base units; Triton's own metrics have microseconds."""
+    assert [name for name in KINDS if re.search(r"_(us|ms|ns|micros\w*|millis\w*|nanos\w*)(_|$)", name)] == []
+    assert [name for name in KINDS if "duration" in name and not name.endswith("_seconds")] == []
+
+
 def test_every_metric_is_on_the_dashboard():
     text = " ".join(expressions())
     assert [name for name in KINDS if name not in text] == []

@@ -1,6 +1,7 @@
 """The metrics of sequences, runs and failures in Triton's Prometheus endpoint."""
 
 import re
+import time
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from harness.own import own
 
 HISTOGRAMS = (
     "stateful_run_rows",
-    "stateful_run_duration_us",
+    "stateful_run_duration_seconds",
     "stateful_run_state_bytes_copied",
-    "stateful_queue_duration_us",
+    "stateful_queue_duration_seconds",
     "stateful_sequence_duration_seconds",
     "stateful_sequence_requests",
 )
@@ -31,15 +32,17 @@ def converse(deployment, model, sequences: int, steps: int) -> None:
 
 def test_runs_are_observed(deployment):
     model = deployment.serve(models.slow("slow_observed"))
+    began = time.monotonic()
     converse(deployment, model, 8, 5)
+    elapsed = time.monotonic() - began
     deployment.settles("stateful_run_rows_sum", model, 40)
     runs = deployment.statistics(model).execution_count
     assert deployment.metric("stateful_run_rows_count", model) == runs
-    assert deployment.metric("stateful_run_duration_us_count", model) == runs
-    assert deployment.metric("stateful_run_duration_us_sum", model) > 0
+    assert deployment.metric("stateful_run_duration_seconds_count", model) == runs
+    assert 0 < deployment.metric("stateful_run_duration_seconds_sum", model) <= runs * elapsed
     copied = deployment.metric("stateful_state_bytes_copied_total", model)
     assert 0 < deployment.metric("stateful_run_state_bytes_copied_sum", model) <= copied
-    assert deployment.metric("stateful_queue_duration_us_count", model) == 0, "the queue is core's"
+    assert deployment.metric("stateful_queue_duration_seconds_count", model) == 0, "the queue is core's"
 
 
 def test_lives_are_observed_when_they_are_over(deployment):
@@ -53,8 +56,11 @@ def test_lives_are_observed_when_they_are_over(deployment):
 
 def test_the_queue_of_the_backend_is_observed(deployment):
     model = deployment.serve(own(models.counter(name="queue_observed")))
+    began = time.monotonic()
     converse(deployment, model, 3, 5)
-    deployment.settles("stateful_queue_duration_us_count", model, 15)
+    elapsed = time.monotonic() - began
+    deployment.settles("stateful_queue_duration_seconds_count", model, 15)
+    assert 0 < deployment.metric("stateful_queue_duration_seconds_sum", model) <= 15 * elapsed
 
 
 def failures(deployment, model) -> dict[str, float]:
