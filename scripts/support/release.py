@@ -25,8 +25,10 @@ from support.paths import ROOT
 
 CHECKSUMS = "SHA256SUMS"
 PROGRAMS = ("stateful-inspect", "stateful-convert")
-#: What each archive and package has, from the top of the checkout.
+#: What each archive and package has, from the top of the checkout, with all files that these pages lead to.
 _PAGES = ("LICENSE", "CHANGELOG.md", "README.md")
+_FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 _DEBIAN_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 #: Where NVIDIA's images have tritonserver. stateful-inspect looks for ONNX Runtime in ../backends.
 _DEBIAN_PREFIX = "opt/tritonserver"
@@ -70,12 +72,27 @@ class Release:
 
     def pages(self) -> Files:
         notices = [file for file in self.notices.rglob("*") if file.is_file()]
-        return {page: ROOT / page for page in _PAGES} | {str(file.relative_to(self.notices)): file for file in notices}
+        return with_linked_files(_PAGES) | {str(file.relative_to(self.notices)): file for file in notices}
 
     def runtime(self) -> Files:
         library = "backends/stateful/libonnxruntime.so"
         licences = {f"onnxruntime/{name}": self.onnxruntime / name for name in ("LICENSE", "ThirdPartyNotices.txt")}
         return {library: self.built / library} | licences
+
+
+def with_linked_files(pages: Iterable[str]) -> dict[str, Path]:
+    """These files of the checkout, those that their links lead to, and so on. So no link in an archive is broken."""
+    found: dict[str, Path] = {}
+    waiting = list(pages)
+    while waiting:
+        inside = waiting.pop()
+        if inside in found:
+            continue
+        found[inside] = ROOT / inside
+        if inside.endswith(".md"):
+            links = _LINK.findall(_FENCE.sub("", found[inside].read_text()))
+            waiting += [os.path.normpath(Path(inside).parent / link) for link in links]
+    return found
 
 
 def pack(release: Release, out: Path) -> list[Path]:
@@ -123,8 +140,10 @@ def debian_package(release: Release, out: Path) -> Path:
     architecture = _DEBIAN_ARCHITECTURES[release.architecture]
     path = out / f"triton-stateful_{version}_{architecture}.deb"
     files = {f"{_DEBIAN_PREFIX}/{inside}": file for inside, file in release.programs_and_library().items()}
-    for inside, file in release.pages().items():
-        files[f"{_DEBIAN_PAGES}/{'copyright' if inside == 'LICENSE' else inside}"] = file
+    pages = dict(release.pages())
+    # Debian's name for it.
+    pages["copyright"] = pages["LICENSE"]
+    files |= {f"{_DEBIAN_PAGES}/{inside}": file for inside, file in pages.items()}
     with tempfile.TemporaryDirectory(prefix="release-") as temporary:
         tree = Path(temporary) / "tree"
         for inside, file in files.items():

@@ -8,7 +8,8 @@ import sys
 from support import paths
 from support.server import TritonServer
 
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", (paths.ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+README = (paths.ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 [CLIENT] = [text for language, text in BLOCKS if language == "python"]
 [CONFIGURATION] = [text for _, text in BLOCKS if text.startswith("backend:")]
 
@@ -31,3 +32,10 @@ def test_the_client_runs_and_the_configuration_is_the_shipped_one_written_out(tm
         assert len(lines) == 100
         assert any("probability 0." in line for line in lines) and any("probability 1.00" in line for line in lines)
         assert answers(server, "my_vad") == lines
+
+
+def test_the_client_is_saved_where_git_ignores_it():
+    """`scripts/release --trial` refuses a checkout with files that git does not know."""
+    [place] = re.findall(r"^Save it as `(.*?)`", README, re.MULTILINE)
+    assert f"python {place}`" in README
+    assert subprocess.run(["git", "check-ignore", "--quiet", place], cwd=paths.ROOT).returncode == 0
