@@ -136,6 +136,47 @@ def test_promtool_takes_the_alert_rules_and_the_dashboard_s_expressions(tmp_path
     assert re.search(rf"\b{len(rules)} rules found", ran.stdout)
 
 
+STARTED = "stateful_sequences_started_total{}"
+REJECTED = "stateful_sequences_rejected_total{}"
+FAILED = "stateful_requests_failed_total{reason='%s'}"
+
+
+def severities(folder, series):
+    """The alerts that fire for a model after an hour of these values, as promtool computes them."""
+    labels = "{model='m',version='1',instance='i',"
+    values = [{"series": name.replace("{", labels), "values": given} for name, given in series.items()]
+    fired = {}
+    for alert in re.findall(r"- alert: (\w+)", (ROOT / "deploy/alerts.yaml").read_text()):
+        expected = [{"eval_time": "1h", "alertname": alert, "exp_alerts": []}]
+        test = {"interval": "15s", "input_series": values, "alert_rule_test": expected}
+        file = folder / "test.yaml"
+        file.write_text(yaml.safe_dump({"rule_files": [str(ROOT / "deploy/alerts.yaml")], "tests": [test]}))
+        ran = subprocess.run(["promtool", "test", "rules", file], capture_output=True, text=True)
+        if ran.returncode:
+            [fired[alert]] = re.findall(r'severity="(\w+)"', ran.stdout + ran.stderr)
+    return fired
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Debian, Ubuntu: prometheus) is not installed")
+@pytest.mark.parametrize(
+    ("series", "fired"),
+    [
+        ({STARTED: "0+100x240", REJECTED: "0x240"}, {}),
+        # one START in twenty is refused
+        ({STARTED: "0+95x240", REJECTED: "0+5x240"}, {}),
+        # more are refused than accepted
+        ({STARTED: "0+40x240", REJECTED: "0+60x240"}, {"StatefulSequencesRejected": "warning"}),
+        # none is accepted
+        ({STARTED: "9x240", REJECTED: "0+60x240"}, {"StatefulSequencesRejected": "warning"}),
+        # a refused START counts as a failed request
+        ({FAILED % "no_slot": "0+60x240"}, {}),
+        ({FAILED % "run": "0+60x240"}, {"StatefulRequestsFail": "critical"}),
+    ],
+)
+def test_refused_sequences_page_nobody(tmp_path, series, fired):
+    assert severities(tmp_path, series) == fired
+
+
 def test_the_dockerfile_s_rust_is_the_oldest_that_cargo_toml_allows():
     [rust] = re.findall(r"^ARG RUST_VERSION=(.*)$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
     assert f'rust-version = "{rust}"' in (ROOT / "Cargo.toml").read_text()
