@@ -5,14 +5,21 @@ docker/Dockerfile against hadolint, deploy/alerts.yaml against promtool.
 
 import copy
 import json
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import tritonclient.grpc as grpcclient
 
+from support import paths
 from support.paths import BUILD, ROOT
+from support.server import TritonServer
 
 CHECKS = BUILD / "deploy-checks"
 sys.path.append(str(CHECKS))
@@ -21,8 +28,17 @@ yaml = pytest.importorskip("yaml", reason="scripts/test installs it")
 
 SCHEMAS = json.loads((ROOT / "tests/deploy/kubernetes-1.37.json").read_text())
 POD_MONITOR = json.loads((ROOT / "tests/deploy/podmonitor-0.93.json").read_text())
-KINDS = {"Deployment": "io.k8s.api.apps.v1.Deployment", "Service": "io.k8s.api.core.v1.Service"}
-GROUPS = {"Deployment": "apps/v1", "Service": "v1", "PodMonitor": "monitoring.coreos.com/v1"}
+KINDS = {
+    "Deployment": "io.k8s.api.apps.v1.Deployment",
+    "Service": "io.k8s.api.core.v1.Service",
+    "PodDisruptionBudget": "io.k8s.api.policy.v1.PodDisruptionBudget",
+}
+GROUPS = {
+    "Deployment": "apps/v1",
+    "Service": "v1",
+    "PodDisruptionBudget": "policy/v1",
+    "PodMonitor": "monitoring.coreos.com/v1",
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +80,8 @@ def test_fields_and_types_are_those_of_the_schemas(documents, validators, kind):
         ("Deployment", ["spec", "template", "spec", "containers", 0, "command"], "tritonserver"),
         ("Deployment", ["spec", "template", "spec", "terminationGracePeriodSeconds"], "120s"),
         ("Deployment", ["spec", "template", "spec", "volumes", 0, "persistentVolumeClaim", "claimName"], None),
+        ("Deployment", ["spec", "template", "spec", "topologySpreadConstraints", 0, "maxSkew"], "1"),
+        ("PodDisruptionBudget", ["spec", "maxUnavailible"], 1),
         ("PodMonitor", ["spec", "podMetricsEndpoint"], []),
         ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "ports"], "metrics"),
         ("PodMonitor", ["spec", "podMetricsEndpoints", 0, "port"], 8002),
@@ -86,6 +104,78 @@ def test_everything_selects_the_pods_of_the_deployment(documents):
     assert documents["Deployment"]["spec"]["selector"]["matchLabels"] == labels
     assert documents["Service"]["spec"]["selector"] == labels
     assert documents["PodMonitor"]["spec"]["selector"]["matchLabels"] == labels
+    assert documents["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    for constraint in documents["Deployment"]["spec"]["template"]["spec"]["topologySpreadConstraints"]:
+        assert constraint["labelSelector"]["matchLabels"] == labels
+
+
+def test_a_node_with_the_only_pod_can_be_drained(documents):
+    """The eviction API lets a pod go if the budget's number may be missing, of as many as the Deployment wants."""
+    budget = documents["PodDisruptionBudget"]["spec"]
+    replicas = documents["Deployment"]["spec"]["replicas"]
+    assert budget.get("maxUnavailable", replicas - budget.get("minAvailable", 0)) >= 1
+
+
+def test_the_pod_meets_the_pod_security_standard_restricted(documents, container):
+    """https://kubernetes.io/docs/concepts/security/pod-security-standards/, and a root file system that is read-only."""
+    pod = documents["Deployment"]["spec"]["template"]["spec"]
+    context = pod["securityContext"] | container["securityContext"]
+    assert context["runAsNonRoot"] is True and context["runAsUser"] != 0
+    assert context["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost")
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"] == {"drop": ["ALL"]}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+    assert not [port for port in container["ports"] if "hostPort" in port]
+    kinds = {kind for volume in pod["volumes"] for kind in volume if kind != "name"}
+    assert kinds <= {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected"}
+    assert context["readOnlyRootFilesystem"] is True
+
+
+#: Becomes tritonserver: all that it sees is read-only but for new folders at WRITABLE, and it is an ordinary user.
+CONFINED = """#!/bin/bash
+set -euo pipefail
+if [[ -z "${CONFINED:-}" ]]; then
+    export CONFINED=1
+    exec unshare --map-root-user --mount "$0" "$@"
+fi
+findmnt --list --noheadings --output TARGET,VFS-OPTIONS | while read -r folder options; do
+    [[ "$folder" == /proc* ]] || mount -o "remount,bind,$options,ro" "$folder"
+done
+for folder in WRITABLE; do
+    mount -t tmpfs tmpfs "$folder"
+done
+if { : >>"$0"; } 2>/dev/null; then
+    echo "'$0' can still be written to"
+    exit 1
+fi
+exec unshare --map-user=1000 --map-group=1000 SERVER "$@"
+"""
+
+
+@pytest.mark.skipif(
+    subprocess.run(["unshare", "--map-root-user", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="this user may not make a mount namespace",
+)
+def test_the_server_writes_only_where_the_manifest_lets_it(container, monkeypatch):
+    writable = [mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")]
+    if any(paths.ROOT.is_relative_to(folder) for folder in writable):
+        pytest.skip(f"the checkout is in one of {writable}")
+    program = paths.BUILD / f"confined-{os.getpid()}"
+    text = CONFINED.replace("WRITABLE", shlex.join(writable)).replace("SERVER", shlex.quote(str(paths.TRITONSERVER)))
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setattr(paths, "TRITONSERVER", program)
+    try:
+        with TritonServer(paths.MODELS, backends=paths.TEST_BACKENDS) as server:
+            status = f"/proc/{server.pid}/status"
+            assert re.search(r"^CapEff:\t0+$", Path(status).read_text(), re.MULTILINE)
+            with grpcclient.InferenceServerClient(server.grpc_url) as client:
+                chunk = np.zeros((1, 512), np.float32)
+                audio = grpcclient.InferInput("input", chunk.shape, "FP32").set_data_from_numpy(chunk)
+                for step in range(3):
+                    client.infer("silero_vad", [audio], sequence_id=1, sequence_start=step == 0, sequence_end=step == 2)
+    finally:
+        program.unlink()
 
 
 def test_ports_are_named_as_in_the_container(documents, container):
