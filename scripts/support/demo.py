@@ -5,15 +5,15 @@ the stream's state and the end of its last chunk, and runs requests of several s
 
 Part 1: every client waits for its answer before it sends the next chunk. Every answer is compared with ONNX Runtime
 alone. Part 2: every client sends a chunk every 32 ms, as a microphone does. The costs are compared with those of one
-ONNX Runtime session for each stream.
+ONNX Runtime session for each stream, unless other processes may have decided which is cheaper.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,6 +28,7 @@ from rich.table import Table
 from tritonclient.utils import InferenceServerException
 
 from support import paths
+from support.cpu_use import CORES
 from support.real_time import STATE_BYTES, Try, tries
 from support.real_time_senders import GIVE_UP_S, LATE_S, LATE_SHARE, RefusedError, streams_of
 from support.server import ServerError, TritonServer
@@ -54,6 +55,8 @@ HOW_PACE_IS_JUDGED = (
     f"pace is held if at most {LATE_SHARE:.0%} of the answers are late and no client falls {GIVE_UP_S} s behind. If it "
     "is not held, the demo tries fewer streams."
 )
+NO_COMPARISON = "No comparison with a session for each stream:"
+AGAIN = "Try again when the machine has less to do."
 
 
 @dataclass
@@ -180,35 +183,78 @@ def batches_table(runs: dict[int, int]) -> Table:
     return table
 
 
-def real_time_table(held: Try, asked: int, per_stream: SessionPerStream, checked: Comparison) -> Table:
-    """The costs at the pace of real time, beside those of a session for each stream."""
+@dataclass
+class Costs:
+    """What a request costs in ONNX Runtime: here, and with a session for each stream. In microseconds."""
+
+    least: float  # of this server, without what other processes may have added
+    most: float
+    per_stream: float
+
+
+def why_not_comparable(done: list[Try], cost: Costs) -> str | None:
+    """Why other processes may have decided which side is cheaper. None if they cannot have."""
+    for went in done:
+        if went.failed_by_others:
+            return (
+                f"{went.pace.streams} streams and their clients need {went.needed_cores:.1f} CPU cores, but "
+                f"{went.cpu.told()}. Fewer streams share less."
+            )
+    if (cost.least < cost.per_stream) != (cost.most < cost.per_stream):
+        return (
+            f"{done[-1].cpu.told()}. Without them, the time in ONNX Runtime per request may be anything from "
+            f"{cost.least:.0f} to {cost.most:.0f} µs. With a session for each stream it is {cost.per_stream:.0f} µs."
+        )
+    return None
+
+
+def costs(held: Try, per_stream: SessionPerStream) -> Costs:
+    return Costs(*held.infer_us_per_step, per_stream.cpu_s_per_step * 1e6)
+
+
+def _span(least: float, most: float, form: str) -> str:
+    """Both, or one number where they are the same."""
+    first, second = form.format(least), form.format(most)
+    return second if first == second else f"{first} to {second}"
+
+
+def real_time_table(
+    held: Try, asked: int, per_stream: SessionPerStream, checked: Comparison, *, compared: bool
+) -> Table:
+    """The costs at the pace of real time, beside those of a session for each stream if the two can be compared."""
     streams, audio_s = held.pace.streams, held.pace.steps * CHUNK_S
     p50, p99 = held.latency_ms
-    per_stream_us = per_stream.cpu_s_per_step * 1e6
-    server_cores, per_stream_cores = held.cost.cpu_s / audio_s, per_stream.cpu_s_per_step * streams / CHUNK_S
+    cost = costs(held, per_stream)
     how = "" if held.outcome.held else ", not held"
     table = Table(title=f"{streams} streams at the pace of real time{how}", title_justify="left")
     table.add_column(style="bold", no_wrap=True)
     table.add_column("this server\n(gRPC)", justify="right", no_wrap=True)
-    table.add_column("a session\nper stream\n(no network)", justify="right", no_wrap=True)
-    table.add_column("ratio", justify="right")
+    if compared:
+        table.add_column("a session\nper stream\n(no network)", justify="right", no_wrap=True)
+        table.add_column("ratio", justify="right", no_wrap=True)
+
+    def row(what: str, ours: str, theirs: str = "", ratio: str = "") -> None:
+        table.add_row(what, ours, *([theirs, ratio] if compared else []))
+
     if streams < asked:
-        table.add_row("streams asked for", f"{asked}: too many")
-    table.add_row("requests per second", f"{streams / CHUNK_S:,.0f}")
-    table.add_row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
-    table.add_row("late answers", f"{held.outcome.late_share:.2%}")
+        row("streams asked for", f"{asked}: not held")
+    row("requests per second", f"{streams / CHUNK_S:,.0f}")
+    row("latency p50 / p99", f"{p50:.1f} / {p99:.1f} ms")
+    row("late answers", f"{held.outcome.late_share:.2%}")
     requests_a_run = held.cost.requests / max(held.cost.runs, 1)
-    table.add_row("requests per run", f"{requests_a_run:.1f}", "1")
-    for what, ours, theirs, unit in (
-        ("time in ONNX Runtime per request", held.infer_us_per_step, per_stream_us, "{:.0f} µs"),
-        ("CPU time per request, in all", held.cpu_us_per_step, per_stream_us, "{:.0f} µs"),
-        ("CPU cores for all streams", server_cores, per_stream_cores, "{:.2f}"),
-        ("memory per stream", STATE_BYTES / 1e3, per_stream.bytes_per_stream / 1e3, "{:,.1f} kB"),
+    row("requests per run", f"{requests_a_run:.1f}", "1")
+    server_cores, per_stream_cores = held.cost.cpu_s / audio_s, per_stream.cpu_s_per_step * streams / CHUNK_S
+    for what, (least, most), theirs, form, unit in (
+        ("time in ONNX Runtime per request", (cost.least, cost.most), cost.per_stream, "{:.0f}", "µs"),
+        ("CPU time per request, in all", (held.cpu_us_per_step,) * 2, cost.per_stream, "{:.0f}", "µs"),
+        ("CPU cores for all streams", (server_cores, server_cores), per_stream_cores, "{:.2f}", ""),
+        ("memory per stream", (STATE_BYTES / 1e3,) * 2, per_stream.bytes_per_stream / 1e3, "{:,.1f}", "kB"),
     ):
-        table.add_row(what, unit.format(ours), unit.format(theirs), f"{ours / theirs:.3g}")
+        ours = f"{_span(least, most, form)} {unit}".rstrip()
+        row(what, ours, f"{form.format(theirs)} {unit}".rstrip(), _span(least / theirs, most / theirs, "{:.3g}"))
     client_cores = held.outcome.client_cpu_s / audio_s
     table.caption = (
-        f"The clients used {client_cores:.1f} of this machine's {os.cpu_count()} CPU cores. "
+        f"The clients used {client_cores:.1f} of this machine's {CORES} CPU cores; {held.cpu.told()}. "
         f"{checked.bit_equal:,} of the {checked.steps:,} answers that were checked are equal to the last bit."
     )
     if requests_a_run < FEW_REQUESTS_A_RUN:
@@ -216,7 +262,9 @@ def real_time_table(held: Try, asked: int, per_stream: SessionPerStream, checked
     return table
 
 
-def draw(streams: list[Stream], answers: list[Answers], held: Try, per_stream: SessionPerStream, path: Path) -> None:
+def draw(
+    streams: list[Stream], answers: list[Answers], held: Try, cost: Costs, why_not: str | None, path: Path
+) -> None:
     """The first few streams with the probability of speech; below, latency and cost at the pace of real time."""
     import matplotlib
 
@@ -230,7 +278,7 @@ def draw(streams: list[Stream], answers: list[Answers], held: Try, per_stream: S
     for row, (stream, given) in enumerate(shown):
         _draw_stream(figure.add_subplot(grid[row, :]), stream, given)
     _draw_latencies(figure.add_subplot(grid[-1, 0]), held)
-    _draw_costs(figure.add_subplot(grid[-1, 1]), held, per_stream)
+    _draw_costs(figure.add_subplot(grid[-1, 1]), cost, why_not)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -262,13 +310,19 @@ def _draw_latencies(axis, held: Try) -> None:
     axis.set_yscale("log")
     axis.set_xlabel("latency, ms (linear; late answers are right of the red line)", fontsize=8)
     axis.set_ylabel("answers\n(logarithmic)", fontsize=8)
-    axis.set_title(f"Latency of {held.pace.streams} streams at the pace of real time", loc="left", fontsize=9)
+    title = f"Latency of {held.pace.streams} streams at the pace of real time;\n{held.cpu.told()}"
+    axis.set_title(title, loc="left", fontsize=9)
 
 
-def _draw_costs(axis, held: Try, per_stream: SessionPerStream) -> None:
-    bars = {"a session\nper stream": per_stream.cpu_s_per_step * 1e6, "this server": held.infer_us_per_step}
-    axis.barh(list(bars), list(bars.values()), color=["0.65", "tab:blue"])
-    axis.set_xlabel("time in ONNX Runtime per request, µs (linear)", fontsize=8)
+def _draw_costs(axis, cost: Costs, why_not: str | None) -> None:
+    if why_not:
+        axis.set_axis_off()
+        axis.text(0, 0.9, textwrap.fill(f"{NO_COMPARISON} {why_not}", 70), va="top", fontsize=9)
+        return
+    bars = {"a session\nper stream": cost.per_stream, "this server": cost.most}
+    doubt = [[0, cost.most - cost.least], [0, 0]]
+    axis.barh(list(bars), list(bars.values()), color=["0.65", "tab:blue"], xerr=doubt)
+    axis.set_xlabel("time in ONNX Runtime per request, µs (linear; line: may be due to other processes)", fontsize=8)
     axis.set_title("What batching saves", loc="left", fontsize=9)
 
 
@@ -298,15 +352,21 @@ def run(arguments: argparse.Namespace, console: Console) -> bool:
         console.print(batches_table(runs))
         console.print()
         console.print(HOW_PACE_IS_JUDGED, highlight=False)
-        held = tries(server, MODEL, arguments.real_time, arguments.seed, lambda went: tell(went, console))[-1]
+        done = tries(server, MODEL, arguments.real_time, arguments.seed, lambda went: tell(went, console))
+    held = done[-1]
     if held.outcome.gave_up:
-        console.print(f"[red]failed:[/] this machine is too busy to send {held.pace.streams} streams in real time")
+        told = f"this machine is too busy to send {held.pace.streams} streams in real time: {held.cpu.told()}"
+        console.print(f"[red]failed:[/] {told}")
         return False
     checked_at_pace = check_at_pace(held)
     per_stream = measure_session_per_stream(streams)
+    cost = costs(held, per_stream)
+    why_not = why_not_comparable(done, cost)
     console.print()
-    console.print(real_time_table(held, arguments.real_time, per_stream, checked_at_pace))
-    draw(streams, answers, held, per_stream, arguments.out)
+    console.print(real_time_table(held, arguments.real_time, per_stream, checked_at_pace, compared=not why_not))
+    if why_not:
+        console.print(f"[yellow]{NO_COMPARISON}[/] {why_not} {AGAIN}", highlight=False)
+    draw(streams, answers, held, cost, why_not, arguments.out)
     # not through the console: a path must stay on one line
     print(f"picture:    {arguments.out}\nserver log: {LOG}")
     return checked.passed and checked_at_pace.passed
@@ -320,7 +380,7 @@ def tell(went: Try, console: Console) -> None:
         p50, p99 = went.latency_ms
         how = "held" if went.outcome.held else "not held"
         told = f"{how}, latency p50 {p50:.0f} ms, p99 {p99:.0f} ms, {went.outcome.late_share:.1%} late"
-    console.print(f"{went.pace.streams} streams at the pace of real time: {told}")
+    console.print(f"{went.pace.streams} streams at the pace of real time: {told}; {went.cpu.told()}")
 
 
 def check_at_pace(held: Try) -> Comparison:

@@ -10,9 +10,10 @@ import psutil
 import tritonclient.grpc as grpc_client
 
 from support import real_time_senders
+from support.cpu_use import CORES, CpuMeter, CpuUse, waited_s
 from support.real_time_senders import Outcome, Pace
 from support.server import TritonServer
-from support.speech import CONTEXT_SAMPLES
+from support.speech import CHUNK_S, CONTEXT_SAMPLES
 
 SECONDS = 5.0
 # On a machine that is busy with other things, none may be few enough.
@@ -30,6 +31,7 @@ class Cost:
     runs: int
     requests: int
     infer_s: float  # in ONNX Runtime
+    waited_s: float | None  # its threads, for a CPU
 
     def __sub__(self, earlier: Cost) -> Cost:
         return Cost(
@@ -37,6 +39,7 @@ class Cost:
             self.runs - earlier.runs,
             self.requests - earlier.requests,
             self.infer_s - earlier.infer_s,
+            None if self.waited_s is None or earlier.waited_s is None else self.waited_s - earlier.waited_s,
         )
 
 
@@ -47,6 +50,7 @@ class Try:
     pace: Pace
     outcome: Outcome
     cost: Cost
+    cpu: CpuUse
 
     @property
     def latency_ms(self) -> tuple[float, float]:
@@ -60,18 +64,36 @@ class Try:
         return self.cost.cpu_s / self.cost.requests * 1e6
 
     @property
-    def infer_us_per_step(self) -> float:
-        """Of that, in ONNX Runtime."""
-        return self.cost.infer_s / self.cost.requests * 1e6
+    def needed_cores(self) -> float:
+        """How many CPU cores the server and the clients would need if every request cost what those here did."""
+        client_s = self.outcome.client_cpu_s / len(self.outcome.latencies_s)
+        return (self.cpu_us_per_step / 1e6 + client_s) * self.pace.streams / CHUNK_S
+
+    @property
+    def failed_by_others(self) -> bool:
+        """Whether the pace was not held, and the machine had enough CPU cores for it but not for others in addition."""
+        others = self.cpu.others_s / self.cpu.seconds
+        return not self.outcome.held and self.needed_cores <= CORES < self.needed_cores + others
+
+    @property
+    def infer_us_per_step(self) -> tuple[float, float]:
+        """In ONNX Runtime: at least and at most, if the other processes of the machine had not been there.
+
+        It is the time that passed, so it contains the time that others took a CPU away. That cannot be more than they
+        used, nor more than the server waited.
+        """
+        waited = self.cpu.others_s if self.cost.waited_s is None else min(self.cpu.others_s, self.cost.waited_s)
+        least = max(0.0, self.cost.infer_s - waited)
+        return least / self.cost.requests * 1e6, self.cost.infer_s / self.cost.requests * 1e6
 
 
 def tries(server: TritonServer, model: str, streams: int, seed: int, on_try: Callable[[Try], None]) -> list[Try]:
     """Tries with as many streams, and with fewer as long as the pace is not held."""
     done: list[Try] = []
     for number in range(MOST_TRIES):
-        before = _cost(server, model)
+        before, cpu = _cost(server, model), CpuMeter()
         pace, result = real_time_senders.run(server.grpc_url, model, streams, SECONDS, seed, FIRST_ID + 1000 * number)
-        done.append(Try(pace, result, _cost(server, model) - before))
+        done.append(Try(pace, result, _cost(server, model) - before, cpu.used()))
         on_try(done[-1])
         if result.held:
             break
@@ -95,4 +117,5 @@ def _cost(server: TritonServer, model: str) -> Cost:
         sum(batch.compute_infer.count for batch in batches),
         sum(batch.compute_infer.count * batch.batch_size for batch in batches),
         sum(batch.compute_infer.ns for batch in batches) / 1e9,
+        waited_s(server.pid),
     )
