@@ -2,7 +2,7 @@
 
 tree.tar           the repository, as committed
 build.tar          what scripts/build --bench has made
-wheels.tar         what scripts/setup installs, but for what only builds want, and pip
+wheels.tar         what scripts/setup --tests installs, but for what only builds want, and pip
 onnxruntime.tar    onnxruntime-gpu, in onnxruntime's place
 cuda.tar           its libraries of CUDA, if wanted
 """
@@ -96,11 +96,11 @@ def _built() -> list[str]:
 
 
 def pinned(python: str) -> list[Requirement]:
-    return _read("requirements.txt", python)
+    return _read("requirements.txt", python) + _read("requirements-tests.txt", python)
 
 
 def requirements(python: str) -> Iterator[Requirement]:
-    """Of what scripts/setup installs, what the machine needs."""
+    """Of what scripts/setup --tests installs, what the machine needs."""
     return (need for need in pinned(python) if need.name not in _LEFT_OUT)
 
 
