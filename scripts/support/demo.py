@@ -198,7 +198,7 @@ def why_not_comparable(done: list[Try], cost: Costs) -> str | None:
         if went.failed_by_others:
             return (
                 f"{went.pace.streams} streams and their clients need {went.needed_cores:.1f} CPU cores, but "
-                f"{went.cpu.told()}. Fewer streams share less."
+                f"{went.cpu.told()}. With fewer streams, batches are smaller."
             )
     if (cost.least < cost.per_stream) != (cost.most < cost.per_stream):
         return (
