@@ -14,10 +14,13 @@ TEST_DEVICE = os.environ.get("STATEFUL_TEST_DEVICE", "cpu")
 
 #: What `--backend-directory` gets; scripts/build fills it.
 BACKENDS = BUILD / "backends"
-#: What the tests load: scripts/build --tests. It can simulate devices, and panics where a request asks for it.
+#: Of scripts/build --tests. This library can simulate devices, and panics where a request asks for it.
 TEST_BACKENDS = BUILD / "tests" / "backends"
-INSPECT = BUILD / "tests" / "bin" / "stateful-inspect"
-CONVERT = BUILD / "tests" / "bin" / "stateful-convert"
+#: What is tested: that build, or another one, such as STATEFUL_TEST_BUILD=build, which scripts/build makes for users.
+TESTED = ROOT / os.environ.get("STATEFUL_TEST_BUILD", "build/tests")
+TESTED_BACKENDS = TESTED / "backends"
+INSPECT = TESTED / "bin" / "stateful-inspect"
+CONVERT = TESTED / "bin" / "stateful-convert"
 
 SITE_PACKAGES = Path(sysconfig.get_path("platlib"))
 #: Where nvidia-pytriton, which has the server, is unpacked; scripts/test --servers names older ones.

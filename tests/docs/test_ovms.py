@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
 def test_the_configuration_serves_the_client(tmp_path):
     shutil.copytree(paths.MODELS / "silero_vad" / "1", tmp_path / "my_vad" / "1")
     (tmp_path / "my_vad" / "config.pbtxt").write_text(CONFIGURATION)
-    with TritonServer(tmp_path) as server:
+    with TritonServer(tmp_path, backends=paths.TESTED_BACKENDS) as server:
         code = CLIENT.replace("localhost:8001", server.grpc_url)
         run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
         assert run.returncode == 0, run.stderr

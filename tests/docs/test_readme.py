@@ -27,7 +27,7 @@ def test_the_client_runs_and_the_configuration_is_the_shipped_one_written_out(tm
     shutil.copytree(shipped, tmp_path / "silero_vad")
     shutil.copytree(shipped / "1", tmp_path / "my_vad" / "1")
     (tmp_path / "my_vad" / "config.pbtxt").write_text(CONFIGURATION)
-    with TritonServer(tmp_path) as server:
+    with TritonServer(tmp_path, backends=paths.TESTED_BACKENDS) as server:
         lines = answers(server, "silero_vad")
         assert len(lines) == 100
         assert any("probability 0." in line for line in lines) and any("probability 1.00" in line for line in lines)

@@ -10,7 +10,7 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 
 from support import paths
 
-LIBRARY = paths.BACKENDS / "stateful" / "libtriton_stateful.so"
+LIBRARY = paths.TESTED_BACKENDS / "stateful" / "libtriton_stateful.so"
 
 ENTRY_POINTS = {
     "TRITONBACKEND_Initialize",

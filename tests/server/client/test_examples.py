@@ -20,7 +20,8 @@ CLIENT = paths.ROOT / "clients" / "python"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with TritonServer(paths.MODELS, log_path=tmp_path_factory.mktemp("examples") / "server.log") as running:
+    log = tmp_path_factory.mktemp("examples") / "server.log"
+    with TritonServer(paths.MODELS, backends=paths.TESTED_BACKENDS, log_path=log) as running:
         yield running
 
 
@@ -102,7 +103,7 @@ def test_beam_search(server):
 
 
 def test_hand_over(server, tmp_path):
-    with TritonServer(paths.MODELS, log_path=tmp_path / "second.log") as second:
+    with TritonServer(paths.MODELS, backends=paths.TESTED_BACKENDS, log_path=tmp_path / "second.log") as second:
         lines = run("hand_over", "--first", server.grpc_url, "--second", second.grpc_url, "--text", " streaming ")
     assert lines[0].startswith(f"{server.grpc_url}: 5 steps, a snapshot of ")
     assert lines[1] == f"{second.grpc_url}: 10 steps"

@@ -19,7 +19,7 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.clients import PROTOCOLS, Client, new_id
 from harness.model import Model
-from support.paths import TEST_BACKENDS, TEST_DEVICE
+from support.paths import TEST_DEVICE, TESTED_BACKENDS
 from support.server import TritonServer, has_option
 
 CONTROL = models.accumulate("control_model")
@@ -40,7 +40,7 @@ def eventually(read: Callable[[], Value], accept: Callable[[Value], bool], secon
 class Deployment:
     """Starts with one model, the control model; others are loaded when a test asks for them."""
 
-    def __init__(self, root: Path, *, control_model: bool = True, backends: Path = TEST_BACKENDS, **options):
+    def __init__(self, root: Path, *, control_model: bool = True, backends: Path = TESTED_BACKENDS, **options):
         # a server that ends waits for open sequences, and tests leave some
         extra_args = ["--exit-timeout-secs=3", *options.pop("extra_args", ())]
         if has_option("--allow-client-shm"):  # since 26.04

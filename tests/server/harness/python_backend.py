@@ -29,7 +29,7 @@ def with_python_backend(deploy: Callable[..., Deployment], folder: Path) -> Depl
     tool = _python_backend()
     backends = folder / "backends"
     backends.mkdir()
-    (backends / "stateful").symlink_to(paths.TEST_BACKENDS / "stateful")
+    (backends / "stateful").symlink_to(paths.TESTED_BACKENDS / "stateful")
     (backends / "python").symlink_to(tool / "backends" / "python")
     libraries = [str(paths.TRITON_LIBRARIES), sysconfig.get_config_var("LIBDIR")]
     return deploy(

@@ -7,6 +7,7 @@ import tritonclient.grpc as grpcclient
 import tritonclient.http as httpclient
 from onnx import TensorProto, helper
 
+from support.paths import TESTED_BACKENDS
 from support.server import TritonServer
 
 CONFIG = """
@@ -57,7 +58,7 @@ def server(tmp_path_factory):
     version.mkdir(parents=True)
     onnx.save(last_words(), version / "model.onnx")
     (repository / "last_words" / "config.pbtxt").write_text(CONFIG)
-    with TritonServer(repository) as server:
+    with TritonServer(repository, backends=TESTED_BACKENDS) as server:
         yield server
 
 

@@ -15,7 +15,8 @@ from harness import models
 from harness.conversations import Conversation, interleave, together
 from support import paths
 
-OURS = paths.TEST_BACKENDS / "stateful" / "libonnxruntime.so"
+LIBRARY = paths.TESTED_BACKENDS / "stateful" / "libtriton_stateful.so"
+OURS = LIBRARY.parent / "libonnxruntime.so"
 
 
 @functools.cache
@@ -35,7 +36,7 @@ def layout(folder: Path, **libraries: Path) -> Path:
     """A backends folder: ours without a library beside it, and these in their folders."""
     stateful = folder / "stateful"
     stateful.mkdir(parents=True)
-    shutil.copy(paths.TEST_BACKENDS / "stateful" / "libtriton_stateful.so", stateful)
+    shutil.copy(LIBRARY, stateful)
     for backend, library in libraries.items():
         (folder / backend).mkdir(exist_ok=True)
         (folder / backend / library.name).symlink_to(library)

@@ -1,6 +1,6 @@
 """A panic in the backend: an error for those it hits, and the server lives.
 
-Runs a library built with the feature `fault-injection` (`scripts/test` builds it), which panics at the stage that a
+Runs a library built with the feature `fault-injection` (`scripts/build --tests` builds it), which panics at the stage that a
 request names in its parameter `inject_panic`.
 """
 
