@@ -165,6 +165,11 @@ class TritonServer:
                 raise ServerError(f"not ready after {self.ready_timeout_s:g} s{self._log_tail()}")
             time.sleep(0.02)
 
+    def ask_to_stop(self) -> None:
+        """Tells the process to end, and doesn't wait for that."""
+        if self._process is not None:
+            self._process.terminate()
+
     def stop(self, timeout_s: float = 20) -> None:
         """Ends the process: politely, after timeout_s by force. Does nothing if it doesn't run."""
         process = self._process

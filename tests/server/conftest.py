@@ -1,10 +1,13 @@
-"""Fixtures: the server that most tests share, servers of one's own, and the check after each test."""
+"""Fixtures: the server that most tests share, servers of one's own, and the checks after the tests."""
 
 from __future__ import annotations
 
 import pytest
 
 from harness.deployment import Deployment
+
+#: Whether a test has failed so far.
+_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items):
@@ -48,6 +51,15 @@ def deployment(_shared) -> Deployment:
     return _shared.running()
 
 
+@pytest.fixture(scope="session")
+def _ending():
+    """Servers that have been asked to end. That takes each two seconds, and the next test begins at once."""
+    ending: list[Deployment] = []
+    yield ending
+    for made in ending:
+        made.stop()
+
+
 @pytest.fixture
 def server_version(deployment) -> tuple[int, int]:
     """The server's version, such as (2, 51). docs/servers.md has the release of each."""
@@ -72,18 +84,39 @@ def deploy(_own, tmp_path):
     return start
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    item.stash[_FAILED] = item.stash.get(_FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def healthy_afterwards(_shared, _own):
-    """After every test, each server that should run does, and its control model answers rightly."""
+def healthy_afterwards(request, _shared, _own, _ending):
+    """After each test, the shared server and those of the test still run.
+
+    The control model of a test's own server, and of the shared server after a failure, answers rightly.
+    """
     yield
     try:
-        if _shared.deployment is not None:
-            _shared.deployment.disconnect()
-            _shared.deployment.assert_healthy()
+        if (shared := _shared.deployment) is not None:
+            shared.disconnect()
+            shared.assert_running()
+            if request.node.stash.get(_FAILED, False):
+                shared.assert_healthy()
         for made in _own:
             made.disconnect()
             if not made.stopped:
                 made.assert_healthy()
     finally:
         for made in _own:
-            made.stop()
+            made.ask_to_stop()
+        _ending[:] = [made for made in (*_ending, *_own) if made.server.is_alive()]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def healthy_after_all(_shared):
+    """After the tests of a file, the control model of the shared server answers rightly."""
+    yield
+    if _shared.deployment is not None:
+        _shared.deployment.assert_healthy()

@@ -158,10 +158,13 @@ class Deployment:
 
     # ---- health and the end
 
-    def assert_healthy(self) -> None:
-        """The server lives and the control model still gives right answers."""
+    def assert_running(self) -> None:
         if not self.server.is_alive():
             pytest.fail(f"the server ended with {self.server.exit_code}:\n{self.server.log_text()[-4000:]}")
+
+    def assert_healthy(self) -> None:
+        """The server lives and the control model still gives right answers."""
+        self.assert_running()
         if not self.control_model:
             return
         client = PROTOCOLS["unary"](self)
@@ -176,9 +179,17 @@ class Deployment:
             client.close()
 
     def stop(self) -> None:
+        self._close()
+        self.server.stop()
+
+    def ask_to_stop(self) -> None:
+        """As `stop`, without waiting for the process."""
+        self._close()
+        self.server.ask_to_stop()
+
+    def _close(self) -> None:
         if self.stopped:
             return
         self.stopped = True
         self.disconnect()
         self.admin.close()
-        self.server.stop()
