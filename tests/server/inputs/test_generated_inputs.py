@@ -125,17 +125,20 @@ def test_sequences_with_other_counts_share_a_run(deployment):
     model = deployment.serve(counted("counts_together", STEPS, **TOGETHER))
     talks = four(deployment, model)
     # the same length of the cache, in one, two, three and four steps
-    for steps_before, talk in enumerate(talks):
-        for number in range(steps_before + 1):
-            talk.step(tokens(*[1] * (4 - steps_before if number == 0 else 1)), start=number == 0)
+
+    def begin(talk, steps_before):
+        talk.start(tokens(*[1] * (4 - steps_before)))
+        for _ in range(steps_before):
+            talk.step(tokens(1))
+
+    together(lambda talk=talk, count=count: begin(talk, count) for count, talk in enumerate(talks))
     assert runs_of(deployment, model, steps(talks, [tokens(2, 3)] * 4)) == {4: 1}
 
 
 def test_rows_of_different_lengths_have_their_own_positions(deployment):
     model = deployment.serve(generated.ragged("counts_ragged", **TOGETHER))
     talks = four(deployment, model)
-    for talk in talks:
-        talk.start()
+    together(talk.start for talk in talks)
     for _ in range(3):
         asked = [{"INPUT": np.ones((1, length), np.float32)} for length in talks[0].rng.permutation([1, 2, 5, 6])]
         assert runs_of(deployment, model, steps(talks, asked)) == {4: 1}
@@ -144,9 +147,13 @@ def test_rows_of_different_lengths_have_their_own_positions(deployment):
 def test_rows_share_a_run_only_if_what_they_share_is_equal(deployment):
     model = deployment.serve(counted("counts_shared", OFFSET, **TOGETHER))
     talks = four(deployment, model)
-    for at, talk in enumerate(talks):
-        for number in range(1 + at // 2):
-            talk.step(tokens(*[1] * (2 - at // 2)), start=number == 0)
+    together(
+        [
+            *(lambda talk=talk: talk.start(tokens(1, 1)) for talk in talks[:2]),
+            *(lambda talk=talk: talk.start(tokens(1)) for talk in talks[2:]),
+        ]
+    )
+    together(lambda talk=talk: talk.step(tokens(1)) for talk in talks[2:])
     assert runs_of(deployment, model, steps(talks, [tokens(2)] * 4)) == {2: 2}
 
 

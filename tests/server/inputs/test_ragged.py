@@ -287,8 +287,7 @@ def test_rows_that_fill_up_a_batch_beside_rows_that_are_filled_up_change_nothing
     model = models.masked("padded_twice", **TOGETHER).with_parameters("padded_twice", always_pad_to_max_batch=1)
     model = deployment.serve(model)
     talks = four(deployment, model)
-    for talk, length in zip(talks, LENGTHS, strict=True):
-        talk.start(x(length))
+    of_lengths(talks, LENGTHS, 0, start=True)()
     of_lengths(talks[:3], LENGTHS[:3], 1)()
     of_lengths(talks, LENGTHS, 2, end=True)()
 

@@ -33,8 +33,9 @@ def chunk(length: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 def started(talks: list[Conversation], lengths: list[int]) -> None:
     """Each sequence has a state of its own length."""
-    for talk, length in zip(talks, lengths, strict=True):
-        talk.start(chunk(length))
+    together(
+        lambda talk=talk, length=length: talk.start(chunk(length)) for talk, length in zip(talks, lengths, strict=True)
+    )
 
 
 # ---- answers and states

@@ -566,9 +566,9 @@ def test_a_start_whose_initial_state_fails_is_refused_alone(deployment):
     with pytest.raises(InferenceServerException):
         client.step(model.name, talks[2].sequence_id, good)
     talks[3].start(good)
-    for talk in (talks[0], talks[1], talks[3]):
-        talk.step()
-        talk.end()
+    live = [talks[0], talks[1], talks[3]]
+    together(talk.step for talk in live)
+    together(talk.end for talk in live)
     deployment.settles("stateful_live_sequences", model, 0)
 
 
