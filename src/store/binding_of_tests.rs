@@ -26,15 +26,22 @@ fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, st
     }
 }
 
-/// A state of two numbers, one of four that are kept as fp16, a growing one, one of strings; and a context of 8 bytes.
+/// [`binding_of`] with all states, or without those that vary in size.
 pub fn binding(with_varying: bool) -> Arc<Binding> {
+    binding_of(if with_varying { 4 } else { 2 })
+}
+
+/// The first of these states: one of two numbers, one of four that are kept as fp16, a growing one, one of strings. And a
+/// context of 8 bytes.
+pub fn binding_of(count: usize) -> Arc<Binding> {
     let fixed = |count: i64| StatePlace::Slot(RowLayout::new(DataType::Fp32, &[1, count], Some(0)).unwrap());
-    let mut states =
-        vec![state(0, DataType::Fp32, &[1, 2], fixed(2), Exact), state(1, DataType::Fp32, &[1, 4], fixed(4), Fp16)];
-    if with_varying {
-        states.push(state(2, DataType::Fp32, &[1, -1], StatePlace::Beside(0), Exact));
-        states.push(state(3, DataType::Bytes, &[1, -1], StatePlace::Beside(1), Exact));
-    }
+    let mut states = vec![
+        state(0, DataType::Fp32, &[1, 2], fixed(2), Exact),
+        state(1, DataType::Fp32, &[1, 4], fixed(4), Fp16),
+        state(2, DataType::Fp32, &[1, -1], StatePlace::Beside(0), Exact),
+        state(3, DataType::Bytes, &[1, -1], StatePlace::Beside(1), Exact),
+    ];
+    states.truncate(count);
     let input = |name: String, data_type, dims: &[i64], source| BoundInput {
         name,
         data_type,

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use proptest::prelude::*;
 
-use super::binding_of_tests::binding;
+use super::binding_of_tests::{binding, binding_of};
 use super::operations::SequenceState;
 use super::*;
 use crate::binding::InitialContent;
@@ -34,6 +34,10 @@ struct World {
 impl World {
     /// A store with so many sequences that have started, on the host or on a device.
     fn new(binding: Arc<Binding>, sequences: usize, on_device: bool) -> Self {
+        Self::with_budget(binding, sequences, on_device, BUDGET)
+    }
+
+    fn with_budget(binding: Arc<Binding>, sequences: usize, on_device: bool, budget: usize) -> Self {
         let device = on_device.then(|| Device::open(0).unwrap());
         let copier = device.as_ref().map_or(Copier::on_host(), |device| {
             Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())
@@ -42,7 +46,7 @@ impl World {
             slot_bytes: binding.slot.slot_bytes(),
             device: device.map(|device| (device, binding.device_bytes())),
         };
-        let live = LiveSequences::for_tests(slot, sequences, BUDGET);
+        let live = LiveSequences::for_tests(slot, sequences, budget);
         let limits = StoreLimits { most_rows: ROWS, resident_batches: 1, sequence_bytes: SEQUENCE_BYTES };
         let store = StateStore::new(binding, live.clone(), copier.clone(), limits);
         let mut world = Self { store, sequences: live, copier, slots: Vec::new() };
@@ -82,16 +86,21 @@ impl World {
         self.store.load(&mut rows, batch.len()).unwrap();
         let order: Vec<_> = rows.iter().map(|row| row.lease.as_ref().unwrap().slot()).collect();
         if !fails {
-            let layout = RowLayout::new(DataType::Fp32, &[1, 2], Some(0)).unwrap();
             let mut run = self.store.run(&rows, batch.len(), &[]);
-            let tensor = run.outputs[0].as_mut().unwrap();
-            tensor.set_rows(batch.len()).unwrap();
-            for (position, slot) in order.iter().enumerate() {
-                let (_, value) = batch.iter().find(|(id, _)| self.slots[*id] == *slot).unwrap();
-                let content = RowContent::Stored(Exact, Bytes::Host(bytemuck::bytes_of(value)));
-                let at = RowAt { position, rows: batch.len() };
-                tensor.put_row(&self.copier, layout, at, content).unwrap();
+            for (number, count) in [(0, 2), (1, 4)] {
+                let layout = RowLayout::new(DataType::Fp32, &[1, count], Some(0)).unwrap();
+                let tensor = run.outputs[number].as_mut().unwrap();
+                tensor.set_rows(batch.len()).unwrap();
+                for (position, slot) in order.iter().enumerate() {
+                    let (_, first) = batch.iter().find(|(id, _)| self.slots[*id] == *slot).unwrap();
+                    let value = after_run(*first)[number].clone();
+                    let InitialContent::Bytes(bytes) = &value.content else { panic!("no bytes") };
+                    let content = RowContent::Stored(Exact, Bytes::Host(bytes));
+                    let at = RowAt { position, rows: batch.len() };
+                    tensor.put_row(&self.copier, layout, at, content).unwrap();
+                }
             }
+            self.copier.end_phase();
             let mut results: Vec<Result<(), RequestError>> = rows.iter().map(|_| Ok(())).collect();
             self.store.commit(&mut rows, batch.len(), &mut results);
             assert!(results.iter().all(Result::is_ok));
@@ -121,6 +130,11 @@ impl World {
 
 fn floats(dims: &[i64], values: &[f32]) -> Initial {
     Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytemuck::cast_slice(values).to_vec()) }
+}
+
+/// The states of fixed size of a sequence whose run gave it this first one.
+fn after_run(first: [f32; 2]) -> [Initial; 2] {
+    [floats(&[1, 2], &first), floats(&[1, 4], &[first[1], 0.25, -0.0, 65504.0])]
 }
 
 fn names(names: &[&str]) -> Initial {
@@ -224,9 +238,13 @@ fn a_state_in_a_batch_buffer_is_read_replaced_and_evicted() {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Run { batch: Vec<usize>, fails: bool },
+    Run {
+        batch: Vec<usize>,
+        fails: bool,
+    },
     Read(usize),
-    Write(usize),
+    /// With so many elements in the states that grow.
+    Write(usize, usize),
     Copy(usize, usize),
     Evict(Vec<usize>),
     End(usize),
@@ -238,7 +256,7 @@ fn op(sequences: usize) -> impl Strategy<Value = Op> {
     prop_oneof![
         6 => (some.clone().prop_shuffle(), prop::bool::weighted(0.1)).prop_map(|(batch, fails)| Op::Run { batch, fails }),
         2 => id.clone().prop_map(Op::Read),
-        2 => id.clone().prop_map(Op::Write),
+        2 => (id.clone(), 0usize..4).prop_map(|(id, steps)| Op::Write(id, steps)),
         1 => (id.clone(), id.clone()).prop_map(|(from, to)| Op::Copy(from, to)),
         1 => some.prop_map(Op::Evict),
         1 => id.prop_map(Op::End),
@@ -249,38 +267,45 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if cfg!(miri) { 4 } else { 150 }, failure_persistence: None, ..Default::default() })]
     #[test]
     fn whatever_is_asked_each_sequence_has_its_own_newest_state(
-        on_device: bool, ops in prop::collection::vec(op(6), 1..if cfg!(miri) { 10 } else { 50 }),
+        on_device: bool, states in 2usize..=3, ops in prop::collection::vec(op(6), 1..if cfg!(miri) { 10 } else { 50 }),
     ) {
-        let mut world = World::new(binding(false), 6, on_device);
-        let state = |first: [f32; 2]| SequenceState {
-            states: vec![floats(&[1, 2], &first), floats(&[1, 4], &[1.0; 4])],
-            contexts: vec![vec![0; 8]],
+        let mut world = World::with_budget(binding_of(states), 6, on_device, 6 * SEQUENCE_BYTES);
+        let state = |seed: f32, steps: usize| {
+            let mut state = value(seed, steps);
+            state.states.truncate(states);
+            state
         };
-        let mut model: HashMap<usize, [f32; 2]> = (0..6).map(|id| (id, [0.0; 2])).collect();
+        let mut model: HashMap<usize, SequenceState> = (0..6).map(|id| (id, state(0.0, 1))).collect();
         for slot in world.slots.clone() {
-            prop_assert!(world.store.write(slot, &state([0.0; 2])).unwrap());
+            prop_assert!(world.store.write(slot, &state(0.0, 1)).unwrap());
         }
         for (step, op) in ops.into_iter().enumerate() {
-            let new = |id: usize| [id as f32, 1.0 + step as f32];
+            let seed = 1.0 + step as f32;
             match op {
                 Op::Run { batch, fails } => {
-                    let batch: Vec<_> = batch.into_iter().filter(|id| model.contains_key(id)).map(|id| (id, new(id))).collect();
+                    let batch: Vec<_> = batch.into_iter().filter(|id| model.contains_key(id)).collect();
+                    // Only rows whose growing states have the same dims share a run.
+                    let dims = |id: usize| model[&id].states.iter().map(|state| state.dims.clone()).collect::<Vec<_>>();
+                    let batch: Vec<_> = batch.iter().copied().filter(|&id| dims(id) == dims(batch[0])).collect();
+                    let batch: Vec<_> = batch.into_iter().map(|id| (id, [id as f32, seed])).collect();
                     if !batch.is_empty() {
                         world.run(&batch, fails);
-                        model.extend(batch.into_iter().filter(|_| !fails));
+                    }
+                    for (id, first) in batch.into_iter().filter(|_| !fails) {
+                        model.entry(id).and_modify(|state| state.states[..2].clone_from_slice(&after_run(first)));
                     }
                 }
-                Op::Read(id) => prop_assert_eq!(world.first(id), model.get(&id).copied()),
-                Op::Write(id) => {
-                    let is_live = world.store.write(world.slots[id], &state(new(id))).unwrap();
+                Op::Read(id) => prop_assert_eq!(world.read(id), model.get(&id).cloned()),
+                Op::Write(id, steps) => {
+                    let is_live = world.store.write(world.slots[id], &state(seed, steps)).unwrap();
                     prop_assert_eq!(is_live, model.contains_key(&id));
-                    model.entry(id).and_modify(|state| *state = new(id));
+                    model.entry(id).and_modify(|old| *old = state(seed, steps));
                 }
                 Op::Copy(from, to) => {
                     let copied = copy(&mut world.store, world.slots[from], world.slots[to]).unwrap();
                     prop_assert_eq!(copied, model.contains_key(&from) && model.contains_key(&to));
                     if copied {
-                        model.insert(to, model[&from]);
+                        model.insert(to, model[&from].clone());
                     }
                 }
                 Op::Evict(ids) => {
@@ -296,7 +321,7 @@ proptest! {
             }
         }
         for id in 0..6 {
-            prop_assert_eq!(world.first(id), model.get(&id).copied());
+            prop_assert_eq!(world.read(id), model.get(&id).cloned());
         }
     }
 
