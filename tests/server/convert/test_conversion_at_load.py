@@ -111,6 +111,7 @@ def lstm(name: str, h: np.ndarray | None = None, c: np.ndarray | None = None, hi
         "keras_gru_reset_before",
     ],
 )
+@pytest.mark.host_and_device
 def test_a_model_that_is_converted_at_load_answers_in_steps_as_at_once(deployment, name):
     served = f"at_load_{name}"
     log = load(deployment, served, name, low_latency_transformation="true")

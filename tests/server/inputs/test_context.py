@@ -301,6 +301,7 @@ def test_many_sequences_with_chunks_of_any_length_are_all_right(deployment):
     together(lambda seed=seed: talk(seed) for seed in range(12))
 
 
+@pytest.mark.host_and_device
 def test_direct_rows_that_share_batches_keep_their_contexts(deployment):
     delay = "max_queue_delay_microseconds: 20000 minimum_slot_utilization: 1.0"
     model = deployment.serve(of("fixed", "context_direct_crowd", direct=delay, max_batch_size=4))
@@ -359,6 +360,7 @@ def test_a_start_that_fails_leaves_no_context(deployment):
     talk.end()
 
 
+@pytest.mark.host_and_device
 def test_the_context_of_the_others_goes_on_when_one_of_a_batch_fails(deployment):
     model = deployment.serve(models.framed_or_fails("context_fails_together", **TOGETHER))
     talks = four(deployment, model)

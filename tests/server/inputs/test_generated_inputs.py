@@ -231,6 +231,7 @@ def test_a_start_and_a_reset_of_all_states_count_from_zero(sequence, by):
 
 
 @every_scheduler
+@pytest.mark.host_and_device
 def test_snapshots_and_clones_have_the_counts(sequence, by):
     one = sequence(f"counts_move_{by}", by)
     one.start(tokens(1, 2))

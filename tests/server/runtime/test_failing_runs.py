@@ -181,6 +181,7 @@ def failed_nodes(deployment) -> set[str]:
     return set(re.findall(r"while running Gather node. Name:'(\w+)'", deployment.server.log_text()))
 
 
+@pytest.mark.host_and_device
 def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment):
     model = deployment.serve(models.fails("fails_often"))
     client = deployment.connect()
@@ -198,6 +199,7 @@ def test_failing_runs_beside_good_sequences_never_give_a_wrong_answer(deployment
     together(lambda seed=seed: talk(seed) for seed in range(8))
 
 
+@pytest.mark.host_and_device
 def test_a_run_that_fails_half_way_has_changed_no_state_wherever_it_lay(deployment):
     """Alone, a sequence's large state is lent to the run, while the other one lies in a batch of two."""
     # short: single requests wait for it, too

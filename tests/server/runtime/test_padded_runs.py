@@ -96,6 +96,7 @@ EXACT = [
 
 
 @pytest.mark.parametrize("make", EXACT, ids=lambda make: make.__name__)
+@pytest.mark.host_and_device
 def test_padding_touches_no_state(deployment, make):
     model = make(name=f"{make.__name__}_padded", max_batch_size=5)
     model = deployment.serve(model.with_parameters(model.name, always_pad_to_max_batch=1))

@@ -34,6 +34,7 @@ def test_requests_that_wait_while_a_run_is_busy_share_the_next(deployment):
     [models.counter, models.lstm, models.axes, models.crossed, models.speech_like],
     ids=lambda make: make.__name__,
 )
+@pytest.mark.host_and_device
 def test_full_batches_keep_each_rows_state_with_its_sequence(deployment, make):
     model = deployment.serve(
         make(

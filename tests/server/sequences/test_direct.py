@@ -14,6 +14,7 @@ pytestmark = pytest.mark.simulated_device
 
 
 @pytest.mark.parametrize("make", [models.accumulate, models.counter, models.lstm, models.axes])
+@pytest.mark.host_and_device
 def test_rows_with_holes_between_them_keep_their_states(deployment, make):
     model = deployment.serve(make(name=f"{make.__name__}_direct", direct="", max_batch_size=6))
     interleave(deployment.connect(), model, np.random.default_rng(1), sequences=6)

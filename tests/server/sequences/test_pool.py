@@ -170,6 +170,7 @@ def test_without_lazy_parameters_all_slots_are_there_from_the_start(deployment):
     deployment.settles("stateful_slabs", model, 1)
 
 
+@pytest.mark.host_and_device
 def test_slabs_are_added_when_free_slots_run_short_and_given_back_when_many_are_free(deployment):
     model = deployment.serve(lazy("pool_lazy", dealloc=3))
 

@@ -119,6 +119,7 @@ def test_a_model_that_is_told_of_start_begins_with_an_inference(serve, connect, 
 
 @both_schedulers
 @pytest.mark.parametrize("make", [ledger, models.counter, models.append, models.caches, models.axes])
+@pytest.mark.host_and_device
 def test_rows_without_commit_beside_rows_with(serve, connect, by, make):
     """They share runs, and growing states share the tensors of the runs."""
     model = serve(make, by, max_batch_size=4, oldest="max_queue_delay_microseconds: 20000")

@@ -38,6 +38,7 @@ def sum_of(answer: Answer | Refused) -> int | str | None:
 
 
 @pytest.mark.parametrize("workers", [1, 2, *repeated(4)])
+@pytest.mark.host_and_device
 def test_each_clone_has_the_state_at_its_place_in_the_order(serve, connect, workers):
     """With 50 requests in flight, every one of which is slow enough to have the others queued."""
     model, stream = serve(models.work, parameters={"worker_count": workers}), connect("stream")
@@ -245,6 +246,7 @@ def test_with_two_instances_a_clone_is_right_or_refused(serve, connect):
         talk.step(get_state=True)
 
 
+@pytest.mark.host_and_device
 def test_beams(serve, connect):
     """A search that keeps the best of each round, by clones of clones."""
     model, client = serve(ledger, parameters={"worker_count": 2}), connect()

@@ -84,6 +84,7 @@ def begun(client, model: Model, seed: int = 1, steps: int = 3) -> StateSequence:
 
 @pytest.mark.parametrize("by", [OWN, OLDEST, *repeated(DIRECT)])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.host_and_device
 def test_a_clone_and_a_snapshot_have_every_bit(serve, connect, kind, by):
     model, client = serve(KINDS[kind], by), connect()
     talk = begun(client, model)
@@ -119,6 +120,7 @@ def test_a_new_sequence_of_nothing_can_be_copied(serve, connect, kind):
 
 @pytest.mark.parametrize(("by", "workers"), [(OWN, 1), (OWN, 2), (OLDEST, 1)])
 @pytest.mark.parametrize("kind", ["batch_first", "batch_first_inside_and_last", "growing", "growing_and_fixed", "held"])
+@pytest.mark.host_and_device
 def test_states_in_batch_buffers_are_copied(deployment, serve, connect, kind, by, workers):
     """Sequences that run as one batch leave their states in its buffers; some of them are copied from there."""
     own = {"worker_count": workers} if by == OWN else {}

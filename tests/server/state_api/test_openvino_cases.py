@@ -361,6 +361,7 @@ def test_s29_setting_a_state_leaves_other_sequences(sequence, by):
 
 @every_protocol
 @every_scheduler
+@pytest.mark.host_and_device
 def test_s30_a_snapshot_becomes_a_sequence(sequence, by, protocol):
     talk = sequence(by, protocol)
     talk.start()

@@ -247,6 +247,7 @@ def test_a_copy_of_a_parked_sequence_needs_it_to_be_resumed(talk):
     one.ask(start=True, restore=saved, get_state=True)
 
 
+@pytest.mark.host_and_device
 def test_parking_while_others_come_and_go(deployment, talk):
     """More sequences than places and parking places, on two workers; each is as it was or gone."""
     first = talk(max_sequence_number=6, max_parked_sequences=3, worker_count=2, max_queue_size=50)

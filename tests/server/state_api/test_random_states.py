@@ -319,6 +319,7 @@ SIZES = [pytest.param((4, 500, 0), id="small", marks=pytest.mark.simulated_devic
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(("by", "workers"), [(OWN, 1), (OWN, 3), (OLDEST, 1)])
+@pytest.mark.host_and_device
 def test_clients_that_do_anything(deployment, by, workers, size):
     clients, operations, first = size
     own = {"worker_count": workers, "idle_sequence_cleanup": "false"} if by == OWN else {}

@@ -112,6 +112,7 @@ HOW = {
 
 
 @pytest.mark.parametrize("how", HOW)
+@pytest.mark.host_and_device
 def test_one_request_at_a_time_is_right(deployment, how):
     model = deployment.serve(everything(f"everything_{how}", **HOW[how]))
     rng = np.random.default_rng(2)
@@ -123,6 +124,7 @@ def test_one_request_at_a_time_is_right(deployment, how):
 
 
 @pytest.mark.parametrize("how", ["oldest", "direct", "two_instances", "waiting"])
+@pytest.mark.host_and_device
 def test_many_sequences_on_one_stream_are_right(deployment, how):
     model = deployment.serve(everything(f"everything_{how}", **HOW[how]))
     rng = np.random.default_rng(3)
@@ -131,6 +133,7 @@ def test_many_sequences_on_one_stream_are_right(deployment, how):
 
 
 @pytest.mark.parametrize("parameters", [{"store_states_as_fp16": 1}, {"always_pad_to_max_batch": 1}], ids=str)
+@pytest.mark.host_and_device
 def test_other_ways_to_keep_and_run_are_right(deployment, parameters):
     [name] = parameters
     model = everything(f"everything_{name}").with_parameters(f"everything_{name}", **parameters)
@@ -140,6 +143,7 @@ def test_other_ways_to_keep_and_run_are_right(deployment, parameters):
     )
 
 
+@pytest.mark.host_and_device
 def test_runs_that_fail_leave_every_kind_of_state_as_it_was(deployment):
     model = deployment.serve(everything("everything_failing", oldest="max_queue_delay_microseconds: 3000"))
 

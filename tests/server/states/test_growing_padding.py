@@ -44,6 +44,7 @@ def started(talks: list[Conversation], lengths: list[int]) -> None:
 @pytest.mark.simulated_device
 @both_sides
 @every_scheduler
+@pytest.mark.host_and_device
 def test_sequences_of_any_length_get_their_own_answers(deployment, by, side):
     model = deployment.serve(with_state_api(padded_states.ranked(f"padded_{by}_{side}", side), by, state_api=None))
     rng = np.random.default_rng(1)
@@ -89,6 +90,7 @@ def test_states_that_are_kept_as_fp16_are_padded(deployment, type, side):
 
 @pytest.mark.simulated_device
 @both_sides
+@pytest.mark.host_and_device
 def test_states_are_read_cloned_restored_and_discarded_without_their_padding(deployment, side):
     made = padded_states.ranked(f"padded_api_{side}", side)
     model = deployment.serve(with_state_api(made, OWN))
@@ -247,6 +249,7 @@ def decoder(name: str, side: str, **changes) -> Model:
 @pytest.mark.simulated_device
 @both_sides
 @pytest.mark.parametrize("by", [OWN, OLDEST])
+@pytest.mark.host_and_device
 def test_greedy_loops_of_a_real_decoder_get_the_tokens_of_onnx_runtime(deployment, by, side):
     model = deployment.serve(with_state_api(decoder(f"decoder_{by}_{side}", side), by, state_api=None))
     client = deployment.connect()

@@ -98,6 +98,7 @@ MODELS = [models.queue, models.caches, models.attention, models.looked_up]
 
 @pytest.mark.parametrize("how", ["oldest", "direct", "two_instances"])
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.host_and_device
 def test_sequences_of_any_length_and_pace_get_their_own_answers(deployment, make, how):
     changes = {"oldest": {}, "direct": {"direct": ""}, "two_instances": {"instances": 2}}[how]
     model = deployment.serve(make(name=f"grows_{make.__name__}_{how}", **changes))
@@ -240,6 +241,7 @@ def test_a_long_sequence_grows_step_by_step(deployment):
 
 
 @pytest.mark.parametrize("make", [models.append, models.caches, models.attention], ids=lambda make: make.__name__)
+@pytest.mark.host_and_device
 def test_growing_states_of_fp32_may_be_kept_as_fp16(deployment, make):
     """The oracle rounds what it keeps in the same way; attention is of fp32 sums in any order."""
     model = make(name=f"grows_halved_{make.__name__}")
@@ -325,6 +327,7 @@ def test_sequences_of_equal_lengths_share_a_run_and_others_do_not(deployment):
     together(lambda talk=talk: talk.end(chunk(1)) for talk in talks)
 
 
+@pytest.mark.host_and_device
 def test_sequences_part_and_share_again_as_their_states_shrink(deployment):
     model = deployment.serve(ragged(models.queue("grows_in_groups_of_two", **TOGETHER)))
     client = deployment.connect()
@@ -364,6 +367,7 @@ def test_starts_among_long_sequences_begin_empty(deployment):
 
 @pytest.mark.parametrize("how", ["oldest", "direct", "two_instances"])
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.host_and_device
 def test_many_sequences_at_random_on_one_stream_are_all_right(deployment, make, how):
     changes = {
         "oldest": {"oldest": "max_queue_delay_microseconds: 2000"},
@@ -416,6 +420,7 @@ def test_a_failed_run_leaves_a_growing_state_as_it_was(deployment):
     deployment.settles("stateful_growing_state_bytes", model, 0)
 
 
+@pytest.mark.host_and_device
 def test_failing_runs_beside_good_sequences_give_no_wrong_answer(deployment):
     model = deployment.serve(models.looked_up("grows_and_fails_often"))
     client = deployment.connect()

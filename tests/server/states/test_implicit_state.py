@@ -54,6 +54,7 @@ def test_a_state_of_every_type_is_what_the_request_before_left(deployment, type)
 @both_strategies
 @pytest.mark.parametrize("inside", [False, True], ids=["dims_without_batch", "batch_inside"])
 @pytest.mark.parametrize("make", [models.counter, models.lstm, models.axes], ids=lambda make: make.__name__)
+@pytest.mark.host_and_device
 def test_the_batch_axis_is_where_the_model_has_it(deployment, make, inside, direct):
     name = f"implicit_{make.__name__}_{'inside' if inside else 'without'}_{strategy(direct)}"
     model = deployment.serve(implicit(make(direct=direct), name, inside=inside))

@@ -114,6 +114,7 @@ AXES = {
 
 @both_strategies
 @pytest.mark.parametrize("inside", [False, True], ids=["dims_without_batch", "batch_inside"])
+@pytest.mark.host_and_device
 def test_files_are_rows_wherever_the_batch_axis_is(deployment, inside, direct):
     name = f"initial_axes_{'inside' if inside else 'without'}_{strategy(direct)}"
     model = implicit(models.axes(direct=direct), name, inside=inside)
@@ -624,6 +625,7 @@ def test_a_warm_up_runs_on_initial_values_and_takes_nothing(deployment):
     sequences_come_and_go(deployment.connect(), model, seed=29)
 
 
+@pytest.mark.host_and_device
 def test_many_sequences_that_start_over_and_over_begin_rightly(deployment):
     base = models.counter("int64", initial={"STATE_IN": twice})
     model = deployment.serve(made_by(doubled(type="int64"), "made_busy", base))

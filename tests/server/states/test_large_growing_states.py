@@ -14,6 +14,7 @@ def chunk(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("layout", ["NTW", "TNW", "WTN"])
+@pytest.mark.host_and_device
 def test_states_that_grow_steadily_and_then_otherwise_stay_right(deployment, layout):
     model = deployment.serve(models.append(name=f"large_{layout}", layout=layout))
     client = deployment.connect()
@@ -26,6 +27,7 @@ def test_states_that_grow_steadily_and_then_otherwise_stay_right(deployment, lay
             talk.step(chunk(talk.rng, rows), start=step == 0 or started_over, end=step == 39)
 
 
+@pytest.mark.host_and_device
 def test_sequences_that_end_while_they_grow_leave_nothing_to_the_next(deployment):
     model = deployment.serve(models.append(name="large_lives"))
     client = deployment.connect()
@@ -40,6 +42,7 @@ def test_sequences_that_end_while_they_grow_leave_nothing_to_the_next(deployment
     deployment.settles("stateful_growing_state_bytes", model, 0)
 
 
+@pytest.mark.host_and_device
 def test_large_states_of_one_length_share_a_batch_and_of_others_run_alone(deployment):
     model = deployment.serve(models.append(name="large_together", oldest="max_queue_delay_microseconds: 20000"))
 

@@ -91,6 +91,7 @@ def test_sets_of_sequences_in_turn_copy_nothing_as_long_as_all_can_stay(deployme
     assert 0 < turns <= 12 * 4 * 2 * ROW_BYTES, "at most one copy in and one out for each row"
 
 
+@pytest.mark.host_and_device
 def test_a_row_that_joins_and_one_that_leaves_cost_a_copy_each(deployment):
     model = models.counter("fp32", "resident_swap", **TOGETHER).with_parameters("resident_swap", resident_batches=1)
     model = deployment.serve(model)
@@ -113,6 +114,7 @@ def test_one_sequence_alone_copies_nothing(deployment):
     talk.end()
 
 
+@pytest.mark.host_and_device
 def test_growing_states_of_the_same_sequences_are_not_copied(deployment):
     model = deployment.serve(models.append("fp32", "resident_growing", **TOGETHER))
     talks = four(deployment, model)
@@ -136,6 +138,7 @@ def test_growing_states_of_the_same_sequences_are_not_copied(deployment):
 @pytest.mark.parametrize("resident", [1, 4, *repeated(2)])
 @pytest.mark.parametrize("axis", MODELS)
 @pytest.mark.parametrize("kept", ["as_is", "as_fp16", "padded"])
+@pytest.mark.host_and_device
 def test_each_sequence_has_its_own_state_in_any_company(deployment, axis, resident, kept):
     name = f"resident_{axis}_{resident}_{kept}"
     parameters = {"resident_batches": resident}
@@ -160,6 +163,7 @@ def test_each_sequence_has_its_own_state_in_any_company(deployment, axis, reside
 
 
 @pytest.mark.parametrize("resident", [1, 4])
+@pytest.mark.host_and_device
 def test_a_run_that_fails_leaves_states_in_place(deployment, resident):
     name = f"resident_fails_{resident}"
     model = deployment.serve(models.fails(name, **TOGETHER).with_parameters(name, resident_batches=resident))
@@ -190,6 +194,7 @@ def test_a_bad_number_of_resident_batches_is_refused(deployment, value):
     refused(deployment, model, "resident_batches", f"'{value}'", "1 to 1024")
 
 
+@pytest.mark.host_and_device
 def test_instances_keep_their_own_batches(deployment):
     model = dataclasses.replace(models.counter("fp32", "resident_instances", max_batch_size=4), instances=2)
     model = deployment.serve(model)

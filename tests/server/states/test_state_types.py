@@ -65,6 +65,7 @@ def test_a_bit_pattern_in_is_the_bit_pattern_out(deployment, type, protocol):
 
 
 @every_type(but=("string",))
+@pytest.mark.host_and_device
 def test_random_bits_of_many_sequences_in_one_batch(deployment, type):
     width = 37  # no multiple of anything
     model = deployment.serve(models.echo(type, f"echo_batched_{type}", dims=(width,)))
@@ -355,6 +356,7 @@ def test_states_kept_as_fp16_take_half_the_memory(deployment):
 
 
 @pytest.mark.parametrize("make", [models.axes, models.many_states, models.accumulate_fp32])
+@pytest.mark.host_and_device
 def test_states_of_every_layout_may_be_kept_as_fp16(deployment, make):
     """With small whole numbers, which fp16 keeps exactly."""
     model = halved(make, f"{make.__name__}_halved")
