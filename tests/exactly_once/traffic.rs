@@ -124,7 +124,8 @@ impl Traffic {
         };
         if !faults && !start && matches!(before, Known::Sum(_)) {
             let refused = request.error().filter(|(code, _)| *code == TRITONSERVER_ERROR_NOT_FOUND);
-            assert_eq!(refused, None, "sequence {id} was live");
+            // A sequence that was started over soon ends with the new one.
+            assert!(refused.is_none() || self.mixed.contains(&id), "sequence {id} was live: {refused:?}");
             assert!(sum.is_some() || !is_good || !is_certain, "nothing was wrong: {:?}", request.answer());
         }
         self.known.insert(id, after);
