@@ -154,7 +154,7 @@ impl Snapshot {
                 InitialContent::Zeros | InitialContent::Model => HeldElements::Bytes(Vec::new().into()),
             };
             let shape = entry.shape.as_slice().into();
-            held[of.position] = Some(HeldInput { data_type: input.data_type, dims: shape, elements });
+            held[of.position] = Some(HeldInput { data_type: input.data_type, dims: shape, elements, charge: None });
         }
         if !data.is_empty() {
             return Err(damaged("it has more data than its header says"));
@@ -281,7 +281,7 @@ pub(crate) mod samples {
             Initial { dims: vec![1, 3], content: InitialContent::Strings(strings) },
         ];
         let bytes = HeldElements::Bytes(vec![1; 24].into());
-        let held = HeldInput { data_type: DataType::Fp32, dims: [1, 6].into(), elements: bytes };
+        let held = HeldInput { data_type: DataType::Fp32, dims: [1, 6].into(), elements: bytes, charge: None };
         let extras = Extras { held: vec![Some(held)], steps: 9, counts: Vec::new() };
         Snapshot { state: SequenceState { states, contexts: vec![vec![5; 8]] }, extras }
     }

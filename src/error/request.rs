@@ -160,7 +160,7 @@ pub enum RequestError {
     CloneSource(SequenceId),
 
     /// A parameter of the State API for a model that doesn't allow it. This error and those down to
-    /// [`Self::HeldTooLarge`] belong to the State API.
+    /// [`Self::HeldRoom`] belong to the State API.
     #[error(
         "STATE_API_OFF: request parameter '{0}' needs the State API, which the model's configuration does not allow: set \
          parameter 'state_api' to 'true' there"
@@ -194,6 +194,9 @@ pub enum RequestError {
         "the sequence's held inputs would have {bytes} bytes, and {limit} are allowed (max_state_bytes_per_sequence)"
     )]
     HeldTooLarge { bytes: usize, limit: usize },
+    /// No room for the held inputs of a sequence.
+    #[error("no room for the sequence's held inputs: {0}; its state is as it was before the request, try again later")]
+    HeldRoom(NoRoom),
 
     /// A request lacks an input.
     #[error("input '{0}' is missing")]
@@ -351,6 +354,7 @@ impl RequestError {
             | Self::PoolMemory { .. }
             | Self::InputMemory { .. }
             | Self::StateRoom(_)
+            | Self::HeldRoom(_)
             | Self::Snapshot(SnapshotError::Memory(_)) => Reason::NoMemory,
             Self::StateApiOff(_)
             | Self::StateParameter { .. }
@@ -437,10 +441,12 @@ impl RequestError {
             Self::TooManySequences { .. }
             | Self::SequenceQueueFull { .. }
             | Self::TooManyQueued { .. }
-            | Self::SequenceQueueTimeout(_) => Code::Unavailable,
-            Self::PoolFull { .. } | Self::SequenceBusy(_) | Self::StateTooLarge { .. } | Self::StateRoom(_) => {
-                Code::Unavailable
-            }
+            | Self::SequenceQueueTimeout(_)
+            | Self::PoolFull { .. }
+            | Self::SequenceBusy(_)
+            | Self::StateTooLarge { .. }
+            | Self::StateRoom(_)
+            | Self::HeldRoom(_) => Code::Unavailable,
             Self::SequenceIdType { .. }
             | Self::SequenceIdNotProvided
             | Self::SequenceControl(_)

@@ -68,13 +68,13 @@ impl Instance {
             asked.runs = false;
         }
         self.check(row, asked, slot)?;
-        let origin = match (asked.restore.take(), &asked.clone_of) {
+        let mut origin = match (asked.restore.take(), &asked.clone_of) {
             (Some(snapshot), _) => Some(*snapshot),
             (None, Some(id)) => Some(self.read_source(id, asked.clone_lane)?),
             (None, None) => None,
         };
-        if let Some(origin) = &origin {
-            self.check_held(&origin.extras.held)?;
+        if let Some(origin) = &mut origin {
+            self.charge_held(&mut origin.extras.held)?;
         }
         let brings_all = !asked.set.is_empty() && asked.set.iter().all(Option::is_some);
         asked.goes_on = origin.is_some() || (row.state.start && brings_all);
@@ -270,6 +270,7 @@ impl Instance {
             changed |= brought.is_some();
             extras.held[position] = brought.or_else(|| extras.held[position].take());
         }
+        self.charge_held(&mut extras.held)?;
         for (input, of) in self.model.binding.request_inputs().filter(|(_, of)| of.is_held) {
             match &extras.held[of.position] {
                 Some(held) => row.request.set_input(of.position, held),
@@ -277,15 +278,22 @@ impl Instance {
                 None => {}
             }
         }
-        self.check_held(&extras.held)?;
         row.extras = changed.then(|| Box::new(extras));
         Ok(())
     }
 
-    fn check_held(&self, held: &[Option<HeldInput>]) -> Result<(), RequestError> {
+    /// Charges what a sequence is to hold to the model's limit, unless it shares that with another sequence.
+    fn charge_held(&self, held: &mut [Option<HeldInput>]) -> Result<(), RequestError> {
         let bytes = held.iter().flatten().map(HeldInput::byte_len).fold(0, usize::saturating_add);
         let limit = self.model.config.states.limits.per_sequence;
-        if bytes > limit { Err(RequestError::HeldTooLarge { bytes, limit }) } else { Ok(()) }
+        if bytes > limit {
+            return Err(RequestError::HeldTooLarge { bytes, limit });
+        }
+        for input in held.iter_mut().flatten().filter(|input| input.charge.is_none()) {
+            let charge = self.sequences.charge(input.byte_len()).map_err(RequestError::HeldRoom)?;
+            input.charge = Some(charge.into());
+        }
+        Ok(())
     }
 
     /// The state of the sequence that a START clones. `lane`: its lane, if this backend schedules the sequences.

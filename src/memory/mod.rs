@@ -25,7 +25,7 @@ pub use client::{ClientBytes, ClientBytesMut};
 pub use host::Buffer;
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use strings::Strings;
-pub use varying::{Budget, NoRoom, PAGES_FROM, Shared, Varying};
+pub use varying::{Budget, Charge, NoRoom, PAGES_FROM, Shared, Varying};
 
 /// Why memory could not be allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

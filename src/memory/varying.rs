@@ -18,7 +18,7 @@ pub const PAGES_FROM: usize = 256 * 1024;
 /// Memory of a device comes in multiples of so many bytes.
 const DEVICE_GRAIN: usize = 4096;
 
-/// Bytes that all varying states of a site may have together.
+/// Bytes that all varying states and held inputs of a site may have together.
 #[derive(Debug)]
 pub struct Budget {
     limit: usize,
@@ -66,12 +66,19 @@ impl Budget {
 }
 
 /// A part of a budget.
-struct Charge {
+#[derive(Debug)]
+pub struct Charge {
     budget: Arc<Budget>,
     bytes: usize,
 }
 
 impl Charge {
+    /// Takes `bytes` bytes of the budget.
+    pub fn new(budget: &Arc<Budget>, bytes: usize) -> Result<Self, NoRoom> {
+        budget.take(bytes)?;
+        Ok(Self { budget: budget.clone(), bytes })
+    }
+
     fn set(&mut self, bytes: usize) -> Result<(), NoRoom> {
         if bytes > self.bytes {
             self.budget.take(bytes - self.bytes)?;

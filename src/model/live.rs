@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use super::metrics::{Ran, SequenceMetrics, Snapshot};
 use crate::error::Reason;
 use crate::memory::device::{Device, Traffic};
-use crate::memory::{Budget, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
+use crate::memory::{Budget, Charge, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::scheduler::{After, Over};
 use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
@@ -70,7 +70,7 @@ pub struct LiveSequences {
     slot: SlotSpec,
     /// Where the states are, if not on the host.
     device: Option<Arc<Device>>,
-    /// What the varying states of all sequences may have.
+    /// What the varying states and the held inputs of all sequences may have.
     budget: Arc<Budget>,
     /// What has gone between host and device.
     traffic: Arc<Traffic>,
@@ -401,6 +401,11 @@ impl LiveSequences {
         if let Some(contents) = self.table.lock().contents_mut(slot) {
             change(&mut contents.extras);
         }
+    }
+
+    /// Takes so many bytes of what states and held inputs may have together.
+    pub fn charge(&self, bytes: usize) -> Result<Charge, NoRoom> {
+        Charge::new(&self.budget, bytes)
     }
 
     /// The slot of the live sequence in a lane of an instance.

@@ -22,7 +22,7 @@ pub struct Snapshot {
     pub slabs: usize,
     /// Bytes of a slot.
     pub slot_bytes: usize,
-    /// Bytes of growing states and of states of strings.
+    /// Bytes of growing states, states of strings and held inputs.
     pub varying_bytes: usize,
     /// Bytes of states that were copied between slots and batches so far.
     pub copied_bytes: u64,
@@ -57,7 +57,7 @@ const GAUGES: [(&str, &str, Reading); 10] = [
     ("stateful_parked_slot_bytes", "Bytes of the state slots of parked sequences", |now| {
         (now.parked * now.slot_bytes) as f64
     }),
-    ("stateful_growing_state_bytes", "Bytes of growing states and of states of strings", |now| {
+    ("stateful_growing_state_bytes", "Bytes of growing states, states of strings and held inputs", |now| {
         now.varying_bytes as f64
     }),
 ];

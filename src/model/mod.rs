@@ -207,10 +207,10 @@ impl Model {
         for warning in plan.warnings.iter().chain(&of_binding) {
             log::warn!("model {name}: {warning}");
         }
-        if self.config.states.limits.are_written && !self.binding.has_varying_states() {
+        if self.config.states.limits.are_written && !self.binding.has_varying_states() && !self.has_held_inputs() {
             log::warn!(
-                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' bound states that vary in size, and \
-                 have no effect here; others are bounded by the pool's capacity"
+                "model {name}: 'max_state_bytes' and 'max_state_bytes_per_sequence' bound states that vary in size and held \
+                 inputs, and have no effect here; other states are bounded by the pool's capacity"
             );
         }
     }

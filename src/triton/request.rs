@@ -14,7 +14,7 @@ use super::response::{Answer, Response};
 use super::rows::{Part, Whole};
 use super::types;
 use crate::memory::device::{DeviceError, Foreign};
-use crate::memory::{ClientBytes, MemoryError, Strings, reserve, strings};
+use crate::memory::{Charge, ClientBytes, MemoryError, Strings, reserve, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
 
@@ -81,6 +81,9 @@ pub struct HeldInput {
     /// As the client sent them.
     pub dims: Box<[i64]>,
     pub elements: HeldElements,
+    /// Its part of what sequences may hold together; `None` until a sequence keeps it. Those that share the elements
+    /// share this.
+    pub charge: Option<Arc<Charge>>,
 }
 
 /// The elements of a [`HeldInput`].
@@ -271,12 +274,12 @@ impl Request {
             Elements::Strings(read) => HeldElements::Strings(read.clone()),
             Elements::Lent(_) => return Ok(None),
         };
-        Ok(Some(HeldInput { data_type: *data_type, dims: dims.as_slice().into(), elements }))
+        Ok(Some(HeldInput { data_type: *data_type, dims: dims.as_slice().into(), elements, charge: None }))
     }
 
     /// Gives the request an input that it does not carry.
     pub fn set_input(&mut self, index: usize, held: &HeldInput) {
-        let HeldInput { data_type, dims, elements } = held.clone();
+        let HeldInput { data_type, dims, elements, .. } = held.clone();
         let elements = match elements {
             HeldElements::Bytes(bytes) => Elements::Owned(bytes),
             HeldElements::Strings(read) => Elements::Strings(read),

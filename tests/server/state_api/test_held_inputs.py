@@ -1,5 +1,7 @@
 """`held_inputs`: START carries them, and the sequence keeps them."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from harness.models import booked, ledger
 from harness.own import FAILS
 from harness.raw import Refused
 from harness.refusals import refused as load_refused
-from harness.state_api import OLDEST, OWN, StateSequence, at_once, every_scheduler, refused, with_state_api
+from harness.state_api import OLDEST, OWN, StateSequence, at_once, both_schedulers, every_scheduler, refused, with_state_api
 
 pytestmark = pytest.mark.simulated_device
 
@@ -167,6 +169,124 @@ def test_it_may_not_be_larger_than_the_limit(serve, connect):
     with one.refuses("held inputs"):
         one.step(chunk(21), reset_state=True)
     one.step(chunk(15), get_state=True)
+
+
+#: Bytes of a VOICE.
+VOICE = 4096
+GROWING = "stateful_growing_state_bytes"
+NO_ROOM = "no room for the sequence's held inputs"
+
+
+def said(number: int, voice: int | None = None) -> dict[str, np.ndarray]:
+    """INPUT, and VOICE if there is one."""
+    inputs = {"INPUT": np.array([[number]], np.float32)}
+    return inputs if voice is None else {**inputs, "VOICE": np.full((1, VOICE // 4), voice, np.float32)}
+
+
+@pytest.fixture
+def voices(serve, connect):
+    """Makes a sequence that has not begun, of a model that may hold so many VOICEs, and a few bytes more."""
+
+    def made(count: int, by: str = OWN, **parameters: object) -> StateSequence:
+        parameters = {"held_inputs": "VOICE", "max_state_bytes": count * VOICE + 9, **parameters}
+        return StateSequence(connect(), serve(models.voiced, by, parameters=parameters))
+
+    return made
+
+
+def starts(first: StateSequence, count: int) -> list[StateSequence]:
+    """So many sequences, each with a VOICE of its own."""
+    talks = [first.other() for _ in range(count)]
+    for at, talk in enumerate(talks):
+        talk.start(said(1, at))
+    return talks
+
+
+@both_schedulers
+def test_all_sequences_together_hold_no_more_than_the_limit(deployment, voices, by):
+    first = voices(5, by)
+    talks = starts(first, 5)
+    deployment.settles(GROWING, first.model, 5 * VOICE)
+    why = f"{VOICE} bytes more are needed, and {5 * VOICE} of {5 * VOICE + 9} bytes are in use (max_state_bytes)"
+    late = first.other()
+    for _ in range(3):
+        with pytest.raises(Refused, match=re.escape(f"UNAVAILABLE: {NO_ROOM}: {why}")):
+            late.start(said(1, 7))
+    # the sequences go on, also one that was to hold another VOICE
+    with talks[0].refuses(NO_ROOM):
+        talks[0].step(said(2, 8))
+    for talk in talks:
+        talk.step(said(3), get_state=True)
+    # what is not held needs no room
+    talks[0].ask(get_state=True, reset_state=True)
+    talks[1].end(said(3))
+    late.start(said(1, 7))
+    late.step(said(1))
+    for talk in (*talks[2:], talks[0], late):
+        talk.end(said(1))
+    deployment.settles(GROWING, first.model, 0)
+
+
+def test_a_model_whose_held_inputs_have_a_limit_loads_without_a_warning(deployment, voices):
+    first = voices(2)
+    assert f"model {first.model.name}: 'max_state_bytes'" not in deployment.server.log_text()
+
+
+@both_schedulers
+def test_clones_that_share_a_held_input_count_once(deployment, voices, by):
+    first = voices(2, by)
+    [one] = starts(first, 1)
+    clones = [one.clone(said(at)) for at in range(5)]
+    clones += [clones[0].clone() for _ in range(3)]
+    deployment.settles(GROWING, first.model, VOICE)
+    one.end(said(1))
+    deployment.settles(GROWING, first.model, VOICE)
+    clones[0].step(said(1, 4))
+    deployment.settles(GROWING, first.model, 2 * VOICE)
+    with clones[1].refuses(NO_ROOM):
+        clones[1].step(said(1, 5))
+    for clone in clones:
+        clone.step(said(2), get_state=True)
+    # a snapshot brings bytes of its own
+    saved = clones[1].save()
+    with refused(NO_ROOM):
+        first.restored(saved)
+    with clones[2].refuses(NO_ROOM):
+        clones[2].ask(restore=saved)
+    clones[0].end(said(1))
+    restored = first.restored(saved)
+    deployment.settles(GROWING, first.model, 2 * VOICE)
+    for talk in (restored, *clones[1:]):
+        talk.end(said(1))
+    deployment.settles(GROWING, first.model, 0)
+
+
+def test_a_request_that_fails_or_does_not_commit_holds_nothing(deployment, voices):
+    first = voices(2)
+    [one] = starts(first, 1)
+    one.step(said(1, 5), commit=False)
+    for _ in range(3):
+        with one.refuses("STATE_UNKNOWN"):
+            one.step(said(1, 6), get_state="NOTHING")
+        with one.refuses("SEQUENCE_STEP_CONFLICT"):
+            one.step(said(1, 6), sequence_step=77)
+    deployment.settles(GROWING, first.model, VOICE)
+    one.step(said(1), get_state=True)
+
+
+def test_what_parked_sequences_hold_counts(deployment, voices):
+    first = voices(3, sequence_idle_timeout_ms=60, park_ms=600_000)
+    talks = starts(first, 3)
+    deployment.settles("stateful_parked_sequences", first.model, 3)
+    deployment.settles(GROWING, first.model, 3 * VOICE)
+    late = first.other()
+    with refused(NO_ROOM):
+        late.start(said(1, 7))
+    talks[0].start(said(1), resume=True, end=True)
+    late.start(said(1, 7), end=True)
+    # a START without `resume` ends the parked one
+    talks[1].start(said(1, 7), end=True)
+    deployment.settles(GROWING, first.model, VOICE)
 
 
 def test_strings_and_inputs_without_a_batch_are_held(serve, connect):

@@ -8,7 +8,7 @@ from harness.models.control_inputs import UNUSUAL, controls
 from harness.models.fixed_states import accumulate, axes, counter, crossed, echo, lstm, many_states, speech_like
 from harness.models.growing_states import append, attention, caches, half_way, looked_up, queue
 from harness.models.implicit_state import implicit
-from harness.models.inputs import defaults, framed, framed_or_fails, knob
+from harness.models.inputs import defaults, framed, framed_or_fails, knob, voiced
 from harness.models.ledger import booked, ledger
 from harness.models.outputs import open_shapes, two_inputs, with_a_loss
 from harness.models.ragged import HALVES, LENGTH, RAW, WIDTH, cached, masked, padded_lstm

@@ -160,3 +160,30 @@ def framed_or_fails(name: str, **changes) -> Model:
         parameters={"input_context": "FRAMES=3"},
     )
     return dataclasses.replace(model, **changes)
+
+
+def voiced(name: str, width: int = 1024, **changes) -> Model:
+    """OUTPUT is the sum of INPUT over a sequence. VOICE has `width` numbers, of which the first is added to each INPUT."""
+
+    def build():
+        one = [BATCH, 1]
+        return graph(
+            [
+                node("Gather", "VOICE FIRST", "LOUDNESS", axis=1),
+                node("Add", "INPUT LOUDNESS", "ADDED"),
+                node("Add", "SUM_IN ADDED", "SUM_OUT"),
+                node("Identity", "SUM_OUT", "OUTPUT"),
+            ],
+            [("INPUT", "fp32", one), ("VOICE", "fp32", [BATCH, width]), ("SUM_IN", "fp32", one)],
+            [("OUTPUT", "fp32", one), ("SUM_OUT", "fp32", one)],
+            {"FIRST": np.array([0], np.int64)},
+        )
+
+    model = Model(
+        name,
+        build,
+        inputs=(Tensor("INPUT", "fp32", (1,), between=(-9, 9)), Tensor("VOICE", "fp32", (width,), between=(-9, 9))),
+        outputs=(Tensor("OUTPUT", "fp32", (1,)),),
+        states=(("SUM_IN", "SUM_OUT"),),
+    )
+    return dataclasses.replace(model, **changes)
