@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::binding::{Binding, BoundContext, BoundState, Initial, InitialContent};
+use crate::binding::{Binding, BoundContext, BoundInput, BoundState, Initial, InitialContent};
 use crate::error::SnapshotError;
 use crate::memory::{MemoryError, reserve, strings};
 use crate::model::Extras;
@@ -108,7 +108,7 @@ impl Snapshot {
     /// Reads a snapshot for a sequence of this model.
     pub fn decode(bytes: &[u8], binding: &Binding) -> Result<Self, SnapshotError> {
         let damaged = SnapshotError::Damaged;
-        let (header, mut data) = read_header(bytes)?;
+        let (header, mut data) = read_header(bytes, Header::most_bytes(binding))?;
         let mut take = |entry: &Entry| {
             let (taken, behind) =
                 data.split_at_checked(entry.byte_size).ok_or(damaged("it has less data than its header says"))?;
@@ -172,8 +172,8 @@ pub fn fit_runtime(dims: &[i64]) -> bool {
     dims.iter().all(|&dim| dim <= i64::from(i32::MAX))
 }
 
-/// The header of a snapshot, and the data behind it.
-fn read_header(bytes: &[u8]) -> Result<(Header, &[u8]), SnapshotError> {
+/// The header of a snapshot, which may have `most` bytes, and the data behind it.
+fn read_header(bytes: &[u8], most: usize) -> Result<(Header, &[u8]), SnapshotError> {
     let damaged = SnapshotError::Damaged;
     let (prefix, rest) = bytes.split_first_chunk::<PREFIX_BYTES>().ok_or(damaged("it is too short"))?;
     let word = |at: usize| u32::from_le_bytes([prefix[at], prefix[at + 1], prefix[at + 2], prefix[at + 3]]);
@@ -183,13 +183,41 @@ fn read_header(bytes: &[u8]) -> Result<(Header, &[u8]), SnapshotError> {
     if word(8) != VERSION {
         return Err(SnapshotError::Version { came: word(8), known: VERSION });
     }
+    let header_bytes = word(16) as usize;
+    if header_bytes > most {
+        let text = format!("its header has {header_bytes} bytes, and the model's at most {most}");
+        return Err(SnapshotError::Foreign(text));
+    }
     if crc32fast::hash(&bytes[PREFIX_BYTES - 4..]) != word(12) {
         return Err(damaged("its checksum is wrong"));
     }
     let (header, data) =
-        rest.split_at_checked(word(16) as usize).ok_or(damaged("its header is longer than the snapshot"))?;
+        rest.split_at_checked(header_bytes).ok_or(damaged("its header is longer than the snapshot"))?;
     let header = serde_json::from_slice(header).map_err(|_| damaged("its header cannot be read"))?;
     Ok((header, data))
+}
+
+impl Header {
+    /// The most bytes that the header of a snapshot of this model needs, also one that was written with spaces. So a
+    /// client cannot make the server read a header of any length.
+    fn most_bytes(binding: &Binding) -> usize {
+        let largest = |name: String, data_type, rank| entry(name, data_type, &vec![i64::MIN; rank], usize::MAX);
+        let of_input = |input: &BoundInput, rank| largest(input.name.clone(), input.data_type, rank);
+        let state = |state: &BoundState| of_input(&binding.inputs[state.input], state.dims.len());
+        let context = |(input, _, of): (usize, _, BoundContext)| {
+            largest(binding.context_name(input, of), binding.inputs[input].data_type, binding.inputs[input].dims.len())
+        };
+        let counter = |&counter| CounterEntry { name: binding.counter_name(counter), count: u64::MAX };
+        let held = binding.request_inputs().filter(|(_, of)| of.is_held);
+        let header = Self {
+            states: binding.states.iter().map(state).collect(),
+            contexts: binding.contexts().map(context).collect(),
+            held_inputs: held.map(|(input, of)| of_input(input, of.request_dims(input).len())).collect(),
+            steps: u64::MAX,
+            counters: binding.counters.iter().map(counter).collect(),
+        };
+        serde_json::to_vec_pretty(&header).map_or(0, |json| json.len())
+    }
 }
 
 fn entry(name: String, data_type: DataType, shape: &[i64], byte_size: usize) -> Entry {
@@ -395,6 +423,22 @@ mod tests {
         newer[8] = 2;
         assert_eq!(why(&newer), "has format 2, and this server reads format 1");
         assert!(why(&[whole, vec![0]].concat()).contains("checksum"));
+    }
+
+    #[test]
+    fn a_header_longer_than_the_model_needs_is_refused_unread() {
+        let whole = snapshot().encode(&test_binding(true)).unwrap();
+        let header =
+            &whole[PREFIX_BYTES..PREFIX_BYTES + u32::from_le_bytes(whole[16..20].try_into().unwrap()) as usize];
+        let data = &whole[PREFIX_BYTES + header.len()..];
+        let value: serde_json::Value = serde_json::from_slice(header).unwrap();
+        let spaced = serde_json::to_vec_pretty(&value).unwrap();
+        assert!(Snapshot::decode(&sealed(spaced, data), &test_binding(true)).is_ok());
+        let mut long = sealed([header, &vec![b' '; 1_000_000]].concat(), data);
+        let refused = why(&long);
+        assert!(refused.starts_with("is of another model: its header has 100"), "{refused}");
+        long[12] ^= 1;
+        assert_eq!(why(&long), refused, "not even the checksum is computed");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
 use crate::tensor::{DataType, WindowLayout};
-use crate::triton::{OutputMemory, Response};
+use crate::triton::{OutputMemory, Response, echo};
 
 /// The outputs of a run, taken apart into rows.
 pub struct Answers<'a> {
@@ -86,7 +86,7 @@ impl<'a> Answers<'a> {
                 // parameters ask for.
                 continue;
             }
-            let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
+            let answer = wanted.ok_or_else(|| RequestError::UnknownOutput(echo(name)))?;
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, position, row)?;
@@ -222,7 +222,7 @@ pub fn empty_response(binding: &Binding, row: &Row) -> Result<Response, RequestE
         if wanted.is_none() && is_state_tensor(name) {
             continue;
         }
-        let output = wanted.ok_or_else(|| RequestError::UnknownOutput(name.to_owned()))?;
+        let output = wanted.ok_or_else(|| RequestError::UnknownOutput(echo(name)))?;
         response.output(&output.c_name, output.data_type, &output.empty_dims, 0)?;
     }
     Ok(response)

@@ -12,11 +12,14 @@ use crate::memory::reserve;
 use crate::sequence::SequenceId;
 use crate::snapshot::{self, Snapshot};
 use crate::tensor::{DataType, element_count};
-use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response};
+use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response, echo};
 
 /// The request parameters of the State API.
 const PARAMETERS: [&str; 9] =
     ["clone_of", "commit", "delete", "get_state", "query_state", "reset_state", "resume", "sequence_step", "snapshot"];
+
+/// Digits of the largest number of steps.
+const MOST_DIGITS: usize = 20;
 
 /// What a request asks for, and how far it got.
 #[derive(Default)]
@@ -80,22 +83,22 @@ impl StateReader {
     /// The parameters of a request; `None` if it has none of the State API's.
     pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
         let mut asked: Option<Box<StateRequest>> = None;
-        for (name, value) in request.parameters().filter(|(name, _)| PARAMETERS.contains(name)) {
+        for (name, value) in request.parameters(&PARAMETERS) {
             let Some(api) = &self.api else { return Err(RequestError::StateApiOff(name.to_owned())) };
             let asked = asked.get_or_insert_default();
             match name {
-                "get_state" => asked.get = states(api, name, &value)?,
+                "get_state" => asked.get = states(api, name, value)?,
                 "reset_state" => {
-                    asked.reset = states(api, name, &value)?;
-                    asked.resets_all = matches!(flag(name, &value), Ok(true));
+                    asked.reset = states(api, name, value)?;
+                    asked.resets_all = matches!(flag(name, value), Ok(true));
                 }
-                "query_state" => asked.query = flag(name, &value)?,
-                "snapshot" => asked.snapshot = flag(name, &value)?,
-                "commit" => asked.discards = !flag(name, &value)?,
-                "delete" => asked.delete = flag(name, &value)?,
-                "resume" => asked.resume = flag(name, &value)?,
-                "clone_of" => asked.clone_of = Some(sequence(name, &value)?),
-                _ => asked.step = Some(number(name, &value)?),
+                "query_state" => asked.query = flag(name, value)?,
+                "snapshot" => asked.snapshot = flag(name, value)?,
+                "commit" => asked.discards = !flag(name, value)?,
+                "delete" => asked.delete = flag(name, value)?,
+                "resume" => asked.resume = flag(name, value)?,
+                "clone_of" => asked.clone_of = Some(sequence(name, value)?),
+                _ => asked.step = Some(number(name, value)?),
             }
         }
         Ok(asked)
@@ -347,8 +350,9 @@ fn read_snapshot(
     Ok(Some(Box::new(Snapshot::decode(strings.get(0), binding)?)))
 }
 
-/// The states that a parameter names: all for true, none for false.
-fn states(api: &StateApi, name: &str, value: &ParameterValue) -> Result<Vec<usize>, RequestError> {
+/// The states that a parameter names: all for true, none for false. Each may be named once, so a list has a greatest
+/// length.
+fn states(api: &StateApi, name: &str, value: ParameterValue) -> Result<Vec<usize>, RequestError> {
     if let Ok(all) = flag(name, value) {
         return Ok(if all { (0..api.states.len()).collect() } else { Vec::new() });
     }
@@ -356,53 +360,62 @@ fn states(api: &StateApi, name: &str, value: &ParameterValue) -> Result<Vec<usiz
         return Err(bad(name, value, "true, or names of states separated by commas, are expected"));
     };
     let known = api.names();
+    let unknown = |state: &[u8]| {
+        let (parameter, state, known) = (name.to_owned(), echo(state), known.clone());
+        RequestError::UnknownState { parameter, state, known }
+    };
+    if text.len() > api.states.iter().map(|state| state.name.len() + ", ".len()).sum() {
+        return Err(unknown(text));
+    }
     let mut named = Vec::new();
-    for name_of_state in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-        let short = name_of_state.strip_prefix(STATE_PREFIX).unwrap_or(name_of_state);
-        match known.iter().position(|known| known == name_of_state || known == short) {
+    for name_of_state in text.split(|&byte| byte == b',').map(<[u8]>::trim_ascii).filter(|name| !name.is_empty()) {
+        let short = name_of_state.strip_prefix(STATE_PREFIX.as_bytes()).unwrap_or(name_of_state);
+        let is_named = |known: &String| known.as_bytes() == name_of_state || known.as_bytes() == short;
+        match known.iter().position(is_named) {
             Some(index) if named.contains(&index) => {}
             Some(index) => named.push(index),
-            None => {
-                let (parameter, state) = (name.to_owned(), name_of_state.to_owned());
-                return Err(RequestError::UnknownState { parameter, state, known });
-            }
+            None => return Err(unknown(name_of_state)),
         }
     }
     named.sort_unstable();
     Ok(named)
 }
 
-fn flag(name: &str, value: &ParameterValue) -> Result<bool, RequestError> {
+fn flag(name: &str, value: ParameterValue) -> Result<bool, RequestError> {
     match value {
-        ParameterValue::Bool(value) => Ok(*value),
+        ParameterValue::Bool(value) => Ok(value),
         ParameterValue::Int(0) => Ok(false),
         ParameterValue::Int(1) => Ok(true),
-        ParameterValue::Text(text) if text.eq_ignore_ascii_case("true") => Ok(true),
-        ParameterValue::Text(text) if text.eq_ignore_ascii_case("false") => Ok(false),
+        ParameterValue::Text(text) if text.eq_ignore_ascii_case(b"true") => Ok(true),
+        ParameterValue::Text(text) if text.eq_ignore_ascii_case(b"false") => Ok(false),
         _ => Err(bad(name, value, "true or false is expected")),
     }
 }
 
-fn number(name: &str, value: &ParameterValue) -> Result<u64, RequestError> {
+fn number(name: &str, value: ParameterValue) -> Result<u64, RequestError> {
     let number = match value {
-        ParameterValue::Int(number) => u64::try_from(*number).ok(),
-        ParameterValue::Text(text) => text.parse().ok(),
+        ParameterValue::Int(number) => u64::try_from(number).ok(),
+        ParameterValue::Text(text) if text.len() <= MOST_DIGITS => {
+            std::str::from_utf8(text).ok().and_then(|text| text.parse().ok())
+        }
         _ => None,
     };
     number.ok_or_else(|| bad(name, value, "a number of steps, 0 or more, is expected"))
 }
 
-fn sequence(name: &str, value: &ParameterValue) -> Result<SequenceId, RequestError> {
+fn sequence(name: &str, value: ParameterValue) -> Result<SequenceId, RequestError> {
     match value {
-        ParameterValue::Int(number) if *number != 0 => Ok(SequenceId::Number(number.cast_unsigned())),
-        ParameterValue::Text(text) if !text.is_empty() => Ok(SequenceId::Name(text.as_bytes().into())),
-        _ => Err(bad(name, value, "the id of a live sequence is expected")),
+        ParameterValue::Int(number) if number != 0 => Ok(SequenceId::Number(number.cast_unsigned())),
+        ParameterValue::Text(text) if (1..=SequenceId::MOST_BYTES).contains(&text.len()) => {
+            Ok(SequenceId::Name(text.into()))
+        }
+        _ => Err(bad(name, value, "the id of a live sequence is expected, a number or a string of at most 128 bytes")),
     }
 }
 
-fn bad(name: &str, value: &ParameterValue, allowed: &'static str) -> RequestError {
+fn bad(name: &str, value: ParameterValue, allowed: &'static str) -> RequestError {
     let value = match value {
-        ParameterValue::Text(text) => format!("'{text}'"),
+        ParameterValue::Text(text) => format!("'{}'", echo(text)),
         ParameterValue::Int(number) => number.to_string(),
         ParameterValue::Bool(value) => value.to_string(),
         ParameterValue::Other => "of another type".to_owned(),

@@ -7,11 +7,14 @@ use std::fmt;
 pub enum SequenceId {
     /// `sequence_id` as a number.
     Number(u64),
-    /// `sequence_id` as a string of at most 128 bytes. It need not be UTF-8, so ids are compared byte by byte.
+    /// `sequence_id` as a string of at most [`Self::MOST_BYTES`] bytes. It need not be UTF-8, so ids are compared byte by byte.
     Name(Box<[u8]>),
 }
 
 impl SequenceId {
+    /// Core refuses a longer string.
+    pub const MOST_BYTES: usize = 128;
+
     /// The id as a string, for models whose correlation id input is a string.
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {

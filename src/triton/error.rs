@@ -48,6 +48,11 @@ impl Error {
         Self { code, message: message.into() }
     }
 
+    /// The same for an answer, whose text must not be too long.
+    pub fn for_answer(self) -> Self {
+        Self { code: self.code, message: cut(self.message.as_bytes(), TEXT_BYTES) }
+    }
+
     /// Makes Triton's object, which Triton then owns.
     pub fn into_raw(self) -> *mut TRITONSERVER_Error {
         let code = CODES
@@ -62,6 +67,30 @@ impl Error {
         // SAFETY: the text lives during the call; Triton copies it.
         unsafe { error_new(code, text.as_ptr()) }
     }
+}
+
+/// The longest text of an answer. Clients lose a text of more than 8 kB on gRPC, where each byte outside of ASCII takes
+/// three.
+const TEXT_BYTES: usize = 2000;
+
+/// The longest value of a client in a text.
+const VALUE_BYTES: usize = 200;
+
+/// A value that a client sent, as an error repeats it: a long one is cut in the middle.
+pub fn echo(value: impl AsRef<[u8]>) -> String {
+    cut(value.as_ref(), VALUE_BYTES)
+}
+
+fn cut(text: &[u8], most: usize) -> String {
+    if text.len() <= most {
+        return String::from_utf8_lossy(text).into_owned();
+    }
+    let (head, behind) = text.split_at(most / 2);
+    let (middle, tail) = behind.split_at(behind.len() - most / 2);
+    let (head, tail) = (String::from_utf8_lossy(head), String::from_utf8_lossy(tail));
+    // What is left of a character that was cut through.
+    let (head, tail) = (head.trim_end_matches('\u{fffd}'), tail.trim_start_matches('\u{fffd}'));
+    format!("{head} [... {} bytes ...] {tail}", middle.len())
 }
 
 impl fmt::Display for Error {
@@ -95,5 +124,40 @@ pub unsafe fn check(returned: Result<*mut TRITONSERVER_Error, MissingSymbol>) ->
         let _ = call!(TRITONSERVER_ErrorDelete(raw));
         let code = CODES.iter().find(|(_, known)| *known == code).map_or(Code::Unknown, |(code, _)| *code);
         Err(Error { code, message })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_repeated_whole_up_to_a_length_and_else_with_both_its_ends() {
+        assert_eq!(echo(""), "");
+        assert_eq!(echo("x".repeat(200)), "x".repeat(200));
+        let long = format!("begin{}end", "x".repeat(1_000_000));
+        let cut = echo(long);
+        assert!(
+            cut.starts_with("beginx") && cut.ends_with("xend") && cut.contains(" [... 999808 bytes ...] "),
+            "{cut}"
+        );
+        assert!(cut.len() < 240, "{}", cut.len());
+    }
+
+    #[test]
+    fn no_character_is_cut_through() {
+        for character in ["ü", "漢", "🎤"] {
+            for from in 0..4 {
+                let cut = echo(format!("{}{}", "x".repeat(from), character.repeat(100_000)));
+                assert!(!cut.contains('\u{fffd}') && cut.len() < 240, "{cut}");
+            }
+        }
+        assert_eq!(echo(b"a\xffb"), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn the_text_of_an_answer_fits_grpc() {
+        let error = Error::new(Code::InvalidArg, format!("STATE_UNKNOWN: {}", "ü".repeat(50_000))).for_answer();
+        assert!(error.message.starts_with("STATE_UNKNOWN: ü") && 3 * error.message.len() < 8000);
     }
 }

@@ -16,7 +16,7 @@ mod response;
 mod rows;
 mod types;
 
-pub use error::{Code, Error};
+pub use error::{Code, Error, echo};
 pub use instance::{Instance, Times, monotonic_ns, thread_waits};
 pub use log::install as install_log;
 pub use metrics::{Counter, Family, Gauge, Histogram};

@@ -104,9 +104,10 @@ impl HeldInput {
 }
 
 /// The value of a request parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ParameterValue {
-    Text(String),
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ParameterValue<'a> {
+    /// Of any length, and any bytes but NUL.
+    Text(&'a [u8]),
     Int(i64),
     Bool(bool),
     Other,
@@ -331,31 +332,33 @@ impl Request {
         self.part.is_some()
     }
 
-    /// The custom parameters of the request, except those that are not UTF-8. A server that has no such parameters gives
-    /// none.
-    pub fn parameters(&self) -> impl Iterator<Item = (&str, ParameterValue)> {
+    /// The custom parameters of the request that have these names. Nothing is read of others, which may be long. A server
+    /// that has no such parameters gives none.
+    pub fn parameters<'a>(&'a self, names: &'a [&'a str]) -> impl Iterator<Item = (&'a str, ParameterValue<'a>)> {
         let mut count = 0;
         // SAFETY: the request is alive until it is dropped.
         let counted = unsafe { check(call!(TRITONBACKEND_RequestParameterCount(self.as_ptr(), &mut count))) };
-        (0..if counted.is_ok() { count } else { 0 }).filter_map(|index| self.parameter_at(index))
+        (0..if counted.is_ok() { count } else { 0 }).filter_map(|index| self.parameter_at(index, names))
     }
 
-    fn parameter_at(&self, index: u32) -> Option<(&str, ParameterValue)> {
+    fn parameter_at<'a>(&'a self, index: u32, names: &[&'a str]) -> Option<(&'a str, ParameterValue<'a>)> {
         let (mut name, mut value) = (ptr::null(), ptr::null());
         let mut kind = triton_sys::TRITONSERVER_PARAMETER_STRING;
         // SAFETY: the request is alive, and name and value live with it. The value has the type that `kind` says.
         unsafe {
             check(call!(TRITONBACKEND_RequestParameter(self.as_ptr(), index, &mut name, &mut kind, &mut value)))
                 .ok()?;
+            let name = CStr::from_ptr(name).to_bytes();
+            let name = names.iter().find(|known| known.as_bytes() == name)?;
             let value = match kind {
                 triton_sys::TRITONSERVER_PARAMETER_STRING => {
-                    ParameterValue::Text(CStr::from_ptr(value.cast()).to_str().ok()?.to_owned())
+                    ParameterValue::Text(CStr::from_ptr(value.cast()).to_bytes())
                 }
                 triton_sys::TRITONSERVER_PARAMETER_INT => ParameterValue::Int(*value.cast()),
                 triton_sys::TRITONSERVER_PARAMETER_BOOL => ParameterValue::Bool(*value.cast()),
                 _ => ParameterValue::Other,
             };
-            Some((CStr::from_ptr(name).to_str().ok()?, value))
+            Some((name, value))
         }
     }
 
@@ -363,7 +366,9 @@ impl Request {
     #[cfg(feature = "fault-injection")]
     pub fn parameter(&self, wanted: &str) -> Option<String> {
         let text = |value| if let ParameterValue::Text(text) = value { Some(text) } else { None };
-        self.parameters().find(|(name, _)| *name == wanted).and_then(|(_, value)| text(value))
+        let wanted = [wanted];
+        let found = self.parameters(&wanted).find_map(|(_, value)| text(value));
+        found.map(|text| String::from_utf8_lossy(text).into_owned())
     }
 
     /// An empty response to fill.

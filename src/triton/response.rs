@@ -147,7 +147,7 @@ impl Response {
                 return whole.answer(row, error.map_or_else(|| Ok(outputs.into_inner()), Err));
             }
         };
-        let error = error.map_or(ptr::null_mut(), Error::into_raw);
+        let error = error.map_or(ptr::null_mut(), |error| error.for_answer().into_raw());
         let raw = ManuallyDrop::new(raw).0.as_ptr();
         // SAFETY: alive, and handed over; the error stays ours and is deleted after the call.
         unsafe {

@@ -1,6 +1,7 @@
 """Snapshots that are damaged, foreign, or lie: they are refused, and nothing changes. One that is accepted is equal."""
 
 import json
+import re
 import zlib
 
 import numpy as np
@@ -223,6 +224,21 @@ def test_other_words_for_the_same_are_the_same(target):
     for answer in of.answers(same):
         assert isinstance(answer, Answer), answer
         assert answer.outputs["state_snapshot"].item() == of.snapshot
+
+
+def test_a_header_longer_than_the_model_needs_is_not_read(target):
+    """It would hold up the other requests of the model."""
+    of = target()
+    header, data = parts_of(of.snapshot)
+    text = json.dumps(header).encode()
+    named = {**header, "states": [{"name": "x" * 1_000_000, "datatype": "INT64", "shape": [1, 1], "byte_size": 8}]}
+    for bad in (made_of(text + b" " * 5000, data), made_of(named, data), made_of({**header, "x": [1] * 9999}, data)):
+        [came] = of.answers([bad])
+        assert isinstance(came, Refused)
+        said = r"SNAPSHOT_INVALID: the snapshot is of another model: its header has (\d+) bytes, and the model's at most \d+;"
+        found = re.match(said, came.text)
+        assert found and int(found[1]) == int.from_bytes(bad[16:20], "little"), came
+    of.talk.states()
 
 
 def test_a_start_with_a_bad_snapshot_begins_nothing(target):

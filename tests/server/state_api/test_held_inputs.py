@@ -11,7 +11,16 @@ from harness.models import booked, ledger
 from harness.own import FAILS
 from harness.raw import Refused
 from harness.refusals import refused as load_refused
-from harness.state_api import OLDEST, OWN, StateSequence, at_once, both_schedulers, every_scheduler, refused, with_state_api
+from harness.state_api import (
+    OLDEST,
+    OWN,
+    StateSequence,
+    at_once,
+    both_schedulers,
+    every_scheduler,
+    refused,
+    with_state_api,
+)
 
 pytestmark = pytest.mark.simulated_device
 

@@ -78,7 +78,7 @@ def test_words_for_true_and_false(two, by):
 @both_schedulers
 def test_names_that_are_no_states(two, by):
     one, other = two(by)
-    for value in ("sum", "SUM;LOG", "SUM LOG", "SUM_OUT", "INPUT", "state.", "state.state.SUM", "x" * 5000, "SÜM", "*"):
+    for value in ("sum", "SUM;LOG", "SUM LOG", "SUM_OUT", "INPUT", "state.", "state.state.SUM", "x" * 150, "SÜM", "*"):
         for parameter in WORDS:
             for inputs in (booked(1), None):
                 with refused("STATE_UNKNOWN", f"'{parameter}'", f"'{value}'", "SUM, BOTH, LOG"):
@@ -88,6 +88,62 @@ def test_names_that_are_no_states(two, by):
         one.step(set={"BOTH": np.ones((1, 2, 1), np.int64)}, reset_state="SUM,NOTHING")
     other.states()
     one.ask(get_state=" SUM , LOG,, state.LOG ")
+
+
+#: Each parameter of the State API.
+PARAMETERS = (*FLAGS, *WORDS, "sequence_step", "clone_of")
+
+
+@pytest.mark.parametrize("protocol", ["unary", "stream", "http"])
+@pytest.mark.parametrize("bytes", [40_000, 1_000_000])
+@both_schedulers
+def test_an_error_repeats_the_ends_of_a_long_value(two, by, protocol, bytes):
+    """Clients of gRPC get no text of more than 8 kB."""
+    one, other = two(by, protocol)
+    for name in PARAMETERS:
+        for value in (f"begin{'x' * bytes}end", f"begin,{'ü,' * (bytes // 3)}end"):
+            with pytest.raises(Refused) as caught:
+                send(one, booked(1), **{name: value})
+            text = caught.value.text
+            word = "STATE_UNKNOWN" if name in WORDS else "STATE_PARAMETER"
+            assert text.startswith(f"{word}: request parameter '{name}' ") and len(text) < 500, text
+            assert re.search("'begin.* bytes .*end'", text), text
+    one.states()
+    other.states()
+
+
+@pytest.mark.parametrize("protocol", ["unary", "http"])
+def test_a_text_with_the_names_of_many_states_is_cut(serve, connect, protocol):
+    make = lambda name, **changes: models.many_states(name=name, count=600, **changes)  # noqa: E731
+    one = StateSequence(connect(protocol), serve(make))
+    one.start()
+    with pytest.raises(Refused) as caught:
+        send(one, None, get_state="NOTHING")
+    text = caught.value.text
+    assert text.startswith("STATE_UNKNOWN: request parameter 'get_state' names 'NOTHING', and the model's states are ")
+    assert " bytes ..." in text and len(text) < 2100, text
+
+
+@both_schedulers
+def test_a_list_may_be_as_long_as_the_names_of_all_states(two, by):
+    """A longer one is not read, so that it doesn't hold up the other requests of the model."""
+    one, _ = two(by)
+    longest = "state.SUM, state.BOTH, state.LOG, "
+    one.ask(get_state=longest)
+    for value in (longest + " ", "," * 1_000_000, longest * 1000):
+        for parameter in WORDS:
+            with one.refuses("STATE_UNKNOWN", f"'{parameter}'", "SUM, BOTH, LOG"):
+                send(one, None, **{parameter: value})
+
+
+@both_schedulers
+def test_an_id_to_clone_may_be_as_long_as_any_id(two, by):
+    one, _ = two(by)
+    long = StateSequence(one.client, one.model, sequence_id="i" * 128)
+    long.start()
+    long.clone()
+    with refused("STATE_PARAMETER", "'clone_of'", "at most 128 bytes"):
+        send(one, None, sequence_start=True, clone_of="i" * 129)
 
 
 @both_schedulers
