@@ -34,6 +34,9 @@ pub enum RequestError {
     /// A run of ONNX Runtime failed.
     #[error(transparent)]
     Session(#[from] SessionError),
+    /// A run of ONNX Runtime failed for this request alone, while others of the same moment ran.
+    #[error("{0}; other requests of the moment ran, so the fault is in this one: check its values and lengths")]
+    AtFault(SessionError),
     /// No memory.
     #[error(transparent)]
     Memory(#[from] MemoryError),
@@ -371,6 +374,7 @@ impl RequestError {
             | Self::StepsMultiple { .. }
             | Self::InputBytes { .. }
             | Self::InputStrings { .. }
+            | Self::AtFault(_)
             | Self::GeneratedTooLarge { .. } => Reason::Input,
             Self::UnknownOutput(_) => Reason::Output,
             Self::Cancelled => Reason::Cancelled,
@@ -392,6 +396,15 @@ impl RequestError {
         )
     }
 
+    /// The error of a request that failed alone while others of the same moment ran. Neither a model that cannot run nor
+    /// a device that has failed lets others run, so the client is at fault, unless memory was short.
+    pub fn while_others_ran(self) -> Self {
+        match self {
+            Self::Session(error) if session_code(&error) == Code::Internal => Self::AtFault(error),
+            error => error,
+        }
+    }
+
     /// Whether a START is refused because every place is taken.
     pub const fn is_without_place(&self) -> bool {
         matches!(self, Self::TooManySequences { .. } | Self::SequenceQueueFull { .. })
@@ -409,7 +422,7 @@ impl RequestError {
     /// the reason.
     pub fn with_empty_start(&self, states: &str) -> triton::Error {
         let mut text = self.to_string();
-        if matches!(self, Self::Session(_) | Self::OutputRows { .. }) {
+        if matches!(self, Self::Session(_) | Self::AtFault(_) | Self::OutputRows { .. }) {
             text += &format!(
                 "; the sequence starts with states that have no elements: {states}; if such a state always has the same \
                  length, write it in parameter 'state_dims'"
@@ -467,6 +480,7 @@ impl RequestError {
             | Self::GeneratedTooLarge { .. }
             | Self::StateNotListed { .. }
             | Self::Snapshot(_)
+            | Self::AtFault(_)
             | Self::UnknownOutput(_) => Code::InvalidArg,
             Self::Panic(_)
             | Self::InitialState { .. }

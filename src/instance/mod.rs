@@ -187,10 +187,24 @@ impl Instance {
             self.store.note_dims(&mut rows);
         }
         let mut rows = self.count(rows, times, answered);
+        let (mut others_ran, mut at_fault) = (false, Vec::new());
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
-            self.run_or_split(&mut batch, times, rows.is_empty());
-            batch.into_iter().for_each(|row| self.depart(row, answered));
+            if self.isolation.has_failed(batch[0].member()) {
+                // A client that makes runs fail lets nobody wait.
+                answered.iter_mut().for_each(Answered::send_early);
+            }
+            others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());
+            for row in batch {
+                if row.problem.is_some() { at_fault.push(row) } else { self.depart(row, answered) }
+            }
+        }
+        for mut row in at_fault {
+            if let Some(error) = row.problem.take() {
+                let error = if others_ran { error.while_others_ran() } else { *error };
+                self.fail(std::slice::from_mut(&mut row), error, times);
+            }
+            self.depart(row, answered);
         }
         self.report.payload_over(&self.sequences);
     }
@@ -345,8 +359,9 @@ impl Instance {
     }
 
     /// Runs a batch of rows of one standing. One that fails is run again in halves, so that only the requests at fault
-    /// fail: a failed run has changed no state. `is_last`: no other batch of the payload is to run.
-    fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) {
+    /// fail: a failed run has changed no state. A row that fails alone gets its problem, and no answer yet. `is_last`: no
+    /// other batch of the payload is to run. Returns whether any rows ran.
+    fn run_or_split(&mut self, batch: &mut [Row], times: Times, is_last: bool) -> bool {
         let ran = panic::catch_result(|| self.run(batch, times, is_last));
         let finished = self.finish_run();
         if let (Err(error @ RequestError::PaddedState { .. }), true) = (&ran, self.grouping.pads_states()) {
@@ -357,21 +372,28 @@ impl Instance {
             self.grouping.pad_no_states();
         }
         let error = match (ran, finished) {
-            (Ok(()), Ok(())) => return self.isolation.ran(batch.iter().map(Row::member)),
-            (Ok(()), Err(_)) => return batch.iter_mut().for_each(|row| row.state.spoil()),
+            (Ok(()), Ok(())) => {
+                self.isolation.ran(batch.iter().map(Row::member));
+                return true;
+            }
+            (Ok(()), Err(_)) => {
+                batch.iter_mut().for_each(|row| row.state.spoil());
+                return false;
+            }
             (Err(error), Ok(())) if error.may_be_one_rows_fault() && batch.iter().all(Row::is_untouched) => {
-                if let [row] = &*batch {
+                if let [row] = batch {
                     self.isolation.failed(row.member());
-                    error
-                } else {
-                    let (first, second) = batch.split_at_mut(batch.len() / 2);
-                    self.run_or_split(first, times, false);
-                    return self.run_or_split(second, times, false);
+                    row.problem = Some(Box::new(error));
+                    return false;
                 }
+                let (first, second) = batch.split_at_mut(batch.len() / 2);
+                let first_ran = self.run_or_split(first, times, false);
+                return self.run_or_split(second, times, false) || first_ran;
             }
             (Err(error), _) => error,
         };
         self.fail(batch, error, times);
+        false
     }
 
     /// Waits for the device, so that states that were copied are in their slots before the slots change hands, and

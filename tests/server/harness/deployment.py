@@ -137,6 +137,12 @@ class Deployment:
         """Waits until the metric has this value: an answer may be on its way before it is counted."""
         eventually(lambda: self.metric(name, model), lambda found: found == value)
 
+    def failures(self, model: Model) -> dict[str, float]:
+        """How many requests have failed, by the reason that the metric has."""
+        labels = rf'{{.*model="{model.name}".*reason="(\w+)".*}}'
+        pattern = re.compile(rf"^stateful_requests_failed_total{labels} (\S+)$", re.MULTILINE)
+        return {reason: float(count) for reason, count in pattern.findall(self.server.metrics())}
+
     def statistics(self, model: Model):
         return self.admin.get_inference_statistics(model.name).model_stats[0]
 

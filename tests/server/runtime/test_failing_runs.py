@@ -1,5 +1,6 @@
 """Runs that ONNX Runtime refuses: the requests at fault hear why, no state changes, and the others go on as before."""
 
+import contextlib
 import re
 import time
 
@@ -10,6 +11,8 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.batches import TOGETHER, four, runs_of
 from harness.conversations import Conversation, outcome, together
+from harness.own import FAILS, fed, own, total
+from harness.raw import Refused, Unary
 
 pytestmark = pytest.mark.simulated_device
 
@@ -105,6 +108,77 @@ def test_a_failed_run_of_a_batch_fails_only_the_request_at_fault(deployment):
 
     together(talk.step for talk in talks)
     together(talk.end for talk in talks)
+
+
+def status(error: InferenceServerException) -> str:
+    return error.status().removeprefix("StatusCode.")
+
+
+def all_at_once(talks, fed) -> list:
+    """What came of each sequence's request, which run together."""
+    return together(
+        lambda talk=talk, now=now: outcome(lambda: talk.step(now)) for talk, now in zip(talks, fed, strict=True)
+    )
+
+
+def test_a_request_that_fails_while_others_run_is_at_fault_itself(deployment):
+    model = deployment.serve(models.fails("fails_by_itself", **TOGETHER))
+    talks = four(deployment, model)
+    together(talk.start for talk in talks)
+    for bad in ([0], [3], [1, 2], [0, 1, 3]):
+        came = all_at_once(talks, [BAD if at in bad else asks(at) for at in range(4)])
+        for at, answer in enumerate(came):
+            if at in bad:
+                assert status(answer) == "INVALID_ARGUMENT", answer
+                assert REASON in answer.message() and "other requests of the moment ran" in answer.message()
+            else:
+                assert not isinstance(answer, Exception), answer
+    found = deployment.failures(model)
+    assert (found["run"], found["input"]) == (0, 7)
+    together(talk.end for talk in talks)
+
+
+def test_without_others_that_ran_a_failed_run_may_be_the_fault_of_the_model(deployment):
+    model = deployment.serve(models.fails("fails_for_all", **TOGETHER))
+    talks = four(deployment, model)
+    together(talk.start for talk in talks)
+    for answer in all_at_once(talks, [BAD] * 4):
+        assert status(answer) == "INTERNAL" and REASON in answer.message(), answer
+    for _ in range(2):
+        answer = outcome(lambda: talks[0].step(BAD))
+        assert status(answer) == "INTERNAL", answer
+    found = deployment.failures(model)
+    assert (found["run"], found["input"]) == (6, 0)
+    together(talk.end for talk in talks)
+
+
+@pytest.mark.parametrize("by", ["own", "oldest"])
+def test_others_get_their_answers_before_a_sequence_that_has_failed_runs(deployment, by):
+    two = {"max_batch_size": 2, "oldest": "preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 1000000"}
+    made = models.work(f"fails_and_is_slow_{by}", **two)
+    model = deployment.serve(own(made) if by == "own" else made)
+    with contextlib.closing(Unary(deployment)) as client:
+
+        def send(number: int, value: int, work: int = 0, **flags):
+            return client.send(model.name, fed(value, work), {"sequence_id": number, **flags})
+
+        for start in [send(number, 1, sequence_start=True) for number in (1, 2, 3)]:
+            start.answer()
+        with pytest.raises(Refused, match="ONNX Runtime"):
+            send(1, FAILS).answer()
+        if by == "own":
+            # core makes a batch of the other two; the backend has to be busy when they come
+            busy = send(3, 1, work=4000)
+            time.sleep(0.1)
+        good, suspect = send(2, 1), send(1, 1, work=8000)
+        assert total(good.answer()) == 2
+        answered = time.monotonic()
+        assert total(suspect.answer()) == 2
+        assert time.monotonic() - answered > 0.2, "the answers came together, after a run of a second or more"
+        if by == "own":
+            busy.answer()
+        for number in (1, 2, 3):
+            send(number, 1, sequence_end=True).answer()
 
 
 def one_bad(talks, bad):

@@ -63,11 +63,6 @@ def test_the_queue_of_the_backend_is_observed(deployment):
     assert 0 < deployment.metric("stateful_queue_duration_seconds_sum", model) <= 15 * elapsed
 
 
-def failures(deployment, model) -> dict[str, float]:
-    pattern = re.compile(rf'^stateful_requests_failed_total{{.*model="{model.name}".*reason="(\w+)".*}} (\S+)$', re.M)
-    return {reason: float(count) for reason, count in pattern.findall(deployment.server.metrics())}
-
-
 @pytest.mark.parametrize("rule", ["own", "oldest"])
 def test_failures_are_counted_by_their_reason(deployment, rule):
     model = models.fails(f"fails_by_reason_{rule}")
@@ -75,16 +70,16 @@ def test_failures_are_counted_by_their_reason(deployment, rule):
     client = deployment.connect()
     talk = Conversation(client, model, np.random.default_rng(1))
     talk.start()
-    assert set(failures(deployment, model).values()) == {0.0}, "every reason is there from the beginning"
+    assert set(deployment.failures(model).values()) == {0.0}, "every reason is there from the beginning"
     for _ in range(3):
         with pytest.raises(InferenceServerException):
             talk.step({"INPUT": np.array([[99]], np.int64)})
     with pytest.raises(InferenceServerException):
         talk.step({"INPUT": np.array([[1, 2]], np.int64)})
     talk.end()
-    eventually(lambda: failures(deployment, model)["run"], lambda count: count == 3)
+    eventually(lambda: deployment.failures(model)["run"], lambda count: count == 3)
     # core refuses a wrong shape itself
-    assert sum(failures(deployment, model).values()) == 3
+    assert sum(deployment.failures(model).values()) == 3
 
 
 def test_every_histogram_has_a_bucket_for_each_bound(deployment):
