@@ -30,6 +30,8 @@ struct ExpectedInput {
     data_type: DataType,
     /// Dimensions of a request; -1 is any.
     dims: Vec<i64>,
+    /// The first dimension counts rows.
+    has_rows: bool,
     optional: bool,
     /// It is copied as it is, so it may as well be copied on a GPU.
     is_copied: bool,
@@ -67,11 +69,13 @@ impl Expected {
                 request.window_axis().is_none() && input.batch_axis.is_some() && data_type != DataType::Bytes;
             let is_shared = request.form == ShapeForm::Unbatched;
             let optional = request.optional || request.is_held;
+            let has_rows = request.form != ShapeForm::Plain || input.batch_axis == Some(0);
             let needs_elements = binding.needs_steps.clone().filter(|_| request.context.is_none());
             ExpectedInput {
                 name,
                 data_type,
                 dims,
+                has_rows,
                 optional,
                 is_copied,
                 is_shared,
@@ -170,6 +174,12 @@ impl Identity {
     }
 }
 
+/// Whether dims are those that are wanted, where -1 is any.
+fn fit(came: &[i64], wanted: &[i64]) -> bool {
+    let fits = |(&came, &wanted): (&i64, &i64)| came == wanted || (wanted < 0 && came >= 0);
+    came.len() == wanted.len() && came.iter().zip(wanted).all(fits)
+}
+
 impl ExpectedInput {
     /// Checks an input for an instance on that GPU, and copies what others could change or the instance cannot reach.
     fn check(&self, request: &mut Request, index: usize, gpu: Option<i32>) -> Result<(), RequestError> {
@@ -180,10 +190,14 @@ impl ExpectedInput {
             let came = input.data_type().map_or("of an unknown type".to_owned(), |data_type| data_type.to_string());
             return Err(RequestError::InputType { name: self.name.clone(), came, wanted: self.data_type });
         }
-        let fits = |(&wanted, &came): (&i64, &i64)| wanted == came || (wanted < 0 && came >= 0);
-        if input.dims().len() != self.dims.len() || !self.dims.iter().zip(input.dims()).all(fits) {
-            let (came, wanted) = (input.dims().to_vec(), self.dims.clone());
-            return Err(RequestError::InputShape { name: self.name.clone(), came, wanted });
+        if !fit(input.dims(), &self.dims) {
+            let (name, came, wanted) = (self.name.clone(), input.dims().to_vec(), self.dims.clone());
+            let is_row = self.has_rows && came.len() == wanted.len() && fit(&came[1..], &wanted[1..]);
+            return Err(if is_row {
+                RequestError::InputRows { name, came }
+            } else {
+                RequestError::InputShape { name, came, wanted }
+            });
         }
         if let Some(StepsMultiple { axis, multiple }) = self.steps_multiple {
             let came = self.form.model_dims(input.dims()).get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));

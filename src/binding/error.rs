@@ -8,6 +8,11 @@ pub enum BindingError {
     /// `named_by` is a part of the configuration, and `side` says whether the tensor would be an input or an output.
     #[error("{named_by} names '{name}', but the model has no such {side} (it has {})", has.join(", "))]
     Missing { named_by: &'static str, name: String, side: &'static str, has: Vec<String> },
+    #[error(
+        "{named_by} has <<<{input}, {output}>>>, but '{input}' is an output of the model and '{output}' an input: write \
+         <<<{output}, {input}>>>"
+    )]
+    Swapped { named_by: &'static str, input: String, output: String },
     /// `side` says what the parameter should name, and `has` what there is.
     #[error("parameter '{parameter}' names '{name}', which is not {side} (there is {})", names(has))]
     Unlisted { parameter: &'static str, name: String, side: &'static str, has: Vec<String> },

@@ -57,6 +57,12 @@ impl StateBinder<'_> {
     ) -> Result<Option<BoundState>, BindingError> {
         let declared = self.config.states.declaration(pair);
         let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
+        let has = |infos: &[TensorInfo], name: &str| infos.iter().any(|info| info.name == name);
+        let Signature { inputs, outputs: model_outputs, .. } = self.signature;
+        if has(model_outputs, &pair.input) && has(inputs, &pair.output) {
+            let (input, output) = (pair.input.clone(), pair.output.clone());
+            return Err(BindingError::Swapped { named_by, input, output });
+        }
         let (index, info) = match feeds.find(&pair.input, named_by) {
             // An optimiser may have dropped the input, as with controls. If the name is misspelt, another input is
             // unfed, which is an error.

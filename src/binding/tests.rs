@@ -127,6 +127,11 @@ fn a_name_that_the_model_does_not_have_is_refused_with_the_names_that_it_has() {
         ("/input/0", x, ["'input'", "'ex'", "no such input", "x, s_in"]),
         ("/output/0", y, ["'output'", "'why'", "no such output", "y, s_out"]),
         ("/parameters/state_pairs", pairs("<<<a, s_out>>>"), ["'state_pairs'", "'a'", "no such input", "x, s_in"]),
+        (
+            "/parameters/state_pairs",
+            pairs("<<<s_out, s_in>>>"),
+            ["'s_out' is an output", "'s_in' an input", "write", "<<<s_in, s_out>>>"],
+        ),
         ("/parameters/state_pairs", pairs("<<<s_in, b>>>"), ["'state_pairs'", "'b'", "no such output", "y, s_out"]),
         ("/parameters/constant_inputs", pairs("sr=1"), ["'constant_inputs'", "'sr'", "no such input", "x, s_in"]),
     ] {

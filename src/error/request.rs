@@ -96,7 +96,7 @@ pub enum RequestError {
     /// Neither an id nor START.
     #[error(
         "SEQUENCE_ID_NOT_PROVIDED: Sequence ID has not been provided in request inputs: give 'sequence_id' as a request \
-         parameter or as an input; only a START may leave it out"
+         parameter or as an input; only a START may leave it out, and tritonclient sends no START with id 0"
     )]
     SequenceIdNotProvided,
     /// A value of the control input that isn't 0, 1 or 2.
@@ -210,6 +210,14 @@ pub enum RequestError {
     /// An input has a shape that the model does not take; -1 in `wanted` is any length.
     #[error("input '{name}' has shape {}, but {} is expected", Dims(came), Dims(wanted))]
     InputShape { name: String, came: Vec<i64>, wanted: Vec<i64> },
+    /// An input has several rows, and otherwise the right shape.
+    #[error(
+        "input '{name}' has shape {}, which is {} rows, but a request has one row, or as many as its input 'sequence_id': \
+         send a request for each sequence",
+        Dims(came),
+        came.first().unwrap_or(&0)
+    )]
+    InputRows { name: String, came: Vec<i64> },
     /// A context makes the first inference of a sequence different from later ones. `rule` says which one this is.
     #[error(
         "input '{name}' has {came} elements along axis {axis} of the model, but {rule}, because \
@@ -369,6 +377,7 @@ impl RequestError {
             Self::InputMissing(_)
             | Self::InputType { .. }
             | Self::InputShape { .. }
+            | Self::InputRows { .. }
             | Self::InputLength { .. }
             | Self::NoSteps { .. }
             | Self::StepsMultiple { .. }
@@ -468,6 +477,7 @@ impl RequestError {
             | Self::InputMissing(_)
             | Self::InputType { .. }
             | Self::InputShape { .. }
+            | Self::InputRows { .. }
             | Self::InputLength { .. }
             | Self::NoSteps { .. }
             | Self::StepsMultiple { .. }

@@ -98,3 +98,10 @@ IDS = [model.name.removeprefix("disagrees_") for model, _ in CASES]
 @pytest.mark.parametrize(("model", "words"), CASES, ids=IDS)
 def test_a_disagreement_is_refused_and_names_the_tensor(deployment, model, words):
     refused(deployment, model, *words)
+
+
+def test_a_swapped_pair_is_told_from_a_name_that_is_missing(deployment):
+    model = models.accumulate("swapped_pair")
+    ((state_in, state_out),) = model.states
+    swapped = model.variant(model.name, states=((state_out, state_in),))
+    refused(deployment, swapped, f"'{state_out}' is an output", f"write <<<{state_in}, {state_out}>>>")

@@ -4,8 +4,12 @@ Triton's core checks types, shapes and names of all inputs before the backend se
 errors, with texts of its own.
 """
 
+import contextlib
+
 import numpy as np
 import pytest
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
 
 from harness import models
 from harness.model import Tensor
@@ -173,3 +177,24 @@ def test_a_missing_id_comes_before_wrong_data(serve, connect):
         client.ask(model.name, BAD, {})
     with fails_with("INVALID_SEQUENCE_CONTROL_INPUT"):
         client.ask(model.name, {**BAD, **special(model, None, 3)}, {})
+
+
+def test_several_rows_without_ids_are_refused_with_what_to_do(serve, connect):
+    model, client = serve(), connect()
+    two = {name: np.repeat(value, 2, axis=0) for name, value in fed(5).items()}
+    error = refusal(client, model, two, {"sequence_id": 42, "sequence_start": True})
+    assert error.code == "INVALID_ARGUMENT"
+    assert "'INPUT' has shape [2, 1], which is 2 rows, but a request has one row" in error.text, error.text
+    with fails_with("SEQUENCE_MISSING", 42):
+        Talk(client, model, 42).step()
+
+
+def test_a_start_with_id_0_from_tritonclient_is_told_why_it_is_none(deployment, serve):
+    """tritonclient sends START only with an id, and takes 0 for none."""
+    model = serve()
+    tensors = [grpc_client.InferInput(name, list(value.shape), "INT64") for name, value in fed(5).items()]
+    for tensor, value in zip(tensors, fed(5).values(), strict=True):
+        tensor.set_data_from_numpy(value)
+    with contextlib.closing(grpc_client.InferenceServerClient(deployment.server.grpc_url)) as client:
+        with pytest.raises(InferenceServerException, match="tritonclient sends no START with id 0"):
+            client.infer(model.name, tensors, sequence_id=0, sequence_start=True)
