@@ -221,6 +221,8 @@ struct Sequence<R> {
     /// No request has succeeded for the time of the idle rule. It is over unless one that is queued or running
     /// succeeds.
     overdue: bool,
+    /// Its last request failed.
+    failed: bool,
 }
 
 struct Worker {
@@ -476,7 +478,7 @@ impl<R> Scheduler<R> {
         let (worker, requests, queued) = (0, VecDeque::new(), 0);
         self.sequences.insert(
             lane,
-            Sequence { id, worker, phase, requests, queued, closed: false, marked: false, overdue: false },
+            Sequence { id, worker, phase, requests, queued, closed: false, marked: false, overdue: false, failed: false },
         );
         let Some(source) = source else {
             if has_place {
@@ -647,12 +649,14 @@ impl<R> Scheduler<R> {
         !self.workers[worker].queue.is_empty()
     }
 
-    /// The next batch of a worker, of up to `most` requests.
+    /// The next batch of a worker, of up to `most` requests. It has one of the sequences whose last request failed at most,
+    /// in turn, because the others wait for it: it runs alone.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
         let Self { workers, sequences, queued, .. } = self;
         let of = &mut workers[worker];
         let (mut over, mut cloned) = (Vec::with_capacity(of.ends), Vec::new());
         let mut ready = Vec::with_capacity(of.queue.len().min(most));
+        let (mut has_failed, mut late) = (false, Vec::new());
         while let Some(task) = of.queue.front() {
             match *task {
                 // The worker ends sequences first, and a clone may need the state of this one.
@@ -667,7 +671,11 @@ impl<R> Scheduler<R> {
                 Task::Run(lane) => {
                     let sequence = sequences.get_mut(&lane);
                     // A clone begins before this sequence gets ready, so the first entry is a request.
-                    if let Some(sequence) = sequence
+                    if sequence.as_ref().is_some_and(|sequence| sequence.failed)
+                        && std::mem::replace(&mut has_failed, true)
+                    {
+                        late.push(Task::Run(lane));
+                    } else if let Some(sequence) = sequence
                         && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
                     {
                         sequence.phase = Phase::Running;
@@ -680,6 +688,7 @@ impl<R> Scheduler<R> {
             }
             of.queue.pop_front();
         }
+        of.queue.extend(late);
         Work { ready, over }
     }
 
@@ -696,6 +705,7 @@ impl<R> Scheduler<R> {
         for (lane, after) in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             sequence.phase = Phase::Idle;
+            sequence.failed = after == After::Unchanged;
             if after == After::Advanced {
                 (sequence.marked, sequence.overdue) = (false, false);
                 self.last_success.insert(lane, now);

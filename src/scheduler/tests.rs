@@ -281,6 +281,27 @@ fn a_clone_begins_after_what_arrived_before_it_and_before_what_arrived_after_it(
 }
 
 #[test]
+fn a_batch_has_one_of_the_sequences_whose_last_request_failed_and_they_take_turns() {
+    let mut bench = Bench::new(Rules { max_sequences: 9, ..rules() });
+    let all = [1, 2, 3, 4, 5];
+    let send = |bench: &mut Bench, what| all.iter().for_each(|&of| bench.send(of, what, of as u32).unwrap());
+    send(&mut bench, "S");
+    bench.run(After::Advanced);
+    send(&mut bench, "");
+    let (good, bad): (Vec<_>, Vec<_>) = bench.take().into_iter().partition(|(_, of)| *of < 3);
+    bench.finish(&good, After::Advanced);
+    bench.finish(&bad, After::Unchanged);
+    send(&mut bench, "");
+    for expected in [&[1, 2, 3][..], &[4], &[5], &[]] {
+        let batch = bench.take();
+        assert_eq!(batch.iter().map(|(_, of)| *of).collect::<Vec<_>>(), expected);
+        bench.finish(&batch, After::Advanced);
+    }
+    send(&mut bench, "");
+    assert_eq!(bench.take().len(), 5, "each has succeeded again");
+}
+
+#[test]
 fn the_end_of_a_sequence_is_in_no_batch_with_its_clone() {
     let mut bench = Bench::new(rules());
     bench.send(1, "S", 10).unwrap();

@@ -195,6 +195,8 @@ def test_a_start_with_id_0_from_tritonclient_is_told_why_it_is_none(deployment, 
     tensors = [grpc_client.InferInput(name, list(value.shape), "INT64") for name, value in fed(5).items()]
     for tensor, value in zip(tensors, fed(5).values(), strict=True):
         tensor.set_data_from_numpy(value)
-    with contextlib.closing(grpc_client.InferenceServerClient(deployment.server.grpc_url)) as client:
-        with pytest.raises(InferenceServerException, match="tritonclient sends no START with id 0"):
-            client.infer(model.name, tensors, sequence_id=0, sequence_start=True)
+    with (
+        contextlib.closing(grpc_client.InferenceServerClient(deployment.server.grpc_url)) as client,
+        pytest.raises(InferenceServerException, match="tritonclient sends no START with id 0"),
+    ):
+        client.infer(model.name, tensors, sequence_id=0, sequence_start=True)
