@@ -191,7 +191,7 @@ impl Instance {
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
             if self.isolation.has_failed(batch[0].member()) {
-                // A client that makes runs fail lets nobody wait.
+                // The others don't wait for a client that makes runs fail.
                 answered.iter_mut().for_each(Answered::send_early);
             }
             others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());

@@ -478,7 +478,17 @@ impl<R> Scheduler<R> {
         let (worker, requests, queued) = (0, VecDeque::new(), 0);
         self.sequences.insert(
             lane,
-            Sequence { id, worker, phase, requests, queued, closed: false, marked: false, overdue: false, failed: false },
+            Sequence {
+                id,
+                worker,
+                phase,
+                requests,
+                queued,
+                closed: false,
+                marked: false,
+                overdue: false,
+                failed: false,
+            },
         );
         let Some(source) = source else {
             if has_place {
@@ -649,8 +659,8 @@ impl<R> Scheduler<R> {
         !self.workers[worker].queue.is_empty()
     }
 
-    /// The next batch of a worker, of up to `most` requests. It has one of the sequences whose last request failed at most,
-    /// in turn, because the others wait for it: it runs alone.
+    /// The next batch of a worker, of up to `most` requests. Sequences whose last request failed take turns, one in each
+    /// batch, because each runs alone while the others wait.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
         let Self { workers, sequences, queued, .. } = self;
         let of = &mut workers[worker];

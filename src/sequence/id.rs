@@ -7,7 +7,8 @@ use std::fmt;
 pub enum SequenceId {
     /// `sequence_id` as a number.
     Number(u64),
-    /// `sequence_id` as a string of at most [`Self::MOST_BYTES`] bytes. It need not be UTF-8, so ids are compared byte by byte.
+    /// `sequence_id` as a string of at most [`Self::MOST_BYTES`] bytes. It need not be UTF-8, so ids are compared byte by
+    /// byte.
     Name(Box<[u8]>),
 }
 
