@@ -80,11 +80,6 @@ impl Isolation {
         }
     }
 
-    /// Whether the last request of a row's sequence failed.
-    pub fn has_failed(&self, member: Member) -> bool {
-        self.standing(member) == Standing::Failed
-    }
-
     /// A row has been found at fault: its run alone has failed.
     pub fn failed(&mut self, member: Member) {
         self.allowance = self.search;

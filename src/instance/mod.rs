@@ -190,10 +190,6 @@ impl Instance {
         let (mut others_ran, mut at_fault) = (false, Vec::new());
         while !rows.is_empty() {
             let mut batch = self.next_batch(&mut rows);
-            if self.isolation.has_failed(batch[0].member()) {
-                // The others don't wait for a client that makes runs fail.
-                answered.iter_mut().for_each(Answered::send_early);
-            }
             others_ran |= self.run_or_split(&mut batch, times, rows.is_empty());
             for row in batch {
                 if row.problem.is_some() { at_fault.push(row) } else { self.depart(row, answered) }

@@ -114,16 +114,6 @@ pub struct Answered {
     pub request: Request,
 }
 
-impl Answered {
-    /// Sends the answer before its payload is settled, if its sequence goes on. That of another one has to wait: a client
-    /// that has the answer to an END may count on the slot.
-    pub fn send_early(&mut self) {
-        if self.lease.as_ref().is_some_and(|lease| lease.after(false) == After::Advanced) {
-            drop(self.answer.take());
-        }
-    }
-}
-
 /// The rest of the work for a payload whose sequences have been settled, in this order.
 pub struct Settled {
     /// To be sent, by dropping them.

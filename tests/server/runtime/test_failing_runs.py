@@ -1,6 +1,5 @@
 """Runs that ONNX Runtime refuses: the requests at fault hear why, no state changes, and the others go on as before."""
 
-import contextlib
 import re
 import time
 
@@ -11,8 +10,6 @@ from tritonclient.utils import InferenceServerException
 from harness import models
 from harness.batches import TOGETHER, four, runs_of
 from harness.conversations import Conversation, outcome, together
-from harness.own import FAILS, fed, own, total
-from harness.raw import Refused, Unary
 
 pytestmark = pytest.mark.simulated_device
 
@@ -150,35 +147,6 @@ def test_without_others_that_ran_a_failed_run_may_be_the_fault_of_the_model(depl
     found = deployment.failures(model)
     assert (found["run"], found["input"]) == (6, 0)
     together(talk.end for talk in talks)
-
-
-@pytest.mark.parametrize("by", ["own", "oldest"])
-def test_others_get_their_answers_before_a_sequence_that_has_failed_runs(deployment, by):
-    two = {"max_batch_size": 2, "oldest": "preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 1000000"}
-    made = models.work(f"fails_and_is_slow_{by}", **two)
-    model = deployment.serve(own(made) if by == "own" else made)
-    with contextlib.closing(Unary(deployment)) as client:
-
-        def send(number: int, value: int, work: int = 0, **flags):
-            return client.send(model.name, fed(value, work), {"sequence_id": number, **flags})
-
-        for start in [send(number, 1, sequence_start=True) for number in (1, 2, 3)]:
-            start.answer()
-        with pytest.raises(Refused, match="ONNX Runtime"):
-            send(1, FAILS).answer()
-        if by == "own":
-            # core makes a batch of the other two; the backend has to be busy when they come
-            busy = send(3, 1, work=4000)
-            time.sleep(0.1)
-        good, suspect = send(2, 1), send(1, 1, work=8000)
-        assert total(good.answer()) == 2
-        answered = time.monotonic()
-        assert total(suspect.answer()) == 2
-        assert time.monotonic() - answered > 0.2, "the answers came together, after a run of a second or more"
-        if by == "own":
-            busy.answer()
-        for number in (1, 2, 3):
-            send(number, 1, sequence_end=True).answer()
 
 
 def one_bad(talks, bad):
