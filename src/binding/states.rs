@@ -59,7 +59,8 @@ impl StateBinder<'_> {
         let named_by = if declared.is_some() { "'sequence_batching.state'" } else { "'state_pairs'" };
         let has = |infos: &[TensorInfo], name: &str| infos.iter().any(|info| info.name == name);
         let Signature { inputs, outputs: model_outputs, .. } = self.signature;
-        if has(model_outputs, &pair.input) && has(inputs, &pair.output) {
+        let fits = has(inputs, &pair.input) && has(model_outputs, &pair.output);
+        if !fits && has(model_outputs, &pair.input) && has(inputs, &pair.output) {
             let (input, output) = (pair.input.clone(), pair.output.clone());
             return Err(BindingError::Swapped { named_by, input, output });
         }

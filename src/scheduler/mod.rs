@@ -232,7 +232,12 @@ struct Worker {
     ends: usize,
     /// How many sequences it has.
     sequences: usize,
+    /// Batches since the last one that had a sequence whose last request failed.
+    batches_since_failed: usize,
 }
+
+/// A sequence that has failed costs the others a run. With one in ten batches, they keep nine tenths of the runs.
+const BATCHES_FOR_ONE_FAILED: usize = 10;
 
 /// What a worker has to do.
 enum Task {
@@ -279,7 +284,7 @@ pub struct Scheduler<R> {
 
 impl<R> Scheduler<R> {
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
-        let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0 };
+        let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
         let next_scan = match rules.idle {
             IdleRule::TwoScans(period) => Some(now + period),
             IdleRule::Never | IdleRule::After(_) => None,
@@ -659,14 +664,19 @@ impl<R> Scheduler<R> {
         !self.workers[worker].queue.is_empty()
     }
 
-    /// The next batch of a worker, of up to `most` requests. Sequences whose last request failed take turns, one in each
-    /// batch, because each runs alone while the others wait.
+    /// The next batch of a worker, of up to `most` requests. A sequence whose last request failed runs alone while the
+    /// others wait. So a batch has one of them at most, in turn, and while others are ready only one batch of
+    /// [`BATCHES_FOR_ONE_FAILED`] has one.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
         let Self { workers, sequences, queued, .. } = self;
         let of = &mut workers[worker];
         let (mut over, mut cloned) = (Vec::with_capacity(of.ends), Vec::new());
         let mut ready = Vec::with_capacity(of.queue.len().min(most));
-        let (mut has_failed, mut late) = (false, Vec::new());
+        let has_failed = |lane: &u32| sequences.get(lane).is_some_and(|sequence| sequence.failed);
+        let are_others_ready = of.queue.iter().any(|task| matches!(task, Task::Run(lane) if !has_failed(lane)));
+        of.batches_since_failed += 1;
+        let mut takes_failed = !are_others_ready || of.batches_since_failed >= BATCHES_FOR_ONE_FAILED;
+        let mut late = Vec::new();
         while let Some(task) = of.queue.front() {
             match *task {
                 // The worker ends sequences first, and a clone may need the state of this one.
@@ -681,9 +691,8 @@ impl<R> Scheduler<R> {
                 Task::Run(lane) => {
                     let sequence = sequences.get_mut(&lane);
                     // A clone begins before this sequence gets ready, so the first entry is a request.
-                    if sequence.as_ref().is_some_and(|sequence| sequence.failed)
-                        && std::mem::replace(&mut has_failed, true)
-                    {
+                    let failed = sequence.as_ref().is_some_and(|sequence| sequence.failed);
+                    if failed && !takes_failed {
                         late.push(Task::Run(lane));
                     } else if let Some(sequence) = sequence
                         && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
@@ -691,6 +700,9 @@ impl<R> Scheduler<R> {
                         sequence.phase = Phase::Running;
                         sequence.queued -= 1;
                         *queued -= 1;
+                        if failed {
+                            (takes_failed, of.batches_since_failed) = (false, 0);
+                        }
                         cloned.extend(begins.source());
                         ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
                     }

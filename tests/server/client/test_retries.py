@@ -68,15 +68,18 @@ def test_each_step_is_made_exactly_once(serve, begin, begin_lossy, proxy, schedu
 def test_sequences_begin_and_end_between_losses(serve, begin_lossy, proxy, protocol, scheduling):
     """START and END are lost, too. A clone and a snapshot have the state at their time.
 
-    Core's sequence batcher is asked less often: it starts a live sequence over, and its next request waits for a second.
+    If core schedules, tritonclient's HTTP may send a START twice with one id, which may end the sequence.
     """
-    rounds = 25 if scheduling == "own" else 2
+    rounds = 25
+    may_end = (
+        contextlib.suppress(SequenceMissing) if (protocol, scheduling) == ("http", "core") else contextlib.nullcontext()
+    )
     model = serve(type="fp64", scheduling=scheduling)
     with begin_lossy(model.name) as first:
         first.step(value(0))
     losing(proxy, seed=8)
     for number in range(rounds):
-        with begin_lossy(model.name, retry=AGAIN) as sequence:
+        with may_end, begin_lossy(model.name, retry=AGAIN) as sequence:
             for _ in range(2):
                 with contextlib.suppress(AnswerLost):
                     sequence.step(value(number))

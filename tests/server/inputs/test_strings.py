@@ -94,6 +94,8 @@ def test_a_new_sequence_starts_with_empty_strings(server):
     for _ in range(3):
         answer = client.infer("last_words", [tensor], sequence_id="again", sequence_start=True)
         assert answer.as_numpy("BEFORE").tolist() == [[b"", b""]]
+        answer = client.infer("last_words", [tensor], sequence_id="again", sequence_end=True)
+        assert answer.as_numpy("BEFORE").tolist() == [[b"a", b"b"]]
 
 
 def test_a_wrong_number_of_strings_is_refused_and_the_sequence_goes_on(server):

@@ -62,7 +62,10 @@ def test_an_end_that_fails_still_ends_the_sequence(deployment):
     talk.end()
 
 
-def test_a_restart_that_fails_does_not_bring_the_old_state_back(talk):
+def test_a_restart_that_fails_does_not_bring_the_old_state_back(deployment):
+    # No END comes before these STARTs, so their order is certain.
+    model = deployment.serve(models.fails("fails_at_a_restart"))
+    talk = Conversation(deployment.connect(), model, np.random.default_rng(1))
     talk.start()
     with pytest.raises(InferenceServerException, match=REASON):
         talk.start(BAD)

@@ -92,7 +92,7 @@ _BY_WORD: dict[str, type[StatefulError]] = {
 }
 
 #: What core's sequence batcher says of a sequence that isn't live, and the backend of one that core still knows.
-_MISSING = re.compile(r"must specify the START flag|^sequence .* is not live: ")
+_MISSING = re.compile(r"must specify the START flag|^sequence .* (is not live|has ended): ")
 
 _NOT_ANSWERED = {"StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED", "502", "503", "504"}
 

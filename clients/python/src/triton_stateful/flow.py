@@ -69,6 +69,10 @@ class Origin:
         return self.snapshot is not None or self.clone_of is not None or self.resume
 
 
+def _random_id() -> int:
+    return secrets.randbelow(2**63 - 1) + 1
+
+
 class Flow:
     """The requests of one sequence."""
 
@@ -87,7 +91,7 @@ class Flow:
         self.model_name = model
         self.version = version
         # The client chooses the id, not the server: a START whose answer is lost can then be sent again.
-        self.id: SequenceId = secrets.randbelow(2**63 - 1) + 1 if sequence_id is None else sequence_id
+        self.id: SequenceId = _random_id() if sequence_id is None else sequence_id
         self._chose_id = sequence_id is None
         # After ALREADY_EXISTS, only such an id is certainly that of our own START.
         self._owns_id = sequence_id is None or origin.resume
@@ -263,6 +267,9 @@ class Flow:
             self._model = model
         return self._model
 
+    def _is_scheduled_by_core(self) -> bool:
+        return self._model is not None and self._model.is_scheduled_by_core
+
     def _need_state_api(self, model: Model, what: str) -> None:
         if not model.has_state_api:
             raise StateApiOff(f"{what} needs parameter 'state_api' in the configuration of model '{model.name}'")
@@ -310,6 +317,9 @@ class Flow:
                 failed += 1
                 if self.retry is None or failed >= self.retry.attempts:
                     raise
+                if request.start and self._chose_id and self._is_scheduled_by_core():
+                    # Two STARTs of one id that core has at the same time may end each other. Core forgets the first.
+                    self.id = str(_random_id()) if isinstance(self.id, str) else _random_id()
                 yield Pause(self.retry.pause(failed))
             except StatefulError as error:
                 self._is_open = was_open

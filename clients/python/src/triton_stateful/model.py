@@ -28,6 +28,7 @@ class Model:
     datatypes: Mapping[str, str]  # of the inputs, by name
     is_batched: bool  # tensors have Triton's batch dimension in front
     has_state_api: bool
+    is_scheduled_by_core: bool  # has sequence_batching
     takes_text_ids: bool  # Triton 25.01 and newer then refuse ids that are numbers
 
     @classmethod
@@ -42,6 +43,7 @@ class Model:
             {name: "BYTES" if type == "STRING" else type for name, type in types.items()},
             int(config.get("max_batch_size", 0)) > 0,
             allowed.strip().lower() in ("true", "1"),
+            "sequence_batching" in config,
             any(
                 control.get("kind") == "CONTROL_SEQUENCE_CORRID" and control.get("data_type") == "TYPE_STRING"
                 for control in controls
