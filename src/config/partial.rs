@@ -87,6 +87,8 @@ pub struct PartialConfig {
     pub(super) sequence_batching: Option<raw::SequenceBatching>,
     /// `dynamic_batching` is written without `preserve_ordering`.
     pub(super) batches_unordered: bool,
+    /// An `instance_group` has `rate_limiter.resources`.
+    pub(super) waits_for_resources: bool,
     /// `dynamic_batching` or `ensemble_scheduling` is written, so `sequence_batching` is not filled in.
     has_other_scheduling: bool,
     document: Value,
@@ -180,6 +182,7 @@ impl PartialConfig {
             generated,
             ragged,
             is_decoupled: raw.model_transaction_policy.decoupled,
+            waits_for_resources: raw.instance_group.iter().any(|group| !group.rate_limiter.resources.is_empty()),
             batches_unordered: raw.dynamic_batching.as_ref().is_some_and(|batching| !batching.preserve_ordering),
             has_other_scheduling: raw.dynamic_batching.is_some() || raw.ensemble_scheduling.is_some(),
             sequence_batching: raw.sequence_batching,

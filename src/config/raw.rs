@@ -89,6 +89,13 @@ pub struct InstanceGroup {
     pub count: Int,
     pub kind: String,
     pub gpus: Vec<Int>,
+    pub rate_limiter: RateLimiter,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct RateLimiter {
+    pub resources: Vec<IgnoredAny>,
 }
 
 #[derive(Debug, Default, Deserialize)]

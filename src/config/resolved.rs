@@ -76,6 +76,8 @@ pub struct Config {
     pub candidates: usize,
     /// `dynamic_batching` is written without `preserve_ordering`, for a model that this backend schedules.
     pub batches_unordered: bool,
+    /// With `oldest`: an `instance_group` has `rate_limiter.resources`, so an idle instance may have requests in core.
+    pub waits_for_resources: bool,
 }
 
 /// An entry of `input` or `output`.
@@ -202,6 +204,7 @@ impl Config {
             quiet,
             candidates: scheduling.candidates,
             batches_unordered: is_own && partial.batches_unordered,
+            waits_for_resources: scheduling.strategy == Strategy::Oldest && partial.waits_for_resources,
         })
     }
 

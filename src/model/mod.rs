@@ -270,6 +270,14 @@ impl Model {
                  sequence whose client sends ahead: write 'preserve_ordering: true' in 'dynamic_batching', or leave that out"
             );
         }
+        if self.config.waits_for_resources {
+            log::warn!(
+                "model {name}: with --rate-limit=execution_count, requests can wait in core for the resources of \
+                 instance_group while the instance is idle, and the backend takes a pause of {:?} for the end of core's \
+                 queue: use no id again, or leave out 'sequence_batching'",
+                self.config.quiet
+            );
+        }
         if self.config.core_idle_limit == Some(TRITONS_IDLE_LIMIT) {
             log::warn!(
                 "model {name}: core forgets a sequence that sends nothing for one second, which is Triton's default; for \

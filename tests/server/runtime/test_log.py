@@ -9,6 +9,7 @@ import pytest
 
 from harness import models
 from harness.logs import log_of_load, warnings_of_load
+from harness.model import KIND
 from harness.own import own
 
 
@@ -63,6 +64,18 @@ def test_dynamic_batching_that_loses_the_order_in_ensembles_is_warned_of(deploym
     warnings = [line for line in warnings_of_load(deployment, schedule(model)) if "dynamic_batching" in line]
     assert len(warnings) == warned, warnings
     assert all("preserve_ordering" in line and "25.06" in line for line in warnings)
+
+
+@pytest.mark.parametrize("schedule", [lambda model: model, lambda model: model.variant(model.name, direct="")])
+@pytest.mark.parametrize(
+    "limiter", ['rate_limiter { resources { name: "R1" count: 1 } }', "rate_limiter { priority: 1 }"]
+)
+def test_resources_that_keep_requests_from_an_idle_instance_are_warned_of(deployment, limiter, schedule):
+    group = f"instance_group {{ kind: {KIND} count: 1 {limiter} }}"
+    model = schedule(models.counter(more=group))
+    model = model.variant(f"logged_resources_{len(limiter)}_{model.direct is None}")
+    warnings = [line for line in warnings_of_load(deployment, model) if "--rate-limit" in line]
+    assert len(warnings) == ("resources" in limiter and model.direct is None), warnings
 
 
 @pytest.mark.parametrize(
