@@ -61,9 +61,10 @@ pub fn sequences(bytes: &[u8]) {
     let Some((&first, bytes)) = bytes.split_first() else { return };
     let clients = if first % 3 == 0 { Clients::KeepRules } else { Clients::BreakRules };
     let sends_ahead = first % 3 == 2;
+    let starts_fail = first >= 128 && clients == Clients::KeepRules;
     let mut choices = Choices(bytes);
     let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, sends_ahead)));
-    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients);
+    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients, starts_fail);
 }
 
 fn op(choices: &mut Choices, sends_ahead: bool) -> Op {

@@ -10,7 +10,7 @@ use crate::config::{Config, StateDims, StatePair, TensorConfig, state_dims_line}
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
 
-/// A tensor, and which of its dimensions is the batch. If two disagree, the later kind is rather the wrong one.
+/// A tensor, and which of its dimensions is the batch. If two disagree, the tensor of the later kind is more likely the wrong one.
 #[derive(Clone, Copy)]
 struct Batched<'a> {
     kind: Kind,
@@ -33,7 +33,7 @@ impl Binding {
         pairs: &[StatePair],
         signature: &Signature,
     ) -> Result<(), BindingError> {
-        // Who wrote where the batch of a state is knows better than its name.
+        // A batch axis in 'state_dims' overrides the name of the dimension.
         let is_written = |name: &str| config.states.written_dims(name).is_some();
         let of_input = |input: &BoundInput| {
             let infos = signature.inputs.iter().chain(&signature.defaults);
@@ -112,7 +112,7 @@ impl Batched<'_> {
         let name = self.symbol();
         let differs = |other: &&Self| !name.is_empty() && other.symbol() != name && other.other(name).is_some();
         let other = all.iter().find(differs)?;
-        // A usual name of the batch is believed, else the more certain tensor.
+        // Trusts the tensor whose batch has a usual name; if that doesn't decide, the one of the earlier kind.
         let is_right = |tensor: &Self| is_batch_name(tensor.symbol());
         let (right, wrong) = match (is_right(self), is_right(other)) {
             (false, true) => (other, self),
@@ -194,6 +194,8 @@ fn refusal(what: String, line: &str) -> BindingError {
     let line = if line.is_empty() { String::new() } else { format!("{line}; ") };
     BindingError::OtherBatch {
         what,
-        help: format!("{line}with parameter 'max_rows_per_run' of 1, each sequence runs alone"),
+        help: format!(
+            "{line}with parameter 'max_rows_per_run' of 1, each sequence runs alone, and the dims stay as written"
+        ),
     }
 }

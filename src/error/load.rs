@@ -63,8 +63,10 @@ pub enum LoadError {
          needed (initial_buffer_size and the three with it)"
     )]
     PoolAtLoad { slots: usize, slot_bytes: usize, source: MemoryError },
-    /// No thread to expire idle sequences.
-    #[error("no thread could be started to expire idle sequences: {0}; raise the limit of threads or processes")]
+    /// No thread to watch the clock.
+    #[error(
+        "no thread could be started to end idle sequences and late requests: {0}; raise the limit of threads or processes"
+    )]
     Reaper(std::io::Error),
     /// No thread to run batches.
     #[error("no thread could be started to run batches: {0}; raise the limit of threads or processes")]

@@ -35,7 +35,9 @@ pub enum RequestError {
     #[error(transparent)]
     Session(#[from] SessionError),
     /// A run of ONNX Runtime failed for this request alone, while others of the same moment ran.
-    #[error("{0}; other requests of the moment ran, so the fault is in this one: check its values and lengths")]
+    #[error(
+        "{0}; other requests of the same payload ran, so this request is probably at fault: check its values and lengths"
+    )]
     AtFault(SessionError),
     /// No memory.
     #[error(transparent)]
@@ -55,9 +57,9 @@ pub enum RequestError {
     UnknownSequence { id: SequenceId, idle_limit_ms: u128 },
     /// Two sequences have the id of a request.
     #[error(
-        "sequence {id} has ended: another START of its id came before the answer to an END or a START, so the requests \
-         of the two sequences cannot be told apart; start again with another id, or send nothing with this id for \
-         {wait_ms} ms first"
+        "sequence {id} has ended: two sequences had its id, and their requests cannot be told apart; wait for the answer \
+         to END or START before the next START of an id, and start again with another id, or when the model has been idle \
+         for {wait_ms} ms"
     )]
     AmbiguousSequence { id: SequenceId, wait_ms: u128 },
     /// No slot is free for a new sequence.
@@ -138,7 +140,7 @@ pub enum RequestError {
     TooManyQueued { id: SequenceId, max: usize },
     /// A request that has waited for its longest time.
     #[error(
-        "SEQUENCE_QUEUE_TIMEOUT: the request of sequence {0} has waited for as long as it may (its 'timeout', or \
+        "SEQUENCE_QUEUE_TIMEOUT: the request of sequence {0} waited longer than its limit (its 'timeout', or \
          queue_timeout_ms for a place); it has not run"
     )]
     SequenceQueueTimeout(SequenceId),

@@ -201,6 +201,9 @@ impl Instance {
                 self.fail(std::slice::from_mut(&mut row), error, times);
             }
             self.depart(row, answered);
+            if let Some(Answered { lane: Some((_, after @ After::Unchanged)), .. }) = answered.last_mut() {
+                *after = After::RunFailed;
+            }
         }
         self.report.payload_over(&self.sequences);
     }

@@ -146,7 +146,7 @@ impl Instance {
             self.write(row, &state)?;
             (given, row.state.start, asked.began) = (Vec::new(), false, true);
             if let Some(extras) = row.extras.take() {
-                self.sequences.change_extras(slot, |kept| *kept = *extras);
+                self.sequences.change_extras(slot, |kept| std::mem::replace(kept, *extras));
             }
         } else {
             if !row.state.start && !given.is_empty() {
@@ -180,7 +180,7 @@ impl Instance {
             self.write(row, &state)?;
         }
         if let Some(extras) = extras {
-            self.sequences.change_extras(slot, |kept| *kept = extras);
+            self.sequences.change_extras(slot, |kept| std::mem::replace(kept, extras));
         }
         Ok(())
     }
@@ -371,11 +371,10 @@ impl Instance {
             let Some(slot) = row.state.lease.as_ref().map(Lease::slot) else { continue };
             let (extras, counts) = (row.extras.take(), counts_after(binding, row));
             self.sequences.change_extras(slot, |kept| {
-                if let Some(extras) = extras {
-                    *kept = *extras;
-                }
+                let before = extras.map(|extras| std::mem::replace(kept, *extras));
                 kept.steps = kept.steps.saturating_add(1);
                 kept.counts = counts;
+                before
             });
         }
         if batch.iter().all(|row| row.asked.as_ref().is_none_or(|asked| !asked.reads())) {

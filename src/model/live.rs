@@ -397,10 +397,8 @@ impl LiveSequences {
     }
 
     /// Changes what a sequence keeps besides its states, unless it is over.
-    pub fn change_extras(&self, slot: SlotId, change: impl FnOnce(&mut Extras)) {
-        if let Some(contents) = self.table.lock().contents_mut(slot) {
-            change(&mut contents.extras);
-        }
+    pub fn change_extras<T>(&self, slot: SlotId, change: impl FnOnce(&mut Extras) -> T) -> Option<T> {
+        self.table.lock().contents_mut(slot).map(|contents| change(&mut contents.extras))
     }
 
     /// Takes so many bytes of what states and held inputs may have together.

@@ -182,6 +182,8 @@ pub enum After {
     Advanced,
     /// The request failed. The sequence goes on with the state from before the request.
     Unchanged,
+    /// The same, because its run failed for it alone.
+    RunFailed,
     /// It is over.
     Over,
 }
@@ -192,7 +194,7 @@ enum Phase {
     Waiting(Instant),
     /// No request is queued.
     Idle,
-    /// It is in [`Worker::queue`].
+    /// It is in [`Worker::queue`] or [`Worker::failed`].
     Ready,
     /// A request runs.
     Running,
@@ -221,18 +223,20 @@ struct Sequence<R> {
     /// No request has succeeded for the time of the idle rule. It is over unless one that is queued or running
     /// succeeds.
     overdue: bool,
-    /// Its last request failed.
+    /// Its last run failed.
     failed: bool,
 }
 
 struct Worker {
     /// What it has to do, in this order.
     queue: VecDeque<Task>,
-    /// How many of these end a sequence.
+    /// The lanes whose last run failed and whose next request is ready.
+    failed: VecDeque<u32>,
+    /// How many of the tasks end a sequence.
     ends: usize,
     /// How many sequences it has.
     sequences: usize,
-    /// Batches since the last one that had a sequence whose last request failed.
+    /// Batches since the last one that had a sequence whose last run failed.
     batches_since_failed: usize,
 }
 
@@ -247,8 +251,12 @@ enum Task {
 }
 
 impl Worker {
-    fn run(&mut self, lane: u32) {
-        self.queue.push_back(Task::Run(lane));
+    fn run(&mut self, lane: u32, failed: bool) {
+        if failed {
+            self.failed.push_back(lane);
+        } else {
+            self.queue.push_back(Task::Run(lane));
+        }
     }
 
     fn end(&mut self, over: Over) {
@@ -284,7 +292,13 @@ pub struct Scheduler<R> {
 
 impl<R> Scheduler<R> {
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
-        let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
+        let worker = || Worker {
+            queue: VecDeque::new(),
+            failed: VecDeque::new(),
+            ends: 0,
+            sequences: 0,
+            batches_since_failed: 0,
+        };
         let next_scan = match rules.idle {
             IdleRule::TwoScans(period) => Some(now + period),
             IdleRule::Never | IdleRule::After(_) => None,
@@ -347,7 +361,7 @@ impl<R> Scheduler<R> {
             Phase::Idle => {
                 sequence.phase = Phase::Ready;
                 let worker = sequence.worker;
-                self.workers[worker].run(lane);
+                self.workers[worker].run(lane, sequence.failed);
                 Ok(Some(worker))
             }
             Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
@@ -566,7 +580,7 @@ impl<R> Scheduler<R> {
             return None;
         }
         sequence.phase = Phase::Ready;
-        self.workers[worker].run(lane);
+        self.workers[worker].run(lane, false);
         Some(worker)
     }
 
@@ -661,22 +675,34 @@ impl<R> Scheduler<R> {
 
     /// Whether a worker has something to do.
     pub fn has_work(&self, worker: usize) -> bool {
-        !self.workers[worker].queue.is_empty()
+        let Worker { queue, failed, .. } = &self.workers[worker];
+        !(queue.is_empty() && failed.is_empty())
     }
 
-    /// The next batch of a worker, of up to `most` requests. A sequence whose last request failed runs alone while the
-    /// others wait. So a batch has one of them at most, in turn, and while others are ready only one batch of
+    /// The next batch of a worker, of up to `most` requests. A sequence whose last run failed runs alone while the others
+    /// wait. So a batch has one of them at most, in turn, and while others are ready only one batch of
     /// [`BATCHES_FOR_ONE_FAILED`] has one.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
         let Self { workers, sequences, queued, .. } = self;
         let of = &mut workers[worker];
         let (mut over, mut cloned) = (Vec::with_capacity(of.ends), Vec::new());
         let mut ready = Vec::with_capacity(of.queue.len().min(most));
-        let has_failed = |lane: &u32| sequences.get(lane).is_some_and(|sequence| sequence.failed);
-        let are_others_ready = of.queue.iter().any(|task| matches!(task, Task::Run(lane) if !has_failed(lane)));
+        let mut begin = |sequences: &mut HashMap<u32, Sequence<R>>, lane: u32, cloned: &mut Vec<u32>| {
+            // A clone begins before this sequence gets ready, so the first entry is a request.
+            if let Some(sequence) = sequences.get_mut(&lane)
+                && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
+            {
+                sequence.phase = Phase::Running;
+                sequence.queued -= 1;
+                *queued -= 1;
+                cloned.extend(begins.source());
+                ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
+            }
+            ready.len()
+        };
         of.batches_since_failed += 1;
-        let mut takes_failed = !are_others_ready || of.batches_since_failed >= BATCHES_FOR_ONE_FAILED;
-        let mut late = Vec::new();
+        let is_due = !of.failed.is_empty() && of.batches_since_failed >= BATCHES_FOR_ONE_FAILED;
+        let mut rows = 0;
         while let Some(task) = of.queue.front() {
             match *task {
                 // The worker ends sequences first, and a clone may need the state of this one.
@@ -685,32 +711,21 @@ impl<R> Scheduler<R> {
                     over.push(ended);
                     of.ends -= 1;
                 }
-                Task::Run(_) if ready.len() == most => break,
+                Task::Run(_) if rows == most - usize::from(is_due) => break,
                 // Its END may end it before the clone has begun.
                 Task::Run(lane) if cloned.contains(&lane) && ends_next(sequences, lane) => break,
-                Task::Run(lane) => {
-                    let sequence = sequences.get_mut(&lane);
-                    // A clone begins before this sequence gets ready, so the first entry is a request.
-                    let failed = sequence.as_ref().is_some_and(|sequence| sequence.failed);
-                    if failed && !takes_failed {
-                        late.push(Task::Run(lane));
-                    } else if let Some(sequence) = sequence
-                        && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
-                    {
-                        sequence.phase = Phase::Running;
-                        sequence.queued -= 1;
-                        *queued -= 1;
-                        if failed {
-                            (takes_failed, of.batches_since_failed) = (false, 0);
-                        }
-                        cloned.extend(begins.source());
-                        ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
-                    }
-                }
+                Task::Run(lane) => rows = begin(sequences, lane, &mut cloned),
             }
             of.queue.pop_front();
         }
-        of.queue.extend(late);
+        if (is_due || rows == 0)
+            && let Some(&lane) = of.failed.front()
+            && !(cloned.contains(&lane) && ends_next(sequences, lane))
+        {
+            of.failed.pop_front();
+            of.batches_since_failed = 0;
+            begin(sequences, lane, &mut cloned);
+        }
         Work { ready, over }
     }
 
@@ -727,7 +742,7 @@ impl<R> Scheduler<R> {
         for (lane, after) in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             sequence.phase = Phase::Idle;
-            sequence.failed = after == After::Unchanged;
+            sequence.failed = after == After::RunFailed || (sequence.failed && after == After::Unchanged);
             if after == After::Advanced {
                 (sequence.marked, sequence.overdue) = (false, false);
                 self.last_success.insert(lane, now);
@@ -740,7 +755,7 @@ impl<R> Scheduler<R> {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             if !sequence.requests.is_empty() {
                 sequence.phase = Phase::Ready;
-                self.workers[sequence.worker].run(lane);
+                self.workers[sequence.worker].run(lane, sequence.failed);
             } else if sequence.closed {
                 self.drop_idle(lane, false);
             } else if sequence.overdue {
@@ -759,7 +774,7 @@ impl<R> Scheduler<R> {
             sequence.requests.pop_front();
             if let Some(clone_of) = self.sequences.get_mut(&clone).filter(|clone| clone.phase == Phase::Cloning) {
                 clone_of.phase = Phase::Ready;
-                self.workers[clone_of.worker].run(clone);
+                self.workers[clone_of.worker].run(clone, false);
             }
         }
     }

@@ -290,7 +290,7 @@ fn one_batch_of_ten_has_one_of_the_sequences_whose_last_request_failed_and_they_
     send(&mut bench, "");
     let (good, bad): (Vec<_>, Vec<_>) = bench.take().into_iter().partition(|(_, of)| *of < 3);
     bench.finish(&good, After::Advanced);
-    bench.finish(&bad, After::Unchanged);
+    bench.finish(&bad, After::RunFailed);
     send(&mut bench, "");
     // The first two go on all the time. The third to fifth still have to show that they don't fail again.
     for batch in 1..=30 {
@@ -316,7 +316,22 @@ fn a_sequence_that_has_failed_waits_for_nothing_if_no_other_is_ready() {
     bench.run(After::Advanced);
     for _ in 0..3 {
         bench.send(1, "", 1).unwrap();
-        assert_eq!(bench.run(After::Unchanged), [1]);
+        assert_eq!(bench.run(After::RunFailed), [1]);
+    }
+}
+
+#[test]
+fn a_sequence_whose_request_did_not_run_is_in_the_next_batch() {
+    let mut bench = Bench::new(rules());
+    for id in [1, 2] {
+        bench.send(id, "S", id as u32).unwrap();
+    }
+    bench.run(After::Advanced);
+    for _ in 0..3 {
+        for id in [1, 2] {
+            bench.send(id, "", id as u32).unwrap();
+        }
+        assert_eq!(bench.run(After::Unchanged), [1, 2], "their time was over, or they were cancelled");
     }
 }
 

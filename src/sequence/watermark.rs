@@ -15,8 +15,9 @@
 //!
 //! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
 //! core has not sent anything in this second either. So a pause is [`LOOKS`] looks of the clean-up thread, each a part of
-//! the pause after the last one. A stop counts as a part of the pause, however long it is, and core's threads run between
-//! the other looks.
+//! the pause after the last one. A stop counts as a part of the pause, however long it is. We assume that core's threads
+//! run between the other looks; a host that lets one thread of the process run for a pause and another not at all would
+//! break this.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -37,6 +38,10 @@ pub struct Watermark {
     passed_before: u64,
     /// Requests that have arrived.
     requests: u64,
+    /// The last payload has begun, and its requests have not arrived yet.
+    is_arriving: bool,
+    /// The latest payload that has been released although its requests never arrived: a panic took them.
+    lost: u64,
     /// Looks that have found the instance idle since the last payload finished.
     looks: u32,
     last_look: Instant,
@@ -61,6 +66,8 @@ impl Watermark {
             passed: 0,
             passed_before: 0,
             requests: 0,
+            is_arriving: false,
+            lost: 0,
             looks: 0,
             last_look: now,
             unpassed: VecDeque::new(),
@@ -69,11 +76,14 @@ impl Watermark {
 
     /// Core has handed over a payload. Its requests count when they [arrive](Self::arrive).
     pub const fn begin(&mut self) {
+        self.note_lost();
         self.begun += 1;
+        self.is_arriving = true;
     }
 
     /// The requests of the payload that has begun are about to be given to their sequences.
     pub fn arrive(&mut self, requests: usize) {
+        self.is_arriving = false;
         self.passed_before = self.passed;
         self.requests += requests as u64;
         let (arrived, enough) = (self.requests, self.queue_requests);
@@ -93,6 +103,9 @@ impl Watermark {
             return;
         }
         self.finished += 1;
+        if self.finished == self.begun {
+            self.note_lost();
+        }
         self.unpassed.push_back(Finished { payload: self.finished, requests: self.requests });
         (self.looks, self.last_look) = (0, now);
     }
@@ -101,7 +114,7 @@ impl Watermark {
     /// queued because of this release have arrived.
     pub fn release(&mut self, now: Instant) -> u64 {
         if self.begun == self.finished {
-            self.begin();
+            self.begun += 1;
             self.finish(now);
         }
         self.begun
@@ -141,6 +154,12 @@ impl Watermark {
         self.passed_before
     }
 
+    /// The latest payload whose requests never arrived; 0 if there is none. Any of them may have been an END, or the last
+    /// request of any sequence.
+    pub const fn lost(&self) -> u64 {
+        self.lost
+    }
+
     /// The latest payload that has begun; 0 before the first.
     pub const fn begun(&self) -> u64 {
         self.begun
@@ -149,6 +168,12 @@ impl Watermark {
     /// The oldest payload that has not finished, or the next one if all have finished.
     pub const fn releasing(&self) -> u64 {
         self.finished + 1
+    }
+
+    const fn note_lost(&mut self) {
+        if self.is_arriving {
+            (self.lost, self.is_arriving) = (self.begun, false);
+        }
     }
 
     fn pass(&mut self, payload: u64) {
@@ -257,6 +282,22 @@ mod tests {
         }
         watermark.look(now + LOOK);
         assert_eq!((watermark.passed(), watermark.next_look()), (40, None));
+    }
+
+    #[test]
+    fn a_payload_whose_requests_never_arrive_is_lost() {
+        let now = Instant::now();
+        let mut watermark = watermark(now);
+        begin(&mut watermark, 1);
+        watermark.begin();
+        watermark.finish(now);
+        assert_eq!(watermark.lost(), 0, "its requests may still arrive");
+        watermark.finish(now);
+        assert_eq!(watermark.lost(), 2);
+        watermark.begin();
+        watermark.begin();
+        assert_eq!(watermark.lost(), 3, "payloads arrive in the order in which they begin");
+        assert_eq!((watermark.release(now), watermark.lost()), (4, 3));
     }
 
     #[test]

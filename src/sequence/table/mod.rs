@@ -276,7 +276,8 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let mut start = |admission: &Admission| {
             let started = incarnations.start(records, admission, now);
             records.counts.started += u64::from(started.is_ok());
-            records.counts.rejected += u64::from(started.is_err());
+            let has_no_slot = matches!(started, Err(Refusal::Full { .. } | Refusal::Memory(())));
+            records.counts.rejected += u64::from(has_no_slot);
             started
         };
         let slots =

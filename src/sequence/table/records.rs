@@ -32,8 +32,10 @@ pub(super) struct Record<C, H> {
     pub released_by: u64,
     /// All payloads before this one had finished when the last request of the incarnation was released.
     pub released_after: u64,
-    /// When this payload is passed, the STARTs that core kept behind an END when it sent this incarnation's have arrived.
+    /// When this payload is passed, every START has arrived that core kept behind an END when it sent this START.
     pub delayed_until: u64,
+    /// Whether core had no request of another incarnation of the id, as far as is known, when it sent the START.
+    pub is_alone: bool,
     /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may have
     /// delayed it, and the client may have sent it before theirs.
     pub is_newer: bool,
@@ -121,13 +123,14 @@ impl<S, C, H> Records<S, C, H> {
     /// Whether a START in the latest payload is certainly newer than that of an incarnation.
     pub fn is_newer_than(&self, slot: SlotId) -> bool {
         let Some(record) = self.pool.record(slot) else { return false };
-        let passed = self.instances.get(&record.key.instance).map_or(0, |of| of.watermark.passed_before());
+        let Some(Instance { watermark, .. }) = self.instances.get(&record.key.instance) else { return false };
         // The client of a START in flight has not waited for its answer. The requests of a payload have no order.
-        !matches!(record.phase, Phase::InFlight { start: true }) && record.delayed_until <= passed
+        !matches!(record.phase, Phase::InFlight { start: true })
+            && record.delayed_until.max(watermark.lost()) <= watermark.passed_before()
     }
 
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key, is_newer: bool, now: Instant) -> Result<SlotId, Refusal> {
+    pub fn acquire(&mut self, key: &Key, is_alone: bool, is_newer: bool, now: Instant) -> Result<SlotId, Refusal> {
         let instance = self.instance(key.instance, now);
         let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
         let record = Record {
@@ -138,6 +141,7 @@ impl<S, C, H> Records<S, C, H> {
             released_by: payload,
             released_after: 0,
             delayed_until,
+            is_alone,
             is_newer,
             failed: false,
         };
@@ -175,7 +179,8 @@ impl<S, C, H> Records<S, C, H> {
     /// Whether a sequence waits for a request and core has none of it.
     pub fn has_nothing_queued(&self, slot: SlotId) -> bool {
         let Some(record) = self.pool.record(slot) else { return false };
-        matches!(record.phase, Phase::Waiting) && record.released_by <= self.passed(record.key.instance)
+        let Some(Instance { watermark, .. }) = self.instances.get(&record.key.instance) else { return false };
+        matches!(record.phase, Phase::Waiting) && record.released_by.max(watermark.lost()) <= watermark.passed()
     }
 
     /// Frees a slot. Releases the held request of its incarnation, and returns whether there was one.

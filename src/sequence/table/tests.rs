@@ -435,6 +435,19 @@ fn a_sequence_goes_on_for_ever_after_a_start_of_its_id_that_came_soon_and_has_en
 }
 
 #[test]
+fn what_a_lost_payload_had_may_follow_any_sequence() {
+    let (mut table, now) = (table(4), Instant::now());
+    let first = step(&mut table, 1, true, false, now).unwrap();
+    step_another(&mut table, now);
+    // A panic takes a request of the first sequence before the table hears of it, and core sends its END.
+    table.begin_payload(0, now);
+    table.finish_payload(0, now, &mut Vec::new());
+    let second = step(&mut table, 1, true, false, now).unwrap();
+    assert_eq!(step(&mut table, 1, false, true, now), Ok(first));
+    assert_eq!(step(&mut table, 1, false, false, now), Ok(second));
+}
+
+#[test]
 fn the_late_confirmation_of_a_release_is_not_taken_for_that_of_another_one() {
     let (mut table, now) = (table(4), Instant::now());
     let first = step(&mut table, 1, true, false, now).unwrap();
@@ -542,6 +555,7 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
         assert_eq!(pause(&mut table, now), 1);
         assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Unknown));
         assert_eq!(step(&mut table, 1, false, true, now), Err(Refusal::Unknown));
+        pause(&mut table, now);
         let slot = step(&mut table, 1, true, false, now).unwrap();
         pause(&mut table, now);
         assert_eq!((step(&mut table, 1, false, false, now), table.live()), (Ok(slot), 1));

@@ -27,13 +27,15 @@ CONTROL = models.accumulate("control_model")
 Value = TypeVar("Value")
 
 
-def eventually(read: Callable[[], Value], accept: Callable[[Value], bool], seconds: float = 30.0) -> Value:
+def eventually(
+    read: Callable[[], Value], accept: Callable[[Value], bool], seconds: float = 30.0, pause: float = 0.02
+) -> Value:
     """Reads until the value is accepted; answers it. Fails with the last value at the deadline."""
     deadline = time.monotonic() + seconds
     while not accept(value := read()):
         if time.monotonic() > deadline:
             pytest.fail(f"still {value!r} after {seconds:g} s")
-        time.sleep(0.02)
+        time.sleep(pause)
     return value
 
 

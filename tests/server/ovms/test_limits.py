@@ -358,8 +358,8 @@ def test_an_error_says_when_the_places_of_dead_clients_are_free(serve, connect, 
     parameters = {"max_sequence_number": 1, "max_queue_size": waiting, "sequence_idle_timeout_ms": 90_000}
     model, stream = serve(parameters=parameters), connect("stream")
     for sequence_id in range(1, waiting + 3):
-        # the one that waits is answered at its time
-        stream.send(model.name, fed(1), start_of(sequence_id, timeout_us=50_000))
+        # the one that waits is answered at its time; the last one has to come before
+        stream.send(model.name, fed(1), start_of(sequence_id, timeout_us=3_000_000 * waiting))
     last = stream.all_replies(waiting + 2)[waiting + 1]
     check_error(last, word)
     assert "90s" in last.text and "sequence_idle_timeout_ms" in last.text

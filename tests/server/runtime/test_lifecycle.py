@@ -161,5 +161,5 @@ def test_a_model_that_could_not_clean_up_after_its_clients_does_not_load(deploy)
     # No thread can have a stack of this size.
     deployed = deploy(control_model=False, env={"RUST_MIN_STACK": str(1 << 60)})
     refused = deployed.load_error(models.counter(name="threadless"))
-    assert "no thread could be started to expire idle sequences" in refused
+    assert "no thread could be started to end idle sequences and late requests" in refused
     assert "raise the limit of threads or processes" in refused

@@ -280,6 +280,8 @@ def test_slots_that_there_is_no_memory_for_are_missed_once_in_the_log_and_made_w
         talks = start_sequences(deployed.connect(), model, 3)
         for talk in talks:
             talk.step()
+        # Afterwards the slots are made as soon as the clean-up thread looks.
+        deployed.settles("stateful_slots_allocated", model, 4)
 
     def warnings() -> list[str]:
         return [text for text in messages(deployed.server.log_text(), "W") if "another buffer of state slots" in text]
@@ -288,7 +290,6 @@ def test_slots_that_there_is_no_memory_for_are_missed_once_in_the_log_and_made_w
     eventually(warnings, lambda found: len(found) > 0)
     assert len(warnings()) == 1, warnings()
     assert "sequences start as long as slots are free" in warnings()[0]
-    deployed.settles("stateful_slots_allocated", model, 4)
     for talk in talks:
         talk.end()
     talks = start_sequences(deployed.connect(), model, 4)

@@ -271,10 +271,10 @@ def test_a_refused_start_has_no_state_to_clone(serve, connect):
     before = StateSequence(connect(), model)
     before.start()
     before.end()
-    refused_start = (booked(1), at(501, **START, get_state="NOTHING"))
-    for _ in range(5):
-        came = replies(stream, model, [refused_start, (booked(1), at(502, **START, clone_of=501))])
+    for first, clone in ((500 + 2 * number, 501 + 2 * number) for number in range(5)):
+        refused_start = (booked(1), at(first, **START, get_state="NOTHING"))
+        came = replies(stream, model, [refused_start, (booked(1), at(clone, **START, clone_of=first))])
         assert [sum_of(answer) for answer in came] == ["STATE_UNKNOWN", "SEQUENCE_MISSING"]
-        for sequence_id in (501, 502):
+        for sequence_id in (first, clone):
             stream.send(model.name, booked(1), at(sequence_id, **END))
         stream.all_replies(2)
