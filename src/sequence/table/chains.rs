@@ -40,12 +40,8 @@ struct Stateless {
     released_by: u64,
     /// The slots that those of them had whose held requests are being released. No payload is known for these yet.
     releasing: SmallVec<[SlotId; 1]>,
-    /// Requests that are no STARTs have been refused.
-    continued: bool,
-    /// Core had requests of other incarnations when it sent the START of one of these, which has failed. A START that comes
-    /// now may have been delayed behind them, and then it is older.
-    overtook: bool,
-    /// They ended because their requests cannot be told apart, so all STARTs are refused.
+    /// They ended because their requests cannot be told apart. A START that comes now may be older than theirs, so it is
+    /// refused.
     are_ambiguous: bool,
 }
 
@@ -73,42 +69,11 @@ impl Chains {
     }
 
     /// Refuses the requests of an id until everything that core has queued by the release of a payload has arrived.
-    fn refuse_until(&mut self, key: &Key, payload: u64) -> &mut Stateless {
-        self.look_later(key, payload);
+    fn refuse_until(&mut self, key: &Key, payload: u64) {
         let chain = self.chains.entry(key.clone()).or_default();
         let stateless = chain.stateless.get_or_insert_default();
         stateless.released_by = stateless.released_by.max(payload);
-        stateless
-    }
-
-    /// Refuses the requests that follow a START without a slot or a state.
-    fn refuse_start(&mut self, key: &Key, payload: u64, is_alone: bool) {
-        self.refuse_until(key, payload).overtook |= !is_alone;
-    }
-
-    /// Whether core has no request of an id, as far as is known.
-    fn is_alone(&self, key: &Key) -> bool {
-        self.chains.get(key).is_none_or(|Chain { incarnations, stateless }| {
-            incarnations.is_empty() && stateless.as_ref().is_none_or(|stateless| !stateless.continued)
-        })
-    }
-
-    /// Whether a START in the latest payload is certainly newer than those of all incarnations of its id.
-    fn is_newest<S, C, H>(&self, records: &Records<S, C, H>, key: &Key) -> bool {
-        let Some(chain) = self.chains.get(key) else { return true };
-        match (&chain.stateless, &chain.incarnations[..]) {
-            (None, [front]) => records.is_newer_than(*front),
-            (None, []) => true,
-            (Some(stateless), []) => !stateless.overtook,
-            // Core may have delayed this START behind a request of any of them.
-            _ => false,
-        }
-    }
-
-    /// Whether the incarnation behind the front may be older than it.
-    fn next_may_be_older<S, C, H>(&self, records: &Records<S, C, H>, key: &Key) -> bool {
-        let next = self.chains.get(key).and_then(|chain| chain.incarnations.get(1));
-        next.and_then(|next| records.pool.record(*next)).is_some_and(|next| !next.is_newer)
+        self.look_later(key, payload);
     }
 
     /// Looks at a chain when a payload is passed.
@@ -131,20 +96,18 @@ impl Chains {
             self.chains.remove(key);
             return;
         };
-        let has_next = chain.incarnations.len() > 1;
-        let Some(record) = records.pool.record(front) else { return };
-        match record.phase {
-            Phase::Held(_) if record.failed && self.next_may_be_older(records, key) => self.end_all(records, key),
-            Phase::Held(_) => self.release(records, key, front),
-            Phase::Waiting if has_next && records.has_nothing_queued(front) => {
-                if self.next_may_be_older(records, key) {
-                    self.end_all(records, key);
-                } else {
+        let next = chain.incarnations.get(1).copied();
+        match records.pool.record(front).map(|record| &record.phase) {
+            Some(Phase::Held(_)) => self.release(records, key, front),
+            Some(Phase::Waiting) if records.has_nothing_queued(front) => match next {
+                Some(next) if records.pool.record(next).is_some_and(|record| record.is_newer) => {
                     // The client has started over, or core has dropped the sequence.
                     records.counts.ended += 1;
                     self.remove(records, front, key);
                 }
-            }
+                Some(_) => self.end_all(records, key),
+                None => {}
+            },
             _ => {}
         }
     }
@@ -154,9 +117,7 @@ impl Chains {
         let releasing = records.instances.get(&key.instance).map_or(0, |instance| instance.watermark.releasing());
         let Some(record) = records.pool.record_mut(front) else { return };
         if record.failed {
-            let (payload, is_alone) = (record.released_by, record.is_alone);
             records.counts.ended += 1;
-            self.refuse_start(key, payload, is_alone);
             self.remove(records, front, key);
         } else if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
             record.released_after = releasing;
@@ -168,7 +129,10 @@ impl Chains {
     /// Ends all incarnations of an id, because their requests cannot be told apart. An incarnation with a request in
     /// flight ends when the request is settled.
     fn end_all<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key) {
-        self.refuse_until(key, records.payload(key.instance)).are_ambiguous = true;
+        self.refuse_until(key, records.payload(key.instance));
+        if let Some(stateless) = self.chains.get_mut(key).and_then(|chain| chain.stateless.as_mut()) {
+            stateless.are_ambiguous = true;
+        }
         let slots = self.chains.get(key).map(|chain| chain.incarnations.clone()).unwrap_or_default();
         // From the back, so that none of them comes to the front.
         for slot in slots.into_iter().rev() {
@@ -195,7 +159,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
             }
             Some(received) => received,
             None => {
-                self.refuse_until(key, records.payload(key.instance)).continued = true;
+                self.refuse_until(key, records.payload(key.instance));
                 Err(self.refusal(key))
             }
         }
@@ -208,22 +172,22 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         now: Instant,
     ) -> Result<SlotId, Refusal> {
         let key = &admission.key;
-        // `conclude` uses what this payload proves only after its STARTs, because the START of another incarnation may be
-        // among them.
-        let is_newer = self.is_newest(records, key);
-        if self.refusal(key) == Refusal::Ambiguous || (!is_newer && self.last(key).is_none()) {
-            self.end_all(records, key);
+        if self.refusal(key) == Refusal::Ambiguous {
+            self.refuse_until(key, records.payload(key.instance));
             return Err(Refusal::Ambiguous);
         }
-        if let Some(front) = self.front(key).filter(|&front| is_newer && records.has_nothing_queued(front)) {
+        let (front, last) = (self.front(key), self.last(key));
+        // With several incarnations, core may have delayed this START behind a request of any of them. `conclude` uses what
+        // this payload proves only after its STARTs, because the START of another incarnation may be among them.
+        let is_newer = last.is_none_or(|last| front == Some(last) && records.is_newer_than(last));
+        if let Some(front) = front.filter(|&front| is_newer && records.has_nothing_queued(front)) {
             // The client has started over, or core has dropped the sequence.
             records.counts.ended += 1;
             self.remove(records, front, key);
         }
         let starts_over = self.last(key).is_some();
         let has_room = if starts_over { Ok(()) } else { records.check_room(self.with_slots) };
-        let is_alone = self.is_alone(key);
-        let acquired = has_room.and_then(|()| records.acquire(key, is_alone, is_newer, now));
+        let acquired = has_room.and_then(|()| records.acquire(key, is_newer, now));
         match acquired {
             Ok(slot) => {
                 let chain = self.chains.entry(key.clone()).or_default();
@@ -237,7 +201,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
             }
             // The requests that follow this START cannot be told from those of the other incarnations.
             Err(_) if starts_over => self.end_all(records, key),
-            Err(_) if !admission.end => self.refuse_start(key, records.payload(key.instance), is_alone),
+            Err(_) if !admission.end => self.refuse_until(key, records.payload(key.instance)),
             Err(_) => {}
         }
         acquired
@@ -245,16 +209,12 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
 
     fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool {
         let Some(record) = records.pool.record(slot) else { return false };
-        let (failed, released_by, is_alone) = (record.failed, record.released_by, record.is_alone);
+        let (failed, released_by) = (record.failed, record.released_by);
         let Some(chain) = self.chains.get(key) else { return false };
         let is_behind = chain.stateless.is_none() && chain.incarnations.first() != Some(&slot);
         if end || (failed && !is_behind) {
             if !end {
-                self.refuse_start(key, released_by, is_alone);
-            }
-            if !end && self.next_may_be_older(records, key) {
-                self.end_all(records, key);
-                return false;
+                self.refuse_until(key, released_by);
             }
             records.counts.ended += 1;
             self.remove(records, slot, key);

@@ -34,8 +34,6 @@ pub(super) struct Record<C, H> {
     pub released_after: u64,
     /// When this payload is passed, every START has arrived that core kept behind an END when it sent this START.
     pub delayed_until: u64,
-    /// Whether core had no request of another incarnation of the id, as far as is known, when it sent the START.
-    pub is_alone: bool,
     /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may have
     /// delayed it, and the client may have sent it before theirs.
     pub is_newer: bool,
@@ -130,7 +128,7 @@ impl<S, C, H> Records<S, C, H> {
     }
 
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key, is_alone: bool, is_newer: bool, now: Instant) -> Result<SlotId, Refusal> {
+    pub fn acquire(&mut self, key: &Key, is_newer: bool, now: Instant) -> Result<SlotId, Refusal> {
         let instance = self.instance(key.instance, now);
         let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
         let record = Record {
@@ -141,7 +139,6 @@ impl<S, C, H> Records<S, C, H> {
             released_by: payload,
             released_after: 0,
             delayed_until,
-            is_alone,
             is_newer,
             failed: false,
         };
