@@ -47,8 +47,8 @@ pub fn with_weights(model: Bytes, folder: &Path) -> Result<Bytes, WeightsError> 
     read_all(model, Reader { folder, stay: false, total })
 }
 
-/// The model with the contents of small weights beside the names of their files, for [`convert`](crate::convert()), which
-/// looks at them. What it writes has the names only.
+/// The model with small weights read in, for [`convert`](crate::convert()), which looks at their values. The references to
+/// their files stay, and only these are written.
 pub fn with_small_weights_shown(model: Bytes, folder: &Path) -> Result<Bytes, WeightsError> {
     let total = model.len() as u64;
     read_all(model, Reader { folder, stay: true, total })

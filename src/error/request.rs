@@ -132,7 +132,7 @@ pub enum RequestError {
         without_end(*idle)
     )]
     SequenceQueueFull { id: Option<SequenceId>, max: usize, idle: IdleRule },
-    /// A request of a sequence of which `max` requests wait already.
+    /// Already `max` requests of the sequence wait.
     #[error(
         "MAX_QUEUED_REQUESTS_REACHED: {max} requests of sequence {id} wait already (max_queued_requests_per_sequence); \
          this one has had no effect, and the sequence goes on: wait for an answer, and send it again"

@@ -16,8 +16,7 @@
 //! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
 //! core has not sent anything in this second either. So a pause is [`LOOKS`] looks of the clean-up thread, each a part of
 //! the pause after the last one. A stop counts as a part of the pause, however long it is. We assume that core's threads
-//! run between the other looks; a host that lets one thread of the process run for a pause and another not at all would
-//! break this.
+//! run between the other looks. A host that runs the clean-up thread for a whole pause but not core's threads breaks this.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -70,7 +70,7 @@ def two_cores(monkeypatch):
 @pytest.mark.parametrize(
     ("done", "compared"),
     [
-        # Nobody else: either side may be cheaper.
+        # No other process used the CPU: either side may be cheaper.
         ([a_try(90, others=0, waited=1)], True),
         ([a_try(250, others=0, waited=1)], True),
         # Others used much, and with all of it the server is cheaper.

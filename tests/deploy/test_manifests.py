@@ -131,7 +131,7 @@ def test_the_pod_meets_the_pod_security_standard_restricted(documents, container
     assert context["readOnlyRootFilesystem"] is True
 
 
-#: Becomes tritonserver: all that it sees is read-only but for new folders at WRITABLE, and it is an ordinary user.
+#: Runs tritonserver as an ordinary user. Everything is read-only except new folders at WRITABLE.
 CONFINED = """#!/bin/bash
 set -euo pipefail
 if [[ -z "${CONFINED:-}" ]]; then
