@@ -46,6 +46,11 @@ def region():
         shared_memory.destroy_shared_memory_region(handle)
 
 
+def unregister(client, key: str) -> None:
+    """The server has a region in use until it has released the last request, a moment after its answer."""
+    eventually(lambda: outcome(lambda: client.unregister_system_shared_memory(key)), lambda left: left is None)
+
+
 @pytest.mark.parametrize("protocol", LIBRARIES)
 def test_inputs_and_outputs_may_lie_in_shared_memory(deployment, region, protocol):
     library = LIBRARIES[protocol]
@@ -81,7 +86,7 @@ def test_inputs_and_outputs_may_lie_in_shared_memory(deployment, region, protoco
                 found = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 2], offset)
                 np.testing.assert_array_equal(found, wanted)
     finally:
-        client.unregister_system_shared_memory(key)
+        unregister(client, key)
         client.close()
 
 
@@ -113,8 +118,7 @@ def test_requests_that_wait_in_core_may_have_their_tensors_in_shared_memory(depl
         found = shared_memory.get_contents_as_numpy(handle, np.int64, fed.shape, fed.nbytes)
         np.testing.assert_array_equal(found, fed.cumsum(axis=1))
     finally:
-        # the server has a region in use until it has released the last request, a moment after its answer
-        eventually(lambda: outcome(lambda: client.unregister_system_shared_memory(key)), lambda left: left is None)
+        unregister(client, key)
         client.stop_stream()
         client.close()
 
@@ -138,7 +142,7 @@ def test_an_output_region_that_is_too_small_is_an_error_and_the_sequence_goes_on
         talk.step()
         talk.end()
     finally:
-        client.unregister_system_shared_memory(key)
+        unregister(client, key)
         client.close()
 
 
