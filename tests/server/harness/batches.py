@@ -12,7 +12,7 @@ from harness.model import Model
 # four sequences whose requests come at once run at once; the delay is for a machine that is busy
 TOGETHER = {
     "max_batch_size": 4,
-    "oldest": "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 1000000",
+    "oldest": "preferred_batch_size: [ 4 ] max_queue_delay_microseconds: 3000000",
 }
 
 
