@@ -14,8 +14,9 @@
 //! Rules:
 //! - Requests of a sequence run in the order in which they arrived, one at a time.
 //! - The caller passes the time. Nothing here reads a clock.
-//! - No operation but [`Scheduler::scan`] takes longer with more sequences that have a place. Removing a sequence that
-//!   waits for one takes longer with more that wait.
+//! - No operation but [`Scheduler::scan`] takes longer with more sequences that have a place. Two take longer with more
+//!   sequences of a kind: [`Scheduler::take`] with those whose last run failed, and removing a sequence that waits for a
+//!   place with those that wait.
 //!
 //! Not for: states (the slots are in [`crate::sequence`]), tensors, or Triton's objects: a request is an `R`.
 
@@ -194,7 +195,7 @@ enum Phase {
     Waiting(Instant),
     /// No request is queued.
     Idle,
-    /// It is in [`Worker::queue`] or [`Worker::failed`].
+    /// It is in [`Worker::queue`].
     Ready,
     /// A request runs.
     Running,
@@ -230,9 +231,7 @@ struct Sequence<R> {
 struct Worker {
     /// What it has to do, in this order.
     queue: VecDeque<Task>,
-    /// The lanes whose last run failed and whose next request is ready.
-    failed: VecDeque<u32>,
-    /// How many of the tasks end a sequence.
+    /// How many of these end a sequence.
     ends: usize,
     /// How many sequences it has.
     sequences: usize,
@@ -251,12 +250,8 @@ enum Task {
 }
 
 impl Worker {
-    fn run(&mut self, lane: u32, failed: bool) {
-        if failed {
-            self.failed.push_back(lane);
-        } else {
-            self.queue.push_back(Task::Run(lane));
-        }
+    fn run(&mut self, lane: u32) {
+        self.queue.push_back(Task::Run(lane));
     }
 
     fn end(&mut self, over: Over) {
@@ -292,13 +287,7 @@ pub struct Scheduler<R> {
 
 impl<R> Scheduler<R> {
     pub fn new(rules: Rules, workers: usize, now: Instant) -> Self {
-        let worker = || Worker {
-            queue: VecDeque::new(),
-            failed: VecDeque::new(),
-            ends: 0,
-            sequences: 0,
-            batches_since_failed: 0,
-        };
+        let worker = || Worker { queue: VecDeque::new(), ends: 0, sequences: 0, batches_since_failed: 0 };
         let next_scan = match rules.idle {
             IdleRule::TwoScans(period) => Some(now + period),
             IdleRule::Never | IdleRule::After(_) => None,
@@ -361,7 +350,7 @@ impl<R> Scheduler<R> {
             Phase::Idle => {
                 sequence.phase = Phase::Ready;
                 let worker = sequence.worker;
-                self.workers[worker].run(lane, sequence.failed);
+                self.workers[worker].run(lane);
                 Ok(Some(worker))
             }
             Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
@@ -580,7 +569,7 @@ impl<R> Scheduler<R> {
             return None;
         }
         sequence.phase = Phase::Ready;
-        self.workers[worker].run(lane, false);
+        self.workers[worker].run(lane);
         Some(worker)
     }
 
@@ -675,34 +664,22 @@ impl<R> Scheduler<R> {
 
     /// Whether a worker has something to do.
     pub fn has_work(&self, worker: usize) -> bool {
-        let Worker { queue, failed, .. } = &self.workers[worker];
-        !(queue.is_empty() && failed.is_empty())
+        !self.workers[worker].queue.is_empty()
     }
 
-    /// The next batch of a worker, of up to `most` requests. A sequence whose last run failed runs alone while the others
-    /// wait. So a batch has one of them at most, in turn, and while others are ready only one batch of
+    /// The next batch of a worker, of up to `most` requests. A sequence whose last run failed runs alone while the
+    /// others wait. So a batch has one of them at most, in turn, and while others are ready only one batch of
     /// [`BATCHES_FOR_ONE_FAILED`] has one.
     pub fn take(&mut self, worker: usize, most: usize) -> Work<R> {
         let Self { workers, sequences, queued, .. } = self;
         let of = &mut workers[worker];
         let (mut over, mut cloned) = (Vec::with_capacity(of.ends), Vec::new());
         let mut ready = Vec::with_capacity(of.queue.len().min(most));
-        let mut begin = |sequences: &mut HashMap<u32, Sequence<R>>, lane: u32, cloned: &mut Vec<u32>| {
-            // A clone begins before this sequence gets ready, so the first entry is a request.
-            if let Some(sequence) = sequences.get_mut(&lane)
-                && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
-            {
-                sequence.phase = Phase::Running;
-                sequence.queued -= 1;
-                *queued -= 1;
-                cloned.extend(begins.source());
-                ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
-            }
-            ready.len()
-        };
+        let has_failed = |lane: &u32| sequences.get(lane).is_some_and(|sequence| sequence.failed);
+        let are_others_ready = of.queue.iter().any(|task| matches!(task, Task::Run(lane) if !has_failed(lane)));
         of.batches_since_failed += 1;
-        let is_due = !of.failed.is_empty() && of.batches_since_failed >= BATCHES_FOR_ONE_FAILED;
-        let mut rows = 0;
+        let mut takes_failed = !are_others_ready || of.batches_since_failed >= BATCHES_FOR_ONE_FAILED;
+        let mut late = Vec::new();
         while let Some(task) = of.queue.front() {
             match *task {
                 // The worker ends sequences first, and a clone may need the state of this one.
@@ -711,21 +688,33 @@ impl<R> Scheduler<R> {
                     over.push(ended);
                     of.ends -= 1;
                 }
-                Task::Run(_) if rows == most - usize::from(is_due) => break,
+                Task::Run(_) if ready.len() == most => break,
                 // Its END may end it before the clone has begun.
                 Task::Run(lane) if cloned.contains(&lane) && ends_next(sequences, lane) => break,
-                Task::Run(lane) => rows = begin(sequences, lane, &mut cloned),
+                Task::Run(lane) => {
+                    let sequence = sequences.get_mut(&lane);
+                    // A clone begins before this sequence gets ready, so the first entry is a request.
+                    let failed = sequence.as_ref().is_some_and(|sequence| sequence.failed);
+                    if failed && !takes_failed {
+                        late.push(Task::Run(lane));
+                    } else if let Some(sequence) = sequence
+                        && let Some(Queued::Request(request, begins)) = sequence.requests.pop_front()
+                    {
+                        sequence.phase = Phase::Running;
+                        sequence.queued -= 1;
+                        *queued -= 1;
+                        if failed {
+                            (takes_failed, of.batches_since_failed) = (false, 0);
+                        }
+                        cloned.extend(begins.source());
+                        ready.push(Ready { lane, id: sequence.id.clone(), request, begins });
+                    }
+                }
             }
             of.queue.pop_front();
         }
-        if (is_due || rows == 0)
-            && let Some(&lane) = of.failed.front()
-            && !(cloned.contains(&lane) && ends_next(sequences, lane))
-        {
-            of.failed.pop_front();
-            of.batches_since_failed = 0;
-            begin(sequences, lane, &mut cloned);
-        }
+        // Never earlier than it was: a clone that begins with the state of this sequence stands before it.
+        of.queue.extend(late);
         Work { ready, over }
     }
 
@@ -755,7 +744,7 @@ impl<R> Scheduler<R> {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             if !sequence.requests.is_empty() {
                 sequence.phase = Phase::Ready;
-                self.workers[sequence.worker].run(lane, sequence.failed);
+                self.workers[sequence.worker].run(lane);
             } else if sequence.closed {
                 self.drop_idle(lane, false);
             } else if sequence.overdue {
@@ -774,7 +763,7 @@ impl<R> Scheduler<R> {
             sequence.requests.pop_front();
             if let Some(clone_of) = self.sequences.get_mut(&clone).filter(|clone| clone.phase == Phase::Cloning) {
                 clone_of.phase = Phase::Ready;
-                self.workers[clone_of.worker].run(clone, false);
+                self.workers[clone_of.worker].run(clone);
             }
         }
     }

@@ -347,6 +347,22 @@ fn the_end_of_a_sequence_is_in_no_batch_with_its_clone() {
 }
 
 #[test]
+fn a_clone_of_a_sequence_whose_run_failed_comes_before_its_next_request() {
+    let mut bench = Bench::new(Rules { max_sequences: 99, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.run(After::RunFailed);
+    // They wait for longer than the sequence waits for its turn.
+    for other in 3..20 {
+        bench.send(other, "S", 0).unwrap();
+    }
+    bench.clone(1, 2, 20).unwrap();
+    bench.send(1, "", 11).unwrap();
+    let one_at_a_time = std::iter::from_fn(|| bench.scheduler.take(0, 1).ready.pop()).map(|ready| ready.request);
+    let came: Vec<_> = one_at_a_time.filter(|&request| request != 0).collect();
+    assert_eq!(came, [20, 11]);
+}
+
+#[test]
 fn a_clone_of_an_idle_sequence_begins_at_once_with_the_same_worker() {
     let mut bench = Bench { scheduler: Scheduler::new(rules(), 2, Instant::now()), ..Bench::new(rules()) };
     bench.send(1, "S", 10).unwrap();
@@ -590,10 +606,11 @@ proptest! {
                 Op::Finish { batch, outcomes } if !batches.is_empty() => {
                     let batch = batches.remove(batch.index(batches.len()));
                     let after = |(bit, (lane, _, end)): (usize, &(u32, u32, bool))| {
-                        let after = match (outcomes >> (2 * (bit % 32))) & 3 {
+                        let after = match (outcomes >> (3 * (bit % 20))) & 7 {
                             _ if *end => After::Over,
-                            0 => After::Over,
-                            1 => After::Unchanged,
+                            0 | 1 => After::Over,
+                            2 => After::Unchanged,
+                            3 => After::RunFailed,
                             _ => After::Advanced,
                         };
                         (*lane, after)
