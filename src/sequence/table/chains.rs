@@ -96,19 +96,28 @@ impl Chains {
             self.chains.remove(key);
             return;
         };
-        let next = chain.incarnations.get(1).copied();
-        match records.pool.record(front).map(|record| &record.phase) {
-            Some(Phase::Held(_)) => self.release(records, key, front),
-            Some(Phase::Waiting) if records.has_nothing_queued(front) => match next {
-                Some(next) if records.pool.record(next).is_some_and(|record| record.is_newer) => {
-                    // The client has started over, or core has dropped the sequence.
-                    records.counts.ended += 1;
-                    self.remove(records, front, key);
-                }
-                Some(_) => self.end_all(records, key),
-                None => {}
-            },
-            _ => {}
+        let Some(record) = records.pool.record(front) else { return };
+        let is_over = match record.phase {
+            Phase::Held(_) if record.failed => true,
+            Phase::Held(_) => return self.release(records, key, front),
+            // The client has started over, or core has dropped the sequence.
+            Phase::Waiting => chain.incarnations.len() > 1 && records.has_nothing_queued(front),
+            Phase::InFlight { .. } | Phase::Releasing => false,
+        };
+        if is_over {
+            self.end_front(records, key, front);
+        }
+    }
+
+    /// Ends the incarnation at the front, of which core may have requests later. The next one comes to the front if it is
+    /// certainly newer. Otherwise all of them end.
+    fn end_front<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
+        let next = self.chains.get(key).and_then(|chain| chain.incarnations.get(1));
+        if next.and_then(|&next| records.pool.record(next)).is_some_and(|next| !next.is_newer) {
+            self.end_all(records, key);
+        } else {
+            records.counts.ended += 1;
+            self.remove(records, front, key);
         }
     }
 
@@ -116,10 +125,7 @@ impl Chains {
     fn release<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
         let releasing = records.instances.get(&key.instance).map_or(0, |instance| instance.watermark.releasing());
         let Some(record) = records.pool.record_mut(front) else { return };
-        if record.failed {
-            records.counts.ended += 1;
-            self.remove(records, front, key);
-        } else if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
+        if let Phase::Held(held) = std::mem::replace(&mut record.phase, Phase::Releasing) {
             record.released_after = releasing;
             records.released.push(held);
             self.releasing.push((key.clone(), front));
@@ -179,7 +185,10 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let (front, last) = (self.front(key), self.last(key));
         // With several incarnations, core may have delayed this START behind a request of any of them. `conclude` uses what
         // this payload proves only after its STARTs, because the START of another incarnation may be among them.
-        let is_newer = last.is_none_or(|last| front == Some(last) && records.is_newer_than(last));
+        let is_newer = match last {
+            Some(last) => front == Some(last) && records.is_newer_than(last),
+            None => !self.chains.contains_key(key),
+        };
         if let Some(front) = front.filter(|&front| is_newer && records.has_nothing_queued(front)) {
             // The client has started over, or core has dropped the sequence.
             records.counts.ended += 1;
@@ -211,13 +220,15 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let Some(record) = records.pool.record(slot) else { return false };
         let (failed, released_by) = (record.failed, record.released_by);
         let Some(chain) = self.chains.get(key) else { return false };
-        let is_behind = chain.stateless.is_none() && chain.incarnations.first() != Some(&slot);
-        if end || (failed && !is_behind) {
-            if !end {
-                self.refuse_until(key, released_by);
-            }
+        let is_behind = chain.incarnations.first() != Some(&slot);
+        if end {
             records.counts.ended += 1;
             self.remove(records, slot, key);
+            return false;
+        }
+        if failed && !is_behind {
+            self.refuse_until(key, released_by);
+            self.end_front(records, key, slot);
             return false;
         }
         if is_behind || chain.stateless.is_some() {

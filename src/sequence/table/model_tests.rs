@@ -196,7 +196,10 @@ struct World {
     without_end: HashMap<u64, u64>,
     /// Looks since the instance became idle.
     looks: u32,
-    /// Whether every third START fails. Only with clients that keep the rules: docs/sequences.md has the known limit.
+    /// Ids of clients that have broken a rule, with a START that failed. A client that goes on after the failure may get
+    /// the state of another sequence of its id (docs/sequences.md, "Known limit").
+    failed_beside: HashSet<u64>,
+    /// Whether every third START fails.
     starts_fail: bool,
 }
 
@@ -256,7 +259,8 @@ impl World {
             match &slot {
                 Ok(slot) => {
                     let own = self.slots.get(&sent.incarnation);
-                    assert_eq!(Some(slot), own, "{sent:?} got the slot of another incarnation")
+                    let may_differ = self.failed_beside.contains(&sent.id);
+                    assert!(Some(slot) == own || may_differ, "{sent:?} got the slot of another incarnation");
                 }
                 Err(refusal) => {
                     assert!(matches!(refusal, Refusal::Unknown | Refusal::Ambiguous), "{refusal:?} for {sent:?}");
@@ -290,7 +294,9 @@ impl World {
             if fails {
                 // The client knows it only now. The next STARTs of the id may come too soon after this one.
                 self.slots.remove(&sent.incarnation);
-                self.rule_broken.insert(sent.id);
+                if !self.rule_broken.insert(sent.id) {
+                    self.failed_beside.insert(sent.id);
+                }
             }
             let outcome = if fails { Outcome::Failed } else { Outcome::Advanced };
             let hold = slot.filter(|slot| self.table.settle(*slot, outcome, sent.end, self.now, &mut released));
@@ -422,6 +428,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
         started: HashMap::new(),
         without_end: HashMap::new(),
         looks: 0,
+        failed_beside: HashSet::new(),
         starts_fail,
     };
     for op in ops {
@@ -505,16 +512,17 @@ mod properties {
         #[test]
         fn clients_that_break_the_rules_get_their_own_state_or_none(
             ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
+            starts_fail in any::<bool>(),
         ) {
-            play(ops, batch, Clients::BreakRules, false);
+            play(ops, batch, Clients::BreakRules, starts_fail);
         }
 
         #[test]
         fn clients_that_send_several_starts_ahead_get_their_own_state_or_none(
             ops in prop::collection::vec(op_of_clients_that_send_ahead(), 0..if cfg!(miri) { 40 } else { 200 }),
-            batch in 1usize..5,
+            batch in 1usize..5, starts_fail in any::<bool>(),
         ) {
-            play(ops, batch, Clients::BreakRules, false);
+            play(ops, batch, Clients::BreakRules, starts_fail);
         }
     }
 }

@@ -35,7 +35,8 @@ pub(super) struct Record<C, H> {
     /// When this payload is passed, every START has arrived that core kept behind an END when it sent this START.
     pub delayed_until: u64,
     /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may have
-    /// delayed it, and the client may have sent it before theirs.
+    /// delayed it, and the client may have sent it before theirs. If one of them has failed, its client may go on with
+    /// requests that cannot be told from those of this incarnation, so they prove nothing.
     pub is_newer: bool,
     /// Whether the incarnation has no state: its START failed, or its requests cannot be told from those of another
     /// incarnation.
@@ -155,7 +156,9 @@ impl<S, C, H> Records<S, C, H> {
         if !matches!(record.phase, Phase::Waiting | Phase::Releasing) {
             return Err(Refusal::Busy);
         }
-        instance.watermark.follow(record.released_after);
+        if record.is_newer {
+            instance.watermark.follow(record.released_after);
+        }
         record.phase = Phase::InFlight { start: false };
         record.life.requests += 1;
         record.released_by = instance.watermark.begun();

@@ -563,6 +563,21 @@ fn a_restart_that_fails_does_not_bring_the_old_state_back() {
 }
 
 #[test]
+fn a_start_that_core_may_have_delayed_behind_one_that_failed_ends_too() {
+    let (mut table, now) = (table(4), Instant::now());
+    step(&mut table, 1, true, false, now).unwrap();
+    pause(&mut table, now);
+    step(&mut table, 1, false, false, now).unwrap();
+    let failed = admit(&mut table, &key(1), true, false, now).unwrap();
+    settle(&mut table, 0, failed, Outcome::Failed, false, now);
+    // The client may have sent this START, and its END, before the one that failed, and go on with that one.
+    step(&mut table, 1, true, false, now).unwrap();
+    step_another(&mut table, now);
+    assert_eq!(table.live(), 0);
+    assert_eq!(step(&mut table, 1, false, false, now), Err(Refusal::Ambiguous));
+}
+
+#[test]
 fn a_start_that_comes_soon_after_another_is_released_when_the_other_sequence_ends() {
     let (mut table, now) = (table(4), Instant::now());
     step(&mut table, 1, true, true, now).unwrap();
