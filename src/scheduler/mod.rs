@@ -69,7 +69,7 @@ pub struct Parking {
 pub enum OnDuplicateStart {
     /// It is refused. The sequence goes on.
     Reject,
-    /// It begins a new sequence. The old one is over when its queued requests have run.
+    /// It begins a new sequence, or is refused. The old one is over when its queued requests have run.
     Restart,
 }
 
@@ -309,8 +309,8 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Takes a request. Returns the worker to wake, or the request and why it cannot run; then nothing has changed.
-    /// `wait`: how long a START may wait for a place.
+    /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Then nothing has changed, except
+    /// what [`Scheduler::refuse_start`] does. `wait`: how long a START may wait for a place.
     pub fn arrive(
         &mut self,
         control: Control,
@@ -321,12 +321,19 @@ impl<R> Scheduler<R> {
         let known = control.id.as_ref().and_then(|id| self.by_id.get(id)).copied();
         let mut begins = Begins::Plain;
         let lane = match (control.start, known) {
-            (true, _) => match self.begin(control.id, control.origin, known, wait, now) {
+            (true, _) => match self.begin(control.id.clone(), control.origin, known, wait, now) {
                 Ok(begun) => {
                     begins = begun.1;
                     begun.0
                 }
-                Err(refused) => return Err((request, refused)),
+                Err(refused) => {
+                    // These ask for the state that the live sequence has.
+                    let continues = matches!(refused, Refused::NotParkedButLive(_) | Refused::CloneOfItself(_));
+                    if let Some(id) = control.id.filter(|_| !continues) {
+                        self.refuse_start(&id);
+                    }
+                    return Err((request, refused));
+                }
             },
             (false, Some(lane)) => match self.check_queue(self.queued_in(lane), control.id) {
                 Ok(()) => lane,
@@ -355,6 +362,19 @@ impl<R> Scheduler<R> {
             }
             Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
         }
+    }
+
+    /// Hears of a START that is refused. With [`OnDuplicateStart::Restart`] it ends the live sequence with its id, as if it
+    /// had begun: what the client has sent after it would otherwise get the state of that sequence.
+    pub fn refuse_start(&mut self, id: &SequenceId) {
+        if let (Some(&lane), OnDuplicateStart::Restart) = (self.by_id.get(id), self.rules.on_duplicate_start) {
+            self.replace(lane);
+        }
+    }
+
+    /// Ends a sequence when its queued requests have run.
+    fn replace(&mut self, lane: u32) {
+        if self.has_phase(lane, Phase::Idle) { self.drop_idle(lane, false) } else { self.close(lane) }
     }
 
     /// How many requests of a sequence wait.
@@ -456,9 +476,9 @@ impl<R> Scheduler<R> {
             }
             Origin::Parked => return self.resume(id, known, now).map(|lane| (lane, Begins::Resumed)),
         };
-        let replaced = known.filter(|&lane| self.has_phase(lane, Phase::Idle));
+        let replaces_idle = known.is_some_and(|lane| self.has_phase(lane, Phase::Idle));
         let Rules { max_sequences, max_waiting, longest_wait, idle, .. } = self.rules;
-        let has_place = self.placed - usize::from(replaced.is_some()) < max_sequences;
+        let has_place = self.placed - usize::from(replaces_idle) < max_sequences;
         // A clone cannot wait: the other sequence would go on meanwhile.
         if !has_place && source.is_some() {
             return Err(Refused::TooMany { id, max: max_sequences, idle });
@@ -467,10 +487,8 @@ impl<R> Scheduler<R> {
             return Err(self.no_place(id));
         }
         // The new sequence takes the place of an idle one that it replaces, so that it doesn't have to wait for one.
-        match (replaced, known) {
-            (Some(lane), _) => self.drop_idle(lane, false),
-            (None, Some(lane)) => self.close(lane),
-            (None, None) => {}
+        if let Some(lane) = known {
+            self.replace(lane);
         }
         let is_taken = |id: &SequenceId| self.by_id.contains_key(id) || self.parked.contains_key(id);
         let id = id.unwrap_or_else(|| self.ids.next(is_taken));

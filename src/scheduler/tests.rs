@@ -404,6 +404,18 @@ fn a_sequence_that_fails_takes_the_clones_that_wait_for_it_along() {
 }
 
 #[test]
+fn a_restart_without_a_place_ends_the_old_sequence_when_its_requests_have_run() {
+    let restart = OnDuplicateStart::Restart;
+    let mut bench = Bench::new(Rules { max_sequences: 1, on_duplicate_start: restart, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.send(1, "", 11).unwrap();
+    assert_eq!(bench.send(1, "S", 12), Err(too_many(1, 1)));
+    assert_eq!(bench.send(1, "", 13), Err(Refused::Missing(id(1))), "it follows the START");
+    assert_eq!((bench.run(After::Advanced), bench.run(After::Advanced)), (vec![10], vec![11]));
+    assert_eq!(bench.scheduler.live(), 0);
+}
+
+#[test]
 fn a_long_chain_of_clones_falls_with_its_first_sequence() {
     let mut bench = Bench::new(Rules { max_sequences: 100_000, ..rules() });
     bench.send(1, "S", 1).unwrap();

@@ -38,7 +38,7 @@ use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
 use crate::scheduler::{After, Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
-use crate::sequence::Key;
+use crate::sequence::{Key, SequenceId};
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
 use alarm::Alarm;
 use releases::{LOOK_EVERY, Releases};
@@ -76,6 +76,8 @@ impl Scheduled {
 /// A row of a request, and what it says about its sequence.
 struct Read {
     row: Row,
+    /// The id of a START.
+    starts: Option<SequenceId>,
     control: Result<Control, Unfit>,
 }
 
@@ -191,10 +193,11 @@ impl Workers {
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
             let rows = if rows.len() == 1 { rows } else { all_or_none(rows, &scheduler) };
-            for Read { row, control } in rows {
+            for Read { row, starts, control } in rows {
                 let control = match control {
                     Ok(control) => control,
                     Err(why) => {
+                        starts.iter().for_each(|id| scheduler.refuse_start(id));
                         refused.push((row.request, why));
                         continue;
                     }
@@ -249,14 +252,14 @@ impl Workers {
             Ok(read) => read,
             Err(error) => {
                 let (row, control) = (Row::new(request), Err(Some(Box::new(error))));
-                return smallvec![Read { row, control }];
+                return smallvec![Read { row, starts: None, control }];
             }
         };
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
             let mut row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
-            let problem = row.problem.take();
-            Read { row, control: problem.map_or(Ok(control), |error| Err(Some(error))) }
+            let (problem, starts) = (row.problem.take(), control.id.clone().filter(|_| control.start));
+            Read { row, starts, control: problem.map_or(Ok(control), |error| Err(Some(error))) }
         };
         rows.into_iter().zip(controls).map(read).collect()
     }

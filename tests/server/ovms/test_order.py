@@ -110,6 +110,21 @@ def test_o37_a_start_does_not_wait_for_the_queue_of_a_busy_sequence(serve, conne
     assert total(client.ask(model.name, fed(0), end(42))) == 11
 
 
+@pytest.mark.parametrize("fault", ["no_place", "two_rows"])
+def test_what_follows_a_restart_that_is_refused_does_not_get_the_old_state(serve, connect, fault):
+    model = serve(parameters={"on_duplicate_start": "restart", "max_sequence_number": 1, "worker_count": 2})
+    rows = 2 if fault == "two_rows" else 1
+    again = {name: np.repeat(value, rows, axis=0) for name, value in fed(4).items()}
+    first, second, refused, late = sums(
+        connect("stream"),
+        model,
+        [(fed(1, work=200), start(42)), (fed(2), step(42)), (again, start(42)), (fed(8), step(42))],
+    )
+    assert (first, second) == (1, 3)
+    assert isinstance(refused, Refused)
+    check_error(late, "SEQUENCE_MISSING", 42)
+
+
 def test_o38_an_end_behind_a_request_is_computed_after_it(serve, connect):
     model, stream = serve(), connect("stream")
     *came, late = sums(
