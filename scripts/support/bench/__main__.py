@@ -15,7 +15,7 @@ import psutil
 import tritonclient.http as http
 from rich.console import Console
 
-from support.bench import conversion, padding, peers, report, service, state_api, step
+from support.bench import conversion, faults, padding, peers, report, service, state_api, step
 from support.bench.models import MODELS
 from support.bench.peers import Comparison, Peer
 from support.bench.service import Served
@@ -33,6 +33,7 @@ LEVELS = (
     "state",
     "service",
     "bound",
+    "faults",
     "conversion",
     "closed",
     "open",
@@ -125,7 +126,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--blocks",
         type=_number,
-        help="repetitions for service, bound, conversion, closed and open (default: 3, with --quick 1)",
+        help="repetitions for service, bound, faults, conversion, closed and open (default: 3, with --quick 1)",
     )
     parser.add_argument("--seconds", type=float, help="of a window there (default: 1, with --quick 0.5)")
     parser.add_argument(
@@ -260,6 +261,7 @@ LEVEL = {
     "load": lambda folder, *_: step.load(folder),
     "service": _service,
     "bound": _bound,
+    "faults": lambda folder, _, options: faults.rates(folder, 3 * options.seconds, options.blocks),
 }
 
 if __name__ == "__main__":

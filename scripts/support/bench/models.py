@@ -173,7 +173,7 @@ def _tensors(tensors: tuple[Tensor, ...]) -> str:
     return ", ".join(f'{{ name: "{of.name}" data_type: TYPE_FP32 dims: [ {dims(of)} ] }}' for of in tensors)
 
 
-def _model(
+def graph_of(
     nodes: list, inputs: list[tuple[str, list]], outputs: list[tuple[str, list]], constants: dict | None = None
 ) -> ModelProto:
     from onnx import TensorProto, helper, numpy_helper
@@ -189,7 +189,7 @@ def _accumulate() -> ModelProto:
 
     node = helper.make_node
     one = ["batch", 1]
-    return _model(
+    return graph_of(
         [node("Add", ["X", "SUM_IN"], ["SUM_OUT"]), node("Identity", ["SUM_OUT"], ["Y"])],
         [("X", one), ("SUM_IN", one)],
         [("Y", one), ("SUM_OUT", one)],
@@ -275,7 +275,7 @@ def _cache() -> ModelProto:
 
     node = helper.make_node
     ints = lambda *values: np.array(values, np.int64)  # noqa: E731
-    return _model(
+    return graph_of(
         [
             node("Slice", ["CACHE_IN", "one", "end", "axis"], ["kept"]),
             node("Concat", ["kept", "X"], ["CACHE_OUT"], axis=1),
@@ -293,7 +293,7 @@ def _growing() -> ModelProto:
     from onnx import helper
 
     node = helper.make_node
-    return _model(
+    return graph_of(
         [
             node("Concat", ["PAST_IN", "X"], ["PAST_OUT"], axis=1),
             node("Squeeze", ["X", "axis"], ["Y"]),
@@ -313,7 +313,7 @@ def _forty() -> ModelProto:
     node = helper.make_node
     row = ["batch", 16]
     states = [(f"S{number}_IN", f"S{number}_OUT") for number in range(FORTY)]
-    return _model(
+    return graph_of(
         [
             *(node("Add", ["X", read], [written]) for read, written in states),
             node("Identity", ["S0_OUT"], ["Y"]),

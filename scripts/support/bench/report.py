@@ -67,6 +67,13 @@ COLUMNS = {
         "resident_bytes_per_sequence": "resident bytes/sequence",
     },
     "load": {"model": "model", "load_ms": "load ms"},
+    "faults": {
+        "scheduling": "scheduling",
+        "bad": "bad clients",
+        "requests_per_s": "requests/s of 8 good clients",
+        "over_alone": "/ without others",
+        "over_good": "/ beside as many good ones",
+    },
     "state": {
         "model": "model",
         "state_bytes": "state bytes",
@@ -167,6 +174,7 @@ TITLES = {
     "open": "At a fixed rate, a part of the capacity",
     "open_ratios": "At a fixed rate: ours over the better peer",
     "bound": "The service, lstm, 64 sequences, against what the CPUs allow",
+    "faults": "Good clients beside clients whose requests fail",
 }
 
 
