@@ -310,7 +310,8 @@ impl<R> Scheduler<R> {
     }
 
     /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Then nothing has changed, except
-    /// what [`Scheduler::refuse_start`] does. `wait`: how long a START may wait for a place.
+    /// what [`Scheduler::refuse_start`] does. `wait`: how long a START may wait for a place. To be followed by
+    /// [`Scheduler::fill_places`].
     pub fn arrive(
         &mut self,
         control: Control,
@@ -365,7 +366,8 @@ impl<R> Scheduler<R> {
     }
 
     /// Hears of a START that is refused. With [`OnDuplicateStart::Restart`] it ends the live sequence with its id, as if it
-    /// had begun: what the client has sent after it would otherwise get the state of that sequence.
+    /// had begun: what the client has sent after it would otherwise get the state of that sequence. To be followed by
+    /// [`Scheduler::fill_places`].
     pub fn refuse_start(&mut self, id: &SequenceId) {
         if let (Some(&lane), OnDuplicateStart::Restart) = (self.by_id.get(id), self.rules.on_duplicate_start) {
             self.replace(lane);
@@ -786,8 +788,8 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Gives the free places to sequences that wait for one.
-    fn fill_places(&mut self, now: Instant, wake: &mut Vec<usize>) {
+    /// Gives the free places to sequences that wait for one. Adds the workers that have something to do now to `wake`.
+    pub fn fill_places(&mut self, now: Instant, wake: &mut Vec<usize>) {
         while self.placed < self.rules.max_sequences
             && let Some(lane) = self.waiting.pop_front()
         {

@@ -416,6 +416,18 @@ fn a_restart_without_a_place_ends_the_old_sequence_when_its_requests_have_run() 
 }
 
 #[test]
+fn a_start_that_waits_gets_the_place_of_a_sequence_whose_restart_is_refused() {
+    let restart = OnDuplicateStart::Restart;
+    let mut bench = Bench::new(Rules { max_sequences: 1, max_waiting: 1, on_duplicate_start: restart, ..rules() });
+    bench.send(1, "S", 10).unwrap();
+    bench.run(After::Advanced);
+    bench.send(2, "S", 20).unwrap();
+    assert_eq!(bench.clone(9, 1, 11), Err(Refused::Missing(id(9))));
+    bench.scheduler.fill_places(bench.now, &mut Vec::new());
+    assert_eq!(bench.run(After::Advanced), [20]);
+}
+
+#[test]
 fn a_long_chain_of_clones_falls_with_its_first_sequence() {
     let mut bench = Bench::new(Rules { max_sequences: 100_000, ..rules() });
     bench.send(1, "S", 1).unwrap();

@@ -6,6 +6,11 @@
 //! appended it after the requests of payload `n - 1` had been released. So everything that core had queued by then has
 //! arrived. We say that payload `n - 1` is *passed*.
 //!
+//! This needs the true predecessor. A client that sends requests of one id on several connections, or several STARTs ahead,
+//! can have a request of one incarnation arrive at another. So a request proves nothing if core may have had something of
+//! another incarnation of its id when its own incarnation started. What is left: if a client sends END, START and a request
+//! behind it on three connections, the last of them may arrive first.
+//!
 //! A START has no predecessor, so a single START proves nothing. Two further facts help if only STARTs arrive:
 //!
 //! - Core queues at most one request for each of its slots. When that many requests have arrived since a payload was

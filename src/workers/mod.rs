@@ -210,6 +210,7 @@ impl Workers {
                 }
             }
         }
+        scheduler.fill_places(now, &mut wake);
         let is_alone = scheduler.live() == 1;
         wake.extend(scheduler.with_over());
         self.shared.watch_clock_for(&scheduler, now);
@@ -230,9 +231,13 @@ impl Workers {
 
     /// The rows of a request: one, unless its special inputs have several.
     fn read(&self, mut request: Request) -> SmallVec<[Read; 1]> {
-        let read = |request: &mut Request| {
-            let asked = self.expected.asked(request)?;
+        let mut starts = None;
+        let mut read = |request: &mut Request| {
             let mut controls = self.control.read(request)?;
+            if let [control] = controls.as_slice() {
+                starts = control.id.clone().filter(|_| control.start);
+            }
+            let asked = self.expected.asked(request)?;
             if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
                 if asked.resume && control.id.is_none() {
                     return Err(conflict("'resume' needs the id of the parked sequence"));
@@ -252,7 +257,7 @@ impl Workers {
             Ok(read) => read,
             Err(error) => {
                 let (row, control) = (Row::new(request), Err(Some(Box::new(error))));
-                return smallvec![Read { row, starts: None, control }];
+                return smallvec![Read { row, starts, control }];
             }
         };
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };

@@ -31,6 +31,9 @@ struct Chain {
     incarnations: SmallVec<[SlotId; 1]>,
     /// Incarnations without a slot, at the front of the chain.
     stateless: Option<Stateless>,
+    /// The payload with the last END. Until it is passed, requests may arrive that a client sent before that END, on several
+    /// connections at once.
+    ended_in: u64,
 }
 
 /// Incarnations without a slot, of which core may have requests.
@@ -93,7 +96,9 @@ impl Chains {
             chain.stateless = None;
         }
         let Some(&front) = chain.incarnations.first() else {
-            self.chains.remove(key);
+            if chain.ended_in <= passed {
+                self.chains.remove(key);
+            }
             return;
         };
         let Some(record) = records.pool.record(front) else { return };
@@ -187,8 +192,9 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         // this payload proves only after its STARTs, because the START of another incarnation may be among them.
         let is_newer = match last {
             Some(last) => front == Some(last) && records.is_newer_than(last),
-            None => !self.chains.contains_key(key),
+            None => self.chains.get(key).is_none_or(|chain| chain.stateless.is_none()),
         };
+        let is_only_one = !self.chains.contains_key(key);
         if let Some(front) = front.filter(|&front| is_newer && records.has_nothing_queued(front)) {
             // The client has started over, or core has dropped the sequence.
             records.counts.ended += 1;
@@ -196,7 +202,7 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         }
         let starts_over = self.last(key).is_some();
         let has_room = if starts_over { Ok(()) } else { records.check_room(self.with_slots) };
-        let acquired = has_room.and_then(|()| records.acquire(key, is_newer, now));
+        let acquired = has_room.and_then(|()| records.acquire(key, is_newer, is_only_one, now));
         match acquired {
             Ok(slot) => {
                 let chain = self.chains.entry(key.clone()).or_default();
@@ -222,6 +228,11 @@ impl<S, C, H> Incarnations<S, C, H> for Chains {
         let Some(chain) = self.chains.get(key) else { return false };
         let is_behind = chain.incarnations.first() != Some(&slot);
         if end {
+            let payload = records.payload(key.instance);
+            if let Some(chain) = self.chains.get_mut(key) {
+                chain.ended_in = payload;
+            }
+            self.look_later(key, payload);
             records.counts.ended += 1;
             self.remove(records, slot, key);
             return false;

@@ -39,7 +39,7 @@ impl<S, C, H> Incarnations<S, C, H> for Lanes {
             self.remove(records, slot, key);
         }
         records.check_room(self.0.len())?;
-        let slot = records.acquire(key, true, now)?;
+        let slot = records.acquire(key, true, true, now)?;
         self.0.extend(key.lane.map(|lane| ((key.instance, lane), slot)));
         Ok(slot)
     }

@@ -44,6 +44,8 @@ struct Core {
     queue: VecDeque<Sent>,
     payloads: VecDeque<Vec<Sent>>,
     incarnations: u64,
+    /// Requests that have a slot, and whose threads have not put them into its queue yet.
+    late: VecDeque<Sent>,
 }
 
 impl Core {
@@ -55,11 +57,13 @@ impl Core {
             queue: VecDeque::new(),
             payloads: VecDeque::new(),
             incarnations: 0,
+            late: VecDeque::new(),
         }
     }
 
-    /// Sends a request to core. Returns it if core accepts it.
-    fn send(&mut self, id: u64, start: bool, end: bool) -> Option<Sent> {
+    /// Sends a request to core. Returns it if core accepts it. `late`: the thread that brings it pauses when core has
+    /// chosen its slot.
+    fn send(&mut self, id: u64, start: bool, end: bool, late: bool) -> Option<Sent> {
         let core_slot = match self.active.get(&id) {
             Some(&(slot, _)) => slot,
             None if start => self.slots.iter().position(|slot| slot.id.is_none())?,
@@ -74,9 +78,22 @@ impl Core {
         if end {
             self.active.remove(&id);
         }
-        self.slots[core_slot].queue.push_back(sent);
-        self.advance(core_slot);
+        self.late.push_back(sent);
+        if !late {
+            self.arrive();
+        }
         Some(sent)
+    }
+
+    /// Puts what is late into the queues of its slots.
+    fn arrive(&mut self) {
+        // The last one comes first. Those of one slot keep their order: docs/sequences.md names what happens otherwise.
+        while let Some(&Sent { core_slot, .. }) = self.late.back() {
+            let of_slot: Vec<Sent> = self.late.iter().filter(|sent| sent.core_slot == core_slot).copied().collect();
+            self.late.retain(|sent| sent.core_slot != core_slot);
+            self.slots[core_slot].queue.extend(of_slot);
+            self.advance(core_slot);
+        }
     }
 
     /// Moves the next request of a slot to the common queue, if the slot has none in flight.
@@ -124,6 +141,12 @@ impl Core {
 #[derive(Clone, Copy, Debug)]
 pub enum Op {
     Send {
+        id: u64,
+        start: bool,
+        end: bool,
+    },
+    /// The same, by a client that sends on several connections: it overtakes this one.
+    SendLate {
         id: u64,
         start: bool,
         end: bool,
@@ -196,22 +219,26 @@ struct World {
     without_end: HashMap<u64, u64>,
     /// Looks since the instance became idle.
     looks: u32,
-    /// Ids of clients that have broken a rule, with a START that failed. A client that goes on after the failure may get
-    /// the state of another sequence of its id (docs/sequences.md, "Known limit").
-    failed_beside: HashSet<u64>,
+    /// Ids whose requests may get the state of another sequence of the id (docs/sequences.md, "Known limit"): a START that
+    /// broke a rule has failed, or they came on several connections at once.
+    may_differ: HashSet<u64>,
     /// Whether every third START fails.
     starts_fail: bool,
 }
 
 impl World {
-    fn send(&mut self, id: u64, start: bool, end: bool) {
+    fn send(&mut self, id: u64, start: bool, end: bool, late: bool) {
         let in_flight = self.in_flight.entry(id).or_default();
         let starts_over = start && self.core.active.contains_key(&id);
         let breaks = start && in_flight.starts > 0 || starts_over && in_flight.requests > 0;
         if breaks && self.clients == Clients::KeepRules {
             return;
         }
-        let Some(sent) = self.core.send(id, start, end) else { return };
+        let Some(sent) = self.core.send(id, start, end, late) else { return };
+        if late {
+            self.rule_broken.insert(id);
+            self.may_differ.insert(id);
+        }
         in_flight.requests += 1;
         in_flight.starts += usize::from(start);
         if breaks {
@@ -233,7 +260,7 @@ impl World {
 
     fn send_next(&mut self, id: u64) {
         if let Some((start, end)) = self.plans.get_mut(&id).and_then(VecDeque::pop_front) {
-            self.send(id, start, end);
+            self.send(id, start, end, false);
         }
     }
 
@@ -259,7 +286,7 @@ impl World {
             match &slot {
                 Ok(slot) => {
                     let own = self.slots.get(&sent.incarnation);
-                    let may_differ = self.failed_beside.contains(&sent.id);
+                    let may_differ = self.may_differ.contains(&sent.id);
                     assert!(Some(slot) == own || may_differ, "{sent:?} got the slot of another incarnation");
                 }
                 Err(refusal) => {
@@ -295,7 +322,7 @@ impl World {
                 // The client knows it only now. The next STARTs of the id may come too soon after this one.
                 self.slots.remove(&sent.incarnation);
                 if !self.rule_broken.insert(sent.id) {
-                    self.failed_beside.insert(sent.id);
+                    self.may_differ.insert(sent.id);
                 }
             }
             let outcome = if fails { Outcome::Failed } else { Outcome::Advanced };
@@ -321,6 +348,7 @@ impl World {
 
     /// Sends what is planned, and empties core's queue.
     fn rest(&mut self) {
+        self.core.arrive();
         while let Some(id) = self.plans.iter().find(|(_, plan)| !plan.is_empty()).map(|(id, _)| *id) {
             self.send_next(id);
         }
@@ -330,6 +358,7 @@ impl World {
     /// Lets time pass, and then the clean-up thread looks at the table. Core hands over its requests before an idle
     /// instance has been looked at for the quiet time.
     fn look(&mut self, time: Duration) {
+        self.core.arrive();
         if self.unsettled.is_empty() && self.core.has_work() {
             self.looks += 1;
             if self.looks >= LOOKS {
@@ -372,13 +401,15 @@ impl World {
 
     /// The process is stopped for so long that core drops its idle sequences when it goes on.
     fn stop(&mut self) {
+        self.core.arrive();
         self.core.drop_idle();
         self.look(DROPPED * 2);
     }
 
     fn play(&mut self, op: Op) {
         match op {
-            Op::Send { id, start, end } => self.send(id, start, end),
+            Op::Send { id, start, end } => self.send(id, start, end, false),
+            Op::SendLate { id, start, end } => self.send(id, start, end, true),
             Op::Plan { id, requests, end } => {
                 let flags = (0..requests).map(|at| (at == 0, end && at == requests - 1));
                 self.plans.entry(id).or_default().extend(flags);
@@ -428,7 +459,7 @@ pub fn play(ops: Vec<Op>, batch: usize, clients: Clients, starts_fail: bool) {
         started: HashMap::new(),
         without_end: HashMap::new(),
         looks: 0,
-        failed_beside: HashSet::new(),
+        may_differ: HashSet::new(),
         starts_fail,
     };
     for op in ops {
@@ -469,6 +500,17 @@ mod properties {
                 .prop_map(|(id, start, end)| Op::Send { id, start, end }),
             18 => server_op(),
             6 => passing_time(),
+        ]
+    }
+
+    /// The first two ids are those of clients that use several connections.
+    fn op_of_several_connections() -> impl Strategy<Value = Op> {
+        let flags = || (prop::bool::weighted(0.35), prop::bool::weighted(0.3));
+        prop_oneof![
+            6 => (1u64..3, flags()).prop_map(|(id, (start, end))| Op::SendLate { id, start, end }),
+            12 => (1u64..6, flags()).prop_map(|(id, (start, end))| Op::Send { id, start, end }),
+            24 => server_op(),
+            2 => passing_time(),
         ]
     }
 
@@ -513,6 +555,14 @@ mod properties {
         fn clients_that_break_the_rules_get_their_own_state_or_none(
             ops in prop::collection::vec(op(), 0..if cfg!(miri) { 40 } else { 200 }), batch in 1usize..5,
             starts_fail in any::<bool>(),
+        ) {
+            play(ops, batch, Clients::BreakRules, starts_fail);
+        }
+
+        #[test]
+        fn clients_that_use_several_connections_disturb_no_other_id(
+            ops in prop::collection::vec(op_of_several_connections(), 0..if cfg!(miri) { 40 } else { 200 }),
+            batch in 1usize..5, starts_fail in any::<bool>(),
         ) {
             play(ops, batch, Clients::BreakRules, starts_fail);
         }

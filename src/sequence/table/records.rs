@@ -35,9 +35,11 @@ pub(super) struct Record<C, H> {
     /// When this payload is passed, every START has arrived that core kept behind an END when it sent this START.
     pub delayed_until: u64,
     /// Whether the START is certainly newer than those of the earlier incarnations in its chain. Otherwise core may have
-    /// delayed it, and the client may have sent it before theirs. If one of them has failed, its client may go on with
-    /// requests that cannot be told from those of this incarnation, so they prove nothing.
+    /// delayed it, and the client may have sent it before theirs.
     pub is_newer: bool,
+    /// Whether core had nothing of another incarnation of the id when it started. Else a client that breaks the rules can
+    /// have a request of another incarnation arrive here, and such a request proves nothing.
+    pub is_only_one: bool,
     /// Whether the incarnation has no state: its START failed, or its requests cannot be told from those of another
     /// incarnation.
     pub failed: bool,
@@ -129,7 +131,7 @@ impl<S, C, H> Records<S, C, H> {
     }
 
     /// Occupies a slot for a START.
-    pub fn acquire(&mut self, key: &Key, is_newer: bool, now: Instant) -> Result<SlotId, Refusal> {
+    pub fn acquire(&mut self, key: &Key, is_newer: bool, is_only_one: bool, now: Instant) -> Result<SlotId, Refusal> {
         let instance = self.instance(key.instance, now);
         let (payload, delayed_until) = (instance.watermark.begun(), instance.last_end);
         let record = Record {
@@ -141,6 +143,7 @@ impl<S, C, H> Records<S, C, H> {
             released_after: 0,
             delayed_until,
             is_newer,
+            is_only_one,
             failed: false,
         };
         self.pool.acquire(record).map_err(|error| match error {
@@ -156,7 +159,7 @@ impl<S, C, H> Records<S, C, H> {
         if !matches!(record.phase, Phase::Waiting | Phase::Releasing) {
             return Err(Refusal::Busy);
         }
-        if record.is_newer {
+        if record.is_only_one {
             instance.watermark.follow(record.released_after);
         }
         record.phase = Phase::InFlight { start: false };

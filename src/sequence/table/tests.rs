@@ -134,6 +134,7 @@ fn sequences_of_one_request_leave_no_chain() {
         step(&mut table, id, true, true, now).unwrap();
     }
     assert_eq!((table.live(), table.counts().started, table.counts().ended), (0, 9, 9));
+    pause(&mut table, now);
     assert_eq!(table.incarnations.known(), (0, 0));
 }
 

@@ -110,19 +110,32 @@ def test_o37_a_start_does_not_wait_for_the_queue_of_a_busy_sequence(serve, conne
     assert total(client.ask(model.name, fed(0), end(42))) == 11
 
 
-@pytest.mark.parametrize("fault", ["no_place", "two_rows"])
+@pytest.mark.parametrize("fault", ["no_place", "two_rows", "state_parameter"])
 def test_what_follows_a_restart_that_is_refused_does_not_get_the_old_state(serve, connect, fault):
-    model = serve(parameters={"on_duplicate_start": "restart", "max_sequence_number": 1, "worker_count": 2})
+    parameters = {"on_duplicate_start": "restart", "max_sequence_number": 1, "worker_count": 2, "state_api": "true"}
+    model = serve(parameters=parameters)
     rows = 2 if fault == "two_rows" else 1
     again = {name: np.repeat(value, rows, axis=0) for name, value in fed(4).items()}
+    wrong = {"get_state": "NOTHING"} if fault == "state_parameter" else {}
     first, second, refused, late = sums(
         connect("stream"),
         model,
-        [(fed(1, work=200), start(42)), (fed(2), step(42)), (again, start(42)), (fed(8), step(42))],
+        [(fed(1, work=200), start(42)), (fed(2), step(42)), (again, start(42) | wrong), (fed(8), step(42))],
     )
     assert (first, second) == (1, 3)
     assert isinstance(refused, Refused)
     check_error(late, "SEQUENCE_MISSING", 42)
+
+
+def test_a_start_that_waits_gets_the_place_of_a_sequence_whose_restart_is_refused(serve, connect):
+    parameters = {"on_duplicate_start": "restart", "max_sequence_number": 1, "max_queue_size": 2, "state_api": "true"}
+    model, client, stream = serve(parameters=parameters), connect(), connect("stream")
+    client.ask(model.name, fed(1), start(1))
+    stream.send(model.name, fed(5), start(2))
+    with pytest.raises(Refused, match="STATE_UNKNOWN"):
+        client.ask(model.name, fed(1), start(1) | {"get_state": "NOTHING"})
+    _, came = stream.reply()
+    assert total(came) == 5
 
 
 def test_o38_an_end_behind_a_request_is_computed_after_it(serve, connect):
