@@ -5,19 +5,23 @@
 
 #![forbid(unsafe_code)]
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use prost::Message;
 use prost::bytes::Bytes;
+use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
 use stateful_convert::{
-    ConvertError, Converted, Hint, InputAxis, Options, Pair, WeightsError, with_small_weights_shown, with_weights,
+    ConvertError, Converted, Hint, InputAxis, Options, Pair, SMALL_WEIGHT_BYTES, WeightsError,
+    with_small_weights_shown, with_weights,
 };
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
-use crate::session::{Library, ModelSource, Nodes, OpenError, Provider, Session, compare};
+use crate::session::{FileBytes, Library, ModelSource, Nodes, OpenError, Provider, Session, compare};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]
@@ -212,8 +216,17 @@ fn convert(
 /// The bytes of a model, with the weights that a look at its graph needs. Weights that can't be read are left out: ONNX
 /// Runtime has loaded the model, or says what is wrong with it.
 pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
-    let bytes = bytes_of(model)?;
+    let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
+    let bytes = if model.bytes().is_some() { bytes_of(model)? } else { graph_of(model.file()).map_err(failed)? };
     Ok(with_small_weights_shown(bytes.clone(), folder_of(model.file())).unwrap_or(bytes))
+}
+
+/// The bytes of a model without large weights, which would take long to read.
+fn graph_of(file: &Path) -> io::Result<Bytes> {
+    let mut bytes = FileBytes::open(file, SMALL_WEIGHT_BYTES as usize)?;
+    let decoded = ModelProto::decode(&mut bytes);
+    bytes.check()?;
+    Ok(decoded.map_err(io::Error::other)?.encode_to_vec().into())
 }
 
 fn bytes_of(model: &ModelSource) -> Result<Bytes, ConversionError> {

@@ -130,7 +130,8 @@ pub fn snapshots(bytes: &[u8]) {
 pub fn configuration(bytes: &[u8]) {
     let mut choices = Choices(bytes);
     let signature = signature(&mut choices);
-    let settings = Settings { completes: choices.below(2) > 0, default_max_batch_size: choices.below(9) };
+    let settings =
+        Settings { completes: choices.below(2) > 0, default_max_batch_size: choices.below(9), rows_mix: false };
     let document = if choices.below(8) == 0 {
         choices.0.to_vec()
     } else {

@@ -12,11 +12,12 @@
 //! | [`instance`] | the path of a payload from Triton's queue to its answers, and what requests do to their state beside a run | responder, report, batch, snapshot, store, model, panic, error, binding, session, config, scheduler, sequence, memory, state, triton |
 //! | [`responder`] | the thread that sends answers | panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, error, binding, snapshot, session, triton, config, scheduler, sequence, memory, state, tensor |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, proof, error, binding, snapshot, session, triton, config, scheduler, sequence, memory, state, tensor |
 //! | [`snapshot`] | the state of a sequence as bytes | store, model, error, binding, memory, triton, tensor |
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
-//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, error, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, proof, error, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
+//! | [`proof`] | looks at load whether the rows of a run change each other's results | binding, session, memory, tensor |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session, tensor |
 //! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, tensor |
 //! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | completion, session, config |
@@ -47,6 +48,7 @@ mod instance;
 pub mod memory;
 mod model;
 mod panic;
+mod proof;
 mod report;
 mod responder;
 mod scheduler;

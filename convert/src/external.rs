@@ -14,7 +14,7 @@ use crate::onnx::schema::{TensorProto, tensor_proto::DataLocation};
 use crate::onnx::{self, ReadError, element_count, type_bytes};
 
 /// Weights whose contents a conversion looks at, such as shapes, have at most so many bytes.
-const SMALL_WEIGHT_BYTES: u64 = MOST_ELEMENTS as u64 * 8;
+pub const SMALL_WEIGHT_BYTES: u64 = MOST_ELEMENTS as u64 * 8;
 /// Most bytes of a model in memory: what protobuf can write.
 const MOST_BYTES: u64 = 1 << 31;
 

@@ -10,7 +10,7 @@ use crate::graph::{is_recurrent, producers, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::onnx::{Dim, opset};
-use crate::time::Cut;
+use crate::time::{Cut, Place};
 
 /// Rows and other open dimensions: two lengths with many divisors, neither a multiple of the other.
 pub const ROWS: i64 = 120;
@@ -53,6 +53,20 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
     let made = || outputs.iter().find(has_other).map(|of| of.output.as_str());
     let name = conflict.or_else(made)?;
     producers(&graph).get(name).map(|&index| described(&graph.node[index]))
+}
+
+/// Whether the graph says that each row of a batch is computed from that row alone; if not, which node is in the way, and
+/// why. `rows` and `outputs` are the axes that have the batch. An operator that isn't known is in the way, too.
+pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Result<(), String> {
+    let Prepared { model, graph, .. } = prepared(bytes).map_err(|_| "the graph can't be read".to_owned())?;
+    let places = crate::batch::rows(&graph, opset(&model), rows)
+        .map_err(|refusal| format!("{} '{}' {}", refusal.operator, refusal.node, refusal.why))?;
+    let is_elsewhere = |of: &&OutputAxis| match places.get(&of.output) {
+        Some(Place::At(layout)) => layout.axis != of.axis || !layout.is_clean(),
+        _ => true,
+    };
+    let elsewhere = outputs.iter().find(is_elsewhere);
+    elsewhere.map_or(Ok(()), |of| Err(format!("output '{}' doesn't have the rows on axis {}", of.output, of.axis)))
 }
 
 /// The shapes where the batch has this length, and each other open dimension another.

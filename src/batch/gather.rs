@@ -1,8 +1,8 @@
 //! Rows into the inputs of a step.
 
 use super::Row;
-use super::generated::{self, RowValues};
-use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, Source};
+use super::generated;
+use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, RowValues, Source};
 use crate::config::FirstRequest;
 use crate::error::RequestError;
 use crate::memory::ClientBytes;

@@ -5,13 +5,16 @@
 //! may differ by the rounding of its type. Only one instance of a model has to check it.
 
 use super::gather::constant;
-use super::generated::{self, RowValues};
-use crate::binding::{Binding, BoundControl, BoundInput, BoundState, Flag, Initial, InitialContent, InputAxis, Source};
+use super::generated;
+use crate::binding::{
+    Binding, BoundControl, BoundInput, BoundState, Flag, Initial, InitialContent, InputAxis, RowValues, Source,
+};
 use crate::error::{LoadError, RequestError};
 use crate::memory::{BytesMut, rows};
+use crate::proof::{Answer, Scale, difference, is_float, random};
 use crate::session::{Copier, Run, Step};
 use crate::store::{HasState, RowState, StateStore};
-use crate::tensor::{DataType, Dims, RowAt, RowLayout, StorageType, element_count};
+use crate::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
 
 /// Lengths of the states of two rows. A third row has the length with which sequences start.
 const LENGTHS: [i64; 2] = [7, 4];
@@ -21,7 +24,7 @@ const OPEN: i64 = 2;
 const PADDING: u8 = 0x3f;
 
 /// What one row has after a run: the values of each output that can be read.
-type Answers = Vec<(String, Vec<i64>, Vec<f64>)>;
+type Answers = Vec<Answer>;
 
 /// A row with random values.
 struct CheckedRow {
@@ -67,7 +70,7 @@ pub fn check_padding(
         let alone =
             alone.map_err(|error| refused(format!("the check with a state of {length} elements failed: {error}")))?;
         let alone = alone.into_iter().next().unwrap_or_default();
-        if let Some(why) = difference(binding, &alone, &shared) {
+        if let Some(why) = difference(&alone, &shared) {
             return Err(refused(format!(
                 "a sequence with states of {length} elements gets other values if it shares a run with one of {}: {why}",
                 LENGTHS[0]
@@ -132,7 +135,7 @@ fn given(state: &BoundState, index: usize, number: usize, length: i64) -> Option
     } else if !is_float(state.data_type) || !state.is_in_slot() {
         return None;
     }
-    let bytes = random(state.data_type, element_count(&dims)?, &[0, index, number]);
+    let bytes = random(state.data_type, element_count(&dims)?, Scale::One, &[0, index, number]);
     Some(Initial { dims, content: InitialContent::Bytes(bytes) })
 }
 
@@ -168,7 +171,7 @@ fn fill(
         // Without a batch axis, the rows share the value.
         _ => {
             let number = if input.batch_axis.is_some() { row.number } else { 0 };
-            random(input.data_type, element_count(&dims).unwrap_or(0), &[1, index, number])
+            random(input.data_type, element_count(&dims).unwrap_or(0), Scale::One, &[1, index, number])
         }
     };
     match &input.source {
@@ -227,84 +230,8 @@ fn read(
             None if output.view.bytes.is_empty() => continue,
             None => rows::take(output.layout, output.view.bytes, at, to.host()),
         }
-        answers.push((bound.name.clone(), output.row_dims(position), numbers(bound.data_type, &bytes)));
+        let (name, dims) = (bound.name.clone(), output.row_dims(position));
+        answers.push(Answer { name, data_type: bound.data_type, dims, bytes });
     }
     Ok(answers)
-}
-
-/// Which of the answers differ, if some do by more than rounding.
-fn difference(binding: &Binding, alone: &Answers, shared: &Answers) -> Option<String> {
-    for ((name, dims, alone), (_, shared_dims, shared)) in alone.iter().zip(shared) {
-        if dims != shared_dims {
-            let (dims, shared) = (Dims(dims), Dims(shared_dims));
-            return Some(format!("'{name}' is {shared} instead of {dims}"));
-        }
-        let data_type = binding.outputs.iter().find(|output| output.name == *name)?.data_type;
-        let largest = alone.iter().fold(0.0, |largest: f64, value| largest.max(value.abs()));
-        let differs = |(alone, shared): (&f64, &f64)| {
-            let is_close = (alone - shared).abs() <= rounding(data_type) * largest;
-            !is_close && alone != shared && !(alone.is_nan() && shared.is_nan())
-        };
-        if let Some((at, (alone, shared))) = alone.iter().zip(shared).enumerate().find(|(_, pair)| differs(*pair)) {
-            return Some(format!("element {at} of '{name}' is {shared} instead of {alone}"));
-        }
-    }
-    None
-}
-
-/// How much values of a type may differ, as a share of the largest.
-const fn rounding(data_type: DataType) -> f64 {
-    match data_type {
-        DataType::Fp64 | DataType::Fp32 => 1e-3,
-        DataType::Fp16 => 1e-2,
-        DataType::Bf16 => 5e-2,
-        _ => 0.0,
-    }
-}
-
-const fn is_float(data_type: DataType) -> bool {
-    matches!(data_type, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
-}
-
-/// Random elements: numbers from -1 to 1, or whole numbers that are 0 or 1, which are valid indices of most tables.
-fn random(data_type: DataType, count: usize, seed: &[usize]) -> Vec<u8> {
-    let mut state = seed.iter().fold(0, |state: u64, &part| mixed(state.wrapping_add(part as u64)));
-    let mut bytes = Vec::with_capacity(count * data_type.byte_size().unwrap_or(0));
-    for _ in 0..count {
-        state = mixed(state);
-        let value = (state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0;
-        match data_type {
-            DataType::Fp64 => bytes.extend(value.to_ne_bytes()),
-            DataType::Fp32 => bytes.extend((value as f32).to_ne_bytes()),
-            DataType::Fp16 => bytes.extend(half::f16::from_f64(value).to_ne_bytes()),
-            DataType::Bf16 => bytes.extend(half::bf16::from_f64(value).to_ne_bytes()),
-            _ => bytes.extend(&u64::to_le_bytes(state >> 63)[..data_type.byte_size().unwrap_or(0)]),
-        }
-    }
-    bytes
-}
-
-/// The next state of a SplitMix64 generator, mixed.
-const fn mixed(state: u64) -> u64 {
-    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    mixed ^ (mixed >> 31)
-}
-
-/// The elements as numbers.
-fn numbers(data_type: DataType, bytes: &[u8]) -> Vec<f64> {
-    let size = data_type.byte_size().unwrap_or(1);
-    let number = |bytes: &[u8]| {
-        let mut eight = [0; 8];
-        eight[..size].copy_from_slice(bytes);
-        match data_type {
-            DataType::Fp64 => f64::from_le_bytes(eight),
-            DataType::Fp32 => f64::from(f32::from_bits(u32::from_le_bytes([eight[0], eight[1], eight[2], eight[3]]))),
-            DataType::Fp16 => half::f16::from_le_bytes([eight[0], eight[1]]).to_f64(),
-            DataType::Bf16 => half::bf16::from_le_bytes([eight[0], eight[1]]).to_f64(),
-            _ => u64::from_le_bytes(eight) as f64,
-        }
-    };
-    bytes.chunks_exact(size).map(number).collect()
 }

@@ -1,8 +1,8 @@
 //! A batch of no requests: what ONNX Runtime does once for each shape is done before the first client waits for it.
 
 use super::gather::constant;
-use super::generated::{self, RowValues};
-use crate::binding::{Binding, BoundControl, Flag, Source};
+use super::generated;
+use crate::binding::{Binding, BoundControl, Flag, RowValues, Source};
 use crate::error::RequestError;
 use crate::session::{Run, Step};
 use crate::store::{RowState, StateStore};

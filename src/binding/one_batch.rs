@@ -2,7 +2,7 @@
 //! tensor's batch is another's steps, sequences that share a run change each other's answers, without an error.
 
 use prost::bytes::Bytes;
-use stateful_convert::{InputAxis, OutputAxis, is_batch_name, rows_meet_others};
+use stateful_convert::{is_batch_name, rows_meet_others};
 
 use super::feeds::find;
 use super::{Binding, BindingError, BoundInput, Source};
@@ -80,15 +80,7 @@ impl Binding {
             Some((Batched { kind: Kind::Input, info, axis }, fixed))
         };
         let Some((tensor, fixed)) = config.inputs.iter().find_map(|tensor| marked(&tensor)) else { return Ok(()) };
-        let inputs = self
-            .inputs
-            .iter()
-            .filter_map(|input| Some(InputAxis { input: input.name.clone(), axis: input.batch_axis? }));
-        let outputs = self
-            .outputs
-            .iter()
-            .filter_map(|output| Some(OutputAxis { output: output.name.clone(), axis: output.batch_axis? }));
-        let met = rows_meet_others(model()?, &inputs.collect::<Vec<_>>(), &outputs.collect::<Vec<_>>());
+        let met = rows_meet_others(model()?, &self.row_axes(), &self.output_axes());
         met.map_or(Ok(()), |node| {
             let what = format!("{}, and {node} brings it together with another dimension", tensor.place());
             Err(refusal(what, &tensor.line(fixed)).into())

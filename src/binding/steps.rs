@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use prost::bytes::Bytes;
 use stateful_convert::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple as OfInput};
-use stateful_convert::{InputAxis, Pair, crossed_states, passes_on_rows};
+use stateful_convert::{InputAxis, OutputAxis, Pair, crossed_states, passes_on_rows, rows_stay_apart};
 
-use super::{Binding, BindingError, BoundInput, BoundState, Source, StepsMultiple};
+use super::{Binding, BindingError, BoundInput, BoundOutput, BoundState, Source, StepsMultiple};
 use crate::config::{DeclaredState, StatePairs, States, parameter_line};
 
 impl Binding {
@@ -76,11 +76,28 @@ impl Binding {
     /// Refuses a model with a recurrence along the batch, such as an LSTM that gets `[batch, time, n]` where it takes
     /// `[time, batch, n]`. `model` is the ONNX file.
     pub fn check_rows(&self, model: Bytes) -> Result<(), BindingError> {
-        let axis = |input: &BoundInput| Some(InputAxis { input: input.name.clone(), axis: input.batch_axis? });
-        let rows: Vec<InputAxis> = self.inputs.iter().filter_map(axis).collect();
+        let rows = self.row_axes();
         passes_on_rows(model, &rows).map_or(Ok(()), |node| {
             let axes: Vec<String> = rows.iter().map(InputAxis::to_string).collect();
             Err(BindingError::RowsAreSteps { node, axes: axes.join(", ") })
         })
+    }
+
+    /// Whether the graph proves that rows don't change each other's results; if not, which node is in the way. `model` is
+    /// the ONNX file.
+    pub fn rows_in_graph(&self, model: Bytes) -> Result<(), String> {
+        rows_stay_apart(model, &self.row_axes(), &self.output_axes())
+    }
+
+    /// Which axes of the inputs have the batch.
+    pub(super) fn row_axes(&self) -> Vec<InputAxis> {
+        let axis = |input: &BoundInput| Some(InputAxis { input: input.name.clone(), axis: input.batch_axis? });
+        self.inputs.iter().filter_map(axis).collect()
+    }
+
+    /// Which axes of the outputs have the batch.
+    pub(super) fn output_axes(&self) -> Vec<OutputAxis> {
+        let axis = |output: &BoundOutput| Some(OutputAxis { output: output.name.clone(), axis: output.batch_axis? });
+        self.outputs.iter().filter_map(axis).collect()
     }
 }

@@ -22,6 +22,8 @@ pub struct Plan {
     pub warnings: Vec<String>,
     /// Parameters that would help clients.
     pub notes: Vec<String>,
+    /// What is known of the rows of a run, if there may be several.
+    pub rows: Option<String>,
     /// The nodes of the model that quantize with one scale for the whole batch.
     pub batch_scale: Option<BatchScale>,
     /// Outputs of the model that are the same in every run.
@@ -50,6 +52,8 @@ pub struct Settings {
     pub completes: bool,
     /// `--backend-config=default-max-batch-size`.
     pub default_max_batch_size: usize,
+    /// Whether the rows of a run were seen to change each other's results.
+    pub rows_mix: bool,
 }
 
 impl Plan {
@@ -99,6 +103,7 @@ impl Plan {
             origins,
             warnings,
             notes,
+            rows: None,
             batch_scale,
             constant_outputs,
             needs_steps,
@@ -129,7 +134,7 @@ impl Plan {
             constant_outputs: &self.constant_outputs,
             scalar_outputs,
             default_max_batch_size: settings.default_max_batch_size,
-            mixes_rows: self.batch_scale.is_some(),
+            mixes_rows: self.batch_scale.is_some() || settings.rows_mix,
         };
         self.additions = fill::additions(config, signature, &known)?;
         self.warnings.extend(fill::batch_warning(config, signature, &known, self.additions.max_batch_size));

@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 62] = [
+const KNOWN: [&str; 63] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -71,6 +71,7 @@ const KNOWN: [&str; 62] = [
     "store_states_as_fp16",
     "subsequent_buffer_size",
     "trt_cache_dir",
+    "trust_batch",
     "use_const_initializer",
     "warmup_batch_sizes",
     "worker_count",

@@ -26,6 +26,8 @@ pub struct Config {
     pub max_batch_size: usize,
     /// Most requests of one run. A larger payload takes several runs.
     pub max_rows_per_run: usize,
+    /// Rows share runs although they may change each other's results.
+    pub trust_batch: bool,
     /// Inputs that requests carry.
     pub inputs: Vec<TensorConfig>,
     /// Outputs that responses may carry.
@@ -183,6 +185,7 @@ impl Config {
             store_states_as_fp16: parameters.switch("store_states_as_fp16", false)?,
             max_batch_size,
             max_rows_per_run,
+            trust_batch: parameters.flag("trust_batch", false)?,
             inputs: partial.inputs,
             outputs: partial.outputs,
             takes_ids: partial.takes_ids,

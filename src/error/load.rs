@@ -79,6 +79,13 @@ pub enum LoadError {
     /// Rows that share a run with padded states get other values.
     #[error("parameter 'growing_padding' is '{side}', but {why}; try the other side, or leave the parameter out")]
     GrowingPadding { side: PaddingSide, why: String },
+    /// The rows of a run change each other's results.
+    #[error(
+        "the sequences that share a run would change each other's answers: {why}; write 'max_batch_size: 1' or parameter \
+         'max_rows_per_run' of 1, so that each runs alone, or export the model so that it treats its rows one by one; \
+         parameter 'trust_batch' of true serves it as it is"
+    )]
+    RowsMix { why: String },
     /// An instance of a kind that the model's configuration does not have.
     #[error("model '{model}' has no instances on the {kind}")]
     NoSite { model: String, kind: String },
@@ -117,7 +124,8 @@ impl LoadError {
             | Self::Open(OpenError::ProviderOptions { .. })
             | Self::NoDefaultCandidates { .. }
             | Self::CudaGraph(_)
-            | Self::GrowingPadding { .. } => Code::InvalidArg,
+            | Self::GrowingPadding { .. }
+            | Self::RowsMix { .. } => Code::InvalidArg,
             Self::Server(_) | Self::NoRequestParameters => Code::Unsupported,
             Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),

@@ -399,12 +399,14 @@ impl RequestError {
         }
     }
 
-    /// Whether a batch that failed with this may succeed without one of its rows.
+    /// Whether a batch that failed with this may succeed without one of its rows. An output that has no row for each request
+    /// may fit a smaller batch by chance, so the model is at fault; a scalar fits one row only.
     pub const fn may_be_one_rows_fault(&self) -> bool {
-        matches!(
-            self,
-            Self::Session(_) | Self::Memory(_) | Self::OutputRows { .. } | Self::PaddedState { .. } | Self::Panic(_)
-        )
+        match self {
+            Self::Session(_) | Self::Memory(_) | Self::PaddedState { .. } | Self::Panic(_) => true,
+            Self::OutputRows { dims, .. } => dims.is_empty(),
+            _ => false,
+        }
     }
 
     /// The error of a request that failed alone while others of the same moment ran. Neither a model that cannot run nor

@@ -96,13 +96,16 @@ impl Model {
             &version_dir,
         )?;
         let completes = triton.wants_completion().unwrap_or(false);
-        let settings = Settings { completes, default_max_batch_size: defaults.max_batch_size };
+        let settings = Settings { completes, default_max_batch_size: defaults.max_batch_size, rows_mix: false };
         let Served { model, initial_states, notes, warnings } =
             convert_if_asked(&mut partial, file, library, settings)?;
         let mut sessions = Sessions::new(library.clone(), model, partial.session.clone(), partial.providers.clone());
         let devices = Devices::open(&partial, &sessions)?;
         let session = devices.probe.clone();
-        let mut prepared = Prepared::new(&mut partial, &session, sessions.source(), &location.repository, settings)?;
+        let mut prepared =
+            Prepared::new(&mut partial, &session, sessions.source(), &location.repository, settings, || {
+                sessions.on_host()
+            })?;
         check_server(&partial, &prepared)?;
         if prepared.has_additions {
             // Triton's copy has all but an added parameter, because Triton takes no parameters from a backend.
@@ -187,7 +190,8 @@ impl Model {
             library.path().display()
         );
         let explained = explain(&self.config, &self.binding, session.signature(), plan.origins);
-        for line in self.config.to_string().lines().chain(explained.lines()) {
+        let rows = plan.rows.as_deref();
+        for line in self.config.to_string().lines().chain(explained.lines()).chain(rows) {
             log::info!("model {name}: {line}");
         }
         if let Some(scale) = plan.batch_scale.as_ref().filter(|_| self.config.is_batched()) {

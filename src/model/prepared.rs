@@ -10,7 +10,11 @@ use crate::completion::{Advice, Plan, Settings};
 use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
 use crate::conversion;
 use crate::error::LoadError;
+use crate::proof::{self, Rows};
 use crate::session::{Library, ModelSource, Provider, Session, Signature};
+
+/// Runs of a larger model take long beside its load. If its graph proves that rows stay apart, it isn't run.
+const MOST_BYTES_TO_RUN: u64 = 64 << 20;
 
 /// A configuration that is complete and fits its model.
 #[expect(missing_docs, reason = "the types say what they are")]
@@ -35,19 +39,77 @@ pub struct OnnxModel<'a> {
 impl Prepared {
     /// Completes the configuration from the signature of the model, and binds the two. `repository` is the model's folder.
     /// The error for a known model has the parameters that it needs.
+    ///
+    /// If several sequences would share a run, this looks whether they change each other's answers. Where nobody wrote that
+    /// they may share one, each then runs alone; else the load fails. `on_host` gives a session that runs on the host.
     pub fn new(
         partial: &mut PartialConfig,
         session: &Session,
         model: &ModelSource,
         repository: &Path,
         settings: Settings,
+        on_host: impl FnOnce() -> Result<Arc<Session>, LoadError>,
     ) -> Result<Self, LoadError> {
+        let written = partial.clone();
         let onnx = OnnxModel {
             signature: session.signature(),
             description: session.graph_description(),
             metadata: session.metadata(),
         };
-        Self::from_onnx(partial, onnx, model, repository, settings)
+        let mut prepared = Self::from_onnx(partial, onnx, model, repository, settings)?;
+        if prepared.config.max_rows_per_run <= 1 {
+            return Ok(prepared);
+        }
+        let Some(why) = prepared.look_for_mixed_rows(model, on_host)? else { return Ok(prepared) };
+        if prepared.config.trust_batch {
+            prepared.plan.warnings.push(format!(
+                "sequences that share a run change each other's answers, as 'trust_batch' allows: {why}"
+            ));
+        } else if written.max_batch_size == 0 && !written.has_rows_per_run() {
+            *partial = written;
+            let settings = Settings { rows_mix: true, ..settings };
+            prepared = Self::from_onnx(partial, onnx, model, repository, settings)?;
+            prepared.plan.warnings.push(format!(
+                "each sequence runs alone, because those that share a run would change each other's answers: {why}; to let \
+                 them share runs, export the model so that it treats its rows one by one"
+            ));
+        } else {
+            return Err(LoadError::RowsMix { why });
+        }
+        Ok(prepared)
+    }
+
+    /// How the rows of a run change each other's results; `None` if they don't, or if that isn't known.
+    fn look_for_mixed_rows(
+        &mut self,
+        model: &ModelSource,
+        on_host: impl FnOnce() -> Result<Arc<Session>, LoadError>,
+    ) -> Result<Option<String>, LoadError> {
+        let in_graph = self.binding.rows_in_graph(conversion::read(model)?);
+        if in_graph.is_ok() && model.byte_len() > MOST_BYTES_TO_RUN {
+            self.plan.rows = Some("rows: proved apart (graph)".to_owned());
+            return Ok(None);
+        }
+        let rows = proof::prove(&self.binding, self.config.max_rows_per_run, &on_host()?);
+        self.plan.rows = Some(match (rows, in_graph) {
+            (Rows::Apart, Ok(())) => "rows: proved apart (graph, random data)".to_owned(),
+            (Rows::Unknown(_), Ok(())) => "rows: proved apart (graph)".to_owned(),
+            (Rows::Apart, Err(node)) => {
+                format!("rows: apart in runs of random data; the graph doesn't prove it: {node}")
+            }
+            (Rows::Unknown(why), Err(node)) => {
+                self.plan.warnings.push(format!(
+                    "sequences that share a run may change each other's answers: {node}, and the model doesn't run on random \
+                     data: {why}; compare the answers of several sequences at once with those of each alone, and write \
+                     'max_batch_size: 1' if they differ"
+                ));
+                "rows: not known to be apart".to_owned()
+            }
+            (Rows::Mixed(why), in_graph) => {
+                return Ok(Some(in_graph.map_or_else(|node| [&why, "; ", &node].concat(), |()| why.clone())));
+            }
+        });
+        Ok(None)
     }
 
     /// As [`Prepared::new`], without a session.

@@ -100,6 +100,13 @@ impl Sessions {
         }
     }
 
+    /// A session that runs on the host. One that no instance uses is closed when its user drops it.
+    pub fn on_host(&self) -> Result<Arc<Session>, LoadError> {
+        let on_cpu = self.on_cpu.lock().clone();
+        on_cpu
+            .map_or_else(|| Ok(Arc::new(Session::open(&self.library, &self.source, &self.options, Provider::Cpu)?)), Ok)
+    }
+
     fn on_cpu(&self) -> Result<Arc<Session>, LoadError> {
         let mut on_cpu = self.on_cpu.lock();
         if let Some(session) = &*on_cpu {

@@ -8,14 +8,13 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io;
 use std::path::Path;
 
 use prost::Message;
-use prost::bytes::Buf;
 use stateful_convert::SCALES_AT_RUN_TIME;
 
+use super::file_bytes::FileBytes;
 use super::source::ModelSource;
 
 /// Operators that pass a state from element to element of their input.
@@ -68,9 +67,9 @@ impl Nodes {
     }
 
     fn read(file: &Path) -> io::Result<Self> {
-        let mut bytes = FileBytes::open(file)?;
+        let mut bytes = FileBytes::open(file, usize::MAX)?;
         let decoded = ModelProto::decode(&mut bytes);
-        bytes.error.map_or(Ok(()), Err)?;
+        bytes.check()?;
         Ok(decoded.map_err(io::Error::other)?.into())
     }
 }
@@ -273,63 +272,10 @@ fn search<'a>(nodes: &'a [NodeProto], mut constants: HashSet<&'a str>, found: &m
     }
 }
 
-/// A file for protobuf's reader, which does not read what it skips. After an error, the rest of the file is zeros.
-struct FileBytes {
-    file: File,
-    chunk: Vec<u8>,
-    /// Bytes of the chunk that have been taken.
-    taken: usize,
-    /// Bytes of the file behind the chunk.
-    behind: usize,
-    error: Option<io::Error>,
-}
-
-impl FileBytes {
-    const CHUNK_BYTES: usize = 16 * 1024;
-
-    fn open(path: &Path) -> io::Result<Self> {
-        let file = File::open(path)?;
-        let behind = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
-        let mut bytes = Self { file, chunk: Vec::new(), taken: 0, behind, error: None };
-        bytes.read_chunk(0);
-        Ok(bytes)
-    }
-
-    fn read_chunk(&mut self, skipped: usize) {
-        self.behind -= skipped;
-        self.taken = 0;
-        self.chunk.resize(self.behind.min(Self::CHUNK_BYTES), 0);
-        self.behind -= self.chunk.len();
-        let sought = if skipped > 0 { self.file.seek_relative(skipped as i64) } else { Ok(()) };
-        if let Err(error) = sought.and_then(|()| self.file.read_exact(&mut self.chunk)) {
-            self.chunk.fill(0);
-            self.error.get_or_insert(error);
-        }
-    }
-}
-
-impl Buf for FileBytes {
-    fn remaining(&self) -> usize {
-        self.chunk.len() - self.taken + self.behind
-    }
-
-    fn chunk(&self) -> &[u8] {
-        &self.chunk[self.taken..]
-    }
-
-    fn advance(&mut self, count: usize) {
-        let left = self.chunk.len() - self.taken;
-        if count < left {
-            self.taken += count;
-        } else {
-            self.read_chunk(count - left);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use std::io::{SeekFrom, Write};
+    use std::fs::File;
+    use std::io::{Seek, SeekFrom, Write};
 
     use super::*;
 

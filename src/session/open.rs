@@ -175,6 +175,11 @@ impl Session {
         RunOptions::new(&self.options, &self.provider, Some(graph)).map_err(SessionError::Run)
     }
 
+    /// Options of a run that logs no error if it fails.
+    pub(super) fn quiet_options(&self) -> Result<RunOptions, SessionError> {
+        RunOptions::new(&self.options, &self.provider, None).and_then(RunOptions::quiet).map_err(SessionError::Run)
+    }
+
     pub(super) fn as_ptr(&self) -> *mut ort::sys::OrtSession {
         self.inner.ptr().cast_mut()
     }
@@ -260,6 +265,19 @@ impl RunOptions {
             }
         }
         Ok(made)
+    }
+
+    /// The same options, with which ONNX Runtime logs nothing that doesn't end the process.
+    fn quiet(mut self) -> Result<Self, String> {
+        const FATAL: i32 = 4;
+        // SAFETY: creation of an object that `self` owns, if it has none, and a change of it before any run reads it.
+        unsafe {
+            if self.0.is_null() {
+                value::check((ort::api().CreateRunOptions)(&mut self.0))?;
+            }
+            value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(self.0, FATAL))?;
+        }
+        Ok(self)
     }
 
     pub(super) const fn as_ptr(&self) -> *const ort::sys::OrtRunOptions {

@@ -47,6 +47,14 @@ impl ModelSource {
         }
     }
 
+    /// Bytes of the model, without weights in files of their own.
+    pub fn byte_len(&self) -> u64 {
+        match &self.made {
+            Some(made) => made.bytes.len() as u64,
+            None => std::fs::metadata(&self.file).map_or(0, |file| file.len()),
+        }
+    }
+
     /// What is read in place of the file.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.made.as_ref().map(|made| &*made.bytes)

@@ -25,7 +25,7 @@ use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
 use super::made::MadeTensor;
-use super::open::{OpenError, Session, SessionError};
+use super::open::{OpenError, RunOptions, Session, SessionError};
 use super::output::Output;
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
@@ -82,6 +82,8 @@ pub struct Step {
     /// For outputs that ONNX Runtime makes on a device.
     bound_run: Option<BoundRun>,
     arguments: Arguments,
+    /// Options of its runs; `None` for those of the session.
+    options: Option<RunOptions>,
     /// Last: outputs that it made go back to its allocator.
     session: Arc<Session>,
 }
@@ -143,9 +145,16 @@ impl Step {
             graphs: has_graphs.then(|| Graphs::new(spec.graph_rows.clone())),
             bound_run,
             arguments: Arguments::new(inputs.len(), &outputs),
+            options: None,
             inputs,
             outputs,
         })
+    }
+
+    /// The same, and ONNX Runtime logs nothing of a run that fails.
+    pub fn quiet(mut self) -> Result<Self, SessionError> {
+        self.options = Some(self.session.quiet_options()?);
+        Ok(self)
     }
 
     /// The bytes of an input for `rows` rows of `dims` (the batch axis's value is ignored), to fill.

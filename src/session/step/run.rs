@@ -11,7 +11,7 @@ use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
 use crate::session::made::MadeTensor;
-use crate::session::open::{Session, SessionError};
+use crate::session::open::{RunOptions, Session, SessionError};
 use crate::session::output::{Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
 use crate::tensor::{RowAt, RowLayout, element_count};
@@ -207,7 +207,7 @@ impl Step {
     }
 
     fn call_unbound(&mut self, graph: Option<GraphKey>) -> Result<(), SessionError> {
-        let Self { session, graphs, arguments, .. } = self;
+        let Self { session, graphs, arguments, options, .. } = self;
         let Arguments { input_names, input_values, output_names, output_values } = arguments;
         // SAFETY: names and values are arrays of live objects, as many as said; every value is over a buffer of its own,
         // so nothing that is written is read; ONNX Runtime allocates the outputs that are null.
@@ -226,7 +226,7 @@ impl Step {
         };
         match graphs {
             Some(graphs) => graphs.run(session, graph, run),
-            None => plain_run(session, run),
+            None => plain_run(session, options.as_ref(), run),
         }
     }
 
@@ -268,10 +268,11 @@ impl Drop for RunUnderWay<'_> {
 /// A run while no CUDA graph is captured, if it is on a GPU.
 fn plain_run(
     session: &Session,
+    options: Option<&RunOptions>,
     mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
 ) -> Result<(), SessionError> {
     let _no_capture = session.is_on_gpu().then(while_nothing_is_captured);
-    run(session.run_options())
+    run(options.map_or(session.run_options(), RunOptions::as_ptr))
 }
 
 fn rows_value(tensor: &mut BatchTensor, rows: usize, name: &CString) -> Result<*mut ort::sys::OrtValue, SessionError> {

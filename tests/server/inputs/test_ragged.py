@@ -79,7 +79,7 @@ def test_an_output_is_cut_to_what_another_says_of_the_row(deployment, name, outp
 def test_an_output_that_is_all_of_the_rows_is_sent_as_wide_as_the_run(deployment):
     model = models.masked("padded_all", **TOGETHER)
     model = model.variant(model.name, outputs=(models.RAW, models.WIDTH))
-    model = deployment.serve(model.with_parameters(model.name, padded_outputs="RAW=all"))
+    model = deployment.serve(model.with_parameters(model.name, padded_outputs="RAW=all", trust_batch="true"))
     talks = four(deployment, model)
 
     def wide(talk, length):
@@ -408,7 +408,8 @@ def test_an_output_cut_by_its_lengths_is_what_the_row_gives_alone(deployment):
 def test_lengths_that_the_output_does_not_have_are_an_error_and_change_nothing(deployment):
     model = models.masked("padded_lies", **TOGETHER)
     model = model.variant(model.name, outputs=(*model.outputs, models.HALVES, models.WIDTH))
-    model = deployment.serve(model.with_parameters(model.name, padded_outputs="HALVES=TWICE_LENGTHS"))
+    says = {"padded_outputs": "HALVES=TWICE_LENGTHS", "trust_batch": "true"}
+    model = deployment.serve(model.with_parameters(model.name, **says))
     talk = four(deployment, model)[0]
 
     def lies(**how):

@@ -56,7 +56,10 @@ def test_a_clients_answers_are_the_same_alone_and_beside_others(deployment, name
 
 def test_batches_that_are_asked_for_are_run_with_a_warning(deployment):
     delay = "preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 30000000"
-    model = deployment.serve(models.quantized("batch_scale_asked_for", max_batch_size=2, oldest=delay))
+    model = models.quantized("batch_scale_asked_for", max_batch_size=2, oldest=delay)
+    text = deployment.load_error(model)
+    assert "quantization 'rounding' takes one scale over all rows" in text and "'trust_batch'" in text
+    model = deployment.serve(model.with_parameters(model.name, trust_batch="true"))
     client = deployment.connect()
 
     def largest(sequence_id, value, **flags):
@@ -81,6 +84,7 @@ def test_stateful_inspect_says_it(tmp_path):
     printed = subprocess.run([INSPECT, file], capture_output=True, text=True, check=True)
     assert "max_batch_size: 1\n" in printed.stdout
     assert "node 'rounding' (DynamicQuantizeLinear)" in printed.stderr
-    printed = subprocess.run([INSPECT, file, "--max-batch-size", "8"], capture_output=True, text=True, check=True)
+    trusted = [INSPECT, file, "--max-batch-size", "8", "--parameter", "trust_batch=true"]
+    printed = subprocess.run(trusted, capture_output=True, text=True, check=True)
     assert "max_batch_size: 8\n" in printed.stdout
     assert "up to 8 sequences share a run" in printed.stderr

@@ -37,7 +37,7 @@ def rows_of_the_run(name: str, *, padded: bool = True, **changes) -> Model:
         inputs=(Tensor("INPUT", "int64", (1,)),),
         outputs=(Tensor("ROWS", "int64", (1,)), Tensor("COUNT_OUT", "int64", (1,))),
         states=(("COUNT_IN", "COUNT_OUT"),),
-        parameters={"always_pad_to_max_batch": "1"} if padded else {},
+        parameters={"trust_batch": "true"} | ({"always_pad_to_max_batch": "1"} if padded else {}),
         **changes,
     )
 

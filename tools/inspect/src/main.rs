@@ -7,6 +7,7 @@ mod pbtxt;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
 use serde_json::{Map, Value, json};
@@ -102,15 +103,17 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
         list_inputs(&mut written, &arguments.dims, &session)?;
         partial = PartialConfig::new(written).map_err(LoadError::from)?;
     }
-    let settings = Settings { completes: true, default_max_batch_size: 0 };
+    let settings = Settings { completes: true, default_max_batch_size: 0, rows_mix: false };
     let served =
         convert_if_asked(&mut partial, arguments.model.clone(), &library, settings).map_err(LoadError::from)?;
     let session = Session::open(&library, &served.model, &partial.session, Provider::Cpu).map_err(LoadError::from)?;
+    let session = Arc::new(session);
     // The file is in the folder of its version. The files of initial states are beside that folder.
     let version_dir = arguments.model.parent().unwrap_or(Path::new(""));
     let beside = arguments.config.as_deref().and_then(Path::parent);
     let repository = beside.or(version_dir.parent()).unwrap_or(Path::new(".."));
-    let mut prepared = Prepared::new(&mut partial, &session, &served.model, repository, settings)?;
+    let mut prepared =
+        Prepared::new(&mut partial, &session, &served.model, repository, settings, || Ok(session.clone()))?;
     prepared.load_initial_model(served.initial_states, version_dir, &library)?;
     let Prepared { config, binding, plan, .. } = prepared;
     let mut completed = partial.document().as_object().cloned().unwrap_or_default();
@@ -127,6 +130,9 @@ fn inspect(arguments: &Arguments) -> Result<Inspected, Problem> {
     let mut table = explain(&config, &binding, session.signature(), plan.origins);
     if let Some(scale) = plan.batch_scale.filter(|_| config.is_batched()) {
         table += &format!("\n{}", explain_batch_scale(&scale, &config));
+    }
+    if let Some(rows) = &plan.rows {
+        table += &format!("\n{rows}");
     }
     let of_binding = binding.warnings(&config, session.signature());
     Ok(Inspected {

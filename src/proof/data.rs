@@ -1,0 +1,142 @@
+//! Random elements of rows, and whether two results of a row are the same.
+
+use crate::tensor::{DataType, Dims};
+
+/// The result of a row in one output.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// Name of the output.
+    pub name: String,
+    pub data_type: DataType,
+    /// With 1 for the batch axis.
+    pub dims: Vec<i64>,
+    /// Row-major.
+    pub bytes: Vec<u8>,
+}
+
+/// How large random numbers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    Zero,
+    /// From -0.1 to 0.1.
+    Small,
+    /// From -1 to 1.
+    One,
+    /// From -8 to 8, and a quarter of them a thousand times as large, so that limits of any size are passed.
+    Large,
+}
+
+impl Scale {
+    fn factor(self, mixed: u64) -> f64 {
+        match self {
+            Self::Zero => 0.0,
+            Self::Small => 0.1,
+            Self::One => 1.0,
+            Self::Large if mixed.is_multiple_of(4) => 8000.0,
+            Self::Large => 8.0,
+        }
+    }
+}
+
+/// Random elements: numbers, or whole numbers that are 0 or 1, which are valid indices of most tables. Equal seeds give equal
+/// elements.
+pub fn random(data_type: DataType, count: usize, scale: Scale, seed: &[usize]) -> Vec<u8> {
+    let mut state = seed.iter().fold(0, |state: u64, &part| mixed(state.wrapping_add(part as u64)));
+    let mut bytes = Vec::with_capacity(count * data_type.byte_size().unwrap_or(0));
+    for _ in 0..count {
+        state = mixed(state);
+        let value = ((state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0) * scale.factor(state);
+        match data_type {
+            DataType::Fp64 => bytes.extend(value.to_ne_bytes()),
+            DataType::Fp32 => bytes.extend((value as f32).to_ne_bytes()),
+            DataType::Fp16 => bytes.extend(half::f16::from_f64(value).to_ne_bytes()),
+            DataType::Bf16 => bytes.extend(half::bf16::from_f64(value).to_ne_bytes()),
+            _ if scale == Scale::Zero => bytes.extend(&[0; 8][..data_type.byte_size().unwrap_or(0)]),
+            _ => bytes.extend(&u64::to_le_bytes(state >> 63)[..data_type.byte_size().unwrap_or(0)]),
+        }
+    }
+    bytes
+}
+
+/// The next state of a SplitMix64 generator, mixed.
+const fn mixed(state: u64) -> u64 {
+    let mut mixed = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+pub const fn is_float(data_type: DataType) -> bool {
+    matches!(data_type, DataType::Fp16 | DataType::Bf16 | DataType::Fp32 | DataType::Fp64)
+}
+
+/// How much values of a type may differ, as a share of the largest.
+const fn rounding(data_type: DataType) -> f64 {
+    match data_type {
+        DataType::Fp64 | DataType::Fp32 => 1e-3,
+        DataType::Fp16 => 1e-2,
+        DataType::Bf16 => 5e-2,
+        _ => 0.0,
+    }
+}
+
+/// The first difference between the results of a row in a run of its own and in one that it shared, if there is one that is
+/// more than rounding.
+pub fn difference(alone: &[Answer], shared: &[Answer]) -> Option<String> {
+    alone.iter().zip(shared).find_map(|(alone, shared)| alone.difference(shared))
+}
+
+impl Answer {
+    fn difference(&self, shared: &Self) -> Option<String> {
+        let Self { name, data_type, dims, .. } = self;
+        if *dims != shared.dims {
+            return Some(format!("'{name}' is {} instead of {}", Dims(&shared.dims), Dims(dims)));
+        }
+        if self.bytes == shared.bytes {
+            return None;
+        }
+        let (alone, shared) = (self.numbers(), shared.numbers());
+        let largest =
+            alone.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
+        let differs = |(alone, shared): (&f64, &f64)| {
+            let is_close = (alone - shared).abs() <= rounding(*data_type) * largest;
+            !is_close && alone != shared && !(alone.is_nan() && shared.is_nan())
+        };
+        let (at, (alone, shared)) = alone.iter().zip(&shared).enumerate().find(|(_, pair)| differs(*pair))?;
+        Some(format!("element {at} of '{name}' is {shared} instead of {alone}"))
+    }
+
+    /// The first element, or 0.
+    pub fn first_number(&self) -> f64 {
+        self.numbers().first().copied().unwrap_or(0.0)
+    }
+
+    /// Leaves the first `length` elements along an axis.
+    pub fn cut(&mut self, axis: usize, length: i64) {
+        let length = length.clamp(0, self.dims[axis]);
+        let inner: i64 = self.dims[axis + 1..].iter().product();
+        let size = self.data_type.byte_size().unwrap_or(1) * inner as usize;
+        let (whole, kept) = (size * self.dims[axis] as usize, size * length as usize);
+        self.bytes = self.bytes.chunks_exact(whole.max(1)).flat_map(|part| &part[..kept]).copied().collect();
+        self.dims[axis] = length;
+    }
+
+    /// The elements as numbers.
+    fn numbers(&self) -> Vec<f64> {
+        let size = self.data_type.byte_size().unwrap_or(1);
+        let number = |bytes: &[u8]| {
+            let mut eight = [0; 8];
+            eight[..size].copy_from_slice(bytes);
+            match self.data_type {
+                DataType::Fp64 => f64::from_le_bytes(eight),
+                DataType::Fp32 => {
+                    f64::from(f32::from_bits(u32::from_le_bytes([eight[0], eight[1], eight[2], eight[3]])))
+                }
+                DataType::Fp16 => half::f16::from_le_bytes([eight[0], eight[1]]).to_f64(),
+                DataType::Bf16 => half::bf16::from_le_bytes([eight[0], eight[1]]).to_f64(),
+                _ => u64::from_le_bytes(eight) as f64,
+            }
+        };
+        self.bytes.chunks_exact(size).map(number).collect()
+    }
+}

@@ -1,0 +1,418 @@
+//! Proves at load that the rows of a run don't change each other's results: three sequences together, and each alone.
+//!
+//! Where a graph mixes the rows of its batch, sequences that share a run get each other's data without an error, and one
+//! client alone sees nothing. So the model runs on random data. Each sequence makes three inferences. They begin one after
+//! the other, so that the runs have rows of different age. In each run, one row has large values, one has small ones, and one
+//! has zeros. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
+//!
+//! Not for: rows whose growing states have different lengths in one run (`batch/padding_check.rs`).
+
+#![forbid(unsafe_code)]
+
+mod data;
+
+use std::sync::Arc;
+
+use crate::binding::{
+    Binding, BoundControl, BoundInput, BoundState, Counter, Flag, Generated, InitialContent, InputAxis, RowValues,
+    Source, TrimBy,
+};
+use crate::memory::{Bytes, rows};
+use crate::session::{Copier, Given, Run, Session, Step};
+use crate::tensor::{DataType, Dims, Gap, RowAt, RowLayout, element_count};
+pub use data::{Answer, Scale, difference, is_float, random};
+
+/// Sequences of the proof.
+const SEQUENCES: usize = 3;
+/// Inferences of each.
+const INFERENCES: usize = 3;
+/// Elements along open dimensions of requests: the first number with which the model runs. A convolution or a transform may
+/// need many.
+const LENGTHS: [i64; 5] = [2, 1, 16, 512, 4096];
+/// The values of the rows of a run.
+const SCALES: [Scale; SEQUENCES] = [Scale::Large, Scale::Small, Scale::Zero];
+/// No tensor of a row is larger, so that a load needs little memory.
+const MOST_BYTES: usize = 1 << 26;
+
+/// What is known of the rows of a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rows {
+    /// They don't change each other's results.
+    Apart,
+    /// The model doesn't run on random data, for this reason.
+    Unknown(String),
+    /// They change each other's results, in this way.
+    Mixed(String),
+}
+
+/// Runs the model with up to `most_rows` rows, on the host. `session` is one that runs there.
+pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Rows {
+    if let Some(input) = binding.inputs.iter().find(|input| has_strings(input)) {
+        return Rows::Unknown(format!("'{}' takes strings", input.name));
+    }
+    let spec = binding.step_spec(most_rows.min(SEQUENCES), Vec::new());
+    let made = Step::new(session.clone(), &spec, Copier::on_host()).map_err(|error| error.to_string());
+    let step = match made.and_then(|step| step.quiet().map_err(|error| error.to_string())) {
+        Ok(step) => step,
+        Err(why) => return Rows::Unknown(why),
+    };
+    let mut proof = Proof { binding, step, length: 0 };
+    let mut why = String::new();
+    for length in LENGTHS {
+        proof.length = length;
+        match proof.alone(&Sequence::new(binding, 0)) {
+            Ok(_) => return proof.run(most_rows.min(SEQUENCES)).unwrap_or_else(Rows::Unknown),
+            Err(error) if why.is_empty() => why = error,
+            Err(_) => {}
+        }
+        if !binding.inputs.iter().any(has_open_length) {
+            break;
+        }
+    }
+    Rows::Unknown(why)
+}
+
+fn has_strings(input: &BoundInput) -> bool {
+    let is_left_out = matches!(&input.source, Source::Request(request) if request.optional);
+    input.data_type == DataType::Bytes && !is_left_out
+}
+
+fn has_open_length(input: &BoundInput) -> bool {
+    let is_of_request = matches!(input.source, Source::Request(_));
+    is_of_request && (0..input.dims.len()).any(|axis| input.dims[axis] < 0 && Some(axis) != input.batch_axis)
+}
+
+/// One row of an input: dims with 1 for the batch axis, and row-major elements.
+#[derive(Clone, Debug)]
+struct Tensor {
+    dims: Vec<i64>,
+    bytes: Vec<u8>,
+}
+
+/// A sequence, as far as it has come.
+struct Sequence {
+    number: usize,
+    inferences: usize,
+    states: Vec<Tensor>,
+    counts: Vec<u64>,
+}
+
+impl Sequence {
+    fn new(binding: &Binding, number: usize) -> Self {
+        let states = binding.states.iter().enumerate().map(|(index, state)| first_state(state, index, number));
+        Self { number, inferences: 0, states: states.collect(), counts: vec![0; binding.counters.len()] }
+    }
+}
+
+fn first_state(state: &BoundState, index: usize, number: usize) -> Tensor {
+    let dims = state.initial.dims.clone();
+    let count = element_count(&dims).unwrap_or(0);
+    let zeros = || vec![0; count * state.data_type.byte_size().unwrap_or(0)];
+    let bytes = match &state.initial.content {
+        InitialContent::Bytes(bytes) => bytes.clone(),
+        InitialContent::Model if is_float(state.data_type) => {
+            random(state.data_type, count, Scale::One, &[0, index, number])
+        }
+        InitialContent::Zeros | InitialContent::Strings(_) | InitialContent::Model => zeros(),
+    };
+    Tensor { dims, bytes }
+}
+
+struct Proof<'a> {
+    binding: &'a Binding,
+    step: Step,
+    /// Elements along open dimensions of requests.
+    length: i64,
+}
+
+impl Proof<'_> {
+    /// Lets the sequences begin one after the other. Sequences with states that vary in size begin together, because rows
+    /// share a run only if theirs have the same size.
+    fn run(&mut self, count: usize) -> Result<Rows, String> {
+        let mut sequences: Vec<Sequence> = (0..count).map(|number| Sequence::new(self.binding, number)).collect();
+        let delay = usize::from(!self.binding.has_varying_states());
+        for round in 0..INFERENCES + (count - 1) * delay {
+            let is_live =
+                |sequence: &&mut Sequence| sequence.inferences < INFERENCES && sequence.number * delay <= round;
+            let mut live: Vec<&mut Sequence> = sequences.iter_mut().filter(is_live).collect();
+            if let Some(mixed) = self.round(&mut live)? {
+                return Ok(Rows::Mixed(mixed));
+            }
+        }
+        Ok(Rows::Apart)
+    }
+
+    /// Runs the next inference of these sequences together and alone. Returns a difference.
+    fn round(&mut self, live: &mut [&mut Sequence]) -> Result<Option<String>, String> {
+        let rows: Vec<&Sequence> = live.iter().map(|sequence| &**sequence).collect();
+        let together = self.together(&rows);
+        let mut alone = Vec::new();
+        for row in &rows {
+            alone.push(self.alone(row)?);
+        }
+        let count = rows.len();
+        let together = match together {
+            Ok(together) => together,
+            Err(why) => return Ok(Some(format!("{count} rows cannot share a run: {why}"))),
+        };
+        for ((row, alone), shared) in rows.iter().zip(&alone).zip(&together) {
+            let Some(found) = difference(alone, &self.without_filling(alone, shared)) else { continue };
+            if difference(alone, &self.alone(row)?).is_some() {
+                return Err("it gives other results in each run".to_owned());
+            }
+            return Ok(Some(format!("in a run of {count} rows, {found}")));
+        }
+        for (sequence, answers) in live.iter_mut().zip(alone) {
+            self.advance(sequence, answers)?;
+        }
+        Ok(None)
+    }
+
+    /// An output that is sent as wide as the run, as `padded_outputs` may say, has the row's part in front.
+    fn without_filling(&self, alone: &[Answer], shared: &[Answer]) -> Vec<Answer> {
+        let is_padded = |input: &BoundInput| matches!(&input.source, Source::Request(request) if request.is_padded);
+        let pads = self.binding.inputs.iter().any(is_padded);
+        let mut shared = shared.to_vec();
+        for ((bound, alone), shared) in self.binding.outputs.iter().zip(alone).zip(&mut shared) {
+            if pads && bound.trim.is_none() && bound.dims.is_none() && alone.dims.len() == shared.dims.len() {
+                (0..alone.dims.len()).for_each(|axis| shared.cut(axis, alone.dims[axis]));
+            }
+        }
+        shared
+    }
+
+    fn advance(&self, sequence: &mut Sequence, answers: Vec<Answer>) -> Result<(), String> {
+        for (index, counter) in self.binding.counters.iter().enumerate() {
+            sequence.counts[index] += match *counter {
+                Counter::Steps => 1,
+                Counter::Elements(of) => self.own_length(sequence, of) as u64,
+            };
+        }
+        sequence.inferences += 1;
+        for (index, state) in self.binding.states.iter().enumerate() {
+            let answer = &answers[state.output];
+            let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
+            if answer.dims.len() != state.dims.len() || !answer.dims.iter().zip(&state.dims).all(fits) {
+                return Err(format!("'{}' is no value of its state", answer.name));
+            }
+            sequence.states[index] = Tensor { dims: answer.dims.clone(), bytes: answer.bytes.clone() };
+        }
+        Ok(())
+    }
+
+    fn alone(&mut self, row: &Sequence) -> Result<Vec<Answer>, String> {
+        Ok(self.together(&[row])?.pop().unwrap_or_default())
+    }
+
+    /// What each row gets in one run.
+    fn together(&mut self, rows: &[&Sequence]) -> Result<Vec<Vec<Answer>>, String> {
+        let tensors: Vec<Option<Tensor>> =
+            (0..self.binding.inputs.len()).map(|index| self.joined(index, rows)).collect::<Result<_, _>>()?;
+        for (index, _) in tensors.iter().enumerate().filter(|(_, tensor)| tensor.is_none()) {
+            self.step.omit(index);
+        }
+        let inputs = tensors.iter().map(|tensor| tensor.as_ref().map(Tensor::lent)).collect();
+        self.step.run(Run { rows: rows.len(), inputs, ..Run::default() }).map_err(|error| error.to_string())?;
+        let answers =
+            rows.iter().enumerate().map(|(position, row)| self.answers(row, RowAt { position, rows: rows.len() }));
+        let answers = answers.collect();
+        self.step.give_back();
+        answers
+    }
+
+    /// The rows of an input; `None` if it is left out.
+    fn joined(&self, index: usize, rows: &[&Sequence]) -> Result<Option<Tensor>, String> {
+        let input = &self.binding.inputs[index];
+        let Some(mut parts) = rows.iter().map(|row| self.input(index, row)).collect::<Option<Vec<Tensor>>>() else {
+            return Ok(None);
+        };
+        let Some(axis) = input.batch_axis else { return Ok(Some(parts.swap_remove(0))) };
+        let longest = |axis: usize| parts.iter().map(|part| part.dims[axis]).max().unwrap_or(0);
+        let mut dims: Vec<i64> = (0..input.dims.len()).map(longest).collect();
+        for part in &mut parts {
+            part.fill_up(input.data_type, &dims);
+        }
+        let too_large = || format!("'{}' would be too large", input.name);
+        let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(too_large)?;
+        let bytes = layout.row_bytes();
+        if bytes > MOST_BYTES {
+            return Err(too_large());
+        }
+        let mut batch = vec![0; bytes * rows.len()];
+        for (position, part) in parts.iter().enumerate() {
+            rows::put(layout, &part.bytes, &mut batch, RowAt { position, rows: rows.len() });
+        }
+        dims[axis] = rows.len() as i64;
+        Ok(Some(Tensor { dims, bytes: batch }))
+    }
+
+    /// An input of one row; `None` if the model has a value of its own.
+    fn input(&self, index: usize, row: &Sequence) -> Option<Tensor> {
+        let input = &self.binding.inputs[index];
+        let mut dims: Vec<i64> = input.dims.iter().map(|&dim| if dim < 0 { 1 } else { dim }).collect();
+        if let Some(axis) = input.batch_axis {
+            dims[axis] = 1;
+        }
+        let repeated = |dims: Vec<i64>, element: &[u8]| {
+            let bytes = element.repeat(element_count(&dims).unwrap_or(0));
+            Tensor { dims, bytes }
+        };
+        let size = input.data_type.byte_size().unwrap_or(1);
+        Some(match &input.source {
+            Source::State(state) => row.states[*state].clone(),
+            Source::Request(request) if request.optional => return None,
+            Source::Request(_) => self.random(index, row),
+            Source::Constant(bytes) => Tensor { dims, bytes: bytes.clone() },
+            Source::Lengths { of } => {
+                let axis = match &self.binding.inputs[*of].source {
+                    Source::Request(request) => request.ragged_axis.unwrap_or(0),
+                    _ => 0,
+                };
+                let length = self.random_dims(*of, row)[axis];
+                repeated(dims, &length.to_le_bytes()[..size.min(8)])
+            }
+            Source::Control(BoundControl::Flag { flag, no, yes }) => {
+                let is_set = match flag {
+                    Flag::Start => row.inferences == 0,
+                    Flag::End => row.inferences == INFERENCES - 1,
+                    Flag::Ready => true,
+                };
+                repeated(dims, if is_set { yes } else { no })
+            }
+            Source::Control(BoundControl::CorrelationId(_)) => {
+                repeated(dims, &(row.number as u64 + 1).to_le_bytes()[..size.min(8)])
+            }
+            Source::Generated(generated) => self.generated(input, generated, row, dims),
+        })
+    }
+
+    fn generated(&self, input: &BoundInput, generated: &Generated, row: &Sequence, mut dims: Vec<i64>) -> Tensor {
+        let dim = |dims: &[i64], axis: usize| dims.get(axis).map_or(0, |&dim| usize::try_from(dim).unwrap_or(0));
+        let values = RowValues::new(
+            generated,
+            self.binding,
+            |counter| row.counts.get(counter).copied().unwrap_or(0),
+            |of| dim(&row.states[of.state].dims, of.axis),
+            |of| self.own_length(row, of),
+            Gap::NONE,
+        );
+        if let Some(axis) = generated.axis {
+            dims[axis] = values.len() as i64;
+        }
+        let mut bytes = Vec::new();
+        values.append(generated, input.data_type, &mut bytes);
+        let once = bytes.len();
+        let whole = element_count(&dims).unwrap_or(0) * input.data_type.byte_size().unwrap_or(1);
+        // Dimensions in front of the axis have the same values again.
+        (1..whole / once.max(1)).for_each(|_| bytes.extend_from_within(..once));
+        Tensor { dims, bytes }
+    }
+
+    /// Dims of what a row brings, with its context.
+    fn random_dims(&self, index: usize, row: &Sequence) -> Vec<i64> {
+        let input = &self.binding.inputs[index];
+        let Source::Request(request) = &input.source else { return input.dims.clone() };
+        let length = |axis: usize| {
+            let multiple = request.steps_multiple.filter(|of| of.axis == axis).map_or(1, |of| of.multiple.get() as i64);
+            // Rows that may have different lengths have them.
+            let more = if request.is_padded && request.ragged_axis == Some(axis) { [1, 0, 2][row.number] } else { 0 };
+            let context = request.context.filter(|of| of.axis == axis).map_or(0, |of| of.length as i64);
+            context + multiple * (self.length + more)
+        };
+        let dim = |(axis, &dim): (usize, &i64)| match dim {
+            _ if Some(axis) == input.batch_axis => 1,
+            dim if dim < 0 => length(axis),
+            dim => dim,
+        };
+        input.dims.iter().enumerate().map(dim).collect()
+    }
+
+    fn random(&self, index: usize, row: &Sequence) -> Tensor {
+        let input = &self.binding.inputs[index];
+        let dims = self.random_dims(index, row);
+        // Without a batch axis, the rows share the value.
+        let (number, inference) = if input.batch_axis.is_some() { (row.number, row.inferences) } else { (0, 0) };
+        let scale = if input.batch_axis.is_some() { SCALES[(number + inference) % SCALES.len()] } else { Scale::One };
+        let count = element_count(&dims).unwrap_or(0);
+        let bytes = random(input.data_type, count, scale, &[1, index, number, inference]);
+        Tensor { dims, bytes }
+    }
+
+    /// What a request brings along an axis of an input.
+    fn own_length(&self, row: &Sequence, of: InputAxis) -> usize {
+        let dim = self.random_dims(of.input, row).get(of.axis).copied().unwrap_or(0);
+        let context = match &self.binding.inputs[of.input].source {
+            Source::Request(request) => request.context.filter(|context| context.axis == of.axis),
+            _ => None,
+        };
+        usize::try_from(dim).unwrap_or(0).saturating_sub(context.map_or(0, |context| context.length))
+    }
+
+    /// What a row got in the last run.
+    fn answers(&self, row: &Sequence, at: RowAt) -> Result<Vec<Answer>, String> {
+        let mut answers: Vec<Answer> = Vec::new();
+        for (index, bound) in self.binding.outputs.iter().enumerate() {
+            let view = self.step.output(index, None).map_err(|error| error.to_string())?;
+            let (name, data_type) = (bound.name.clone(), bound.data_type);
+            let mut dims = view.dims.to_vec();
+            // A scalar for the whole batch is answered in runs of one row only.
+            if dims.is_empty() && bound.batch_axis.is_some() {
+                answers.push(Answer { name, data_type, dims, bytes: Vec::new() });
+                continue;
+            }
+            if bound.batch_axis.is_some_and(|axis| dims.get(axis) != Some(&(at.rows as i64))) {
+                return Err(format!("'{name}' is {}, which has no row for each of {}", Dims(&dims), at.rows));
+            }
+            if data_type == DataType::Bytes {
+                answers.push(Answer { name, data_type, dims, bytes: Vec::new() });
+                continue;
+            }
+            let layout =
+                RowLayout::new(data_type, &dims, bound.batch_axis).ok_or_else(|| format!("'{name}' is too large"))?;
+            let mut bytes = vec![0; layout.row_bytes()];
+            let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
+            rows::take(layout, view.bytes, at, &mut bytes);
+            if let Some(axis) = bound.batch_axis {
+                dims[axis] = 1;
+            }
+            answers.push(Answer { name, data_type, dims, bytes });
+        }
+        // A row's part of an output whose rows have different lengths.
+        for (index, bound) in self.binding.outputs.iter().enumerate() {
+            let Some(trim) = bound.trim else { continue };
+            let length = match trim.by {
+                TrimBy::Input(of) => match &self.binding.inputs[of].source {
+                    Source::Request(request) => self.random_dims(of, row)[request.ragged_axis.unwrap_or(0)],
+                    _ => continue,
+                },
+                TrimBy::Output(of) => answers[of].first_number() as i64,
+            };
+            answers[index].cut(trim.axis, length);
+        }
+        Ok(answers)
+    }
+}
+
+impl Tensor {
+    fn lent(&self) -> Given<'_> {
+        Given::Lent { dims: &self.dims, bytes: Bytes::Host(&self.bytes) }
+    }
+
+    /// Fills a row up with zeros behind its elements.
+    fn fill_up(&mut self, data_type: DataType, dims: &[i64]) {
+        let size = data_type.byte_size().unwrap_or(1);
+        for (axis, &to) in dims.iter().enumerate() {
+            let from = self.dims[axis];
+            if from == to {
+                continue;
+            }
+            let inner = element_count(&self.dims[axis + 1..]).unwrap_or(0) * size;
+            let mut bytes = Vec::new();
+            for part in self.bytes.chunks_exact((inner * from as usize).max(1)) {
+                bytes.extend_from_slice(part);
+                bytes.resize(bytes.len() + inner * (to - from) as usize, 0);
+            }
+            (self.bytes, self.dims[axis]) = (bytes, to);
+        }
+    }
+}
