@@ -5,12 +5,14 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use prost::Message;
 use prost::bytes::Bytes;
+use stateful_convert::onnx::numbers;
 use stateful_convert::onnx::schema::ModelProto;
 use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
@@ -219,6 +221,17 @@ pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
     let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
     let bytes = if model.bytes().is_some() { bytes_of(model)? } else { graph_of(model.file()).map_err(failed)? };
     Ok(with_small_weights_shown(bytes.clone(), folder_of(model.file())).unwrap_or(bytes))
+}
+
+/// The values that a model has of its own for these inputs: their initializers.
+pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<String, Vec<f64>>, ConversionError> {
+    let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
+    let whole = with_weights(bytes_of(model)?, folder_of(model.file()));
+    let whole = whole.map_err(|why| ConversionError::Weights { file: model.file().to_owned(), why })?;
+    let read = ModelProto::decode(whole).map_err(|error| failed(io::Error::other(error)))?;
+    let weights = read.graph.iter().flat_map(|graph| &graph.initializer);
+    let of_inputs = weights.filter(|weight| inputs.contains(&weight.name()));
+    Ok(of_inputs.filter_map(|weight| Some((weight.name().to_owned(), numbers(weight)?))).collect())
 }
 
 /// The bytes of a model without large weights, which would take long to read.

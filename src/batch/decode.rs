@@ -146,8 +146,8 @@ impl Expected {
         start: bool,
     ) -> Result<(), RequestError> {
         fault::point("decode", [&*request]);
-        if let (Some(data_type), Some(id @ SequenceId::Name(_))) = (self.numeric_id, id) {
-            return Err(RequestError::SequenceIdType { id: id.clone(), data_type });
+        if let (Some(data_type), Some(id)) = (self.numeric_id, id) {
+            check_id(id, data_type)?;
         }
         request.bind_inputs(&self.names)?;
         self.state.tensors(request, asked, &self.binding, &self.names, start)?;
@@ -235,5 +235,19 @@ impl ExpectedInput {
 
     fn not_copied(&self, error: NotCopied) -> RequestError {
         RequestError::not_copied(&self.name, error)
+    }
+}
+
+/// Whether the model can be fed a sequence id as a number of this type.
+fn check_id(id: &SequenceId, data_type: DataType) -> Result<(), RequestError> {
+    let most = match data_type {
+        DataType::Int32 => i32::MAX as u64,
+        DataType::Uint32 => u64::from(u32::MAX),
+        _ => u64::MAX,
+    };
+    match *id {
+        SequenceId::Name(_) => Err(RequestError::SequenceIdType { id: id.clone(), data_type }),
+        SequenceId::Number(id) if id > most => Err(RequestError::SequenceIdTooLarge { id, data_type, most }),
+        SequenceId::Number(_) => Ok(()),
     }
 }

@@ -30,7 +30,7 @@ pub enum InitialContent {
 }
 
 impl Initial {
-    /// The value that the configuration gives for a state whose rows have `dims`, else zeros. For zeros, an open
+    /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros. For zeros, an open
     /// dimension is 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
     pub(super) fn new(
         name: &str,
@@ -83,6 +83,10 @@ impl Initial {
             }
             Some((_, InitialValue::Fill(value))) => {
                 Value { name, from: INITIAL_STATES.to_owned(), data_type }.fill(dims, value)
+            }
+            None if sources.defaults.contains_key(name) => {
+                let values: Vec<String> = sources.defaults[name].iter().map(f64::to_string).collect();
+                Value { name, from: "the model's initializer".to_owned(), data_type }.read_list(dims, &values)
             }
             None => {
                 let open = if declared.is_some() { 1 } else { 0 };

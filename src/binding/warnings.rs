@@ -9,7 +9,21 @@ use crate::tensor::Dims;
 /// A state whose dims the configuration doesn't give.
 struct Undeclared<'a> {
     info: &'a TensorInfo,
+    /// Its next value.
+    next: Option<&'a TensorInfo>,
     state: &'a BoundState,
+}
+
+impl Undeclared<'_> {
+    /// Whether a dimension along which it starts without elements may always have the same length: it has no name, or the
+    /// next value has the same one, so that it would stay without elements.
+    fn may_keep_its_length(&self) -> bool {
+        let keeps = |axis: usize| {
+            let name = self.info.symbol(axis);
+            name.is_empty() || self.next.and_then(|next| next.symbols.get(axis)).is_some_and(|next| next == name)
+        };
+        self.state.empty_axes().any(keeps)
+    }
 }
 
 impl Binding {
@@ -19,7 +33,9 @@ impl Binding {
         let infos = || signature.inputs.iter();
         let undeclared = infos().filter(|info| !is_given(&info.name)).filter_map(|info| {
             let state = self.states.iter().find(|state| self.inputs[state.input].name == info.name)?;
-            Some(Undeclared { info, state })
+            let next = &self.outputs[state.output].name;
+            let next = signature.outputs.iter().find(|output| output.name == *next);
+            Some(Undeclared { info, next, state })
         });
         let states: Vec<Undeclared> = undeclared.collect();
         let of_requests = |info: &&TensorInfo| self.request_inputs().any(|(input, _)| input.name == info.name);
@@ -41,11 +57,9 @@ impl Binding {
     }
 }
 
-/// Warns of states that start without elements along a dimension that has no name of its own. A state that grows starts
-/// so, but one that always has the same length then fails in the first run.
+/// Warns of states that start without elements and may always have the same length. A state that grows starts so.
 fn empty_starts(states: &[Undeclared]) -> Option<String> {
-    let is_doubtful = |of: &&Undeclared| of.state.empty_axes().any(|axis| of.info.symbol(axis).is_empty());
-    let states: Vec<_> = states.iter().filter(is_doubtful).collect();
+    let states: Vec<_> = states.iter().filter(|of| of.may_keep_its_length()).collect();
     let described = |of: &&Undeclared| format!("'{}' {}", of.info.name, Dims(&of.state.initial.dims));
     let dims = |of: &&Undeclared| StateDims {
         name: of.info.name.clone(),

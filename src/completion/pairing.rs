@@ -203,14 +203,15 @@ pub fn described(infos: &[TensorInfo]) -> Vec<String> {
 }
 
 /// Whether an output can be the input of the next request.
-fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
+pub fn can_follow(input: &TensorInfo, output: &TensorInfo) -> bool {
     let agree = |(&a, &b): (&i64, &i64)| a == b || a < 0 || b < 0;
     let is_unknown = output.dims.is_empty() && output.data_type != DataType::Bytes;
     input.data_type == output.data_type
         && (is_unknown || (input.dims.len() == output.dims.len() && input.dims.iter().zip(&output.dims).all(agree)))
 }
 
-fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -> Option<u8> {
+/// How strongly the names of an input and an output say that they are a state; `None` if they don't.
+pub fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInfo) -> Option<u8> {
     if patterns.iter().any(|pattern| pattern.matches(&input.name, &output.name)) {
         return Some(OF_USER);
     }

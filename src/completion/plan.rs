@@ -84,6 +84,11 @@ impl Plan {
         let origins = Origins { pairs: from, inputs_completed, outputs_completed };
         let Advice { warnings: of_known, mut notes } = Advice::new(config, signature);
         warnings.extend(of_known);
+        match from {
+            PairsFrom::Parameter | PairsFrom::Description => warnings.extend(unpaired::crossed(signature, &pairs)),
+            PairsFrom::Names => notes.extend(unpaired::other_values(signature, &pairs)),
+            PairsFrom::Shapes | PairsFrom::Conversion => {}
+        }
         match recurrence {
             Some(node) if pairs.is_empty() => warnings.push(format!(
                 "no states are kept, and {node} begins anew in each run: write {}, or convert the model with \

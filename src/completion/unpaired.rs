@@ -4,7 +4,9 @@
 //! inputs that they do not have. What is found here is not made a state. The warning has the line to write if it is
 //! one.
 
-use super::pairing::{Taken, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line};
+use super::pairing::{
+    Taken, can_follow, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, strength,
+};
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
@@ -33,6 +35,53 @@ pub fn warning(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Opti
         listed.join("; "),
         state_pairs_line(&[pairs, &found].concat())
     ))
+}
+
+/// Warns of pairs that are written, where another output has a name that fits the input better.
+pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
+    let better = |pair: &StatePair| {
+        let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
+        let of = |output: &TensorInfo| strength(&[], input, output);
+        let written = signature.outputs.iter().find(|info| info.name == pair.output)?;
+        let others = signature.outputs.iter().filter(|output| can_follow(input, output));
+        let best = others.max_by_key(|output| of(output)).filter(|output| of(output) > of(written))?;
+        Some(StatePair { input: pair.input.clone(), output: best.name.clone() })
+    };
+    let found: Vec<(String, String)> =
+        pairs.iter().filter_map(|pair| Some((pair.to_string(), better(pair)?.to_string()))).collect();
+    if found.is_empty() {
+        return None;
+    }
+    let (written, by_names): (Vec<_>, Vec<_>) = found.into_iter().unzip();
+    Some(format!(
+        "the names of the model say {} where {} is written: if the names are right, correct the pairs",
+        by_names.join(" "),
+        written.join(" ")
+    ))
+}
+
+/// Tells of outputs that may be the next value of a state in place of the one that was found by a weak sign in its name.
+pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
+    let other = |pair: &StatePair| {
+        let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
+        let output = signature.outputs.iter().find(|info| info.name == pair.output)?;
+        let is_weak = strength(&[], input, output) == Some(1);
+        let fits = |info: &&TensorInfo| {
+            info.data_type == input.data_type
+                && info.dims == input.dims
+                && pairs.iter().all(|of| of.output != info.name)
+        };
+        let left = signature.outputs.iter().find(fits).filter(|_| is_weak)?;
+        Some(format!("{pair} or <<<{}, {}>>>", pair.input, left.name))
+    };
+    let found: Vec<String> = pairs.iter().filter_map(other).collect();
+    (!found.is_empty()).then(|| {
+        format!(
+            "outputs with the type and dims of a state are left over: {}; the first of each is served; if it is wrong, \
+             write the pairs in 'state_pairs'",
+            found.join("; ")
+        )
+    })
 }
 
 /// The inputs and outputs that are in none of the pairs.

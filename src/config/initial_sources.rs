@@ -20,12 +20,18 @@ pub struct InitialSources {
     pub files: BTreeMap<String, Vec<u8>>,
     /// The model's metadata, as far as it is text.
     pub metadata: BTreeMap<String, String>,
+    /// The values that the model itself has for inputs which are states, by input.
+    pub defaults: BTreeMap<String, Vec<f64>>,
 }
 
 impl InitialSources {
     /// Reads the files in a model's folder `initial_state`, and takes the model's metadata.
     pub fn read(repository: &Path, states: &States, metadata: &BTreeMap<String, String>) -> Result<Self, ConfigError> {
-        Ok(Self { files: read(repository, states.initial_files())?, metadata: metadata.clone() })
+        Ok(Self {
+            files: read(repository, states.initial_files())?,
+            metadata: metadata.clone(),
+            defaults: BTreeMap::new(),
+        })
     }
 }
 

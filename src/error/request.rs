@@ -80,6 +80,11 @@ pub enum RequestError {
         "sequence id {id} is a string, but the model's control input takes it as {data_type}: use an unsigned number"
     )]
     SequenceIdType { id: SequenceId, data_type: DataType },
+    /// The model is fed the sequence id as a number of 32 bits, which can't hold it.
+    #[error(
+        "sequence id {id} is too large for the model's control input, which takes it as {data_type}: use at most {most}"
+    )]
+    SequenceIdTooLarge { id: u64, data_type: DataType, most: u64 },
 
     /// A request of a sequence that is not live. This error and those down to [`Self::SequenceQueueTimeout`] occur only
     /// if this backend schedules the sequences.
@@ -354,6 +359,7 @@ impl RequestError {
             | Self::CloneSource(_) => Reason::SequenceNotFound,
             Self::SequenceExists { .. } | Self::SequenceLive(_) => Reason::SequenceExists,
             Self::SequenceIdType { .. }
+            | Self::SequenceIdTooLarge { .. }
             | Self::SequenceIdNotProvided
             | Self::SequenceControl(_)
             | Self::SequenceTensorShape { .. }
@@ -474,6 +480,7 @@ impl RequestError {
             | Self::StateRoom(_)
             | Self::HeldRoom(_) => Code::Unavailable,
             Self::SequenceIdType { .. }
+            | Self::SequenceIdTooLarge { .. }
             | Self::SequenceIdNotProvided
             | Self::SequenceControl(_)
             | Self::SequenceTensorShape { .. }

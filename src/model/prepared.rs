@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
-use crate::config::{self, Additions, Config, InitialSources, PartialConfig};
+use crate::config::{self, Additions, Config, InitialSources, PartialConfig, StatePair};
 use crate::conversion;
 use crate::error::LoadError;
 use crate::proof::{self, Rows};
@@ -143,7 +143,12 @@ impl Prepared {
         partial.add(&plan.additions);
         // The document is not read again: it has the same.
         let config = partial.clone().resolve()?;
-        let sources = InitialSources::read(repository, &config.states, metadata)?;
+        let mut sources = InitialSources::read(repository, &config.states, metadata)?;
+        let has_default = |pair: &&StatePair| signature.defaults.iter().any(|info| info.name == pair.input);
+        let with_defaults: Vec<&str> = plan.pairs.iter().filter(has_default).map(|pair| pair.input.as_str()).collect();
+        if !with_defaults.is_empty() {
+            sources.defaults = conversion::default_values(model, &with_defaults)?;
+        }
         let mut binding = Binding::new(&config, &plan.pairs, &plan.constant_outputs, signature, &sources)?;
         binding.needs_steps = plan.needs_steps.clone();
         binding.set_steps_multiples(metadata)?;

@@ -1,0 +1,125 @@
+"""Configurations that are plausible and wrong, and models that mislead: each is served rightly, or said to be doubtful."""
+
+import numpy as np
+import pytest
+from tritonclient.utils import InferenceServerException
+
+from harness import models
+from harness.conversations import talk
+from harness.graphs import graph, node
+from harness.logs import log_of_load, messages, warnings_of_load
+from harness.model import Tensor
+from harness.models.exports import Bare
+
+BACKEND = 'backend: "stateful"'
+ROW = ["batch", 4]
+
+
+def parameter(name: str, value: str) -> str:
+    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+
+
+def bare(name: str, build, states, written: str = "", outputs=("y",), **changes) -> Bare:
+    row = (4,)
+    made = [Tensor(output, "fp32", row) for output in outputs]
+    return Bare(
+        name,
+        build,
+        inputs=(Tensor("x", "fp32", row, (-9, 9)),),
+        outputs=tuple(made),
+        states=states,
+        written=f"{BACKEND}\n{written}",
+        **changes,
+    )
+
+
+def test_a_state_input_with_a_value_of_its_own_starts_with_it(deployment):
+    learned = np.array([[1, -2, 3, 0.5]], np.float32)
+
+    def build():
+        nodes = [node("Add", "x s", "s_out"), node("Identity", "s_out", "y")]
+        ends = [("x", "fp32", ROW), ("s", "fp32", ROW)]
+        return graph(nodes, ends, [("y", "fp32", ROW), ("s_out", "fp32", ROW)], {"s": learned})
+
+    pairs = parameter("state_pairs", "<<<s, s_out>>>")
+    talk(deployment, bare("learned_start", build, (("s", "s_out"),), pairs, initial={"s": learned}))
+    other = np.full((1, 4), 7, np.float32)
+    written = f"{pairs}\n{parameter('initial_states', 's=7')}"
+    talk(deployment, bare("learned_start_replaced", build, (("s", "s_out"),), written, initial={"s": other}))
+
+
+def two_states(**weights):
+    def build():
+        nodes = [node("Add", "x a_in", "a_out"), node("Sub", "x b_in", "b_out"), node("Add", "a_out b_out", "y")]
+        inputs = [("x", "fp32", ROW), ("a_in", "fp32", ROW), ("b_in", "fp32", ROW)]
+        return graph(nodes, inputs, [("y", "fp32", ROW), ("a_out", "fp32", ROW), ("b_out", "fp32", ROW)], weights)
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("pairs", "by_names"),
+    [
+        ("<<<a_in, b_out>>> <<<b_in, a_out>>>", "<<<a_in, a_out>>> <<<b_in, b_out>>>"),
+        ("<<<a_in, y>>> <<<b_in, b_out>>>", "<<<a_in, a_out>>>"),
+        ("<<<a_in, a_out>>> <<<b_in, b_out>>>", ""),
+    ],
+    ids=["crossed", "another", "as_named"],
+)
+def test_pairs_that_the_names_contradict_are_served_with_a_warning(deployment, pairs, by_names):
+    name = f"names_say_{len(by_names)}_{len(pairs)}"
+    states = tuple(tuple(pair.strip("<> ").split(", ")) for pair in pairs.split(">>>")[:-1])
+    outputs = [output for output in ("y", "a_out", "b_out") if output not in dict(states).values()]
+    made = bare(name, two_states(), states, parameter("state_pairs", pairs), outputs=outputs)
+    warnings = [line for line in warnings_of_load(deployment, made) if "names of the model say" in line]
+    assert len(warnings) == (1 if by_names else 0)
+    assert all(f"say {by_names} where" in line for line in warnings)
+    talk(deployment, made)
+
+
+def test_an_output_that_may_be_the_state_in_place_of_the_one_that_was_found_is_told(deployment):
+    def build():
+        nodes = [node("Add", "x h", "following"), node("Mul", "following x", "h_out"), node("Neg", "h_out", "y")]
+        outputs = [("y", "fp32", ROW), ("h_out", "fp32", ROW), ("following", "fp32", ROW)]
+        return graph(nodes, [("x", "fp32", ROW), ("h", "fp32", ROW)], outputs)
+
+    made = bare("left_over", build, (("h", "h_out"),), outputs=("y", "following"))
+    notes = [line for line in messages(log_of_load(deployment, made)) if "are left over" in line]
+    assert len(notes) == 1 and "<<<h, h_out>>> or <<<h, y>>>" in notes[0]
+
+
+@pytest.mark.parametrize("names", [("length", "length"), ("past", "total"), (None, None)], ids=str)
+def test_a_state_that_starts_empty_and_may_keep_its_length_is_doubted(deployment, names):
+    """A cache of fixed length, exported with an open dimension, would start without elements."""
+    before, after = names
+
+    def build():
+        nodes = [
+            node("Unsqueeze", "x AXIS", "column"),
+            node("Concat", "cache column", "longer", axis=2),
+            node("Slice", "longer ONE END AXIS", "cache_out")
+            if before == after
+            else node("Identity", "longer", "cache_out"),
+            node("ReduceSum", "longer AXIS", "y", keepdims=0),
+        ]
+        return graph(
+            nodes,
+            [("x", "fp32", ROW), ("cache", "fp32", ["batch", 4, before])],
+            [("y", "fp32", ROW), ("cache_out", "fp32", ["batch", 4, after])],
+            {"AXIS": np.array([2]), "ONE": np.array([1]), "END": np.array([2**31])},
+        )
+
+    name = f"empty_{before}_{after}"
+    made = bare(name, build, (("cache", "cache_out"),))
+    doubts = [line for line in warnings_of_load(deployment, made) if "have no elements" in line]
+    assert len(doubts) == (0 if before == "past" else 1)
+    assert all("'cache' [1, 4, 0]" in line and "state_dims" in line for line in doubts)
+
+
+@pytest.mark.parametrize(("kind", "most"), [("uint32", 2**32 - 1), ("int32", 2**31 - 1)])
+def test_an_id_that_the_control_input_cannot_hold_is_refused(deployment, kind, most):
+    model, client = deployment.serve(models.controls(f"narrow_{kind}", corrid=kind)), deployment.connect()
+    one = {"INPUT": np.array([[1]], np.int64)}
+    assert client.step(model.name, most, one, start=True, end=True)["CORRID_SEEN"].item() == most
+    with pytest.raises(InferenceServerException, match=f"sequence id {most + 1} is too large .* use at most {most}"):
+        client.step(model.name, most + 1, one, start=True)
