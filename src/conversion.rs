@@ -12,8 +12,8 @@ use std::time::Instant;
 
 use prost::Message;
 use prost::bytes::Bytes;
-use stateful_convert::onnx::numbers;
 use stateful_convert::onnx::schema::ModelProto;
+use stateful_convert::onnx::{external_files, numbers};
 use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
 use stateful_convert::{
@@ -223,15 +223,33 @@ pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
     Ok(with_small_weights_shown(bytes.clone(), folder_of(model.file())).unwrap_or(bytes))
 }
 
+/// Bytes of a model, with its weights in files of their own. `graph` is what [`read`] gives.
+pub fn byte_len(model: &ModelSource, graph: &Bytes) -> u64 {
+    let external = ModelProto::decode(graph.clone()).map_or_else(|_| Vec::new(), |model| external_files(&model));
+    let size = |file: &String| std::fs::metadata(folder_of(model.file()).join(file)).map_or(0, |file| file.len());
+    external.iter().map(size).fold(model.byte_len(), u64::saturating_add)
+}
+
 /// The values that a model has of its own for these inputs: their initializers.
 pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<String, Vec<f64>>, ConversionError> {
     let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
-    let whole = with_weights(bytes_of(model)?, folder_of(model.file()));
-    let whole = whole.map_err(|why| ConversionError::Weights { file: model.file().to_owned(), why })?;
-    let read = ModelProto::decode(whole).map_err(|error| failed(io::Error::other(error)))?;
-    let weights = read.graph.iter().flat_map(|graph| &graph.initializer);
-    let of_inputs = weights.filter(|weight| inputs.contains(&weight.name()));
-    Ok(of_inputs.filter_map(|weight| Some((weight.name().to_owned(), numbers(weight)?))).collect())
+    let of_inputs = |bytes: Bytes| -> Result<BTreeMap<String, Option<Vec<f64>>>, ConversionError> {
+        let model = ModelProto::decode(bytes).map_err(|error| failed(io::Error::other(error)))?;
+        let weights = model.graph.iter().flat_map(|graph| &graph.initializer);
+        let of_inputs = weights.filter(|weight| inputs.contains(&weight.name()));
+        Ok(of_inputs.map(|weight| (weight.name().to_owned(), numbers(weight))).collect())
+    };
+    let mut found = of_inputs(read(model)?)?;
+    if found.values().any(Option::is_none) {
+        let whole = with_weights(bytes_of(model)?, folder_of(model.file()));
+        found = of_inputs(whole.map_err(|why| ConversionError::Weights { file: model.file().to_owned(), why })?)?;
+    }
+    let unread = |name: &str| failed(io::Error::other(format!("the initializer of state '{name}' holds no numbers")));
+    let read = |(name, values): (String, Option<Vec<f64>>)| match values {
+        Some(values) => Ok((name, values)),
+        None => Err(unread(&name)),
+    };
+    found.into_iter().map(read).collect()
 }
 
 /// The bytes of a model without large weights, which would take long to read.

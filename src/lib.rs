@@ -17,7 +17,7 @@
 //! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, state, tensor |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
 //! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, proof, error, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, state, tensor |
-//! | [`proof`] | looks at load whether the rows of a run change each other's results | binding, session, memory, tensor |
+//! | [`proof`] | checks at load that the rows of a run don't change each other's results | binding, session, memory, tensor |
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session, tensor |
 //! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, scheduler, sequence, memory, tensor |
 //! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | completion, session, config |

@@ -1,4 +1,5 @@
-//! Whether a model runs along its batch as if that were the steps, or brings rows together with another dimension.
+//! What a graph does with the rows of its batch: runs along them as if they were steps, combines them with another
+//! dimension, or keeps them apart.
 
 use std::collections::HashMap;
 

@@ -243,6 +243,7 @@ fn check_id(id: &SequenceId, data_type: DataType) -> Result<(), RequestError> {
     let most = match data_type {
         DataType::Int32 => i32::MAX as u64,
         DataType::Uint32 => u64::from(u32::MAX),
+        DataType::Int64 => i64::MAX as u64,
         _ => u64::MAX,
     };
     match *id {

@@ -12,12 +12,17 @@ use crate::binding::{
 use crate::error::{LoadError, RequestError};
 use crate::memory::{BytesMut, rows};
 use crate::proof::{Answer, Scale, difference, is_float, random};
-use crate::session::{Copier, Run, Step};
+use crate::session::{Copier, OpenError, Run, Step};
 use crate::store::{HasState, RowState, StateStore};
 use crate::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
 
 /// Lengths of the states of two rows. A third row has the length with which sequences start.
 const LENGTHS: [i64; 2] = [7, 4];
+/// The longest states that are tried, because some models have rules that begin at a larger length: other frequencies of
+/// positions, or a window of the past.
+const LONGEST: i64 = 5000;
+/// Bytes of the longest states of a row.
+const MOST_BYTES: usize = 1 << 24;
 /// Elements of a row along open dimensions of other inputs.
 const OPEN: i64 = 2;
 /// The byte that padding consists of. It makes a number of each type, such as 0.75 in fp32.
@@ -58,26 +63,47 @@ pub fn check_padding(
 ) -> Result<(), LoadError> {
     let Some(padding) = binding.growing_padding.as_ref().filter(|_| most_rows > 1) else { return Ok(()) };
     let refused = |why| LoadError::GrowingPadding { side: padding.side, why };
+    let with_length = |length| beside(binding).map(move |state| dims_of(state, length));
     let at_start: Vec<Vec<i64>> = beside(binding).map(|state| state.initial.dims.clone()).collect();
-    let lengths: Vec<i64> = LENGTHS.into_iter().chain(padding.length(&at_start)).take(most_rows).collect();
-    store.set_padding(PADDING);
-    let together = run(binding, &lengths, 0, store, step, copier);
-    store.set_padding(0);
-    let together =
-        together.map_err(|error| refused(format!("states of {lengths:?} elements cannot share a run: {error}")))?;
-    for (number, (&length, shared)) in lengths.iter().zip(together).enumerate() {
-        let alone = run(binding, &[length], number, store, step, copier);
-        let alone =
-            alone.map_err(|error| refused(format!("the check with a state of {length} elements failed: {error}")))?;
-        let alone = alone.into_iter().next().unwrap_or_default();
-        if let Some(why) = difference(&alone, &shared) {
-            return Err(refused(format!(
-                "a sequence with states of {length} elements gets other values if it shares a run with one of {}: {why}",
-                LENGTHS[0]
-            )));
+    let element_bytes = padding.bytes(&with_length(1).collect::<Vec<_>>()).max(1);
+    let longest = LONGEST.min(i64::try_from(MOST_BYTES / element_bytes).unwrap_or(LONGEST));
+    let at_start = padding.length(&at_start);
+    let mut compare = |[first, second]: [i64; 2]| -> Result<Option<String>, RequestError> {
+        let lengths: Vec<i64> = [first, second].into_iter().chain(at_start).take(most_rows).collect();
+        step.set_quiet(first != LENGTHS[0])?;
+        store.set_padding(PADDING);
+        let together = run(binding, &lengths, 0, store, step, copier);
+        store.set_padding(0);
+        for ((number, &length), shared) in lengths.iter().enumerate().zip(together?) {
+            let alone = run(binding, &[length], number, store, step, copier)?.pop().unwrap_or_default();
+            if let Some(why) = difference(&alone, &shared) {
+                let gets = "elements gets other values if it shares a run with one of";
+                return Ok(Some(format!("a sequence with states of {length} {gets} {first}: {why}")));
+            }
         }
+        Ok(None)
+    };
+    let found = compare(LENGTHS)
+        .map_err(|error| refused(format!("the check with states of {LENGTHS:?} elements failed: {error}")))?;
+    if let Some(why) = found {
+        return Err(refused(why));
     }
-    Ok(())
+    if longest <= LENGTHS[0] {
+        return Ok(());
+    }
+    // The model may have a longest length, such as a table of positions.
+    let found = compare([longest, longest / 2 + 1]).ok().flatten();
+    step.set_quiet(false).map_err(OpenError::from)?;
+    found.map_or(Ok(()), |why| Err(refused(why)))
+}
+
+/// The dims of a row of a state whose padded axis has this length.
+fn dims_of(state: &BoundState, length: i64) -> Vec<i64> {
+    let mut dims = state.initial.dims.clone();
+    if let Some(axis) = state.padded_axis {
+        dims[axis] = length;
+    }
+    dims
 }
 
 fn beside(binding: &Binding) -> impl Iterator<Item = &BoundState> {
@@ -129,12 +155,10 @@ fn run_batch(
 
 /// The value of a state of a row; `None` for that with which sequences start.
 fn given(state: &BoundState, index: usize, number: usize, length: i64) -> Option<Initial> {
-    let mut dims = state.initial.dims.clone();
-    if let Some(axis) = state.padded_axis {
-        dims[axis] = length;
-    } else if !is_float(state.data_type) || !state.is_in_slot() {
+    if state.padded_axis.is_none() && !(is_float(state.data_type) && state.is_in_slot()) {
         return None;
     }
+    let dims = dims_of(state, length);
     let bytes = random(state.data_type, element_count(&dims)?, Scale::One, &[0, index, number]);
     Some(Initial { dims, content: InitialContent::Bytes(bytes) })
 }

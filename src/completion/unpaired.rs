@@ -54,13 +54,13 @@ pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     }
     let (written, by_names): (Vec<_>, Vec<_>) = found.into_iter().unzip();
     Some(format!(
-        "the names of the model say {} where {} is written: if the names are right, correct the pairs",
+        "by the names of the model, 'state_pairs' should have {} instead of {}: correct it if the names are right",
         by_names.join(" "),
         written.join(" ")
     ))
 }
 
-/// Tells of outputs that may be the next value of a state in place of the one that was found by a weak sign in its name.
+/// Notes outputs that could be the next value of a state instead of the one that was chosen by a weak match of names.
 pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     let other = |pair: &StatePair| {
         let input = signature.inputs.iter().find(|info| info.name == pair.input)?;

@@ -268,6 +268,12 @@ pub enum RequestError {
          (max_state_bytes_per_sequence); its state is as it was before the request"
     )]
     StateTooLarge { bytes: usize, limit: usize },
+    /// A new state has numbers that half precision can't hold.
+    #[error(
+        "the new value of state '{name}' has numbers above 65504, which TYPE_FP16 can't hold ('store_states_as_fp16'); the state \
+         is as it was before the request"
+    )]
+    StateNotFp16 { name: String },
     /// No room for the states of a sequence that vary in size.
     #[error(
         "no room for the sequence's growing states: {0}; its state is as it was before the request, try again later"
@@ -393,7 +399,7 @@ impl RequestError {
             | Self::InputStrings { .. }
             | Self::AtFault(_)
             | Self::GeneratedTooLarge { .. } => Reason::Input,
-            Self::UnknownOutput(_) => Reason::Output,
+            Self::StateNotFp16 { .. } | Self::UnknownOutput(_) => Reason::Output,
             Self::Cancelled => Reason::Cancelled,
             Self::Session(_)
             | Self::InitialState { .. }
@@ -502,6 +508,7 @@ impl RequestError {
             | Self::StateNotListed { .. }
             | Self::Snapshot(_)
             | Self::AtFault(_)
+            | Self::StateNotFp16 { .. }
             | Self::UnknownOutput(_) => Code::InvalidArg,
             Self::Panic(_)
             | Self::InitialState { .. }

@@ -48,17 +48,21 @@ pub fn shift(layout: RowLayout, batch: &mut [u8], from: RowAt, to: RowAt) {
     }
 }
 
-/// Rounds each fp32 value of a row to the nearest value that fp16 can represent.
-pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], at: RowAt) {
+/// Rounds each fp32 value of a row to the nearest value that fp16 can represent. Returns whether no finite value has become
+/// infinite.
+pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], at: RowAt) -> bool {
+    let mut fits = true;
     for piece in pieces(layout, at) {
         let values: &mut [f32] = bytemuck::cast_slice_mut(&mut batch[piece]);
         let mut narrow = [f16::ZERO; 512];
         for chunk in values.chunks_mut(narrow.len()) {
             let narrow = &mut narrow[..chunk.len()];
             narrow.convert_from_f32_slice(chunk);
+            fits &= narrow.iter().zip(&*chunk).all(|(narrow, value)| narrow.is_finite() || !value.is_finite());
             narrow.convert_to_f32_slice(chunk);
         }
     }
+    fits
 }
 
 /// As [`put`], from a row of fp16 to a batch of fp32.
@@ -247,7 +251,7 @@ mod tests {
         take(layout, other, at(1, 2), empty);
         put_widened(layout, empty, other, at(0, 2));
         take_narrowed(layout, other, at(1, 2), empty);
-        round_to_fp16(layout, other, at(1, 2));
+        assert!(round_to_fp16(layout, other, at(1, 2)));
         zero(layout, other, at(0, 1));
     }
 

@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::proof::{self, Rows};
 use crate::session::{Library, ModelSource, Provider, Session, Signature};
 
-/// Runs of a larger model take long beside its load. If its graph proves that rows stay apart, it isn't run.
+/// Running a larger model would make its load noticeably slower. If its graph proves that rows stay apart, it isn't run.
 const MOST_BYTES_TO_RUN: u64 = 64 << 20;
 
 /// A configuration that is complete and fits its model.
@@ -40,8 +40,8 @@ impl Prepared {
     /// Completes the configuration from the signature of the model, and binds the two. `repository` is the model's folder.
     /// The error for a known model has the parameters that it needs.
     ///
-    /// If several sequences would share a run, this looks whether they change each other's answers. Where nobody wrote that
-    /// they may share one, each then runs alone; else the load fails. `on_host` gives a session that runs on the host.
+    /// If several sequences would share a run, this checks whether they change each other's answers. If the configuration
+    /// gives no batch size, each then runs alone; else the load fails. `on_host` gives a session that runs on the host.
     pub fn new(
         partial: &mut PartialConfig,
         session: &Session,
@@ -62,6 +62,7 @@ impl Prepared {
         }
         let Some(why) = prepared.look_for_mixed_rows(model, on_host)? else { return Ok(prepared) };
         if prepared.config.trust_batch {
+            prepared.plan.rows = Some("rows: change each other's results".to_owned());
             prepared.plan.warnings.push(format!(
                 "sequences that share a run change each other's answers, as 'trust_batch' allows: {why}"
             ));
@@ -69,6 +70,8 @@ impl Prepared {
             *partial = written;
             let settings = Settings { rows_mix: true, ..settings };
             prepared = Self::from_onnx(partial, onnx, model, repository, settings)?;
+            prepared.plan.rows =
+                Some("rows: run one by one, because they would change each other's results".to_owned());
             prepared.plan.warnings.push(format!(
                 "each sequence runs alone, because those that share a run would change each other's answers: {why}; to let \
                  them share runs, export the model so that it treats its rows one by one"
@@ -85,12 +88,17 @@ impl Prepared {
         model: &ModelSource,
         on_host: impl FnOnce() -> Result<Arc<Session>, LoadError>,
     ) -> Result<Option<String>, LoadError> {
-        let in_graph = self.binding.rows_in_graph(conversion::read(model)?);
-        if in_graph.is_ok() && model.byte_len() > MOST_BYTES_TO_RUN {
+        let graph = conversion::read(model)?;
+        let weights = conversion::byte_len(model, &graph);
+        let in_graph = self.binding.rows_in_graph(graph);
+        if in_graph.is_ok() && weights > MOST_BYTES_TO_RUN {
             self.plan.rows = Some("rows: proved apart (graph)".to_owned());
             return Ok(None);
         }
-        let rows = proof::prove(&self.binding, self.config.max_rows_per_run, &on_host()?);
+        let rows = match on_host() {
+            Ok(session) => proof::prove(&self.binding, self.config.max_rows_per_run, &session),
+            Err(error) => Rows::Unknown(error.to_string()),
+        };
         self.plan.rows = Some(match (rows, in_graph) {
             (Rows::Apart, Ok(())) => "rows: proved apart (graph, random data)".to_owned(),
             (Rows::Unknown(_), Ok(())) => "rows: proved apart (graph)".to_owned(),
@@ -99,8 +107,8 @@ impl Prepared {
             }
             (Rows::Unknown(why), Err(node)) => {
                 self.plan.warnings.push(format!(
-                    "sequences that share a run may change each other's answers: {node}, and the model doesn't run on random \
-                     data: {why}; compare the answers of several sequences at once with those of each alone, and write \
+                    "sequences that share a run may change each other's answers: {node}, and random data can't show it: \
+                     {why}; compare the answers of several sequences at once with those of each alone, and write \
                      'max_batch_size: 1' if they differ"
                 ));
                 "rows: not known to be apart".to_owned()

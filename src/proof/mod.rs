@@ -1,9 +1,9 @@
 //! Proves at load that the rows of a run don't change each other's results: three sequences together, and each alone.
 //!
-//! Where a graph mixes the rows of its batch, sequences that share a run get each other's data without an error, and one
-//! client alone sees nothing. So the model runs on random data. Each sequence makes three inferences. They begin one after
-//! the other, so that the runs have rows of different age. In each run, one row has large values, one has small ones, and one
-//! has zeros. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
+//! Where a graph mixes the rows of its batch, sequences that share a run get each other's data without an error, and
+//! one client alone sees nothing. So the model runs on random data. Each sequence makes three inferences. They begin one
+//! after the other, so that the runs have rows of different age. In each run, one row has large values, one has small
+//! ones, and one has zeros. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
 //!
 //! Not for: rows whose growing states have different lengths in one run (`batch/padding_check.rs`).
 
@@ -26,20 +26,20 @@ pub use data::{Answer, Scale, difference, is_float, random};
 const SEQUENCES: usize = 3;
 /// Inferences of each.
 const INFERENCES: usize = 3;
-/// Elements along open dimensions of requests: the first number with which the model runs. A convolution or a transform may
-/// need many.
+/// Elements along open dimensions of requests: the first number with which the model runs. A convolution or a transform
+/// may need many.
 const LENGTHS: [i64; 5] = [2, 1, 16, 512, 4096];
 /// The values of the rows of a run.
 const SCALES: [Scale; SEQUENCES] = [Scale::Large, Scale::Small, Scale::Zero];
-/// No tensor of a row is larger, so that a load needs little memory.
-const MOST_BYTES: usize = 1 << 26;
+/// No input of a row is larger.
+const MOST_BYTES: usize = 1 << 24;
 
 /// What is known of the rows of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rows {
     /// They don't change each other's results.
     Apart,
-    /// The model doesn't run on random data, for this reason.
+    /// Random data can't show it, for this reason.
     Unknown(String),
     /// They change each other's results, in this way.
     Mixed(String),
@@ -51,15 +51,20 @@ pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Row
         return Rows::Unknown(format!("'{}' takes strings", input.name));
     }
     let spec = binding.step_spec(most_rows.min(SEQUENCES), Vec::new());
-    let made = Step::new(session.clone(), &spec, Copier::on_host()).map_err(|error| error.to_string());
-    let step = match made.and_then(|step| step.quiet().map_err(|error| error.to_string())) {
+    let step = match Step::new(session.clone(), &spec, Copier::on_host()) {
         Ok(step) => step,
-        Err(why) => return Rows::Unknown(why),
+        Err(error) => return Rows::Unknown(error.to_string()),
     };
     let mut proof = Proof { binding, step, length: 0 };
+    if let Err(error) = proof.step.set_quiet(true) {
+        return Rows::Unknown(error.to_string());
+    }
     let mut why = String::new();
     for length in LENGTHS {
         proof.length = length;
+        if let Some(name) = proof.too_large() {
+            return Rows::Unknown(if why.is_empty() { format!("'{name}' would be too large") } else { why });
+        }
         match proof.alone(&Sequence::new(binding, 0)) {
             Ok(_) => return proof.run(most_rows.min(SEQUENCES)).unwrap_or_else(Rows::Unknown),
             Err(error) if why.is_empty() => why = error,
@@ -118,6 +123,11 @@ fn first_state(state: &BoundState, index: usize, number: usize) -> Tensor {
     Tensor { dims, bytes }
 }
 
+/// Which of [`SCALES`] a sequence has: the rows of a run differ, whether they begin together or one after the other.
+const fn scale_of(number: usize, inference: usize) -> usize {
+    (2 * number + inference) % SCALES.len()
+}
+
 struct Proof<'a> {
     binding: &'a Binding,
     step: Step,
@@ -126,6 +136,18 @@ struct Proof<'a> {
 }
 
 impl Proof<'_> {
+    /// An input of requests that would be too large.
+    fn too_large(&self) -> Option<&str> {
+        let last = Sequence::new(self.binding, SEQUENCES - 1);
+        let is_too_large = |(index, input): &(usize, &BoundInput)| {
+            let count = element_count(&self.random_dims(*index, &last));
+            let bytes = count.and_then(|count| count.checked_mul(input.data_type.byte_size().unwrap_or(1)));
+            matches!(input.source, Source::Request(_)) && bytes.is_none_or(|bytes| bytes > MOST_BYTES)
+        };
+        let mut inputs = self.binding.inputs.iter().enumerate();
+        inputs.find(is_too_large).map(|(_, input)| input.name.as_str())
+    }
+
     /// Lets the sequences begin one after the other. Sequences with states that vary in size begin together, because rows
     /// share a run only if theirs have the same size.
     fn run(&mut self, count: usize) -> Result<Rows, String> {
@@ -145,6 +167,10 @@ impl Proof<'_> {
     /// Runs the next inference of these sequences together and alone. Returns a difference.
     fn round(&mut self, live: &mut [&mut Sequence]) -> Result<Option<String>, String> {
         let rows: Vec<&Sequence> = live.iter().map(|sequence| &**sequence).collect();
+        let dims = |row: &Sequence| row.states.iter().map(|state| state.dims.clone()).collect::<Vec<_>>();
+        if rows.windows(2).any(|two| dims(two[0]) != dims(two[1])) {
+            return Err("the states of the rows have different lengths, so that they share no run".to_owned());
+        }
         let together = self.together(&rows);
         let mut alone = Vec::new();
         for row in &rows {
@@ -332,7 +358,7 @@ impl Proof<'_> {
         let dims = self.random_dims(index, row);
         // Without a batch axis, the rows share the value.
         let (number, inference) = if input.batch_axis.is_some() { (row.number, row.inferences) } else { (0, 0) };
-        let scale = if input.batch_axis.is_some() { SCALES[(number + inference) % SCALES.len()] } else { Scale::One };
+        let scale = if input.batch_axis.is_some() { SCALES[scale_of(number, inference)] } else { Scale::One };
         let count = element_count(&dims).unwrap_or(0);
         let bytes = random(input.data_type, count, scale, &[1, index, number, inference]);
         Tensor { dims, bytes }
@@ -364,6 +390,7 @@ impl Proof<'_> {
                 return Err(format!("'{name}' is {}, which has no row for each of {}", Dims(&dims), at.rows));
             }
             if data_type == DataType::Bytes {
+                bound.batch_axis.into_iter().for_each(|axis| dims[axis] = 1);
                 answers.push(Answer { name, data_type, dims, bytes: Vec::new() });
                 continue;
             }
@@ -413,6 +440,26 @@ impl Tensor {
                 bytes.resize(bytes.len() + inner * (to - from) as usize, 0);
             }
             (self.bytes, self.dims[axis]) = (bytes, to);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_a_run_have_different_scales() {
+        for delay in [0, 1] {
+            for round in 0..INFERENCES + (SEQUENCES - 1) * delay {
+                let live = (0..SEQUENCES).filter_map(|number| Some((number, round.checked_sub(number * delay)?)));
+                let live = live.filter(|(_, inference)| *inference < INFERENCES);
+                let mut scales: Vec<usize> = live.map(|(number, inference)| scale_of(number, inference)).collect();
+                let count = scales.len();
+                scales.sort_unstable();
+                scales.dedup();
+                assert_eq!(scales.len(), count, "round {round}, delay {delay}");
+            }
         }
     }
 }

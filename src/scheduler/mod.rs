@@ -96,6 +96,18 @@ pub struct Control {
     pub origin: Origin,
 }
 
+impl Control {
+    /// Whether it is a START that asks for another state than that of the live sequence with its id.
+    pub fn starts_anew(&self) -> bool {
+        let continues = match &self.origin {
+            Origin::Own => false,
+            Origin::Clone(of) => self.id.as_ref() == Some(of),
+            Origin::Parked => true,
+        };
+        self.start && !continues
+    }
+}
+
 /// What a START begins with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
@@ -322,16 +334,14 @@ impl<R> Scheduler<R> {
         let known = control.id.as_ref().and_then(|id| self.by_id.get(id)).copied();
         let mut begins = Begins::Plain;
         let lane = match (control.start, known) {
-            (true, _) => match self.begin(control.id.clone(), control.origin, known, wait, now) {
+            (true, _) => match self.begin(control.id.clone(), control.origin.clone(), known, wait, now) {
                 Ok(begun) => {
                     begins = begun.1;
                     begun.0
                 }
                 Err(refused) => {
-                    // These ask for the state that the live sequence has.
-                    let continues = matches!(refused, Refused::NotParkedButLive(_) | Refused::CloneOfItself(_));
-                    if let Some(id) = control.id.filter(|_| !continues) {
-                        self.refuse_start(&id);
+                    if let Some(id) = control.id.as_ref().filter(|_| control.starts_anew()) {
+                        self.refuse_start(id);
                     }
                     return Err((request, refused));
                 }
@@ -480,7 +490,8 @@ impl<R> Scheduler<R> {
         };
         let replaces_idle = known.is_some_and(|lane| self.has_phase(lane, Phase::Idle));
         let Rules { max_sequences, max_waiting, longest_wait, idle, .. } = self.rules;
-        let has_place = self.placed - usize::from(replaces_idle) < max_sequences;
+        // A place that has become free is for one that waits.
+        let has_place = replaces_idle || self.waiting.is_empty() && self.placed < max_sequences;
         // A clone cannot wait: the other sequence would go on meanwhile.
         if !has_place && source.is_some() {
             return Err(Refused::TooMany { id, max: max_sequences, idle });

@@ -324,10 +324,11 @@ impl BatchTensor {
         }
     }
 
-    /// Gives a row the values that it would have after it was stored.
-    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt, storage: StorageType) {
+    /// Gives a row the values that it would have after it was stored. Returns whether no finite value has become infinite;
+    /// on a device that isn't known.
+    pub fn round_row(&mut self, copier: &Copier, layout: RowLayout, at: RowAt, storage: StorageType) -> bool {
         match storage {
-            StorageType::Exact => return,
+            StorageType::Exact => return true,
             StorageType::Fp16 => {}
         }
         match copier.queue() {
@@ -335,6 +336,7 @@ impl BatchTensor {
                 let row = self.row_for(&mut queue, layout, at);
                 // SAFETY: a row of a buffer that the queue keeps.
                 unsafe { queue.move_row(layout, row, row, Change::Round) };
+                true
             }
             None => rows::round_to_fp16(layout, self.buffer_mut(), at),
         }

@@ -247,7 +247,9 @@ mod tests {
                     let (source, target) = if from.0 == 0 { (first, second) } else { (second, first) };
                     target.copy_row(copier, layout(), source, at(from), at((1 - from.0, to)));
                 }
-                Op::Round { at: place, kept_as } => batches[place.0].round_row(copier, layout(), at(place), kept_as),
+                Op::Round { at: place, kept_as } => {
+                    batches[place.0].round_row(copier, layout(), at(place), kept_as);
+                }
             }
         }
 

@@ -1,4 +1,4 @@
-//! Reads of a model's file what is asked for, without its weights.
+//! Reads an ONNX file for protobuf's decoder, without large weights.
 
 #![forbid(unsafe_code)]
 
@@ -17,7 +17,7 @@ pub struct FileBytes {
     /// Bytes of the file behind the chunk.
     behind: usize,
     error: Option<io::Error>,
-    /// Longer fields of bytes are taken for empty.
+    /// Longer byte fields are skipped, and come out empty.
     most_bytes: usize,
 }
 

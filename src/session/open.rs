@@ -267,7 +267,7 @@ impl RunOptions {
         Ok(made)
     }
 
-    /// The same options, with which ONNX Runtime logs nothing that doesn't end the process.
+    /// The same options. ONNX Runtime then logs fatal errors only.
     fn quiet(mut self) -> Result<Self, String> {
         const FATAL: i32 = 4;
         // SAFETY: creation of an object that `self` owns, if it has none, and a change of it before any run reads it.

@@ -178,17 +178,25 @@ impl BatchBuffers {
         Ok(())
     }
 
-    /// From now on the newest state of a sequence is what the last run, over `run_rows` rows, wrote at `position`. States
-    /// that are stored in another type are rounded there, so that a state is the same whether it moved or not.
-    pub fn keep(&mut self, slot: SlotId, position: usize, run_rows: usize, copier: &Copier) {
-        if self.states.is_empty() {
-            return;
+    /// Rounds the states that are stored in another type where the last run, over `run_rows` rows, wrote them, so that a
+    /// state is the same whether it moved or not. Returns the number of a state that has become infinite.
+    pub fn round(&mut self, position: usize, run_rows: usize, copier: &Copier) -> Option<usize> {
+        let tensors = self.tensors.get_mut(self.plan.into).into_iter().flatten();
+        let mut infinite = None;
+        for (state, tensor) in self.states.iter().zip(tensors) {
+            let at = RowAt { position, rows: run_rows };
+            if !tensor.round_row(copier, state.layout, at, state.storage) {
+                infinite.get_or_insert(state.number);
+            }
         }
-        let into = self.plan.into;
-        for (state, tensor) in self.states.iter().zip(&mut self.tensors[into]) {
-            tensor.round_row(copier, state.layout, RowAt { position, rows: run_rows }, state.storage);
+        infinite
+    }
+
+    /// From now on the newest state of a sequence is what the last run, over `run_rows` rows, wrote at `position`.
+    pub fn keep(&mut self, slot: SlotId, position: usize, run_rows: usize) {
+        if !self.states.is_empty() {
+            self.spots.move_to(slot, Spot { buffer: self.plan.into, position }, run_rows);
         }
-        self.spots.move_to(slot, Spot { buffer: into, position }, run_rows);
     }
 
     /// Copies the state at a spot to a slot. Returns the bytes.

@@ -318,6 +318,7 @@ impl StateStore {
         may_share: bool,
         results: &mut [Result<T, RequestError>],
     ) -> Result<(), RequestError> {
+        self.round(batch, run_rows, results);
         let stays = self.copy_back(batch, run_rows, step, may_share, results)?;
         self.copier.synchronise()?;
         if stays {
@@ -327,6 +328,24 @@ impl StateStore {
         Ok(())
     }
 
+    /// Rounds the states of the rows whose `results` are good, as they will be kept. A finite value that becomes infinite is
+    /// an error of its row.
+    fn round<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
+        for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
+            if row.state_mut().lease_that_keeps().is_none() {
+                continue;
+            }
+            match panic::catch(|| self.buffers.round(position, run_rows, &self.copier)) {
+                Ok(None) => {}
+                Ok(Some(state)) => {
+                    let name = self.binding.inputs[self.binding.states[state].input].name.clone();
+                    *result = Err(RequestError::StateNotFp16 { name });
+                }
+                Err(error) => *result = Err(error.into()),
+            }
+        }
+    }
+
     /// The states that the last run wrote to a batch buffer are those of the rows whose `results` are good.
     fn commit<R: HasState, T>(&mut self, batch: &mut [R], run_rows: usize, results: &mut [Result<T, RequestError>]) {
         for (position, (row, result)) in batch.iter_mut().zip(results).enumerate().filter(|(_, (_, of))| of.is_ok()) {
@@ -334,7 +353,7 @@ impl StateStore {
                 row.state_mut().lease.iter_mut().for_each(Lease::advance);
             }
             let Some(lease) = row.state_mut().lease_that_keeps() else { continue };
-            match panic::catch(|| self.buffers.keep(lease.slot(), position, run_rows, &self.copier)) {
+            match panic::catch(|| self.buffers.keep(lease.slot(), position, run_rows)) {
                 Ok(()) => lease.advance(),
                 Err(error) => {
                     lease.spoil();

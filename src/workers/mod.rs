@@ -263,7 +263,7 @@ impl Workers {
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
             let mut row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
-            let (problem, starts) = (row.problem.take(), control.id.clone().filter(|_| control.start));
+            let (problem, starts) = (row.problem.take(), control.id.clone().filter(|_| control.starts_anew()));
             Read { row, starts, control: problem.map_or(Ok(control), |error| Err(Some(error))) }
         };
         rows.into_iter().zip(controls).map(read).collect()

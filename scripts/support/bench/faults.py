@@ -8,9 +8,9 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from pathlib import Path
 from statistics import median
-from threading import Thread
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,7 +61,7 @@ def _rate(url: str, model: str, more: int, are_good: bool, seconds: float) -> fl
     for process in processes:
         process.start()
     while not all(counts):
-        if any(process.exitcode for process in processes):
+        if any(process.exitcode is not None for process in processes):
             raise RuntimeError("a client has failed")
         time.sleep(0.05)
     answered = lambda: sum(counts[:GOOD])  # noqa: E731
@@ -85,17 +85,20 @@ def _clients(url: str, model: str, numbers: range, value: float, counts, stop) -
             while not stop.is_set():
                 try:
                     client.infer(model, sent, sequence_id=number + 1)
+                    has_failed = False
                 except grpc.InferenceServerException:
-                    if value != FAILS:
-                        raise
+                    has_failed = True
+                if has_failed != (value == FAILS):
+                    raise RuntimeError(f"a request with {value} has {'failed' if has_failed else 'succeeded'}")
                 counts[number] += 1
             client.infer(model, tensor(1.0), sequence_id=number + 1, sequence_end=True)
 
-    threads = [Thread(target=loop, args=(number,)) for number in numbers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(numbers)) as pool:
+        loops = [pool.submit(loop, number) for number in numbers]
+        done, _ = wait(loops, return_when=FIRST_EXCEPTION)
+        stop.set()
+        for of in done:
+            of.result()
 
 
 def _build() -> ModelProto:

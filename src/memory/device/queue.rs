@@ -449,7 +449,7 @@ mod tests {
                 Way::Zero => rows::zero(layout, &mut batch, at),
                 Way::PutWidened => rows::put_widened(layout, &row, &mut batch, at),
                 Way::TakeNarrowed => rows::take_narrowed(layout, &batch, at, &mut row),
-                Way::Round => rows::round_to_fp16(layout, &mut batch, at),
+                Way::Round => _ = rows::round_to_fp16(layout, &mut batch, at),
             }
             prop_assert_eq!(host_bytes(&mut queue, &on_device.0), batch);
             prop_assert_eq!(host_bytes(&mut queue, &on_device.1), row);

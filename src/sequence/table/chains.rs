@@ -31,8 +31,8 @@ struct Chain {
     incarnations: SmallVec<[SlotId; 1]>,
     /// Incarnations without a slot, at the front of the chain.
     stateless: Option<Stateless>,
-    /// The payload with the last END. Until it is passed, requests may arrive that a client sent before that END, on several
-    /// connections at once.
+    /// The latest payload that had begun when the last END was settled. Until it is passed, a request that the client sent
+    /// before that END, on another connection, may still arrive.
     ended_in: u64,
 }
 
@@ -114,8 +114,8 @@ impl Chains {
         }
     }
 
-    /// Ends the incarnation at the front, of which core may have requests later. The next one comes to the front if it is
-    /// certainly newer. Otherwise all of them end.
+    /// Ends the front incarnation. If the next one is certainly newer, it comes to the front. Otherwise all end, because
+    /// their requests can't be told apart.
     fn end_front<S, C, H>(&mut self, records: &mut Records<S, C, H>, key: &Key, front: SlotId) {
         let next = self.chains.get(key).and_then(|chain| chain.incarnations.get(1));
         if next.and_then(|&next| records.pool.record(next)).is_some_and(|next| !next.is_newer) {

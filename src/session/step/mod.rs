@@ -151,10 +151,10 @@ impl Step {
         })
     }
 
-    /// The same, and ONNX Runtime logs nothing of a run that fails.
-    pub fn quiet(mut self) -> Result<Self, SessionError> {
-        self.options = Some(self.session.quiet_options()?);
-        Ok(self)
+    /// Whether ONNX Runtime logs nothing of a run that fails. Not for runs that are CUDA graphs.
+    pub fn set_quiet(&mut self, is_quiet: bool) -> Result<(), SessionError> {
+        self.options = if is_quiet { Some(self.session.quiet_options()?) } else { None };
+        Ok(())
     }
 
     /// The bytes of an input for `rows` rows of `dims` (the batch axis's value is ignored), to fill.

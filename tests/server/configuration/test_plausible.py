@@ -71,9 +71,9 @@ def test_pairs_that_the_names_contradict_are_served_with_a_warning(deployment, p
     states = tuple(tuple(pair.strip("<> ").split(", ")) for pair in pairs.split(">>>")[:-1])
     outputs = [output for output in ("y", "a_out", "b_out") if output not in dict(states).values()]
     made = bare(name, two_states(), states, parameter("state_pairs", pairs), outputs=outputs)
-    warnings = [line for line in warnings_of_load(deployment, made) if "names of the model say" in line]
+    warnings = [line for line in warnings_of_load(deployment, made) if "by the names of the model" in line]
     assert len(warnings) == (1 if by_names else 0)
-    assert all(f"say {by_names} where" in line for line in warnings)
+    assert all(f"should have {by_names} instead of" in line for line in warnings)
     talk(deployment, made)
 
 
@@ -123,3 +123,25 @@ def test_an_id_that_the_control_input_cannot_hold_is_refused(deployment, kind, m
     assert client.step(model.name, most, one, start=True, end=True)["CORRID_SEEN"].item() == most
     with pytest.raises(InferenceServerException, match=f"sequence id {most + 1} is too large .* use at most {most}"):
         client.step(model.name, most + 1, one, start=True)
+
+
+@pytest.mark.parametrize("scheduling", ["", "sequence_batching { oldest { } }"], ids=["own", "oldest"])
+def test_a_state_that_half_precision_cannot_hold_is_an_error_and_changes_nothing(deployment, scheduling):
+    def build():
+        nodes = [node("Add", "x s", "s_out"), node("Identity", "s_out", "y")]
+        return graph(nodes, [("x", "fp32", ROW), ("s", "fp32", ROW)], [("y", "fp32", ROW), ("s_out", "fp32", ROW)])
+
+    name = f"half_{len(scheduling)}"
+    written = f"{parameter('store_states_as_fp16', '1')}\n{scheduling}"
+    model, client = deployment.serve(bare(name, build, (("s", "s_out"),), written)), deployment.connect()
+
+    def fed(value):
+        return {"x": np.full((1, 4), value, np.float32)}
+
+    assert client.step(name, 7, fed(60_000), start=True)["y"].tolist() == [[60_000.0] * 4]
+    with pytest.raises(InferenceServerException, match="'s' has numbers above 65504"):
+        client.step(name, 7, fed(60_000))
+    assert client.step(name, 7, fed(-32), end=True)["y"].tolist() == [[59_968.0] * 4]
+    with pytest.raises(InferenceServerException, match="'s' has numbers above 65504"):
+        client.step(name, 8, fed(1e6), start=True)
+    assert model.name == name

@@ -291,10 +291,6 @@ def eight_at_once(deployment, served) -> None:
     together(talk.end for talk in talks)
 
 
-def largest_batch(deployment, served) -> int:
-    return max(batch.batch_size for batch in deployment.statistics(served).batch_stats)
-
-
 @pytest.mark.parametrize("kind", MIXED)
 def test_a_graph_that_mixes_its_rows_runs_one_row_at_a_time(deployment, kind):
     served = deployment.serve(model(f"mixed_{kind}", MIXED[kind]))
@@ -312,7 +308,7 @@ def test_a_batch_that_is_written_is_refused_where_the_graph_mixes_its_rows(deplo
 
 
 @pytest.mark.parametrize("kind", APART)
-def test_a_graph_that_treats_its_rows_one_by_one_shares_runs(deployment, kind):
+def test_a_graph_that_treats_its_rows_one_by_one_keeps_its_batch_size(deployment, kind):
     served = deployment.serve(model(f"apart_{kind}", APART[kind]))
     assert deployment.admin.get_model_config(served.name).config.max_batch_size == 64
     assert warnings_of_load(deployment, served) == []

@@ -185,6 +185,12 @@ def test_a_model_that_does_not_ignore_padding_is_refused_with_the_difference(dep
     refused(deployment, model, "growing_padding", f"'{deployment_side}'", "4 elements", "'OUTPUT'", "instead of")
 
 
+@pytest.mark.parametrize("far", [8, 900])
+def test_a_rule_on_the_longest_row_is_refused(deployment, far):
+    model = padded_states.ranked(f"padded_far_{far}", far=far)
+    refused(deployment, model, "growing_padding", "'OUTPUT'", "instead of")
+
+
 def test_a_state_that_loses_elements_is_refused(deployment):
     model = padded_states.ranked("padded_window_8", window=8)
     refused(deployment, model, "growing_padding", "'CACHE_OUT'", "[3, 8, 2]", "9 along axis 1")

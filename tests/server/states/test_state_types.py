@@ -314,7 +314,7 @@ def halved(make, name: str, *arguments, **changes) -> Model:
 ROUNDING = {
     "exact": [0.0, -0.0, 1.0, -2.5, 65504.0],
     "to_nearest_even": [1 + 2**-11, 1 + 3 * 2**-11, 2049.0, 2051.0, -2049.0, 1 + 2**-11 + 2**-20],
-    "too_large": [65519.0, 65520.0, 1e30, -1e30, 3.4e38],
+    "largest": [65519.0, -65519.0],
     "infinite": [np.inf, -np.inf, np.nan, -np.nan],
     "small": [2.0**-24, 2.0**-25, 3 * 2.0**-25, 6e-8, 1e-40, -(2.0**-14), 2.0**-15 + 2.0**-25],
 }

@@ -22,6 +22,7 @@ def ranked(
     window: int | None = None,
     masked: bool = True,
     type: str = "fp32",
+    far: int | None = None,
     **changes,
 ) -> Model:
     """CACHE keeps every chunk of INPUT [N, chunk, 2], in the order of the axes in `layout`, and TAIL [2, N, T] their sums. SUM
@@ -29,11 +30,20 @@ def ranked(
     depend on the order of the elements, and not on where padding is.
 
     `window`: the states keep so many elements at most. `masked`: without, the ranks count the padding, too.
+    `far`: if the longest row of a run has more elements, the first output is twice as large.
     """
 
     def build():
         axes = {"N": BATCH, "T": "T", "W": 2}
         time = layout.index("T")
+
+        of_length = [
+            node("Shape", "MASK", "MASK_DIMS"),
+            node("Gather", "MASK_DIMS ONE_I", "LENGTH"),
+            node("Greater", "LENGTH FAR", "IS_FAR"),
+            node("Where", "IS_FAR TWO ONE", "FACTOR"),
+            node("Mul", "WEIGHTED FACTOR", "FURTHER"),
+        ]
 
         def kept(all: str, axis: str, out: str):
             return node("Slice", f"{all} FROM END {axis}", out) if window else node("Identity", all, out)
@@ -70,7 +80,8 @@ def ranked(
                 node("Cast", "ALL", "ALL_32", to=TensorProto.FLOAT),
                 node("Transpose", "ALL_32", "ALL_NTW", perm=[layout.index(axis) for axis in "NTW"]),
                 node("Mul", "ALL_NTW WEIGHTS_3", "WEIGHTED"),
-                node("ReduceSum", "WEIGHTED AXIS_1", "OUTPUT", keepdims=0),
+                *([] if far is None else of_length),
+                node("ReduceSum", f"{'WEIGHTED' if far is None else 'FURTHER'} AXIS_1", "OUTPUT", keepdims=0),
                 node("Unsqueeze", "WEIGHTS AXIS_0", "WEIGHTS_0"),
                 node("Cast", "TAIL_ALL", "TAIL_32", to=TensorProto.FLOAT),
                 node("Mul", "TAIL_32 WEIGHTS_0", "TAILS"),
@@ -102,6 +113,8 @@ def ranked(
                 "FROM": np.array([-(window or 1)], np.int64),
                 "END": np.array([2**62], np.int64),
                 "ONE_I": np.array(1, np.int64),
+                "FAR": np.array(far or 0, np.int64),
+                "TWO": np.array(2, np.float32),
                 "ZERO": np.array(0, np.float32),
                 "ONE": np.array(1, np.float32),
                 "TOO_LARGE": np.array(TOO_LARGE, np.float32),
