@@ -19,6 +19,8 @@ const FEW: i64 = 48;
 const MANY: i64 = 96;
 /// The length of other open dimensions.
 const OTHER: i64 = 32;
+/// Lengths of other open dimensions that no window divides.
+const PRIMES: [i64; 6] = [31, 37, 41, 43, 53, 59];
 /// The symbol of the batch.
 pub const SYMBOL: &str = "batch";
 /// The names that exporters give to the batch dimension, in lower case.
@@ -222,6 +224,31 @@ pub fn rows(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Result<HashMa
     result.map(|()| places).map_err(|refusals| *refusals.first)
 }
 
+/// As [`rows`], where each other open dimension has a prime length of its own, by its name.
+pub fn rows_of_odd_lengths(
+    graph: &GraphProto,
+    opset: i64,
+    axes: &[InputAxis],
+) -> Result<HashMap<String, Place>, Refusal> {
+    let mut primes = PRIMES.iter().copied().cycle();
+    let mut by_name: HashMap<String, i64> = HashMap::new();
+    let mut lengths: HashMap<(String, usize), i64> = HashMap::new();
+    for input in required_inputs(graph) {
+        for (axis, dim) in input.dims().unwrap_or_default().into_iter().enumerate() {
+            let mut next = || primes.next().unwrap_or(OTHER);
+            let length = match dim {
+                Dim::Known(_) => continue,
+                Dim::Symbol(name) if !name.is_empty() => *by_name.entry(name).or_insert_with(next),
+                _ => next(),
+            };
+            lengths.insert((input.name().to_owned(), axis), length);
+        }
+    }
+    let other = |input: &str, axis: usize| lengths.get(&(input.to_owned(), axis)).copied().unwrap_or(OTHER);
+    let Followed { places, result, .. } = follow_with(graph, opset, axes, &other);
+    result.map(|()| places).map_err(|refusals| *refusals.first)
+}
+
 /// The rows in a graph.
 struct Followed {
     few: Shapes,
@@ -232,12 +259,17 @@ struct Followed {
 }
 
 fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
+    follow_with(graph, opset, axes, &|_, _| OTHER)
+}
+
+/// `other` gives the lengths of other open dimensions, by input and axis.
+fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn Fn(&str, usize) -> i64) -> Followed {
     let infer = |rows: i64| {
         let sized = |input: &ValueInfoProto| {
             let size = |(axis, dim): (usize, Dim)| match dim {
                 _ if axes.iter().any(|seed| seed.input == input.name() && seed.axis == axis) => rows,
                 Dim::Known(length) => length,
-                _ => OTHER,
+                _ => other(input.name(), axis),
             };
             let dims = input.dims()?.into_iter().enumerate().map(size).collect();
             Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
@@ -272,6 +304,10 @@ fn of_rows(refusal: Refusal) -> Refusal {
     let why = refusal
         .why
         .replace("over time", "over the batch")
+        .replace("along time", "along the batch")
+        .replace("time around", "the batch around")
+        .replace("out of the whole input, which later requests don't have", "out of the batch")
+        .replace("the length of the whole input", "the number of rows")
         .replace("time axis", "batch axis")
         .replace("steps", "rows")
         .replace("step", "row");

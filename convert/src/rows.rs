@@ -60,7 +60,10 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
 /// why. `rows` and `outputs` are the axes that have the batch. An operator that isn't known is in the way, too.
 pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Result<(), String> {
     let Prepared { model, graph, .. } = prepared(bytes).map_err(|_| "the graph can't be read".to_owned())?;
-    let places = crate::batch::rows(&graph, opset(&model), rows)
+    let followed = crate::batch::rows(&graph, opset(&model), rows);
+    // A window fits lengths that it divides, and then lies in one row.
+    let places = followed
+        .and_then(|_| crate::batch::rows_of_odd_lengths(&graph, opset(&model), rows))
         .map_err(|refusal| format!("{} '{}' {}", refusal.operator, refusal.node, refusal.why))?;
     let is_elsewhere = |of: &&OutputAxis| match places.get(&of.output) {
         Some(Place::At(layout)) => layout.axis != of.axis || !layout.is_clean(),

@@ -76,7 +76,7 @@ pub fn check_padding(
         store.set_padding(0);
         for ((number, &length), shared) in lengths.iter().enumerate().zip(together?) {
             let alone = run(binding, &[length], number, store, step, copier)?.pop().unwrap_or_default();
-            if let Some(why) = difference(&alone, &shared) {
+            if let Some(why) = difference(&alone, &shared, 1.0) {
                 let gets = "elements gets other values if it shares a run with one of";
                 return Ok(Some(format!("a sequence with states of {length} {gets} {first}: {why}")));
             }

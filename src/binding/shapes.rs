@@ -22,7 +22,7 @@ pub(super) fn match_dims(
     let error = |rule: String| BindingError::Dims {
         what: format!("{list} '{}'", tensor.name),
         configured: Dims(&tensor.dims).to_string(),
-        model: Dims(model).to_string(),
+        model: with_names(model, symbols),
         rule,
     };
     if !config.is_batched() {
@@ -38,6 +38,13 @@ pub(super) fn match_dims(
         return Ok((None, ShapeForm::Unbatched));
     }
     if tensor.dims.len() == model.len() && !model.is_empty() {
+        if model.iter().all(|&dim| dim >= 0) {
+            return Err(error(
+                "no dimension of the model's is open for the batch: set max_batch_size to 0, or export the model with an open \
+                 batch"
+                    .to_owned(),
+            ));
+        }
         let open: Vec<usize> = (0..model.len()).filter(|&axis| tensor.dims[axis] < 0 && model[axis] < 0).collect();
         let named: Vec<usize> = open.iter().copied().filter(|&axis| is_batch(&symbols[axis], batch_symbol)).collect();
         return match (open.as_slice(), named.as_slice(), all_agree(&tensor.dims, model)) {
@@ -56,13 +63,23 @@ pub(super) fn match_dims(
         return Err(error(if model.iter().any(|&dim| dim < 0) {
             "its first dimension is not the batch: write the model's dims, with -1 where its batch stands".to_owned()
         } else {
-            format!("its batch dimension is fixed to {batch}, but max_batch_size is {}", config.max_batch_size)
+            format!(
+                "its first dimension is fixed to {batch}, so it is no batch, but max_batch_size is {}",
+                config.max_batch_size
+            )
         }));
     }
     if !all_agree(&tensor.dims, behind) {
         return Err(error(format!("without the batch dimension they must be {}", Dims(behind))));
     }
     Ok((Some(0), ShapeForm::Plain))
+}
+
+/// Dims of the model, and the names of those that are open.
+fn with_names(dims: &[i64], symbols: &[String]) -> String {
+    let names: Vec<&str> = symbols.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+    let dims = Dims(dims);
+    if names.is_empty() { dims.to_string() } else { format!("{dims} ({})", names.join(", ")) }
 }
 
 pub(super) const INPUT: &str = "input";

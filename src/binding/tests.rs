@@ -163,7 +163,12 @@ fn dims_that_do_not_agree_are_refused_with_both_and_the_rule() {
         (8, json!([4, 6]), &[-1, 4, 5], "without the batch dimension they must be [4, 5]"),
         (8, json!([4]), &[-1, 4, 5], "without the batch dimension they must be [4, 5]"),
         (8, json!([-1, 4, 5, 6]), &[-1, 4, 5], "without the batch dimension they must be [4, 5]"),
-        (8, json!([4, 5]), fixed_batch, "its batch dimension is fixed to 1, but max_batch_size is 8"),
+        (
+            8,
+            json!([4, 5]),
+            fixed_batch,
+            "its first dimension is fixed to 1, so it is no batch, but max_batch_size is 8",
+        ),
         (8, json!([4, 5]), &[], "no batch dimension; set max_batch_size to 0"),
         (8, json!([1, 4, 5]), &[-1, 4, 5], "mark it, and only it, with -1"),
         (8, json!([-1, -1, 5]), &[-1, -1, 5], "mark it, and only it, with -1"),
@@ -452,7 +457,7 @@ fn an_output_that_is_the_same_in_every_run_needs_no_batch() {
     let signature = signature(&[X, S_IN], &[Y, ("version", DataType::Fp32, &[1]), S_OUT]);
     let mut config = plain();
     list(&mut config, "output", json!({ "name": "version", "data_type": "TYPE_FP32", "dims": [1] }));
-    assert_refused(&config, &signature, &["output 'version'", "either leave the batch dimension out"]);
+    assert_refused(&config, &signature, &["output 'version'", "no dimension of the model's is open for the batch"]);
     let config = Config::for_tests(&config, &[]).unwrap();
     let pairs = [StatePair { input: "s_in".to_owned(), output: "s_out".to_owned() }];
     let binding =

@@ -90,7 +90,10 @@ impl Prepared {
     ) -> Result<Option<String>, LoadError> {
         let graph = conversion::read(model)?;
         let weights = conversion::byte_len(model, &graph);
-        let in_graph = self.binding.rows_in_graph(graph);
+        let in_graph = match &self.plan.batch_scale {
+            Some(scale) => Err(format!("{scale} takes one scale over all rows")),
+            None => self.binding.rows_in_graph(graph),
+        };
         if in_graph.is_ok() && weights > MOST_BYTES_TO_RUN {
             self.plan.rows = Some("rows: proved apart (graph)".to_owned());
             return Ok(None);

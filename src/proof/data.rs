@@ -80,24 +80,25 @@ const fn rounding(data_type: DataType) -> f64 {
     }
 }
 
-/// How much values of a type may differ, however small they all are: what is left of a difference of larger numbers.
-const fn floor(data_type: DataType) -> f64 {
+/// How much values of a type may differ however small they are, as a share of the numbers that they were computed from.
+const fn left_over(data_type: DataType) -> f64 {
     match data_type {
-        DataType::Fp64 | DataType::Fp32 => 1e-6,
-        DataType::Fp16 => 1e-3,
-        DataType::Bf16 => 1e-2,
+        DataType::Fp64 | DataType::Fp32 => 1e-5,
+        DataType::Fp16 => 1e-2,
+        DataType::Bf16 => 5e-2,
         _ => 0.0,
     }
 }
 
 /// The first difference between the results of a row in a run of its own and in one that it shared, if there is one that is
 /// more than rounding.
-pub fn difference(alone: &[Answer], shared: &[Answer]) -> Option<String> {
-    alone.iter().zip(shared).find_map(|(alone, shared)| alone.difference(shared))
+/// `largest_input` is the largest number of what the row brought: where such numbers cancel, their rounding is left.
+pub fn difference(alone: &[Answer], shared: &[Answer], largest_input: f64) -> Option<String> {
+    alone.iter().zip(shared).find_map(|(alone, shared)| alone.difference(shared, largest_input))
 }
 
 impl Answer {
-    fn difference(&self, shared: &Self) -> Option<String> {
+    fn difference(&self, shared: &Self, largest_input: f64) -> Option<String> {
         let Self { name, data_type, dims, .. } = self;
         if *dims != shared.dims {
             return Some(format!("'{name}' is {} instead of {}", Dims(&shared.dims), Dims(dims)));
@@ -109,7 +110,8 @@ impl Answer {
         let largest =
             alone.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
         let differs = |(alone, shared): (&f64, &f64)| {
-            let is_close = (alone - shared).abs() <= (rounding(*data_type) * largest).max(floor(*data_type));
+            let is_close = (alone - shared).abs()
+                <= (rounding(*data_type) * largest).max(left_over(*data_type) * largest_input.max(0.1));
             !is_close && alone != shared && !(alone.is_nan() && shared.is_nan())
         };
         let (at, (alone, shared)) = alone.iter().zip(&shared).enumerate().find(|(_, pair)| differs(*pair))?;
@@ -132,22 +134,30 @@ impl Answer {
         self.dims[axis] = length;
     }
 
-    /// The elements as numbers.
     fn numbers(&self) -> Vec<f64> {
-        let size = self.data_type.byte_size().unwrap_or(1);
-        let number = |bytes: &[u8]| {
-            let mut eight = [0; 8];
-            eight[..size].copy_from_slice(bytes);
-            match self.data_type {
-                DataType::Fp64 => f64::from_le_bytes(eight),
-                DataType::Fp32 => {
-                    f64::from(f32::from_bits(u32::from_le_bytes([eight[0], eight[1], eight[2], eight[3]])))
-                }
-                DataType::Fp16 => half::f16::from_le_bytes([eight[0], eight[1]]).to_f64(),
-                DataType::Bf16 => half::bf16::from_le_bytes([eight[0], eight[1]]).to_f64(),
-                _ => u64::from_le_bytes(eight) as f64,
-            }
-        };
-        self.bytes.chunks_exact(size).map(number).collect()
+        numbers(self.data_type, &self.bytes)
     }
+}
+
+/// The largest finite number of a type in these bytes; 0 for whole numbers.
+pub fn largest(data_type: DataType, bytes: &[u8]) -> f64 {
+    let numbers = if is_float(data_type) { numbers(data_type, bytes) } else { Vec::new() };
+    numbers.into_iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()))
+}
+
+/// Elements as numbers.
+fn numbers(data_type: DataType, bytes: &[u8]) -> Vec<f64> {
+    let size = data_type.byte_size().unwrap_or(1);
+    let number = |bytes: &[u8]| {
+        let mut eight = [0; 8];
+        eight[..size].copy_from_slice(bytes);
+        match data_type {
+            DataType::Fp64 => f64::from_le_bytes(eight),
+            DataType::Fp32 => f64::from(f32::from_bits(u32::from_le_bytes([eight[0], eight[1], eight[2], eight[3]]))),
+            DataType::Fp16 => half::f16::from_le_bytes([eight[0], eight[1]]).to_f64(),
+            DataType::Bf16 => half::bf16::from_le_bytes([eight[0], eight[1]]).to_f64(),
+            _ => u64::from_le_bytes(eight) as f64,
+        }
+    };
+    bytes.chunks_exact(size).map(number).collect()
 }

@@ -58,7 +58,7 @@ def test_batches_that_are_asked_for_are_run_with_a_warning(deployment):
     delay = "preferred_batch_size: [ 2 ] max_queue_delay_microseconds: 30000000"
     model = models.quantized("batch_scale_asked_for", max_batch_size=2, oldest=delay)
     text = deployment.load_error(model)
-    assert "quantization 'rounding' takes one scale over all rows" in text and "'trust_batch'" in text
+    assert "node 'rounding' (DynamicQuantizeLinear) takes one scale over all rows" in text and "'trust_batch'" in text
     model = deployment.serve(model.with_parameters(model.name, trust_batch="true"))
     client = deployment.connect()
 

@@ -4,13 +4,15 @@ Each graph that mixes the rows of its batch is served in runs of one row if noth
 configuration says that rows may share a run. Graphs that treat their rows one by one share runs.
 """
 
+import dataclasses
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
 from harness.conversations import Conversation, some_at_once, together
 from harness.graphs import graph, node
-from harness.logs import warnings_of_load
+from harness.logs import log_since, messages, warnings_of_load
 from harness.model import Tensor
 from harness.models.exports import Bare
 
@@ -87,6 +89,12 @@ MIXED = {
         node("Where", "c NOTHING s", "k"),
         node("Add", "k x", "z"),
     ],
+    "if_any_is_loud": [
+        node("Abs", "x", "a"),
+        node("ReduceMax", "a", "m", keepdims=0),
+        node("Greater", "m HALF", "c"),
+        node("Where", "c x NOTHING", "z"),
+    ],
     # Exported with a batch of 1, and the axis opened afterwards.
     "view": [
         node("Reshape", "x AS_STEPS", "v"),
@@ -128,6 +136,14 @@ APART = {
         node("Squeeze", "c COLUMN_AXIS", "z"),
     ],
     "where": [node("Greater", "x NOTHING", "c"), node("Where", "c x s", "z")],
+    # What is left of a mean that is zero is rounding.
+    "centred": [
+        node("ReduceMean", "x", "m", axes=[1]),
+        node("Sub", "x m", "d"),
+        node("ReduceMean", "d", "n", axes=[1]),
+        node("Mul", "x NOTHING", "o"),
+        node("Add", "o n", "z"),
+    ],
     # The largest of the batch decides how much is computed, and not what comes out.
     "as_far_as_needed": [
         node("ReduceMax", "x", "m", keepdims=0),
@@ -143,6 +159,7 @@ WEIGHTS = {
     "TWO": np.float32(2),
     "NOTHING": np.float32(0),
     "LIMIT": np.float32(5),
+    "HALF": np.float32(0.5),
     "ZERO": np.int64(0),
     "ONES": np.array([1]),
     "LAST": np.array([-1]),
@@ -357,3 +374,95 @@ def test_an_input_whose_first_dimension_is_not_the_batch_is_not_batched(deployme
     made = with_phrases(f"phrases_{phrases}", phrases, LISTED)
     text = deployment.load_error(made)
     assert "would change each other's answers" in text
+
+
+def of_sequence(name: str, nodes: list, weights: dict, written: str = "", *, x: list | None = None, y="fp32") -> Bare:
+    """Nodes that make `y` of x [batch, time, 4], beside a state that is the sum of the first steps."""
+    dims = x or ["batch", "time", WIDTH]
+
+    def build():
+        first = [node("Gather", "x FIRST", "f", axis=1), node("Add", "f s", "s_out")] if x is None else []
+        kept = first or [node("Identity", "s", "s_out")]
+        constants = {"FIRST": np.int64(0)} if first else {}
+        return graph(
+            [*nodes, *kept],
+            [("x", "fp32", dims), ("s", "fp32", ROWS)],
+            [("y", y, dims), ("s_out", "fp32", ROWS)],
+            weights | constants,
+        )
+
+    open_dims = (-1,) * (len(dims) - 2)
+    return Bare(
+        name,
+        build,
+        inputs=(Tensor("x", "fp32", (*open_dims, -1 if x else WIDTH), (-9, 9)),),
+        outputs=(Tensor("y", y, (*open_dims, -1 if x else WIDTH)),),
+        states=(("s", "s_out"),),
+        written=f"{BACKEND}\n{written}",
+    )
+
+
+def test_a_string_output_is_compared_row_by_row(deployment):
+    nodes = [node("Cast", "x", "y", to=TensorProto.STRING)]
+    served = deployment.serve(of_sequence("labels", nodes, {}, y="string"))
+    assert deployment.admin.get_model_config(served.name).config.max_batch_size == 64
+
+
+def test_a_model_that_fails_on_every_length_loads_with_a_warning(deployment):
+    """Its inputs would be huge at the largest length that is tried."""
+    nodes = [node("Reshape", "x ODD", "r"), node("Reshape", "r BACK", "y")]
+    weights = {"ODD": np.array([-1, 7919]), "BACK": np.array([-1, 1, 1, 7919])}
+    served = deployment.serve(of_sequence("volume", nodes, weights, x=["batch", "a", "b", "c"]))
+    (warning,) = [line for line in warnings_of_load(deployment, served) if "may change each other" in line]
+    assert "Reshape" in warning and "random data can't show it" in warning
+
+
+def test_a_filter_that_reads_the_padding_of_shorter_rows_is_refused(deployment):
+    """A bias makes zeros other numbers, and a kernel behind it reads them."""
+    nodes = [
+        node("Transpose", "x", "t", perm=[0, 2, 1]),
+        node("Conv", "t POINT BIAS", "p"),
+        node("Conv", "p WIDE", "c", dilations=[8], pads=[8, 8]),
+        node("Transpose", "c", "u", perm=[0, 2, 1]),
+        node("Mul", "n NOTHING", "o"),
+        node("Unsqueeze", "o AXES", "q"),
+        node("Add", "u q", "y"),
+        node("Gather", "x FIRST", "f", axis=1),
+        node("Add", "f s", "s_out"),
+    ]
+    rng = np.random.default_rng(6)
+
+    def build():
+        steps = ["batch", "time", WIDTH]
+        return graph(
+            [node("Cast", "lengths", "n", to=TensorProto.FLOAT), *nodes],
+            [("x", "fp32", steps), ("lengths", "int32", ["batch"]), ("s", "fp32", ROWS)],
+            [("y", "fp32", steps), ("s_out", "fp32", ROWS)],
+            {
+                "POINT": rng.standard_normal((WIDTH, WIDTH, 1)).astype(np.float32),
+                "BIAS": np.ones(WIDTH, np.float32),
+                "WIDE": rng.standard_normal((WIDTH, WIDTH, 3)).astype(np.float32),
+                "NOTHING": np.float32(0),
+                "AXES": np.array([1, 2]),
+                "FIRST": np.int64(0),
+            },
+        )
+
+    made = with_lengths("padded_filter", ignored=True, written="max_batch_size: 8")
+    made = dataclasses.replace(
+        made, build=build, written=f"{BACKEND}\nmax_batch_size: 8\n{parameter('padded_inputs', 'x=lengths')}"
+    )
+    assert "'y'" in deployment.load_error(made)
+
+
+def test_windows_of_fixed_length_are_named_because_they_may_lie_in_two_rows(deployment):
+    nodes = [
+        node("Shape", "x", "d"),
+        node("Reshape", "x WINDOWS", "w"),
+        node("ReduceMax", "w", "m", axes=[1]),
+        node("Sub", "w m", "v"),
+        node("Reshape", "v d", "y"),
+    ]
+    served = deployment.serve(of_sequence("windows", nodes, {"WINDOWS": np.array([-1, 8, WIDTH])}))
+    [line] = [line for line in messages(log_since(deployment, served.name)) if "rows: " in line]
+    assert "the graph doesn't prove it: Reshape 'w'" in line
