@@ -2,8 +2,8 @@
 //!
 //! Where a graph mixes the rows of its batch, sequences that share a run get each other's data without an error, and
 //! one client alone sees nothing. So the model runs on random data. Each sequence makes three inferences. They begin one
-//! after the other, so that the runs have rows of different age. In each run, one row has large values, one has small
-//! ones, and one has zeros. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
+//! after the other, so that the runs have rows of different age. The rows of a run have values of different size: small
+//! ones, zeros, large ones. What a row gets in the shared run must be what it gets in a run of its own, within rounding.
 //!
 //! Not for: rows whose growing states have different lengths in one run (`batch/padding_check.rs`).
 
@@ -30,7 +30,7 @@ const INFERENCES: usize = 3;
 /// may need many.
 const LENGTHS: [i64; 5] = [2, 1, 16, 512, 4096];
 /// The values of the rows of a run.
-const SCALES: [Scale; SEQUENCES] = [Scale::Large, Scale::Small, Scale::Zero];
+const SCALES: [Scale; SEQUENCES] = [Scale::Small, Scale::Zero, Scale::Large];
 /// No input of a row is larger.
 const MOST_BYTES: usize = 1 << 24;
 
@@ -55,7 +55,7 @@ pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Row
         Ok(step) => step,
         Err(error) => return Rows::Unknown(error.to_string()),
     };
-    let mut proof = Proof { binding, step, length: 0 };
+    let mut proof = Proof { binding, step, length: 0, is_negated: false };
     if let Err(error) = proof.step.set_quiet(true) {
         return Rows::Unknown(error.to_string());
     }
@@ -66,7 +66,15 @@ pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Row
             return Rows::Unknown(if why.is_empty() { format!("'{name}' would be too large") } else { why });
         }
         match proof.alone(&Sequence::new(binding, 0)) {
-            Ok(_) => return proof.run(most_rows.min(SEQUENCES)).unwrap_or_else(Rows::Unknown),
+            Ok(_) => {
+                let found = proof.run(most_rows.min(SEQUENCES));
+                proof.is_negated = true;
+                let found = match found {
+                    Ok(Rows::Apart) => proof.run(most_rows.min(SEQUENCES)),
+                    found => found,
+                };
+                return found.unwrap_or_else(Rows::Unknown);
+            }
             Err(error) if why.is_empty() => why = error,
             Err(_) => {}
         }
@@ -123,9 +131,10 @@ fn first_state(state: &BoundState, index: usize, number: usize) -> Tensor {
     Tensor { dims, bytes }
 }
 
-/// Which of [`SCALES`] a sequence has: the rows of a run differ, whether they begin together or one after the other.
-const fn scale_of(number: usize, inference: usize) -> usize {
-    (2 * number + inference) % SCALES.len()
+/// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round differ. Large
+/// values come late, because a state that has become large hides what small values do to it.
+const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
+    SCALES[(inference + number * (1 - delay)) % SCALES.len()]
 }
 
 struct Proof<'a> {
@@ -133,6 +142,8 @@ struct Proof<'a> {
     step: Step,
     /// Elements along open dimensions of requests.
     length: i64,
+    /// Large values have the other signs, so that a condition on all rows is once true and once false.
+    is_negated: bool,
 }
 
 impl Proof<'_> {
@@ -148,11 +159,16 @@ impl Proof<'_> {
         inputs.find(is_too_large).map(|(_, input)| input.name.as_str())
     }
 
+    /// How many rounds a sequence begins after the one before.
+    fn delay(&self) -> usize {
+        usize::from(!self.binding.has_varying_states())
+    }
+
     /// Lets the sequences begin one after the other. Sequences with states that vary in size begin together, because rows
     /// share a run only if theirs have the same size.
     fn run(&mut self, count: usize) -> Result<Rows, String> {
         let mut sequences: Vec<Sequence> = (0..count).map(|number| Sequence::new(self.binding, number)).collect();
-        let delay = usize::from(!self.binding.has_varying_states());
+        let delay = self.delay();
         for round in 0..INFERENCES + (count - 1) * delay {
             let is_live =
                 |sequence: &&mut Sequence| sequence.inferences < INFERENCES && sequence.number * delay <= round;
@@ -368,7 +384,8 @@ impl Proof<'_> {
         let dims = self.random_dims(index, row);
         // Without a batch axis, the rows share the value.
         let (number, inference) = if input.batch_axis.is_some() { (row.number, row.inferences) } else { (0, 0) };
-        let scale = if input.batch_axis.is_some() { SCALES[scale_of(number, inference)] } else { Scale::One };
+        let scale = if input.batch_axis.is_some() { scale_of(number, inference, self.delay()) } else { Scale::One };
+        let scale = if self.is_negated && scale == Scale::Large { Scale::Negated } else { scale };
         let count = element_count(&dims).unwrap_or(0);
         let bytes = random(input.data_type, count, scale, &[1, index, number, inference]);
         Tensor { dims, bytes }
@@ -464,11 +481,11 @@ mod tests {
             for round in 0..INFERENCES + (SEQUENCES - 1) * delay {
                 let live = (0..SEQUENCES).filter_map(|number| Some((number, round.checked_sub(number * delay)?)));
                 let live = live.filter(|(_, inference)| *inference < INFERENCES);
-                let mut scales: Vec<usize> = live.map(|(number, inference)| scale_of(number, inference)).collect();
-                let count = scales.len();
-                scales.sort_unstable();
-                scales.dedup();
-                assert_eq!(scales.len(), count, "round {round}, delay {delay}");
+                let scales: Vec<Scale> = live.map(|(number, of)| scale_of(number, of, delay)).collect();
+                let is_first =
+                    |(at, scale): (usize, &Scale)| scales.iter().position(|other| other == scale) == Some(at);
+                assert!(scales.iter().enumerate().all(is_first), "round {round}, delay {delay}: {scales:?}");
+                assert!(scales.len() < SEQUENCES || scales.contains(&Scale::Large));
             }
         }
     }
