@@ -222,10 +222,6 @@ class Client:
         error, after = self.outcome(sequence_id, asked, inputs, start, end, set, restore)
         if error:
             asked.error = error
-            if start and self.by == OLDEST:
-                # Another START of this id may come too soon after the one that fails.
-                other = sequence_id + 10 if isinstance(sequence_id, int) else sequence_id + "+"
-                self.ids[self.ids.index(sequence_id)] = other
             if error == "SEQUENCE_ALREADY_EXISTS" or (error in (MISSING, CORE_MISSING) and not start):
                 return asked
             refused_early = self.by == OWN and not error.startswith((FAILED, "SEQUENCE_STEP", "input 'SCALE'"))
