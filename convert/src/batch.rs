@@ -220,11 +220,10 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
 
 /// Where tensors have the rows of a batch that is open, or the first node that mixes them.
 pub fn rows(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Result<HashMap<String, Place>, Refusal> {
-    let Followed { places, result, .. } = follow(graph, opset, axes);
-    result.map(|()| places).map_err(|refusals| *refusals.first)
+    follow(graph, opset, axes).places()
 }
 
-/// As [`rows`], where each other open dimension has a prime length of its own, by its name.
+/// As [`rows`], where each other open dimension has a prime length of its own. Dimensions with one name have one length.
 pub fn rows_of_odd_lengths(
     graph: &GraphProto,
     opset: i64,
@@ -245,8 +244,7 @@ pub fn rows_of_odd_lengths(
         }
     }
     let other = |input: &str, axis: usize| lengths.get(&(input.to_owned(), axis)).copied().unwrap_or(OTHER);
-    let Followed { places, result, .. } = follow_with(graph, opset, axes, &other);
-    result.map(|()| places).map_err(|refusals| *refusals.first)
+    follow_with(graph, opset, axes, &other).places()
 }
 
 /// The rows in a graph.
@@ -256,6 +254,12 @@ struct Followed {
     has_fixed_lengths: bool,
     places: HashMap<String, Place>,
     result: Result<(), Refusals>,
+}
+
+impl Followed {
+    fn places(self) -> Result<HashMap<String, Place>, Refusal> {
+        self.result.map(|()| self.places).map_err(|refusals| *refusals.first)
+    }
 }
 
 fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {

@@ -61,7 +61,7 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
 pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Result<(), String> {
     let Prepared { model, graph, .. } = prepared(bytes).map_err(|_| "the graph can't be read".to_owned())?;
     let followed = crate::batch::rows(&graph, opset(&model), rows);
-    // A window fits lengths that it divides, and then lies in one row.
+    // With a length that the window of a node divides, each window lies in one row; with another length it may not.
     let places = followed
         .and_then(|_| crate::batch::rows_of_odd_lengths(&graph, opset(&model), rows))
         .map_err(|refusal| format!("{} '{}' {}", refusal.operator, refusal.node, refusal.why))?;

@@ -259,8 +259,8 @@ fn controls(
     Ok(())
 }
 
-/// The sequence id as little-endian bytes, of which a 32-bit type takes the first four. Decoding has refused strings, and
-/// numbers that the type can't hold.
+/// The sequence id as little-endian bytes. A 32-bit type takes the first four. `decode` has refused strings and numbers that
+/// the type can't hold.
 fn correlation_id(id: Option<&SequenceId>) -> [u8; 8] {
     match id {
         Some(SequenceId::Number(number)) => number.to_le_bytes(),

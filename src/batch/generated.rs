@@ -111,15 +111,10 @@ pub fn fill(
     })?;
     let rows = values.len();
     let buffer = step.input(index, &dims, rows)?;
-    let element = input.data_type.byte_size().unwrap_or(1);
     let mut row = Vec::with_capacity(layout.row_bytes());
     for (position, values) in values.iter().enumerate() {
         row.clear();
-        values.append(generated, input.data_type, &mut row);
-        row.resize(longest * element, 0);
-        // Dimensions before the axis have the same values again.
-        let once = row.len();
-        (1..layout.row_bytes() / once.max(1)).for_each(|_| row.extend_from_within(..once));
+        values.append_row(generated, input.data_type, longest, layout.row_bytes(), &mut row);
         rows::put(layout, &row, buffer, RowAt { position, rows });
     }
     Ok(())

@@ -20,6 +20,13 @@ pub struct BoundInput {
     pub source: Source,
 }
 
+impl BoundInput {
+    /// Whether shorter rows of a run are filled up to the longest (`padded_inputs`).
+    pub const fn is_padded(&self) -> bool {
+        matches!(&self.source, Source::Request(request) if request.is_padded)
+    }
+}
+
 /// What fills an input.
 #[derive(Clone, Debug)]
 pub enum Source {

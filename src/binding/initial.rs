@@ -30,8 +30,8 @@ pub enum InitialContent {
 }
 
 impl Initial {
-    /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros. For zeros, an open
-    /// dimension is 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
+    /// The value that the configuration gives for a state whose rows have `dims`, else that of the model, else zeros. For
+    /// zeros, an open dimension is 1 if the state is declared in `sequence_batching.state`, as in Triton, and else 0.
     pub(super) fn new(
         name: &str,
         data_type: DataType,

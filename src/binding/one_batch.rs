@@ -10,7 +10,8 @@ use crate::config::{Config, StateDims, StatePair, TensorConfig, state_dims_line}
 use crate::session::{Signature, TensorInfo};
 use crate::tensor::Dims;
 
-/// A tensor, and which of its dimensions is the batch. If two disagree, the tensor of the later kind is more likely the wrong one.
+/// A tensor, and which of its dimensions is the batch. If two disagree, the tensor of the later kind is more likely the
+/// wrong one.
 #[derive(Clone, Copy)]
 struct Batched<'a> {
     kind: Kind,

@@ -97,7 +97,7 @@ pub(super) fn bind_trims(
     if config.ragged.inputs.is_empty() {
         return Ok(());
     }
-    let pads = inputs.iter().any(|input| matches!(&input.source, Source::Request(request) if request.is_padded));
+    let pads = inputs.iter().any(BoundInput::is_padded);
     let responses: Vec<usize> = (0..outputs.len()).filter(|&index| outputs[index].is_response).collect();
     for index in responses {
         let Some(info) = signature.outputs.iter().find(|info| info.name == outputs[index].name) else { continue };

@@ -65,8 +65,25 @@ impl RowValues {
         }
     }
 
+    /// Appends a row of an input of `row_bytes` bytes: the values, and zeros up to the `longest` row of the run. Dimensions in
+    /// front of the axis have the same again. The type can hold the values.
+    pub fn append_row(
+        self,
+        generated: &Generated,
+        data_type: DataType,
+        longest: usize,
+        row_bytes: usize,
+        to: &mut Vec<u8>,
+    ) {
+        let from = to.len();
+        self.append(generated, data_type, to);
+        to.resize(from + longest * data_type.byte_size().unwrap_or(1), 0);
+        let once = to.len() - from;
+        (1..row_bytes / once.max(1)).for_each(|_| to.extend_from_within(from..from + once));
+    }
+
     /// Appends the values, which the type can hold.
-    pub fn append(self, generated: &Generated, data_type: DataType, to: &mut Vec<u8>) {
+    fn append(self, generated: &Generated, data_type: DataType, to: &mut Vec<u8>) {
         let zeros = |to: &mut Vec<u8>, count: usize| to.resize(to.len() + count * generated.one.len(), 0);
         let ones = |to: &mut Vec<u8>, count: usize| to.extend(generated.one.repeat(count));
         match self {

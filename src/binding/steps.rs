@@ -86,8 +86,7 @@ impl Binding {
     /// Whether the graph proves that rows don't change each other's results; if not, which node is in the way. `model` is
     /// the ONNX file.
     pub fn rows_in_graph(&self, model: Bytes) -> Result<(), String> {
-        let is_padded = |input: &&BoundInput| matches!(&input.source, Source::Request(request) if request.is_padded);
-        if let Some(input) = self.inputs.iter().find(is_padded) {
+        if let Some(input) = self.inputs.iter().find(|input| input.is_padded()) {
             return Err(format!("shorter rows of '{}' are filled up ('padded_inputs')", input.name));
         }
         rows_stay_apart(model, &self.row_axes(), &self.output_axes())

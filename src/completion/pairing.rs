@@ -64,6 +64,10 @@ const SIDES: [&str; 5] = ["in", "inp", "input", "out", "output"];
 const STATES_PARTS: [&str; 14] =
     ["buf", "cache", "carry", "cell", "conv", "context", "gru", "hid", "hist", "lstm", "mem", "past", "rnn", "state"];
 
+/// The strength of a reading by one name: the other one says nothing of a state.
+pub const OF_ONE_NAME: u8 = 1;
+/// The strength of a reading by both names.
+const OF_BOTH_NAMES: u8 = 2;
 /// The strength of a reading by a pattern that the user gave.
 const OF_USER: u8 = 3;
 
@@ -176,7 +180,7 @@ fn check_patterns(signature: &Signature, patterns: &[PairPattern]) -> Result<(),
 struct Reading<'a> {
     input: &'a TensorInfo,
     output: &'a TensorInfo,
-    /// What the reading comes from: a pattern that the user gave ([`OF_USER`]), both names (2), or one name (1).
+    /// [`OF_ONE_NAME`], [`OF_BOTH_NAMES`] or [`OF_USER`].
     strength: u8,
 }
 
@@ -222,16 +226,16 @@ pub fn strength(patterns: &[PairPattern], input: &TensorInfo, output: &TensorInf
     let (input, output) = (normal(&input.name), normal(&output.name));
     let by_ends = ENDS.iter().filter_map(|&(end, other)| {
         let (stem, of_output) = (input.strip_suffix(end)?, output.strip_suffix(other)?);
-        (stem == of_output && is_states(stem)).then_some(if end.is_empty() { 1 } else { 2 })
+        (stem == of_output && is_states(stem)).then_some(if end.is_empty() { OF_ONE_NAME } else { OF_BOTH_NAMES })
     });
     let inputs = || stems(&input, &INPUT_WORDS, &[]);
     let outputs = || stems(&output, &OUTPUT_WORDS, &FIRST_OUTPUT_WORDS);
     let same = |a: &str, b: &str| a == b && is_states(a);
     let by_words = [
-        (2, input == "past" && output == "present"),
-        (1, outputs().iter().any(|stem| same(&input, stem))),
-        (1, inputs().iter().any(|stem| same(stem, &output))),
-        (2, inputs().iter().any(|stem| outputs().iter().any(|other| same(stem, other)))),
+        (OF_BOTH_NAMES, input == "past" && output == "present"),
+        (OF_ONE_NAME, outputs().iter().any(|stem| same(&input, stem))),
+        (OF_ONE_NAME, inputs().iter().any(|stem| same(stem, &output))),
+        (OF_BOTH_NAMES, inputs().iter().any(|stem| outputs().iter().any(|other| same(stem, other)))),
     ];
     by_ends.chain(by_words.into_iter().filter_map(|(strength, holds)| holds.then_some(strength))).max()
 }

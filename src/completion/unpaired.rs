@@ -5,7 +5,7 @@
 //! one.
 
 use super::pairing::{
-    Taken, can_follow, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, strength,
+    OF_ONE_NAME, Taken, can_follow, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, strength,
 };
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
@@ -37,7 +37,7 @@ pub fn warning(signature: &Signature, pairs: &[StatePair], taken: Taken) -> Opti
     ))
 }
 
-/// Warns of pairs that are written, where another output has a name that fits the input better.
+/// Warns of pairs that are written although another output has a name that fits the input better.
 pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     let better = |pair: &StatePair| {
         let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
@@ -60,12 +60,12 @@ pub fn crossed(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     ))
 }
 
-/// Notes outputs that could be the next value of a state instead of the one that was chosen by a weak match of names.
+/// Notes outputs that could be the next value of a state, where only one name of its pair says that it is one.
 pub fn other_values(signature: &Signature, pairs: &[StatePair]) -> Option<String> {
     let other = |pair: &StatePair| {
         let input = signature.inputs.iter().find(|info| info.name == pair.input)?;
         let output = signature.outputs.iter().find(|info| info.name == pair.output)?;
-        let is_weak = strength(&[], input, output) == Some(1);
+        let is_weak = strength(&[], input, output) == Some(OF_ONE_NAME);
         let fits = |info: &&TensorInfo| {
             info.data_type == input.data_type
                 && info.dims == input.dims

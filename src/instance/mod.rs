@@ -200,10 +200,11 @@ impl Instance {
                 let error = if others_ran { error.while_others_ran() } else { *error };
                 self.fail(std::slice::from_mut(&mut row), error, times);
             }
-            self.depart(row, answered);
-            if let Some(Answered { lane: Some((_, after @ After::Unchanged)), .. }) = answered.last_mut() {
+            let mut of_row = self.departed(row);
+            if let Some((_, after @ After::Unchanged)) = &mut of_row.lane {
                 *after = After::RunFailed;
             }
+            answered.push(of_row);
         }
         self.report.payload_over(&self.sequences);
     }
@@ -466,6 +467,10 @@ impl Instance {
     /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
     /// come before the answer has left.
     fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
+        answered.push(self.departed(row));
+    }
+
+    fn departed(&mut self, row: Row) -> Answered {
         let Row { mut state, answer, request, key, asked, .. } = row;
         let (began, ends) = asked.map_or((false, false), |asked| (asked.began, asked.ends));
         state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
@@ -474,7 +479,7 @@ impl Instance {
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());
         }
-        answered.push(Answered { lane, lease: state.lease, answer, request });
+        Answered { lane, lease: state.lease, answer, request }
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.

@@ -396,7 +396,8 @@ impl LiveSequences {
         slots.map(|slot| slot.and_then(&mut counts).unwrap_or_default()).collect()
     }
 
-    /// Changes what a sequence keeps besides its states, unless it is over.
+    /// Changes what a sequence keeps besides its states, unless it is over. The lock is released before the caller drops what
+    /// `change` returns.
     pub fn change_extras<T>(&self, slot: SlotId, change: impl FnOnce(&mut Extras) -> T) -> Option<T> {
         self.table.lock().contents_mut(slot).map(|contents| change(&mut contents.extras))
     }

@@ -13,7 +13,7 @@ use crate::error::LoadError;
 use crate::proof::{self, Rows};
 use crate::session::{Library, ModelSource, Provider, Session, Signature};
 
-/// Running a larger model would make its load noticeably slower. If its graph proves that rows stay apart, it isn't run.
+/// A larger model isn't run if its graph proves that the rows stay apart: that would make its load noticeably slower.
 const MOST_BYTES_TO_RUN: u64 = 64 << 20;
 
 /// A configuration that is complete and fits its model.

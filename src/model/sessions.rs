@@ -103,8 +103,7 @@ impl Sessions {
     /// A session that runs on the host. One that no instance uses is closed when its user drops it.
     pub fn on_host(&self) -> Result<Arc<Session>, LoadError> {
         let on_cpu = self.on_cpu.lock().clone();
-        on_cpu
-            .map_or_else(|| Ok(Arc::new(Session::open(&self.library, &self.source, &self.options, Provider::Cpu)?)), Ok)
+        on_cpu.map_or_else(|| self.open(Provider::Cpu), Ok)
     }
 
     fn on_cpu(&self) -> Result<Arc<Session>, LoadError> {
@@ -112,15 +111,18 @@ impl Sessions {
         if let Some(session) = &*on_cpu {
             return Ok(session.clone());
         }
-        let session = Session::open(&self.library, &self.source, &self.options, Provider::Cpu)?;
-        Ok(on_cpu.insert(Arc::new(session)).clone())
+        Ok(on_cpu.insert(self.open(Provider::Cpu)?).clone())
+    }
+
+    fn open(&self, provider: Provider) -> Result<Arc<Session>, LoadError> {
+        Ok(Arc::new(Session::open(&self.library, &self.source, &self.options, provider)?))
     }
 
     fn open_on(&self, device: &Arc<Device>, providers: &Providers) -> Result<Opened, LoadError> {
         let stream = OwnedStream::open(device)?;
         let session = match Provider::of(stream.clone(), providers.clone()) {
             Provider::Cpu => self.on_cpu()?,
-            gpu => Arc::new(Session::open(&self.library, &self.source, &self.options, gpu)?),
+            gpu => self.open(gpu)?,
         };
         Ok(Opened { session, stream: Some(stream) })
     }

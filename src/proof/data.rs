@@ -44,8 +44,8 @@ impl Scale {
     }
 }
 
-/// Random elements: numbers, or whole numbers that are 0 or 1, which are valid indices of most tables. Equal seeds give equal
-/// elements.
+/// Random elements: numbers, or whole numbers that are 0 or 1, which are valid indices of most tables. Equal seeds give
+/// equal elements.
 pub fn random(data_type: DataType, count: usize, scale: Scale, seed: &[usize]) -> Vec<u8> {
     let mut state = seed.iter().fold(0, |state: u64, &part| mixed(state.wrapping_add(part as u64)));
     let mut bytes = Vec::with_capacity(count * data_type.byte_size().unwrap_or(0));
@@ -96,8 +96,7 @@ const fn left_over(data_type: DataType) -> f64 {
     }
 }
 
-/// The first difference between the results of a row in a run of its own and in one that it shared, if there is one that is
-/// more than rounding.
+/// The first difference of more than rounding between the results of a row in a run of its own and in one that it shared.
 /// `largest_input` is the largest number of what the row brought: where such numbers cancel, their rounding is left.
 pub fn difference(alone: &[Answer], shared: &[Answer], largest_input: f64) -> Option<String> {
     alone.iter().zip(shared).find_map(|(alone, shared)| alone.difference(shared, largest_input))

@@ -47,42 +47,7 @@ pub enum Rows {
 
 /// Runs the model with up to `most_rows` rows, on the host. `session` is one that runs there.
 pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Rows {
-    if let Some(input) = binding.inputs.iter().find(|input| has_strings(input)) {
-        return Rows::Unknown(format!("'{}' takes strings", input.name));
-    }
-    let spec = binding.step_spec(most_rows.min(SEQUENCES), Vec::new());
-    let step = match Step::new(session.clone(), &spec, Copier::on_host()) {
-        Ok(step) => step,
-        Err(error) => return Rows::Unknown(error.to_string()),
-    };
-    let mut proof = Proof { binding, step, length: 0, is_negated: false };
-    if let Err(error) = proof.step.set_quiet(true) {
-        return Rows::Unknown(error.to_string());
-    }
-    let mut why = String::new();
-    for length in LENGTHS {
-        proof.length = length;
-        if let Some(name) = proof.too_large() {
-            return Rows::Unknown(if why.is_empty() { format!("'{name}' would be too large") } else { why });
-        }
-        match proof.alone(&Sequence::new(binding, 0)) {
-            Ok(_) => {
-                let found = proof.run(most_rows.min(SEQUENCES));
-                proof.is_negated = true;
-                let found = match found {
-                    Ok(Rows::Apart) => proof.run(most_rows.min(SEQUENCES)),
-                    found => found,
-                };
-                return found.unwrap_or_else(Rows::Unknown);
-            }
-            Err(error) if why.is_empty() => why = error,
-            Err(_) => {}
-        }
-        if !binding.inputs.iter().any(has_open_length) {
-            break;
-        }
-    }
-    Rows::Unknown(why)
+    Proof::new(binding, most_rows, session).and_then(Proof::run).unwrap_or_else(Rows::Unknown)
 }
 
 fn has_strings(input: &BoundInput) -> bool {
@@ -93,6 +58,10 @@ fn has_strings(input: &BoundInput) -> bool {
 fn has_open_length(input: &BoundInput) -> bool {
     let is_of_request = matches!(input.source, Source::Request(_));
     is_of_request && (0..input.dims.len()).any(|axis| input.dims[axis] < 0 && Some(axis) != input.batch_axis)
+}
+
+fn too_large(input: &BoundInput) -> String {
+    format!("'{}' would be too large", input.name)
 }
 
 /// One row of an input: dims with 1 for the batch axis, and row-major elements.
@@ -131,8 +100,8 @@ fn first_state(state: &BoundState, index: usize, number: usize) -> Tensor {
     Tensor { dims, bytes }
 }
 
-/// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round differ. Large
-/// values come late, because a state that has become large hides what small values do to it.
+/// The scale of an inference, if each sequence begins `delay` rounds after the one before. The rows of a round have different
+/// ones. Large values come late, because a state that has become large hides what small values do to it.
 const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
     SCALES[(inference + number * (1 - delay)) % SCALES.len()]
 }
@@ -140,15 +109,54 @@ const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
 struct Proof<'a> {
     binding: &'a Binding,
     step: Step,
+    /// How many there are.
+    sequences: usize,
     /// Elements along open dimensions of requests.
     length: i64,
     /// Large values have the other signs, so that a condition on all rows is once true and once false.
     is_negated: bool,
 }
 
-impl Proof<'_> {
-    /// An input of requests that would be too large.
-    fn too_large(&self) -> Option<&str> {
+impl<'a> Proof<'a> {
+    fn new(binding: &'a Binding, most_rows: usize, session: &Arc<Session>) -> Result<Self, String> {
+        if let Some(input) = binding.inputs.iter().find(|input| has_strings(input)) {
+            return Err(format!("'{}' takes strings", input.name));
+        }
+        let sequences = most_rows.min(SEQUENCES);
+        let spec = binding.step_spec(sequences, Vec::new());
+        let mut step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(|error| error.to_string())?;
+        step.set_quiet(true).map_err(|error| error.to_string())?;
+        Ok(Self { binding, step, sequences, length: 0, is_negated: false })
+    }
+
+    fn run(mut self) -> Result<Rows, String> {
+        self.choose_length()?;
+        for is_negated in [false, true] {
+            self.is_negated = is_negated;
+            if let Some(mixed) = self.compare()? {
+                return Ok(Rows::Mixed(mixed));
+            }
+        }
+        Ok(Rows::Apart)
+    }
+
+    /// Chooses the first of [`LENGTHS`] with which the model runs.
+    fn choose_length(&mut self) -> Result<(), String> {
+        let mut first_error = None;
+        for length in LENGTHS {
+            self.length = length;
+            let tried = self.check_sizes().and_then(|()| self.alone(&Sequence::new(self.binding, 0)));
+            let Err(error) = tried else { return Ok(()) };
+            first_error.get_or_insert(error);
+            if !self.binding.inputs.iter().any(has_open_length) {
+                break;
+            }
+        }
+        Err(first_error.unwrap_or_default())
+    }
+
+    /// Refuses inputs of requests that would be too large, before their data are made.
+    fn check_sizes(&self) -> Result<(), String> {
         let last = Sequence::new(self.binding, SEQUENCES - 1);
         let is_too_large = |(index, input): &(usize, &BoundInput)| {
             let count = element_count(&self.random_dims(*index, &last));
@@ -156,7 +164,7 @@ impl Proof<'_> {
             matches!(input.source, Source::Request(_)) && bytes.is_none_or(|bytes| bytes > MOST_BYTES)
         };
         let mut inputs = self.binding.inputs.iter().enumerate();
-        inputs.find(is_too_large).map(|(_, input)| input.name.as_str())
+        inputs.find(is_too_large).map_or(Ok(()), |(_, input)| Err(too_large(input)))
     }
 
     /// How many rounds a sequence begins after the one before.
@@ -164,20 +172,22 @@ impl Proof<'_> {
         usize::from(!self.binding.has_varying_states())
     }
 
-    /// Lets the sequences begin one after the other. Sequences with states that vary in size begin together, because rows
-    /// share a run only if theirs have the same size.
-    fn run(&mut self, count: usize) -> Result<Rows, String> {
-        let mut sequences: Vec<Sequence> = (0..count).map(|number| Sequence::new(self.binding, number)).collect();
+    /// Lets the sequences begin one after the other, and returns the first difference. Sequences with states that vary in size
+    /// begin together, because rows share a run only if theirs have the same size.
+    fn compare(&mut self) -> Result<Option<String>, String> {
+        let mut sequences: Vec<Sequence> =
+            (0..self.sequences).map(|number| Sequence::new(self.binding, number)).collect();
         let delay = self.delay();
-        for round in 0..INFERENCES + (count - 1) * delay {
+        for round in 0..INFERENCES + (self.sequences - 1) * delay {
             let is_live =
                 |sequence: &&mut Sequence| sequence.inferences < INFERENCES && sequence.number * delay <= round;
             let mut live: Vec<&mut Sequence> = sequences.iter_mut().filter(is_live).collect();
-            if let Some(mixed) = self.round(&mut live)? {
-                return Ok(Rows::Mixed(mixed));
+            let found = self.round(&mut live)?;
+            if found.is_some() {
+                return Ok(found);
             }
         }
-        Ok(Rows::Apart)
+        Ok(None)
     }
 
     /// Runs the next inference of these sequences together and alone. Returns a difference.
@@ -222,8 +232,7 @@ impl Proof<'_> {
 
     /// An output that is sent as wide as the run, as `padded_outputs` may say, has the row's part in front.
     fn without_filling(&self, alone: &[Answer], shared: &[Answer]) -> Vec<Answer> {
-        let is_padded = |input: &BoundInput| matches!(&input.source, Source::Request(request) if request.is_padded);
-        let pads = self.binding.inputs.iter().any(is_padded);
+        let pads = self.binding.inputs.iter().any(BoundInput::is_padded);
         let mut shared = shared.to_vec();
         for ((bound, alone), shared) in self.binding.outputs.iter().zip(alone).zip(&mut shared) {
             if pads && bound.trim.is_none() && bound.dims.is_none() && alone.dims.len() == shared.dims.len() {
@@ -284,7 +293,7 @@ impl Proof<'_> {
         for part in &mut parts {
             part.fill_up(input.data_type, &dims);
         }
-        let too_large = || format!("'{}' would be too large", input.name);
+        let too_large = || too_large(input);
         let layout = RowLayout::new(input.data_type, &dims, input.batch_axis).ok_or_else(too_large)?;
         let bytes = layout.row_bytes();
         if bytes > MOST_BYTES {
@@ -352,11 +361,8 @@ impl Proof<'_> {
             dims[axis] = values.len() as i64;
         }
         let mut bytes = Vec::new();
-        values.append(generated, input.data_type, &mut bytes);
-        let once = bytes.len();
-        let whole = element_count(&dims).unwrap_or(0) * input.data_type.byte_size().unwrap_or(1);
-        // Dimensions in front of the axis have the same values again.
-        (1..whole / once.max(1)).for_each(|_| bytes.extend_from_within(..once));
+        let row_bytes = element_count(&dims).unwrap_or(0) * input.data_type.byte_size().unwrap_or(1);
+        values.append_row(generated, input.data_type, values.len(), row_bytes, &mut bytes);
         Tensor { dims, bytes }
     }
 

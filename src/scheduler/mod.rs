@@ -322,8 +322,8 @@ impl<R> Scheduler<R> {
     }
 
     /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Then nothing has changed, except
-    /// what [`Scheduler::refuse_start`] does. `wait`: how long a START may wait for a place. To be followed by
-    /// [`Scheduler::fill_places`].
+    /// by [`Scheduler::refuse_start`]. `wait`: how long a START may wait for a place. When all requests that have come are
+    /// taken, the caller calls [`Scheduler::fill_places`].
     pub fn arrive(
         &mut self,
         control: Control,
@@ -375,8 +375,8 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Hears of a START that is refused. With [`OnDuplicateStart::Restart`] it ends the live sequence with its id, as if it
-    /// had begun: what the client has sent after it would otherwise get the state of that sequence. To be followed by
+    /// With [`OnDuplicateStart::Restart`], a START that is refused also ends the live sequence with its id. Otherwise the
+    /// requests that the client has sent behind the START would get the state of that sequence. The caller then calls
     /// [`Scheduler::fill_places`].
     pub fn refuse_start(&mut self, id: &SequenceId) {
         if let (Some(&lane), OnDuplicateStart::Restart) = (self.by_id.get(id), self.rules.on_duplicate_start) {
@@ -384,7 +384,7 @@ impl<R> Scheduler<R> {
         }
     }
 
-    /// Ends a sequence when its queued requests have run.
+    /// Ends a sequence as soon as its queued requests have run.
     fn replace(&mut self, lane: u32) {
         if self.has_phase(lane, Phase::Idle) { self.drop_idle(lane, false) } else { self.close(lane) }
     }
@@ -744,7 +744,7 @@ impl<R> Scheduler<R> {
             }
             of.queue.pop_front();
         }
-        // Never earlier than it was: a clone that begins with the state of this sequence stands before it.
+        // They go to the end of the same queue, so that a clone of such a sequence, which is before it, still runs first.
         of.queue.extend(late);
         Work { ready, over }
     }

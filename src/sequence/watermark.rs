@@ -8,8 +8,8 @@
 //!
 //! This needs the true predecessor. A client that sends requests of one id on several connections, or several STARTs ahead,
 //! can have a request of one incarnation arrive at another. So a request proves nothing if core may have had something of
-//! another incarnation of its id when its own incarnation started. What is left: if a client sends END, START and a request
-//! behind it on three connections, the last of them may arrive first.
+//! another incarnation of its id when its own incarnation started. Known limit: a client sends END, START and a request
+//! behind it on three connections, and the last of them arrives first.
 //!
 //! A START has no predecessor, so a single START proves nothing. Two further facts help if only STARTs arrive:
 //!
@@ -19,9 +19,9 @@
 //!   finished payloads are passed.
 //!
 //! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
-//! core has not sent anything in this second either. So a pause is [`LOOKS`] looks of the clean-up thread, each a part of
-//! the pause after the last one. A stop counts as a part of the pause, however long it is. We assume that core's threads
-//! run between the other looks. A host that runs the clean-up thread for a whole pause but not core's threads breaks this.
+//! core has not sent anything in this second either. So the clean-up thread divides a pause into [`LOOKS`] equal parts, and
+//! looks at the instance after each. A stop of any length delays one look only. We assume that core's threads run between
+//! the others. Known limit: a host runs the clean-up thread for a whole pause, and core's threads not at all.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use prost::bytes::{Buf, Bytes};
 
-/// A file for protobuf's reader, which does not read what it skips. After an error, the rest of the file is zeros.
+/// A file for protobuf's decoder. What the decoder skips is not read. After an error, the rest of the file is zeros.
 pub struct FileBytes {
     file: File,
     chunk: Vec<u8>,
@@ -17,20 +17,25 @@ pub struct FileBytes {
     /// Bytes of the file behind the chunk.
     behind: usize,
     error: Option<io::Error>,
-    /// Longer byte fields are skipped, and come out empty.
+    /// Longer fields of bytes are skipped, and come out empty.
     most_bytes: usize,
 }
 
 impl FileBytes {
     const CHUNK_BYTES: usize = 16 * 1024;
 
-    /// `most_bytes`: longer fields of bytes, such as weights, are not read, and come out empty.
+    /// `most_bytes`: longer fields of bytes, such as weights, are skipped, and come out empty.
     pub fn open(path: &Path, most_bytes: usize) -> io::Result<Self> {
         let file = File::open(path)?;
         let behind = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let mut bytes = Self { file, chunk: Vec::new(), taken: 0, behind, error: None, most_bytes };
         bytes.read_chunk(0);
         Ok(bytes)
+    }
+
+    /// The first error, if there was one.
+    pub fn check(&mut self) -> io::Result<()> {
+        self.error.take().map_or(Ok(()), Err)
     }
 
     fn read_chunk(&mut self, skipped: usize) {
@@ -43,13 +48,6 @@ impl FileBytes {
             self.chunk.fill(0);
             self.error.get_or_insert(error);
         }
-    }
-}
-
-impl FileBytes {
-    /// The first error, if there was one.
-    pub fn check(&mut self) -> io::Result<()> {
-        self.error.take().map_or(Ok(()), Err)
     }
 }
 

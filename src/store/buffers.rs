@@ -178,6 +178,11 @@ impl BatchBuffers {
         Ok(())
     }
 
+    /// Whether states are stored in another type.
+    pub fn rounds(&self) -> bool {
+        self.states.iter().any(|state| state.storage != StorageType::Exact)
+    }
+
     /// Rounds the states that are stored in another type where the last run, over `run_rows` rows, wrote them, so that a
     /// state is the same whether it moved or not. Returns the number of a state that has become infinite.
     pub fn round(&mut self, position: usize, run_rows: usize, copier: &Copier) -> Option<usize> {

@@ -318,7 +318,9 @@ impl StateStore {
         may_share: bool,
         results: &mut [Result<T, RequestError>],
     ) -> Result<(), RequestError> {
-        self.round(batch, run_rows, results);
+        if self.buffers.rounds() {
+            self.round(batch, run_rows, results);
+        }
         let stays = self.copy_back(batch, run_rows, step, may_share, results)?;
         self.copier.synchronise()?;
         if stays {

@@ -235,7 +235,7 @@ impl Workers {
         let mut read = |request: &mut Request| {
             let mut controls = self.control.read(request)?;
             if let [control] = controls.as_slice() {
-                starts = control.id.clone().filter(|_| control.start);
+                starts = control.id.as_ref().filter(|_| control.start).cloned();
             }
             let asked = self.expected.asked(request)?;
             if let (Some(asked), [control]) = (&asked, controls.as_mut_slice()) {
@@ -263,8 +263,9 @@ impl Workers {
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
             let mut row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
-            let (problem, starts) = (row.problem.take(), control.id.clone().filter(|_| control.starts_anew()));
-            Read { row, starts, control: problem.map_or(Ok(control), |error| Err(Some(error))) }
+            let starts = control.id.as_ref().filter(|_| control.starts_anew()).cloned();
+            let control = row.problem.take().map_or(Ok(control), |error| Err(Some(error)));
+            Read { row, starts, control }
         };
         rows.into_iter().zip(controls).map(read).collect()
     }

@@ -12,7 +12,7 @@ from harness.clients import new_id
 from harness.conversations import Conversation, some_at_once, talk
 from harness.graphs import graph, node
 from harness.logs import log_of_load, warnings_of_load
-from harness.model import Model, Tensor
+from harness.model import Model, Tensor, parameter
 from harness.models.exports import Bare, Export
 from harness.models.numbered import (
     COUNTER,
@@ -33,10 +33,6 @@ from harness.refusals import refused
 from support.paths import INSPECT
 
 BACKEND = 'backend: "stateful"'
-
-
-def parameter(name: str, value: str) -> str:
-    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
 
 
 def line_to_write(text: str) -> str:

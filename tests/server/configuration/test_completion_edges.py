@@ -11,6 +11,7 @@ from tritonclient.utils import InferenceServerException
 from harness.clients import new_id
 from harness.conversations import talk
 from harness.logs import log_of_load, warnings_of_load
+from harness.model import parameter
 from harness.models.exports import HALF, Bare, Export, Signature
 from harness.refusals import refused
 from support.paths import INSPECT
@@ -53,15 +54,15 @@ def without(model: Bare, name: str, **changes) -> Bare:
     return dataclasses.replace(model, inputs=tuple(t for t in model.inputs if t.name != name), **changes)
 
 
-def parameter(name: str, value: str) -> str:
-    return f'backend: "stateful"\nparameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
+def with_parameter(name: str, value: str) -> str:
+    return f'backend: "stateful"\n{parameter(name, value)}'
 
 
 def test_lengths_that_go_in_and_out_are_no_state(deployment):
     talk(deployment, LENGTHS.served("edge", "edge_lengths.stateful"))
 
 
-RATE = parameter("constant_inputs", "sr=16000")
+RATE = with_parameter("constant_inputs", "sr=16000")
 
 
 @pytest.mark.parametrize("answers", [(), ("vad",)])
@@ -126,7 +127,7 @@ def printed_line(text: str) -> str:
         ("by_names", 'backend: "stateful"', PAIRS),
         (
             "written",
-            parameter("state_pairs", "<<<memory, remembered>>>"),
+            with_parameter("state_pairs", "<<<memory, remembered>>>"),
             "<<<memory, remembered>>> <<<gist, gist_new>>>",
         ),
         (
@@ -180,7 +181,7 @@ def fixed(*dims: int | str) -> Export:
 
 def test_a_context_that_fits_one_axis_only_needs_no_axis(deployment):
     model = fixed(1, 9).served(
-        "model", "edge_context", file_name="model.onnx", written=parameter("input_context", "wave=4")
+        "model", "edge_context", file_name="model.onnx", written=with_parameter("input_context", "wave=4")
     )
     deployment.serve(model)
     config = deployment.admin.get_model_config(model.name).config
@@ -201,7 +202,7 @@ def test_a_context_that_fits_one_axis_only_needs_no_axis(deployment):
     ],
 )
 def test_a_context_whose_axis_cannot_be_told_is_refused_with_the_line_to_write(deployment, name, dims, written, words):
-    context = parameter("input_context", "wave=4")
+    context = with_parameter("input_context", "wave=4")
     model = fixed(*dims).served(
         "model", f"refused_context_{name}", file_name="model.onnx", written=f"{context}\n{written}"
     )

@@ -8,15 +8,11 @@ from harness import models
 from harness.conversations import talk
 from harness.graphs import graph, node
 from harness.logs import log_of_load, messages, warnings_of_load
-from harness.model import Tensor
+from harness.model import Tensor, parameter
 from harness.models.exports import Bare
 
 BACKEND = 'backend: "stateful"'
 ROW = ["batch", 4]
-
-
-def parameter(name: str, value: str) -> str:
-    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
 
 
 def bare(name: str, build, states, written: str = "", outputs=("y",), **changes) -> Bare:

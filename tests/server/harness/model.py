@@ -46,6 +46,11 @@ MINUTE_US = 60_000_000
 KIND = "KIND_GPU" if TEST_DEVICE == "gpu" else "KIND_CPU"
 
 
+def parameter(name: str, value: object) -> str:
+    """The line of config.pbtxt."""
+    return f'parameters {{ key: "{name}" value: {{ string_value: "{value}" }} }}'
+
+
 @dataclasses.dataclass(frozen=True)
 class Tensor:
     """An input or output of the configuration: dims without the batch."""
@@ -201,11 +206,7 @@ class Model:
             *(f"output {tensor.config()}" for tensor in self.outputs),
             self.scheduling if self.scheduling is not None else self._sequence_batching(),
             f"instance_group {{ kind: {KIND} count: {self.instances} }}",
-            *(
-                f'parameters {{ key: "{key}" value: {{ string_value: "{value}" }} }}'
-                for key, value in parameters.items()
-                if value is not None
-            ),
+            *(parameter(key, value) for key, value in parameters.items() if value is not None),
             self.more,
         ]
         return "\n".join(line for line in lines if line) + "\n"

@@ -13,16 +13,12 @@ from onnx import TensorProto, helper
 from harness.conversations import Conversation, some_at_once, together
 from harness.graphs import graph, node
 from harness.logs import log_since, messages, warnings_of_load
-from harness.model import Tensor
+from harness.model import Tensor, parameter
 from harness.models.exports import Bare
 
 BACKEND = 'backend: "stateful"'
 WIDTH = 4
 ROWS = ["batch", WIDTH]
-
-
-def parameter(name: str, value: str) -> str:
-    return f'parameters {{ key: "{name}" value {{ string_value: "{value}" }} }}'
 
 
 def branch(factor: str):
@@ -370,9 +366,8 @@ def test_steps_in_front_of_the_batch_are_no_rows(deployment):
 
 
 @pytest.mark.parametrize("phrases", ["phrases", None])
-def test_an_input_whose_first_dimension_is_not_the_batch_is_not_batched(deployment, phrases):
-    made = with_phrases(f"phrases_{phrases}", phrases, LISTED)
-    text = deployment.load_error(made)
+def test_an_input_whose_first_dimension_is_not_the_batch_is_refused(deployment, phrases):
+    text = deployment.load_error(with_phrases(f"phrases_{phrases}", phrases, LISTED))
     assert "would change each other's answers" in text
 
 
