@@ -59,27 +59,41 @@ pub fn rows(bytes: &[u8]) {
 /// The table of sequences against its model.
 pub fn sequences(bytes: &[u8]) {
     let Some((&first, bytes)) = bytes.split_first() else { return };
-    let clients = if first % 3 == 0 { Clients::KeepRules } else { Clients::BreakRules };
-    let sends_ahead = first % 3 == 2;
-    let starts_fail = first >= 128 && clients == Clients::KeepRules;
+    let (clients, sending) = match first % 3 {
+        0 => (Clients::KeepRules, Sending::OneByOne),
+        1 => (Clients::BreakRules, Sending::OnSeveralConnections),
+        _ => (Clients::BreakRules, Sending::Ahead),
+    };
     let mut choices = Choices(bytes);
-    let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, sends_ahead)));
-    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients, starts_fail);
+    let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, sending)));
+    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients, first >= 128);
 }
 
-fn op(choices: &mut Choices, sends_ahead: bool) -> Op {
+/// How clients send their requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sending {
+    OneByOne,
+    /// Those with the first two ids may overtake each other.
+    OnSeveralConnections,
+    Ahead,
+}
+
+fn op(choices: &mut Choices, sending: Sending) -> Op {
     let id = 1 + choices.below(4) as u64;
-    match choices.below(38) {
-        0 => Op::Pause,
-        1 => Op::Quiet,
-        2 => Op::Silence,
-        3..=8 => Op::Form,
-        9..=14 => Op::Execute,
-        15..=20 => Op::Settle,
-        21..=25 if sends_ahead => Op::Plan { id, requests: 1 + choices.below(4), end: choices.below(2) > 0 },
-        36 => Op::Look,
-        37 => Op::Stop,
-        _ if sends_ahead => Op::SendNext { id, requests: 1 + choices.below(8) },
+    match (choices.below(38), sending) {
+        (0, _) => Op::Pause,
+        (1, _) => Op::Quiet,
+        (2, _) => Op::Silence,
+        (3..=8, _) => Op::Form,
+        (9..=14, _) => Op::Execute,
+        (15..=20, _) => Op::Settle,
+        (36, _) => Op::Look,
+        (37, _) => Op::Stop,
+        (21..=25, Sending::Ahead) => Op::Plan { id, requests: 1 + choices.below(4), end: choices.below(2) > 0 },
+        (_, Sending::Ahead) => Op::SendNext { id, requests: 1 + choices.below(8) },
+        (21..=25, Sending::OnSeveralConnections) if id < 3 => {
+            Op::SendLate { id, start: choices.below(3) == 0, end: choices.below(3) == 0 }
+        }
         _ => Op::Send { id, start: choices.below(3) == 0, end: choices.below(3) == 0 },
     }
 }
