@@ -7,7 +7,7 @@ use super::error::BindingError;
 use super::fixed::element_bytes;
 use super::{all_agree, npz};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
-use crate::memory::{Strings, strings};
+use crate::memory::{self, Strings, strings};
 use crate::tensor::{DataType, Dims, element_count};
 
 /// A state's initial value.
@@ -195,10 +195,12 @@ impl Value<'_> {
             values.extend(text.split(is_between).filter(|value| !value.is_empty()).map(str::to_owned));
         }
         let wanted = element_count(dims).filter(|_| then_zeros).unwrap_or(0);
-        if self.data_type != DataType::Bytes && values.len() < wanted {
-            values.resize(wanted, "0".to_owned());
+        if self.data_type == DataType::Bytes || values.len() >= wanted {
+            return self.read_list(dims, &values);
         }
-        self.read_list(dims, &values)
+        let mut elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?.concat();
+        elements.extend(self.repeated(&self.element("0")?, wanted - values.len())?);
+        Ok(Initial { dims: dims.to_vec(), content: InitialContent::Bytes(elements) })
     }
 
     fn fill(&self, dims: &[i64], value: &str) -> Result<Initial, BindingError> {
@@ -208,9 +210,17 @@ impl Value<'_> {
         })?;
         let content = match self.data_type {
             DataType::Bytes => InitialContent::Strings(std::iter::repeat_n(value, count).collect()),
-            _ => InitialContent::Bytes(self.element(value)?.repeat(count)),
+            _ => InitialContent::Bytes(self.repeated(&self.element(value)?, count)?),
         };
         Ok(Initial { dims: dims.to_vec(), content })
+    }
+
+    /// An element `count` times.
+    fn repeated(&self, element: &[u8], count: usize) -> Result<Vec<u8>, BindingError> {
+        let room = memory::reserve(element.len().saturating_mul(count));
+        let mut bytes = room.map_err(|error| self.error(error.to_string()))?;
+        (0..count).for_each(|_| bytes.extend_from_slice(element));
+        Ok(bytes)
     }
 
     fn element(&self, value: &str) -> Result<Vec<u8>, BindingError> {
