@@ -65,6 +65,12 @@ pub fn round_to_fp16(layout: RowLayout, batch: &mut [u8], at: RowAt) -> bool {
     fits
 }
 
+/// Whether fp16 can hold each finite fp32 value of a piece of a row.
+pub fn fits_fp16(piece: &[u8]) -> bool {
+    let values: &[f32] = bytemuck::cast_slice(piece);
+    values.iter().all(|value| !value.is_finite() || f16::from_f32(*value).is_finite())
+}
+
 /// As [`put`], from a row of fp16 to a batch of fp32.
 pub fn put_widened(layout: RowLayout, row: &[u8], batch: &mut [u8], at: RowAt) {
     let narrow = layout.inner_bytes / 2;

@@ -7,7 +7,7 @@ use crate::error::RequestError;
 use crate::memory::rows;
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Step;
-use crate::tensor::WindowLayout;
+use crate::tensor::{StorageType, WindowLayout};
 
 /// The states after a run, as its outputs have them.
 pub(super) struct NewStates<'a> {
@@ -31,6 +31,10 @@ impl NewStates<'_> {
         stays: bool,
     ) -> Result<(), RequestError> {
         let (Some(_), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(()) };
+        let mut narrow = self.outputs.iter().filter(|(state, _)| state.storage == StorageType::Fp16);
+        if let Some((state, _)) = narrow.find(|(_, output)| !output.fits_fp16(position)) {
+            return Err(RequestError::StateNotFp16 { name: self.binding.inputs[state.input].name.clone() });
+        }
         let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));
         let bytes = sizes().map(VaryingSize::bytes).fold(0, usize::saturating_add);
         if bytes > self.limit {

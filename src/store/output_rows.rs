@@ -2,7 +2,7 @@
 
 use crate::binding::{Binding, BoundOutput, BoundState};
 use crate::error::RequestError;
-use crate::memory::strings;
+use crate::memory::{rows, strings};
 use crate::session::OutputView;
 use crate::tensor::{Gap, GappedRow, RowAt, RowLayout};
 
@@ -75,6 +75,16 @@ impl<'a> OutputRows<'a> {
     /// Bytes of the row at `position`, without its padding.
     pub fn row_bytes(&self, position: usize) -> usize {
         self.gapped(position).map_or(self.layout.row_bytes(), |row| row.row_bytes())
+    }
+
+    /// Whether fp16 can hold each finite fp32 value of the row at `position`. On a device that isn't known: true.
+    pub(super) fn fits_fp16(&self, position: usize) -> bool {
+        let bytes = self.view.bytes;
+        match self.gapped(position) {
+            _ if bytes.is_empty() => true,
+            Some(row) => rows::pieces_of_window(row.chunks(), bytes).all(rows::fits_fp16),
+            None => rows::pieces_of(self.layout, bytes, self.at(position)).all(rows::fits_fp16),
+        }
     }
 
     /// The elements of a row of strings.
