@@ -8,6 +8,7 @@
 
 mod by_shape;
 mod could_be_generated;
+mod doubts;
 mod fill;
 mod known_models;
 mod pairing;

@@ -2,7 +2,7 @@
 
 use super::fill::{self, Known};
 use super::pairing::Taken;
-use super::{Advice, CompletionError, by_shape, could_be_generated, state_pairs, unpaired};
+use super::{Advice, CompletionError, by_shape, could_be_generated, doubts, state_pairs, unpaired};
 use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
@@ -89,6 +89,7 @@ impl Plan {
             PairsFrom::Names => notes.extend(unpaired::other_values(signature, &pairs)),
             PairsFrom::Shapes | PairsFrom::Conversion => {}
         }
+        warnings.extend(doubts::warnings(config, signature, &pairs));
         match recurrence {
             Some(node) if pairs.is_empty() => warnings.push(format!(
                 "no states are kept, and {node} begins anew in each run: write {}, or convert the model with \

@@ -191,6 +191,11 @@ impl PartialConfig {
         })
     }
 
+    /// `sequence_batching.control_input`.
+    pub fn controls(&self) -> &[Control] {
+        &self.controls
+    }
+
     /// Inputs that requests do not carry although they are no states: controls, constants, generated inputs, lengths.
     pub fn taken(&self) -> Vec<&str> {
         let controls = self.controls.iter().map(|control| control.name.as_str());
