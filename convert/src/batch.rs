@@ -109,6 +109,7 @@ fn no_batch(graph: &GraphProto) -> Refusal {
         why: "has no dimension of 1 that could be a batch".to_owned(),
         help: HELP.to_owned(),
         hint: None,
+        mixes: false,
     }
 }
 
@@ -215,6 +216,7 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
         why: "has shapes that can't be opened".to_owned(),
         help: HELP.to_owned(),
         hint: None,
+        mixes: false,
     }))
 }
 
@@ -299,6 +301,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
         why: "takes one scale over all rows, so rows would change each other's answers".to_owned(),
         help: HELP.to_owned(),
         hint: None,
+        mixes: true,
     }));
     Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }

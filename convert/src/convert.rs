@@ -300,6 +300,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
                the steps, name {input}@{axis}"
         ),
         hint: Some(Hint::Time),
+        mixes: false,
     };
     Err(ConvertError::Refused(refusal.into()))
 }

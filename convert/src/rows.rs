@@ -25,6 +25,21 @@ pub struct OutputAxis {
     pub axis: usize,
 }
 
+/// A node that isn't known to keep the rows of a batch apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InTheWay {
+    /// Which node, and why.
+    pub why: String,
+    /// Whether it brings rows together whatever their values are.
+    pub mixes: bool,
+}
+
+impl From<String> for InTheWay {
+    fn from(why: String) -> Self {
+        Self { why, mixes: false }
+    }
+}
+
 /// The first node that passes a state from one row of a batch to the next, such as an LSTM that gets the batch where it
 /// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes behind one that the converter refuses
 /// aren't looked at. `None`, too, if the converter can't read the model.
@@ -58,19 +73,22 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
 
 /// Whether the graph says that each row of a batch is computed from that row alone; if not, which node is in the way, and
 /// why. `rows` and `outputs` are the axes that have the batch. An operator that isn't known is in the way, too.
-pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Result<(), String> {
+pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Result<(), InTheWay> {
     let Prepared { model, graph, .. } = prepared(bytes).map_err(|_| "the graph can't be read".to_owned())?;
     let followed = crate::batch::rows(&graph, opset(&model), rows);
     // With a length that the window of a node divides, each window lies in one row; with another length it may not.
-    let places = followed
-        .and_then(|_| crate::batch::rows_of_odd_lengths(&graph, opset(&model), rows))
-        .map_err(|refusal| format!("{} '{}' {}", refusal.operator, refusal.node, refusal.why))?;
+    let places =
+        followed.and_then(|_| crate::batch::rows_of_odd_lengths(&graph, opset(&model), rows)).map_err(|refusal| {
+            let why = format!("{} '{}' {}", refusal.operator, refusal.node, refusal.why);
+            InTheWay { why, mixes: refusal.mixes }
+        })?;
     let is_elsewhere = |of: &&OutputAxis| match places.get(&of.output) {
         Some(Place::At(layout)) => layout.axis != of.axis || !layout.is_clean(),
         _ => true,
     };
     let elsewhere = outputs.iter().find(is_elsewhere);
-    elsewhere.map_or(Ok(()), |of| Err(format!("output '{}' doesn't have the rows on axis {}", of.output, of.axis)))
+    elsewhere
+        .map_or(Ok(()), |of| Err(format!("output '{}' doesn't have the rows on axis {}", of.output, of.axis).into()))
 }
 
 /// The shapes where the batch has this length, and each other open dimension another.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use stateful_convert::InTheWay;
+
 use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
 use crate::completion::{Advice, Plan, Settings};
@@ -74,7 +76,8 @@ impl Prepared {
                 Some("rows: run one by one, because they would change each other's results".to_owned());
             prepared.plan.warnings.push(format!(
                 "each sequence runs alone, because those that share a run would change each other's answers: {why}; to let \
-                 them share runs, export the model so that it treats its rows one by one"
+                 them share runs, export the model so that it treats its rows one by one; parameter 'trust_batch' of true \
+                 lets them share runs as it is"
             ));
         } else {
             return Err(LoadError::RowsMix { why });
@@ -91,7 +94,7 @@ impl Prepared {
         let graph = conversion::read(model)?;
         let weights = conversion::byte_len(model, &graph);
         let in_graph = match &self.plan.batch_scale {
-            Some(scale) => Err(format!("{scale} takes one scale over all rows")),
+            Some(scale) => Err(format!("{scale} takes one scale over all rows").into()),
             None => self.binding.rows_in_graph(graph),
         };
         if in_graph.is_ok() && weights > MOST_BYTES_TO_RUN {
@@ -105,10 +108,14 @@ impl Prepared {
         self.plan.rows = Some(match (rows, in_graph) {
             (Rows::Apart, Ok(())) => "rows: proved apart (graph, random data)".to_owned(),
             (Rows::Unknown(_), Ok(())) => "rows: proved apart (graph)".to_owned(),
-            (Rows::Apart, Err(node)) => {
+            (Rows::Differ(why), Ok(())) => {
+                format!("rows: proved apart (graph); random data differ, so the model amplifies rounding: {why}")
+            }
+            (Rows::Apart | Rows::Unknown(_), Err(InTheWay { why, mixes: true })) => return Ok(Some(why)),
+            (Rows::Apart, Err(InTheWay { why: node, .. })) => {
                 format!("rows: apart in runs of random data; the graph doesn't prove it: {node}")
             }
-            (Rows::Unknown(why), Err(node)) => {
+            (Rows::Unknown(why), Err(InTheWay { why: node, .. })) => {
                 self.plan.warnings.push(format!(
                     "sequences that share a run may change each other's answers: {node}, and random data can't show it: \
                      {why}; compare the answers of several sequences at once with those of each alone, and write \
@@ -116,8 +123,10 @@ impl Prepared {
                 ));
                 "rows: not known to be apart".to_owned()
             }
-            (Rows::Mixed(why), in_graph) => {
-                return Ok(Some(in_graph.map_or_else(|node| [&why, "; ", &node].concat(), |()| why.clone())));
+            (Rows::Missing(why), _) if !self.config.trust_batch => return Err(LoadError::NoRows { why }),
+            (Rows::Missing(why), _) => format!("rows: missing, as 'trust_batch' allows: {why}"),
+            (Rows::Mixed(why) | Rows::Differ(why), in_graph) => {
+                return Ok(Some(in_graph.map_or_else(|node| [&why, "; ", &node.why].concat(), |()| why.clone())));
             }
         });
         Ok(None)

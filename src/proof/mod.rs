@@ -12,13 +12,14 @@
 mod data;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::binding::{
     Binding, BoundControl, BoundInput, BoundState, Counter, Flag, Generated, InitialContent, InputAxis, RowValues,
     Source, TrimBy,
 };
 use crate::memory::{Bytes, rows};
-use crate::session::{Copier, Given, Run, Session, Step};
+use crate::session::{Copier, Given, Run, Session, Step, TimeLimit};
 use crate::tensor::{DataType, Dims, Gap, RowAt, RowLayout, element_count};
 pub use data::{Answer, Scale, difference, is_float, random};
 
@@ -33,6 +34,8 @@ const LENGTHS: [i64; 5] = [2, 1, 16, 512, 4096];
 const SCALES: [Scale; SEQUENCES] = [Scale::Small, Scale::Zero, Scale::Large];
 /// No input of a row is larger.
 const MOST_BYTES: usize = 1 << 24;
+/// All runs together. A loop may never end on random data.
+const MOST_TIME: Duration = Duration::from_secs(10);
 
 /// What is known of the rows of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,13 +44,20 @@ pub enum Rows {
     Apart,
     /// Random data can't show it, for this reason.
     Unknown(String),
-    /// They change each other's results, in this way.
+    /// In a shared run, one has other numbers, in this way. It is rounding if the graph proves the rows apart.
+    Differ(String),
+    /// They can't share a run, for this reason.
     Mixed(String),
+    /// In a run of one row, an output has another dimension where its row should be.
+    Missing(String),
 }
 
 /// Runs the model with up to `most_rows` rows, on the host. `session` is one that runs there.
 pub fn prove(binding: &Binding, most_rows: usize, session: &Arc<Session>) -> Rows {
-    Proof::new(binding, most_rows, session).and_then(Proof::run).unwrap_or_else(Rows::Unknown)
+    match Proof::new(binding, most_rows, session).and_then(Proof::run) {
+        Ok(()) => Rows::Apart,
+        Err(found) => found,
+    }
 }
 
 fn has_strings(input: &BoundInput) -> bool {
@@ -60,8 +70,17 @@ fn has_open_length(input: &BoundInput) -> bool {
     is_of_request && (0..input.dims.len()).any(|axis| input.dims[axis] < 0 && Some(axis) != input.batch_axis)
 }
 
-fn too_large(input: &BoundInput) -> String {
-    format!("'{}' would be too large", input.name)
+fn is_too_large(dims: &[i64], data_type: DataType) -> bool {
+    let bytes = element_count(dims).and_then(|count| count.checked_mul(data_type.byte_size().unwrap_or(1)));
+    bytes.is_none_or(|bytes| bytes > MOST_BYTES)
+}
+
+fn too_large(input: &BoundInput) -> Rows {
+    Rows::Unknown(format!("'{}' would be too large", input.name))
+}
+
+fn unknown(why: impl ToString) -> Rows {
+    Rows::Unknown(why.to_string())
 }
 
 /// One row of an input: dims with 1 for the batch axis, and row-major elements.
@@ -109,6 +128,7 @@ const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
 struct Proof<'a> {
     binding: &'a Binding,
     step: Step,
+    limit: TimeLimit,
     /// How many there are.
     sequences: usize,
     /// Elements along open dimensions of requests.
@@ -118,30 +138,35 @@ struct Proof<'a> {
 }
 
 impl<'a> Proof<'a> {
-    fn new(binding: &'a Binding, most_rows: usize, session: &Arc<Session>) -> Result<Self, String> {
+    fn new(binding: &'a Binding, most_rows: usize, session: &Arc<Session>) -> Result<Self, Rows> {
         if let Some(input) = binding.inputs.iter().find(|input| has_strings(input)) {
-            return Err(format!("'{}' takes strings", input.name));
+            return Err(Rows::Unknown(format!("'{}' takes strings", input.name)));
+        }
+        if let Some(state) = binding.states.iter().find(|state| is_too_large(&state.initial.dims, state.data_type)) {
+            return Err(too_large(&binding.inputs[state.input]));
         }
         let sequences = most_rows.min(SEQUENCES);
-        let spec = binding.step_spec(sequences, Vec::new());
-        let mut step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(|error| error.to_string())?;
-        step.set_quiet(true).map_err(|error| error.to_string())?;
-        Ok(Self { binding, step, sequences, length: 0, is_negated: false })
+        let mut spec = binding.step_spec(sequences, Vec::new());
+        // ONNX Runtime makes all outputs, so that each has the shape that the model gives it.
+        for output in &mut spec.outputs {
+            (output.dims, output.is_read) = (None, true);
+        }
+        let mut step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(unknown)?;
+        let limit = step.limit_time(MOST_TIME).map_err(unknown)?;
+        Ok(Self { binding, step, limit, sequences, length: 0, is_negated: false })
     }
 
-    fn run(mut self) -> Result<Rows, String> {
+    /// An error if the rows aren't apart, or if that isn't known.
+    fn run(mut self) -> Result<(), Rows> {
         self.choose_length()?;
-        for is_negated in [false, true] {
+        [false, true].into_iter().try_for_each(|is_negated| {
             self.is_negated = is_negated;
-            if let Some(mixed) = self.compare()? {
-                return Ok(Rows::Mixed(mixed));
-            }
-        }
-        Ok(Rows::Apart)
+            self.compare()
+        })
     }
 
     /// Chooses the first of [`LENGTHS`] with which the model runs.
-    fn choose_length(&mut self) -> Result<(), String> {
+    fn choose_length(&mut self) -> Result<(), Rows> {
         let mut first_error = None;
         for length in LENGTHS {
             self.length = length;
@@ -152,19 +177,18 @@ impl<'a> Proof<'a> {
                 break;
             }
         }
-        Err(first_error.unwrap_or_default())
+        Err(first_error.unwrap_or(Rows::Unknown(String::new())))
     }
 
     /// Refuses inputs of requests that would be too large, before their data are made.
-    fn check_sizes(&self) -> Result<(), String> {
+    fn check_sizes(&self) -> Result<(), Rows> {
         let last = Sequence::new(self.binding, SEQUENCES - 1);
-        let is_too_large = |(index, input): &(usize, &BoundInput)| {
-            let count = element_count(&self.random_dims(*index, &last));
-            let bytes = count.and_then(|count| count.checked_mul(input.data_type.byte_size().unwrap_or(1)));
-            matches!(input.source, Source::Request(_)) && bytes.is_none_or(|bytes| bytes > MOST_BYTES)
+        let would_be_too_large = |(index, input): &(usize, &BoundInput)| {
+            matches!(input.source, Source::Request(_))
+                && is_too_large(&self.random_dims(*index, &last), input.data_type)
         };
         let mut inputs = self.binding.inputs.iter().enumerate();
-        inputs.find(is_too_large).map_or(Ok(()), |(_, input)| Err(too_large(input)))
+        inputs.find(would_be_too_large).map_or(Ok(()), |(_, input)| Err(too_large(input)))
     }
 
     /// How many rounds a sequence begins after the one before.
@@ -172,9 +196,9 @@ impl<'a> Proof<'a> {
         usize::from(!self.binding.has_varying_states())
     }
 
-    /// Lets the sequences begin one after the other, and returns the first difference. Sequences with states that vary in size
+    /// Lets the sequences begin one after the other, and refuses the first difference. Sequences with states that vary in size
     /// begin together, because rows share a run only if theirs have the same size.
-    fn compare(&mut self) -> Result<Option<String>, String> {
+    fn compare(&mut self) -> Result<(), Rows> {
         let mut sequences: Vec<Sequence> =
             (0..self.sequences).map(|number| Sequence::new(self.binding, number)).collect();
         let delay = self.delay();
@@ -182,20 +206,17 @@ impl<'a> Proof<'a> {
             let is_live =
                 |sequence: &&mut Sequence| sequence.inferences < INFERENCES && sequence.number * delay <= round;
             let mut live: Vec<&mut Sequence> = sequences.iter_mut().filter(is_live).collect();
-            let found = self.round(&mut live)?;
-            if found.is_some() {
-                return Ok(found);
-            }
+            self.round(&mut live)?;
         }
-        Ok(None)
+        Ok(())
     }
 
-    /// Runs the next inference of these sequences together and alone. Returns a difference.
-    fn round(&mut self, live: &mut [&mut Sequence]) -> Result<Option<String>, String> {
+    /// Runs the next inference of these sequences together and alone.
+    fn round(&mut self, live: &mut [&mut Sequence]) -> Result<(), Rows> {
         let rows: Vec<&Sequence> = live.iter().map(|sequence| &**sequence).collect();
         let dims = |row: &Sequence| row.states.iter().map(|state| state.dims.clone()).collect::<Vec<_>>();
         if rows.windows(2).any(|two| dims(two[0]) != dims(two[1])) {
-            return Err("the states of the rows have different lengths, so that they share no run".to_owned());
+            return Err(unknown("the states of the rows have different lengths, so that they share no run"));
         }
         let together = self.together(&rows);
         let mut alone = Vec::new();
@@ -203,22 +224,25 @@ impl<'a> Proof<'a> {
             alone.push(self.alone(row)?);
         }
         let count = rows.len();
-        let together = match together {
-            Ok(together) => together,
-            Err(why) => return Ok(Some(format!("{count} rows cannot share a run: {why}"))),
-        };
+        let together = together.map_err(|error| match error {
+            Rows::Unknown(why) | Rows::Missing(why) => Rows::Mixed(format!("{count} rows cannot share a run: {why}")),
+            found => found,
+        })?;
         for ((row, alone), shared) in rows.iter().zip(&alone).zip(&together) {
             let largest_input = self.largest_input(row);
-            let Some(found) = difference(alone, &self.without_filling(alone, shared), largest_input) else { continue };
+            let shared = self.without_filling(alone, shared);
+            let Some(found) = difference(alone, &shared, largest_input) else { continue };
             if difference(alone, &self.alone(row)?, largest_input).is_some() {
-                return Err("it gives other results in each run".to_owned());
+                return Err(unknown("it gives other results in each run"));
             }
-            return Ok(Some(format!("in a run of {count} rows, {found}")));
+            let found = format!("in a run of {count} rows, {found}");
+            let has_same_dims = alone.iter().zip(&shared).all(|(alone, shared)| alone.dims == shared.dims);
+            return Err(if has_same_dims { Rows::Differ(found) } else { Rows::Mixed(found) });
         }
         for (sequence, answers) in live.iter_mut().zip(alone) {
             self.advance(sequence, answers)?;
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The largest number of what a row brings, and of its states.
@@ -242,7 +266,7 @@ impl<'a> Proof<'a> {
         shared
     }
 
-    fn advance(&self, sequence: &mut Sequence, answers: Vec<Answer>) -> Result<(), String> {
+    fn advance(&self, sequence: &mut Sequence, answers: Vec<Answer>) -> Result<(), Rows> {
         for (index, counter) in self.binding.counters.iter().enumerate() {
             sequence.counts[index] += match *counter {
                 Counter::Steps => 1,
@@ -254,26 +278,28 @@ impl<'a> Proof<'a> {
             let answer = &answers[state.output];
             let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
             if answer.dims.len() != state.dims.len() || !answer.dims.iter().zip(&state.dims).all(fits) {
-                return Err(format!("'{}' is no value of its state", answer.name));
+                return Err(Rows::Unknown(format!("'{}' is no value of its state", answer.name)));
             }
             sequence.states[index] = Tensor { dims: answer.dims.clone(), bytes: answer.bytes.clone() };
         }
         Ok(())
     }
 
-    fn alone(&mut self, row: &Sequence) -> Result<Vec<Answer>, String> {
+    fn alone(&mut self, row: &Sequence) -> Result<Vec<Answer>, Rows> {
         Ok(self.together(&[row])?.pop().unwrap_or_default())
     }
 
     /// What each row gets in one run.
-    fn together(&mut self, rows: &[&Sequence]) -> Result<Vec<Vec<Answer>>, String> {
+    fn together(&mut self, rows: &[&Sequence]) -> Result<Vec<Vec<Answer>>, Rows> {
         let tensors: Vec<Option<Tensor>> =
             (0..self.binding.inputs.len()).map(|index| self.joined(index, rows)).collect::<Result<_, _>>()?;
         for (index, _) in tensors.iter().enumerate().filter(|(_, tensor)| tensor.is_none()) {
             self.step.omit(index);
         }
         let inputs = tensors.iter().map(|tensor| tensor.as_ref().map(Tensor::lent)).collect();
-        self.step.run(Run { rows: rows.len(), inputs, ..Run::default() }).map_err(|error| error.to_string())?;
+        self.step.run(Run { rows: rows.len(), inputs, ..Run::default() }).map_err(|error| {
+            if self.limit.is_over() { unknown(format!("it runs longer than {MOST_TIME:?}")) } else { unknown(error) }
+        })?;
         let answers =
             rows.iter().enumerate().map(|(position, row)| self.answers(row, RowAt { position, rows: rows.len() }));
         let answers = answers.collect();
@@ -282,7 +308,7 @@ impl<'a> Proof<'a> {
     }
 
     /// The rows of an input; `None` if it is left out.
-    fn joined(&self, index: usize, rows: &[&Sequence]) -> Result<Option<Tensor>, String> {
+    fn joined(&self, index: usize, rows: &[&Sequence]) -> Result<Option<Tensor>, Rows> {
         let input = &self.binding.inputs[index];
         let Some(mut parts) = rows.iter().map(|row| self.input(index, row)).collect::<Option<Vec<Tensor>>>() else {
             return Ok(None);
@@ -408,10 +434,10 @@ impl<'a> Proof<'a> {
     }
 
     /// What a row got in the last run.
-    fn answers(&self, row: &Sequence, at: RowAt) -> Result<Vec<Answer>, String> {
+    fn answers(&self, row: &Sequence, at: RowAt) -> Result<Vec<Answer>, Rows> {
         let mut answers: Vec<Answer> = Vec::new();
         for (index, bound) in self.binding.outputs.iter().enumerate() {
-            let view = self.step.output(index, None).map_err(|error| error.to_string())?;
+            let view = self.step.output(index, None).map_err(unknown)?;
             let (name, data_type) = (bound.name.clone(), bound.data_type);
             let mut dims = view.dims.to_vec();
             // A scalar for the whole batch is answered in runs of one row only.
@@ -420,15 +446,16 @@ impl<'a> Proof<'a> {
                 continue;
             }
             if bound.batch_axis.is_some_and(|axis| dims.get(axis) != Some(&(at.rows as i64))) {
-                return Err(format!("'{name}' is {}, which has no row for each of {}", Dims(&dims), at.rows));
+                let why = format!("'{name}' is {}, which has no row for each of {}", Dims(&dims), at.rows);
+                return Err(Rows::Missing(why));
             }
             if data_type == DataType::Bytes {
                 bound.batch_axis.into_iter().for_each(|axis| dims[axis] = 1);
                 answers.push(Answer { name, data_type, dims, bytes: Vec::new() });
                 continue;
             }
-            let layout =
-                RowLayout::new(data_type, &dims, bound.batch_axis).ok_or_else(|| format!("'{name}' is too large"))?;
+            let layout = RowLayout::new(data_type, &dims, bound.batch_axis)
+                .ok_or_else(|| Rows::Unknown(format!("'{name}' is too large")))?;
             let mut bytes = vec![0; layout.row_bytes()];
             let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
             rows::take(layout, view.bytes, at, &mut bytes);

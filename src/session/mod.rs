@@ -23,6 +23,7 @@ mod signature;
 mod source;
 mod spec;
 mod step;
+mod time_limit;
 mod value;
 
 pub use batch_tensor::BatchTensor;
@@ -37,3 +38,4 @@ pub use signature::{Signature, TensorInfo};
 pub use source::ModelSource;
 pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};
 pub use step::{Given, OutputCopy, Overlay, Run, Step, StringTensor};
+pub use time_limit::TimeLimit;

@@ -233,7 +233,8 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
 /// Options of runs; null for the defaults.
 pub(super) struct RunOptions(*mut ort::sys::OrtRunOptions);
 
-// SAFETY: written in `new` only; ONNX Runtime reads it in any number of runs at once.
+// SAFETY: written in `new` and `quiet` only, but for the flag that ends runs, which any thread may set; ONNX Runtime reads
+// it in any number of runs at once.
 unsafe impl Send for RunOptions {}
 // SAFETY: as above.
 unsafe impl Sync for RunOptions {}
@@ -278,6 +279,14 @@ impl RunOptions {
             value::check((ort::api().RunOptionsSetRunLogSeverityLevel)(self.0, FATAL))?;
         }
         Ok(self)
+    }
+
+    /// Ends the runs with these options, also later ones, with an error. Without effect on default options.
+    pub(super) fn terminate(&self) {
+        if !self.0.is_null() {
+            // SAFETY: the object is alive, and this flag is made to be set while other threads run with it. It can't fail.
+            let _ = unsafe { value::check((ort::api().RunOptionsSetTerminate)(self.0)) };
+        }
     }
 
     pub(super) const fn as_ptr(&self) -> *const ort::sys::OrtRunOptions {

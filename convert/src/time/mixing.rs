@@ -9,7 +9,10 @@ use crate::onnx::schema::NodeProto;
 
 pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
-    if layout.axis == 1 || node.int("training_mode").unwrap_or(0) != 0 {
+    if node.int("training_mode").unwrap_or(0) != 0 {
+        return Err(refuse(node, NORMALIZES, "export the model for inference").that_mixes());
+    }
+    if layout.axis == 1 {
         return Err(refuse(node, "has its own scale for each step", "export the model for inference"));
     }
     Ok(layout)
@@ -32,7 +35,7 @@ pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     let axis =
         axis_of(node.int("axis").unwrap_or(if flattens { 1 } else { -1 }), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis == axis || flattens && layout.axis > axis {
-        return Err(refuse(node, "takes a softmax over time", ATTENTION));
+        return Err(refuse(node, "takes a softmax over time", ATTENTION).that_mixes());
     }
     Ok(layout)
 }
@@ -41,7 +44,7 @@ pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]
     let layout = first(node, places)?;
     let axis = axis_of(node.int("axis").unwrap_or(-1), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis >= axis {
-        return Err(refuse(node, NORMALIZES, "normalize each step by itself"));
+        return Err(refuse(node, NORMALIZES, "normalize each step by itself").that_mixes());
     }
     Ok(vec![Place::At(layout); node.output.len()])
 }
@@ -51,7 +54,7 @@ pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[
     let layout = first(node, places)?;
     let rank = tracker.rank(node, 0)?;
     if axes.iter().any(|&axis| axis_of(axis, rank).is_ok_and(|axis| axis == layout.axis)) {
-        return Err(refuse(node, NORMALIZES, "normalize each step by itself"));
+        return Err(refuse(node, NORMALIZES, "normalize each step by itself").that_mixes());
     }
     Ok(layout)
 }
@@ -79,7 +82,8 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
         _ => (0..rank).collect(),
     };
     if axes.contains(&layout.axis) {
-        return Err(refuse(node, "reduces over time", "take the last step instead, or reduce behind the model"));
+        let refusal = refuse(node, "reduces over time", "take the last step instead, or reduce behind the model");
+        return Err(if node.op().starts_with("Arg") { refusal.that_mixes() } else { refusal });
     }
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
     let removed = (0..layout.axis).filter(|axis| axes.contains(axis)).count();
@@ -91,7 +95,7 @@ pub fn global(node: &NodeProto, places: &[Place], why: &str) -> Result<Layout, R
     let layout = first(node, places)?;
     let is_group = node.op() == "GroupNormalization";
     if layout.axis >= 2 || layout.axis == 1 && is_group {
-        return Err(refuse(node, why, "use a normalization or a reduction of each step by itself"));
+        return Err(refuse(node, why, "use a normalization or a reduction of each step by itself").that_mixes());
     }
     Ok(layout)
 }

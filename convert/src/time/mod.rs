@@ -445,5 +445,5 @@ const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export 
 /// A refusal of a node.
 pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
     let (node, operator) = (node.label().to_owned(), node.operator());
-    Refusal { node, operator, why: why.into(), help: help.to_owned(), hint: None }
+    Refusal { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
 }

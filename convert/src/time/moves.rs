@@ -74,7 +74,9 @@ fn prefix(
 
 pub fn split(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = node.int("axis").unwrap_or(0);
+    // The parts may be put together again.
     along(tracker, node, places, axis, "takes the time axis apart, as an unrolled loop does")
+        .map_err(|refusal| Refusal { mixes: false, ..refusal })
 }
 
 /// An operator that mixes along one axis.
@@ -82,7 +84,7 @@ pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, w
     let layout = first(node, places)?;
     match axis_of(axis, tracker.rank(node, 0)?) {
         Ok(axis) if axis != layout.axis => Ok(layout),
-        _ => Err(refuse(node, why, WHOLE_INPUT)),
+        _ => Err(refuse(node, why, WHOLE_INPUT).that_mixes()),
     }
 }
 
@@ -145,7 +147,7 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         return Ok(Place::Last);
     }
     if part.step < 0 {
-        return Err(refuse(node, "turns time around", WHOLE_INPUT));
+        return Err(refuse(node, "turns time around", WHOLE_INPUT).that_mixes());
     }
     Ok(Place::Certain)
 }

@@ -15,6 +15,8 @@ pub struct Refusal {
     pub help: String,
     /// What the caller could say that would help.
     pub hint: Option<Hint>,
+    /// Whether it brings steps together whatever the values are. Else it may, such as a reduction of a mask.
+    pub mixes: bool,
 }
 
 /// What a caller could say about the model. Each caller has its own names for this: options, or parameters.
@@ -36,6 +38,11 @@ pub enum Hint {
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
 
 impl Refusal {
+    /// The same, of a node that brings steps together whatever the values are.
+    pub fn that_mixes(self) -> Self {
+        Self { mixes: true, ..self }
+    }
+
     /// Whether only the length of an axis is in the way, as in a graph that makes a single step.
     pub fn is_of_length(&self) -> bool {
         self.why.starts_with(ONE_LENGTH)
@@ -75,7 +82,7 @@ impl From<Refusal> for Refusals {
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { node, operator, why, help, hint: _ } = self;
+        let Self { node, operator, why, help, .. } = self;
         write!(f, "{operator} '{node}' {why}; {help}")
     }
 }

@@ -133,7 +133,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
         "Einsum" => one(products::einsum(node, places)),
         op if op.ends_with("Attention") => Err(refuse(node, "attends over the whole input", ATTENTION)),
-        "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT)),
+        "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT).that_mixes()),
         _ => Err(unknown(node)),
     }
 }
@@ -203,7 +203,7 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
         let layout = layout.on(layout.axis + rank - own);
         match joined {
             Some(other) if other.axis != layout.axis => {
-                return Err(refuse(node, "combines each step with every other", ATTENTION));
+                return Err(refuse(node, "combines each step with every other", ATTENTION).that_mixes());
             }
             Some(other) if other != layout => {
                 return Err(refuse(node, "combines steps of different times", "cut or pad both to the same steps"));

@@ -15,6 +15,7 @@ mod run;
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use run::Arguments;
@@ -28,6 +29,7 @@ use super::made::MadeTensor;
 use super::open::{OpenError, RunOptions, Session, SessionError};
 use super::output::Output;
 use super::spec::{OutputView, StepSpec};
+use super::time_limit::TimeLimit;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Strings, TensorMemory};
@@ -83,7 +85,7 @@ pub struct Step {
     bound_run: Option<BoundRun>,
     arguments: Arguments,
     /// Options of its runs; `None` for those of the session.
-    options: Option<RunOptions>,
+    options: Option<Arc<RunOptions>>,
     /// Last: outputs that it made go back to its allocator.
     session: Arc<Session>,
 }
@@ -153,8 +155,16 @@ impl Step {
 
     /// Whether ONNX Runtime logs nothing of a run that fails. Not for runs that are CUDA graphs.
     pub fn set_quiet(&mut self, is_quiet: bool) -> Result<(), SessionError> {
-        self.options = if is_quiet { Some(self.session.quiet_options()?) } else { None };
+        self.options = if is_quiet { Some(Arc::new(self.session.quiet_options()?)) } else { None };
         Ok(())
+    }
+
+    /// As [`Step::set_quiet`], and ends the runs of this step when `limit` is over. ONNX Runtime looks at it before each
+    /// node.
+    pub fn limit_time(&mut self, limit: Duration) -> Result<TimeLimit, SessionError> {
+        let options = Arc::new(self.session.quiet_options()?);
+        self.options = Some(options.clone());
+        TimeLimit::new(options, limit).map_err(|error| SessionError::Run(error.to_string()))
     }
 
     /// The bytes of an input for `rows` rows of `dims` (the batch axis's value is ignored), to fill.

@@ -226,7 +226,7 @@ impl Step {
         };
         match graphs {
             Some(graphs) => graphs.run(session, graph, run),
-            None => plain_run(session, options.as_ref(), run),
+            None => plain_run(session, options.as_deref(), run),
         }
     }
 

@@ -1,5 +1,8 @@
 """Configurations that are plausible and wrong, and models that mislead: each is served rightly, or said to be doubtful."""
 
+import dataclasses
+import re
+
 import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
@@ -8,11 +11,18 @@ from harness import models
 from harness.conversations import talk
 from harness.graphs import graph, node
 from harness.logs import log_of_load, messages, warnings_of_load
-from harness.model import Tensor, parameter
+from harness.model import END, START, Control, Tensor, parameter
 from harness.models.exports import Bare
 
 BACKEND = 'backend: "stateful"'
 ROW = ["batch", 4]
+
+
+LISTED = """input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
+output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }"""
+WITHOUT_BATCH = """max_batch_size: 0
+input { name: "x" data_type: TYPE_FP32 dims: [ 1, 4 ] }
+output [ { name: "y" data_type: TYPE_FP32 dims: [ 1, 4 ] }, { name: "places" data_type: TYPE_INT64 dims: [ 2, -1 ] } ]"""
 
 
 def bare(name: str, build, states, written: str = "", outputs=("y",), **changes) -> Bare:
@@ -141,3 +151,131 @@ def test_a_state_that_half_precision_cannot_hold_is_an_error_and_changes_nothing
     with pytest.raises(InferenceServerException, match="'s' has numbers above 65504"):
         client.step(name, 8, fed(1e6), start=True)
     assert model.name == name
+
+
+def with_start(name: str, control: Control, default: bool = False) -> Bare:
+    """A model with a flag `start`, which may have a value of its own."""
+
+    def build():
+        nodes = [node("Add", "x s", "z"), node("Add", "z start", "s_out"), node("Identity", "s_out", "y")]
+        inputs = [("x", "fp32", ROW), ("s", "fp32", ROW), ("start", "fp32", [1, 1] if default else ["batch", 1])]
+        weights = {"start": np.zeros((1, 1), np.float32)} if default else {}
+        return graph(nodes, inputs, [("y", "fp32", ROW), ("s_out", "fp32", ROW)], weights)
+
+    written = f"sequence_batching {{ oldest {{ }} control_input [ {control.config()} ] }}"
+    controls = () if default else (control,)
+    return bare(name, build, (("s", "s_out"),), written, controls=controls)
+
+
+@pytest.mark.parametrize(
+    ("control", "default", "doubt"),
+    [
+        (Control("strat", START, "fp32"), True, "'strat' is no input of the model.* nothing feeds .* 'start'"),
+        (
+            Control("start", START, "fp32", (1, 0)),
+            False,
+            "'start' is 0 in the first request of a sequence and 1 elsewhere",
+        ),
+        (
+            Control("start", END, "fp32"),
+            False,
+            "'start' is true in the last request .* CONTROL_SEQUENCE_START may be meant",
+        ),
+        (Control("start", START, "fp32"), False, None),
+    ],
+    ids=["misspelt", "inverted", "other_kind", "as_named"],
+)
+def test_a_control_that_its_name_contradicts_is_served_with_a_warning(deployment, request, control, default, doubt):
+    made = with_start(f"doubtful_control_{request.node.callspec.id}", control, default)
+    doubts = [line for line in warnings_of_load(deployment, made) if "control_input" in line]
+    assert len(doubts) == (1 if doubt else 0)
+    assert all(re.search(doubt, line) for line in doubts)
+    talk(deployment, made)
+
+
+def test_a_second_initial_value_is_said_to_count_for_nothing(deployment):
+    def build():
+        nodes = [node("Add", "x s", "s_out"), node("Identity", "s_out", "y")]
+        return graph(nodes, [("x", "fp32", ROW), ("s", "fp32", ROW)], [("y", "fp32", ROW), ("s_out", "fp32", ROW)])
+
+    initial = 'initial_state { name: "zeros" data_type: TYPE_FP32 dims: 4 zero_data: true }'
+    state = f'input_name: "s" output_name: "s_out" data_type: TYPE_FP32 dims: 4 {initial}'
+    written = f"sequence_batching {{ state {{ {state} }} }}\n{parameter('initial_states', 's=7')}"
+    made = bare("two_initial_values", build, (("s", "s_out"),), written)
+    [doubt] = [line for line in warnings_of_load(deployment, made) if "remove the one" in line]
+    assert "state 's' has an initial_state in 'sequence_batching.state', which counts" in doubt
+    talk(deployment, made)
+
+
+def test_an_output_of_a_size_that_the_data_decide_is_served_without_a_batch(deployment):
+    def build():
+        nodes = [node("Add", "x s", "s_out"), node("Identity", "s_out", "y"), node("NonZero", "s_out", "places")]
+        outputs = [("y", "fp32", ROW), ("s_out", "fp32", ROW), ("places", "int64", [2, "found"])]
+        return graph(nodes, [("x", "fp32", ROW), ("s", "fp32", ROW)], outputs)
+
+    text = deployment.load_error(bare("non_zero", build, (("s", "s_out"),)))
+    assert "output 'places' is [2, 4], which has no row for each of 1: leave it out of 'output'" in text
+    talk(deployment, bare("non_zero_left_out", build, (("s", "s_out"),), LISTED))
+    without_batch = dataclasses.replace(
+        bare("non_zero_without_batch", build, (("s", "s_out"),), WITHOUT_BATCH),
+        inputs=(Tensor("x", "fp32", (1, 4), (-9, 9)),),
+        outputs=(Tensor("y", "fp32", (1, 4)), Tensor("places", "int64", (2, -1))),
+        max_batch_size=0,
+    )
+    talk(deployment, without_batch)
+
+
+def test_a_state_whose_axes_are_in_another_order_than_the_model_takes_them_is_refused(deployment):
+    """An LSTM takes [layers, batch, size]."""
+    rng = np.random.default_rng(3)
+    weights = {"AXIS": np.array([0]), "AXES": np.array([0, 1]), "W": (1, 16, 4), "R": (1, 16, 4)}
+    weights = {
+        name: rng.standard_normal(value).astype(np.float32) if isinstance(value, tuple) else value
+        for name, value in weights.items()
+    }
+
+    def build():
+        nodes = [
+            node("Unsqueeze", "x AXIS", "step"),
+            node("LSTM", "step W R - - h c", "all h_out c_out", hidden_size=4),
+            node("Squeeze", "all AXES", "y"),
+        ]
+        state = ["batch", 1, 4]
+        inputs = [("x", "fp32", ROW), ("h", "fp32", state), ("c", "fp32", state)]
+        return graph(nodes, inputs, [("y", "fp32", ROW), ("h_out", "fp32", state), ("c_out", "fp32", state)], weights)
+
+    states = (("h", "h_out"), ("c", "c_out"))
+    text = deployment.load_error(bare("lstm_axes", build, states, "max_batch_size: 8"))
+    assert "2 rows cannot share a run" in text and "LSTM 'all'" in text
+    made = bare("lstm_axes_alone", build, states)
+    assert [line for line in warnings_of_load(deployment, made) if "each sequence runs alone" in line]
+    talk(deployment, made)
+
+
+@pytest.mark.parametrize("scheduling", ["", "sequence_batching { oldest { } }"], ids=["own", "oldest"])
+def test_a_growing_state_that_half_precision_cannot_hold_is_an_error_and_changes_nothing(deployment, scheduling):
+    def build():
+        nodes = [
+            node("Unsqueeze", "x AXIS", "column"),
+            node("Concat", "cache column", "cache_out", axis=2),
+            node("ReduceSum", "cache_out AXIS", "y", keepdims=0),
+        ]
+        return graph(
+            nodes,
+            [("x", "fp32", ROW), ("cache", "fp32", ["batch", 4, "past"])],
+            [("y", "fp32", ROW), ("cache_out", "fp32", ["batch", 4, "total"])],
+            {"AXIS": np.array([2])},
+        )
+
+    name = f"half_growing_{len(scheduling)}"
+    written = f"{parameter('store_states_as_fp16', '1')}\n{scheduling}"
+    model = deployment.serve(bare(name, build, (("cache", "cache_out"),), written))
+    client = deployment.connect()
+
+    def fed(value):
+        return {"x": np.full((1, 4), value, np.float32)}
+
+    assert client.step(model.name, 7, fed(60_000), start=True)["y"].tolist() == [[60_000.0] * 4]
+    with pytest.raises(InferenceServerException, match="'cache' has numbers above 65504"):
+        client.step(model.name, 7, fed(70_000))
+    assert client.step(model.name, 7, fed(32_000), end=True)["y"].tolist() == [[92_000.0] * 4]

@@ -450,6 +450,42 @@ def test_a_filter_that_reads_the_padding_of_shorter_rows_is_refused(deployment):
     assert "'y'" in deployment.load_error(made)
 
 
+def test_a_node_that_mixes_rows_is_refused_even_if_its_part_is_too_small_to_be_seen(deployment):
+    nodes = [node("Softmax", "x", "w", axis=0), node("Mul", "w TINY", "t"), node("Add", "x t", "y")]
+    weights = {"TINY": np.float32(1e-9)}
+    assert "Softmax 'w' takes a softmax over the batch" in deployment.load_error(
+        of_sequence("hidden_written", nodes, weights, "max_batch_size: 8")
+    )
+    served = deployment.serve(of_sequence("hidden", nodes, weights))
+    assert deployment.admin.get_model_config(served.name).config.max_batch_size == 1
+
+
+def test_a_loop_that_never_ends_on_random_data_holds_no_load_up(deployment):
+    """It ends when a row is larger than what random data have."""
+    body = helper.make_graph(
+        [
+            node("Add", "held ONE", "more"),
+            node("ReduceMax", "x", "largest", keepdims=0),
+            node("Less", "largest FAR", "goes_on"),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("was_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("held", TensorProto.FLOAT, None),
+        ],
+        [
+            helper.make_tensor_value_info("goes_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("more", TensorProto.FLOAT, None),
+        ],
+    )
+    nodes = [node("Loop", "- YES x", "y", body=body)]
+    weights = {"YES": np.bool_(True), "ONE": np.float32(1), "FAR": np.float32(1e9)}
+    served = deployment.serve(of_sequence("endless", nodes, weights))
+    (warning,) = [line for line in warnings_of_load(deployment, served) if "may change each other" in line]
+    assert "it runs longer than 10s" in warning
+
+
 def test_windows_of_fixed_length_are_named_because_they_may_lie_in_two_rows(deployment):
     nodes = [
         node("Shape", "x", "d"),
