@@ -73,6 +73,11 @@ impl FakeCuda {
         unsafe { (copied(1), copied(2)) }
     }
 
+    /// Bytes of pinned host memory that ONNX Runtime ever allocated.
+    fn pinned(&self) -> usize {
+        Self::number(&self.runtime, b"fake_cuda_pinned")
+    }
+
     /// Kernels that are loaded.
     fn modules(&self) -> usize {
         Self::number(&self.driver, b"fake_cuda_modules")
@@ -227,6 +232,45 @@ fn growing_states_stay_on_the_device() {
         model.unload();
         assert_eq!(cuda.used(), [0, 0], "everything was given back");
     }
+    triton.assert_clean();
+}
+
+#[test]
+fn nodes_that_copy_parameters_to_the_device_give_their_pinned_memory_back() {
+    let Some((triton, cuda)) = start() else { return };
+    let mut config = config(&[0], &[]);
+    let joined = json!({ "name": "JOINED", "data_type": "TYPE_FP32", "dims": [2 * onnx::JOINED] });
+    config["output"].as_array_mut().unwrap().push(joined);
+    let model = triton.load_on(Some(0), "delay", &config, &onnx::delay_with_concat()).unwrap();
+    let run = |count: u64| {
+        for _ in 0..count {
+            let answered = model.run(vec![request(7, START | END, &[1.0, 2.0])]);
+            assert_eq!(last(&answered[0]), [0.0, 0.0]);
+        }
+    };
+    run(100);
+    let before = cuda.pinned();
+    run(10_000);
+    assert_eq!(cuda.pinned(), before, "memory that a run pins is there for the next");
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn states_that_grow_take_memory_in_proportion() {
+    let Some((triton, cuda)) = start() else { return };
+    let model = load(&triton, &growing(&[])).unwrap();
+    let before = cuda.used()[0];
+    let longest = 2000;
+    for length in 1..=longest {
+        let flags = if length == 1 { START } else { 0 };
+        model.run(vec![request(7, flags, &vec![1.0; length * 64])]);
+    }
+    let state = longest * 64 * 4;
+    let used = cuda.used()[0] - before;
+    assert!(used < 12 * state, "{used} bytes for a state of {state}");
+    model.unload();
+    assert_eq!(cuda.used(), [0, 0], "everything was given back");
     triton.assert_clean();
 }
 

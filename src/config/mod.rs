@@ -44,7 +44,7 @@ pub use partial::{
     TakesIds, is_state_tensor,
 };
 pub use placement::{InstanceKind, Placement};
-pub use providers::{Options, Providers};
+pub use providers::{ARENA_EXTEND_STRATEGY, Options, Providers};
 pub use resolved::{Config, StatePair, TensorConfig};
 pub use scheduling::Strategy;
 pub use session_options::{GraphOptimization, SessionOptions};

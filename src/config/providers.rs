@@ -7,6 +7,7 @@ use super::cache_folder;
 use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
 use super::raw::{Accelerator, Accelerators};
+use super::session_options::ARENA_SHRINKAGE;
 
 /// The providers of instances on a GPU, with their options by ONNX Runtime's names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -20,6 +21,9 @@ pub struct Providers {
     /// Whether runs are replayed as CUDA graphs.
     pub cuda_graph: bool,
 }
+
+/// The CUDA option that says by how much the arena grows.
+pub const ARENA_EXTEND_STRATEGY: &str = "arena_extend_strategy";
 
 pub type Options = BTreeMap<String, String>;
 
@@ -74,7 +78,7 @@ const OURS: [(&str, &str); 5] = [
     ("has_user_compute_stream", "always"),
     ("user_compute_stream", "always"),
     ("enable_cuda_graph", "from the parameter 'enable_cuda_graph'"),
-    ("trt_cuda_graph_enable", "from the parameter 'enable_cuda_graph'"),
+    ("trt_cuda_graph_enable", "to 0, because TensorRT replays the first graph in every run"),
 ];
 
 const ACCELERATORS: &str = "optimization.execution_accelerators.gpu_execution_accelerator";
@@ -219,6 +223,15 @@ impl Given {
             let why = "'enable_cuda_graph' makes a graph for each number of rows that is listed there";
             return Err(ConfigError::MissingParameter { name: "warmup_batch_sizes", why: why.to_owned() });
         }
+        if self.cuda_graph && provider == Provider::TensorRt {
+            let allowed = "TensorRT replays the first graph in every run, whatever its tensors are: set it to '0', or 'ort_ep' to \
+                           'cuda'";
+            return Err(bad("enable_cuda_graph", "1", allowed));
+        }
+        if self.cuda_graph && parameters.text(ARENA_SHRINKAGE).is_some() {
+            let allowed = "it frees memory that CUDA graphs use: remove it, or set 'enable_cuda_graph' to '0'";
+            return Err(bad(ARENA_SHRINKAGE, parameters.text(ARENA_SHRINKAGE).unwrap_or_default(), allowed));
+        }
         if provider == Provider::Cuda {
             let names = self.caching.then_some("enable_trt_caching").into_iter();
             for name in names.chain(self.tensorrt.keys().map(String::as_str)) {
@@ -238,9 +251,6 @@ impl Given {
             set("trt_engine_cache_path", &dir);
             set("trt_timing_cache_enable", "1");
             set("trt_timing_cache_path", &dir);
-        }
-        if self.cuda_graph {
-            set("trt_cuda_graph_enable", "1");
         }
         Ok(Providers {
             tensorrt: (provider == Provider::TensorRt).then_some(tensorrt),
@@ -373,7 +383,10 @@ mod tests {
         refused(&[("use_tf32", "1")], &[("cuda", &[("use_tf32", "0")])], &["use_tf32", "'0'", "given twice", "'1'"]);
         refused(&[("ort_ep", "cuda")], &[("tensorrt", &[])], &["tensorrt", "ort_ep", "cuda"]);
         refused(&[("trt_cache_dir", "here")], &[], &["trt_cache_dir", "here", "absolute"]);
-        refused(&[("trt_cuda_graph_enable", "1")], &[], &["trt_cuda_graph_enable", "parameter 'enable_cuda_graph'"]);
+        refused(&[("trt_cuda_graph_enable", "1")], &[], &["trt_cuda_graph_enable", "TensorRT replays the first graph"]);
+        refused(&[("ort_ep", "trt"), ("enable_cuda_graph", "1")], &[], &["'enable_cuda_graph'", "the first graph"]);
+        let shrinks = [("enable_cuda_graph", "1"), ("memory.enable_memory_arena_shrinkage", "gpu:0")];
+        refused(&shrinks, &[], &["memory.enable_memory_arena_shrinkage", "gpu:0", "CUDA graphs"]);
         refused(
             &[],
             &[("cuda", &[("enable_cuda_graph", "1")])],

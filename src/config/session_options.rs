@@ -7,6 +7,9 @@ use super::error::ConfigError;
 use super::parameters::{Parameters, bad};
 use super::raw::Optimization;
 
+/// The parameter for arenas that shrink.
+pub(super) const ARENA_SHRINKAGE: &str = "memory.enable_memory_arena_shrinkage";
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionOptions {
     /// Threads that work on one operator; 0 for one per core. The default is 1 (the onnxruntime backend's is 0),
@@ -63,15 +66,11 @@ impl SessionOptions {
             }
         };
         check_accelerators(optimization)?;
-        let arena_shrinkage = parameters.text("memory.enable_memory_arena_shrinkage").map(str::to_owned);
+        let arena_shrinkage = parameters.text(ARENA_SHRINKAGE).map(str::to_owned);
         if let Some(arenas) =
             arena_shrinkage.as_deref().filter(|arenas| !arenas.split(';').all(|arena| arena.contains(':')))
         {
-            return Err(bad(
-                "memory.enable_memory_arena_shrinkage",
-                arenas,
-                "arenas such as 'cpu:0', separated by ';', are expected",
-            ));
+            return Err(bad(ARENA_SHRINKAGE, arenas, "arenas such as 'cpu:0', separated by ';', are expected"));
         }
         let mem_arena = parameters.switch("enable_mem_arena", true)?;
         Ok(Self {

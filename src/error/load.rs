@@ -76,6 +76,12 @@ pub enum LoadError {
         "parameter 'enable_cuda_graph' is '1', but a graph replays the same tensors each time, and {0}; set it to '0'"
     )]
     CudaGraph(String),
+    /// ONNX Runtime has no numbers for graphs.
+    #[error(
+        "parameter 'enable_cuda_graph' is '1', but ONNX Runtime {0} has one graph for all runs: use 1.18 or newer, or set it to \
+         '0'"
+    )]
+    OneCudaGraph(String),
     /// Rows that share a run with padded states get other values.
     #[error("parameter 'growing_padding' is '{side}', but {why}; try the other side, or leave the parameter out")]
     GrowingPadding { side: PaddingSide, why: String },
@@ -130,6 +136,7 @@ impl LoadError {
             | Self::Open(OpenError::ProviderOptions { .. })
             | Self::NoDefaultCandidates { .. }
             | Self::CudaGraph(_)
+            | Self::OneCudaGraph(_)
             | Self::GrowingPadding { .. }
             | Self::RowsMix { .. }
             | Self::NoRows { .. } => Code::InvalidArg,

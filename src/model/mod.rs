@@ -121,6 +121,9 @@ impl Model {
             // stateful_backend makes graphs of full batches.
             config.warmup_batch_sizes.push(config.max_rows_per_run);
         }
+        if sessions.providers().cuda_graph && !library.has_graph_ids() {
+            return Err(LoadError::OneCudaGraph(library.version().to_owned()));
+        }
         if let Some(why) = binding.unfit_for_graphs().filter(|_| sessions.providers().cuda_graph) {
             return Err(LoadError::CudaGraph(why));
         }

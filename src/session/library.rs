@@ -88,6 +88,11 @@ impl Library {
         ort::info()
     }
 
+    /// Whether runs may have CUDA graphs of their own: ONNX Runtime 1.18 brought `gpu_graph_id`.
+    pub fn has_graph_ids(&self) -> bool {
+        is_at_least(&self.version, [1, 18])
+    }
+
     /// The version, such as `1.31.1`.
     pub fn version(&self) -> &str {
         &self.version
@@ -131,6 +136,12 @@ impl Library {
         let version = version(&path).unwrap_or_else(|| "unknown".to_owned());
         Ok(Self { environment, path, version })
     }
+}
+
+/// Whether a version, such as `1.31.1`, is this one or newer. One that can't be read is older.
+fn is_at_least(version: &str, wanted: [u32; 2]) -> bool {
+    let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+    [parts.next().unwrap_or(0), parts.next().unwrap_or(0)] >= wanted
 }
 
 /// The version of the library at `path`, which is loaded.
@@ -211,6 +222,15 @@ mod tests {
             std::fs::write(dir.join(file), "").unwrap();
         }
         dir
+    }
+
+    #[test]
+    fn versions_are_compared_by_number() {
+        for (version, is_new) in
+            [("1.17.3", false), ("1.18.0", true), ("1.9", false), ("2.0.0", true), ("unknown", false)]
+        {
+            assert_eq!(is_at_least(version, [1, 18]), is_new, "{version}");
+        }
     }
 
     #[test]

@@ -245,13 +245,15 @@ impl RunOptions {
         if let Some(arenas) = &options.arena_shrinkage {
             entries.push((c"memory.enable_memory_arena_shrinkage", arenas.clone()));
         }
-        if let Provider::Gpu { providers, .. } = provider {
-            // The step waits itself, after the copies of the outputs.
+        if let Provider::Gpu { providers, .. } = provider
+            && providers.cuda_graph
+        {
+            const NO_GRAPH: i32 = -1;
+            entries.push((c"gpu_graph_id", graph.unwrap_or(NO_GRAPH).to_string()));
+            // At the end of a run that it synchronises, ONNX Runtime frees the pinned memory from which nodes such as Concat
+            // copied their parameters; a graph copies from there again. Without graphs, the run has to end so: else that
+            // memory stays allocated.
             entries.push((c"disable_synchronize_execution_providers", "1".to_owned()));
-            if providers.cuda_graph {
-                const NO_GRAPH: i32 = -1;
-                entries.push((c"gpu_graph_id", graph.unwrap_or(NO_GRAPH).to_string()));
-            }
         }
         let mut made = Self(ptr::null_mut());
         if entries.is_empty() {

@@ -33,7 +33,7 @@ pub fn append(builder: &mut SessionBuilder, stream: &OwnedStream, providers: &Pr
         tensorrt.append(builder, stream)?;
     }
     let mut options = with_device(&providers.cuda, device);
-    if providers.cuda_graph && providers.tensorrt.is_none() {
+    if providers.cuda_graph {
         options.insert("enable_cuda_graph".to_owned(), "1".to_owned());
     }
     let cuda = ProviderOptions::of(cuda_functions(), device)?;

@@ -72,6 +72,7 @@ static void do_work(const Work *work) {
     case FILL: memset(work->to, work->value, work->bytes); break;
     case MOVE_ROWS: triton_stateful_emulate_move_rows(work->from, work->value, work->bytes); break;
     case FREE: free_now(work->to); break;
+    case CALL: work->call(work->to); break;
     case REPLAY:
         for (size_t i = 0; i < work->graph->count; i++) do_work(&work->graph->work[i]);
         break;

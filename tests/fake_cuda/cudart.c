@@ -13,10 +13,12 @@
 
 enum { SUCCESS = 0, HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
 
-static size_t copied[5], captures, launches;
+static size_t copied[5], captures, launches, pinned;
 
 // Bytes that were copied in a direction: cudaMemcpyKind.
 size_t fake_cuda_copied(int kind) { return copied[kind]; }
+// Bytes of pinned host memory that were ever allocated.
+size_t fake_cuda_pinned(void) { return pinned; }
 size_t fake_cuda_captures(void) { return captures; }
 size_t fake_cuda_graph_launches(void) { return launches; }
 
@@ -48,6 +50,7 @@ int cudaMalloc(void **memory, size_t bytes) { return fake_cuda_allocate(memory, 
 int cudaFree(void *memory) { fake_cuda_free(memory); return SUCCESS; }
 int cudaHostAlloc(void **memory, size_t bytes, unsigned flags) {
     (void)flags;
+    __atomic_fetch_add(&pinned, bytes, __ATOMIC_RELAXED);
     *memory = malloc(bytes);
     return *memory == NULL;
 }
@@ -70,6 +73,10 @@ int cudaStreamCreate(void **stream) { return cudaStreamCreateWithFlags(stream, 0
 int cudaStreamDestroy(void *stream) { return fake_cuda_close_stream(stream); }
 int cudaStreamSynchronize(void *stream) { return fake_cuda_wait(stream); }
 int cudaDeviceSynchronize(void) { fake_cuda_wait_for_all(); return SUCCESS; }
+
+int cudaLaunchHostFunc(void *stream, void (*call)(void *), void *data) {
+    return fake_cuda_enqueue(stream, (Work){.kind = CALL, .call = call, .to = data});
+}
 
 static char event;
 int cudaEventCreateWithFlags(void **made, unsigned flags) { (void)flags; *made = &event; return SUCCESS; }

@@ -8,14 +8,15 @@ enum { GPUS = 2 };
 
 typedef struct Graph Graph;
 
-// COPY, FILL (with `value`), MOVE_ROWS (a table of `value` moves and `bytes` tiles), FREE, REPLAY.
+// COPY, FILL (with `value`), MOVE_ROWS (a table of `value` moves and `bytes` tiles), FREE, REPLAY, CALL (`call` with `to`).
 typedef struct {
-    enum { COPY, FILL, MOVE_ROWS, FREE, REPLAY } kind;
+    enum { COPY, FILL, MOVE_ROWS, FREE, REPLAY, CALL } kind;
     void *to;
     const void *from;
     size_t bytes;
     unsigned value;
     const Graph *graph;
+    void (*call)(void *);
 } Work;
 
 struct Graph { Work work[256]; size_t count; };

@@ -8,6 +8,9 @@
 //!
 //! [`shifted_sum`]: `SUM = SUM_IN + VALUE + SHIFT`, where SHIFT is one for the whole batch.
 
+/// Tensors that [`delay_with_concat`] joins: more than a kernel takes as its arguments.
+pub const JOINED: usize = 40;
+
 /// Data types as ONNX numbers them.
 const FLOAT: u64 = 1;
 const INT64: u64 = 7;
@@ -78,6 +81,20 @@ pub fn delay(grows: bool) -> Vec<u8> {
     let info = |name: &str| if grows { open_info(name, FLOAT) } else { info(name, FLOAT, 2) };
     let nodes = [node("Identity", &["HELD_IN"], "LAST"), node("Identity", &["VALUE"], "HELD_OUT")];
     model("delay", &nodes, &[info("VALUE"), info("HELD_IN")], &[info("LAST"), info("HELD_OUT")], &[])
+}
+
+/// The model with rows of two columns, and an output JOINED of `2 * JOINED` columns, for which ONNX Runtime's CUDA provider
+/// copies addresses to the device.
+pub fn delay_with_concat() -> Vec<u8> {
+    let axis = [text(1, "axis"), number(3, 1), number(20, 2)].concat();
+    let nodes = [
+        node("Identity", &["HELD_IN"], "LAST"),
+        node("Identity", &["VALUE"], "HELD_OUT"),
+        [node("Concat", &["VALUE"; JOINED], "JOINED"), bytes(5, &axis)].concat(),
+    ];
+    let inputs = [info("VALUE", FLOAT, 2), info("HELD_IN", FLOAT, 2)];
+    let outputs = [info("LAST", FLOAT, 2), info("HELD_OUT", FLOAT, 2), info("JOINED", FLOAT, 2 * JOINED as u64)];
+    model("delay", &nodes, &inputs, &outputs, &[])
 }
 
 /// The model with rows of two strings.
