@@ -64,9 +64,10 @@ pub fn sequences(bytes: &[u8]) {
         1 => (Clients::BreakRules, Sending::OnSeveralConnections),
         _ => (Clients::BreakRules, Sending::Ahead),
     };
+    let starts_fail = first >= 128;
     let mut choices = Choices(bytes);
     let ops = std::iter::from_fn(|| (!choices.0.is_empty()).then(|| op(&mut choices, sending)));
-    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients, first >= 128);
+    play(ops.take(OPS_MAX).collect(), 1 + usize::from(first) / 3 % 4, clients, starts_fail);
 }
 
 /// How clients send their requests.

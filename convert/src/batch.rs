@@ -301,7 +301,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
         why: "takes one scale over all rows, so rows would change each other's answers".to_owned(),
         help: HELP.to_owned(),
         hint: None,
-        mixes: true,
+        mixes: false,
     }));
     Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }

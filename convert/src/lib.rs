@@ -51,5 +51,5 @@ pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights
 pub use graph::SCALES_AT_RUN_TIME;
 pub use pairs::{crossed_states, pairs};
 pub use report::Pair;
-pub use rows::{InTheWay, OutputAxis, passes_on_rows, rows_meet_others, rows_stay_apart};
+pub use rows::{OutputAxis, RowsInGraph, passes_on_rows, rows_meet_others, rows_stay_apart};
 pub use time::{Hint, Refusal, Refusals};

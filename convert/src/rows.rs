@@ -7,11 +7,11 @@ use bytes::Bytes;
 
 use crate::analysis::{InputAxis, attempt};
 use crate::convert::{Prepared, prepared};
-use crate::graph::{is_recurrent, producers, required_inputs};
+use crate::graph::{is_recurrent, producers, prune, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::onnx::{Dim, opset};
-use crate::time::{Cut, Place};
+use crate::time::{Cut, Place, Refusal};
 
 /// Rows and other open dimensions: two lengths with many divisors, neither a multiple of the other.
 pub const ROWS: i64 = 120;
@@ -25,19 +25,15 @@ pub struct OutputAxis {
     pub axis: usize,
 }
 
-/// A node that isn't known to keep the rows of a batch apart.
+/// What a graph says of the rows of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InTheWay {
-    /// Which node, and why.
-    pub why: String,
-    /// Whether it brings rows together whatever their values are.
-    pub mixes: bool,
-}
-
-impl From<String> for InTheWay {
-    fn from(why: String) -> Self {
-        Self { why, mixes: false }
-    }
+pub enum RowsInGraph {
+    /// Each row is computed from that row alone.
+    Apart,
+    /// This node always combines rows, such as a softmax over the batch.
+    Mixed(String),
+    /// This node isn't known to keep rows apart.
+    Unproven(String),
 }
 
 /// The first node that passes a state from one row of a batch to the next, such as an LSTM that gets the batch where it
@@ -71,24 +67,31 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
     producers(&graph).get(name).map(|&index| described(&graph.node[index]))
 }
 
-/// Whether the graph says that each row of a batch is computed from that row alone; if not, which node is in the way, and
-/// why. `rows` and `outputs` are the axes that have the batch. An operator that isn't known is in the way, too.
-pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Result<(), InTheWay> {
-    let Prepared { model, graph, .. } = prepared(bytes).map_err(|_| "the graph can't be read".to_owned())?;
+/// Whether each row of a batch is computed from that row alone; if not, the first node in the way. `rows` and `outputs` are
+/// the axes that have the batch. Nodes that no tensor of `fetched` needs aren't looked at. An operator that isn't known is
+/// in the way, too.
+pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis], fetched: &[&str]) -> RowsInGraph {
+    let Ok(Prepared { model, mut graph, .. }) = prepared(bytes) else {
+        return RowsInGraph::Unproven("the graph can't be read".to_owned());
+    };
+    graph.output.retain(|output| fetched.contains(&output.name()));
+    prune(&mut graph);
     let followed = crate::batch::rows(&graph, opset(&model), rows);
     // With a length that the window of a node divides, each window lies in one row; with another length it may not.
-    let places =
-        followed.and_then(|_| crate::batch::rows_of_odd_lengths(&graph, opset(&model), rows)).map_err(|refusal| {
-            let why = format!("{} '{}' {}", refusal.operator, refusal.node, refusal.why);
-            InTheWay { why, mixes: refusal.mixes }
-        })?;
+    let places = match followed.and_then(|_| crate::batch::rows_of_odd_lengths(&graph, opset(&model), rows)) {
+        Ok(places) => places,
+        Err(Refusal { node, operator, why, mixes, .. }) => {
+            let why = format!("{operator} '{node}' {why}");
+            return if mixes { RowsInGraph::Mixed(why) } else { RowsInGraph::Unproven(why) };
+        }
+    };
     let is_elsewhere = |of: &&OutputAxis| match places.get(&of.output) {
         Some(Place::At(layout)) => layout.axis != of.axis || !layout.is_clean(),
         _ => true,
     };
-    let elsewhere = outputs.iter().find(is_elsewhere);
-    elsewhere
-        .map_or(Ok(()), |of| Err(format!("output '{}' doesn't have the rows on axis {}", of.output, of.axis).into()))
+    outputs.iter().find(is_elsewhere).map_or(RowsInGraph::Apart, |of| {
+        RowsInGraph::Unproven(format!("output '{}' doesn't have the rows on axis {}", of.output, of.axis))
+    })
 }
 
 /// The shapes where the batch has this length, and each other open dimension another.

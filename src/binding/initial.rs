@@ -151,8 +151,7 @@ impl Value<'_> {
             let elements = values.iter().collect();
             return Ok(Initial { dims, content: InitialContent::Strings(elements) });
         }
-        let elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Initial { dims, content: InitialContent::Bytes(elements.concat()) })
+        Ok(Initial { dims, content: InitialContent::Bytes(self.elements(values)?) })
     }
 
     fn read_array(
@@ -198,9 +197,10 @@ impl Value<'_> {
         if self.data_type == DataType::Bytes || values.len() >= wanted {
             return self.read_list(dims, &values);
         }
-        let mut elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?.concat();
-        elements.extend(self.repeated(&self.element("0")?, wanted - values.len())?);
-        Ok(Initial { dims: dims.to_vec(), content: InitialContent::Bytes(elements) })
+        let given = self.elements(&values)?;
+        let mut bytes = self.repeated(&self.element("0")?, wanted)?;
+        bytes[..given.len()].copy_from_slice(&given);
+        Ok(Initial { dims: dims.to_vec(), content: InitialContent::Bytes(bytes) })
     }
 
     fn fill(&self, dims: &[i64], value: &str) -> Result<Initial, BindingError> {
@@ -209,7 +209,9 @@ impl Value<'_> {
             self.error(format!("'{value}' does not say how long the open dimension of {dims} is: list the elements"))
         })?;
         let content = match self.data_type {
-            DataType::Bytes => InitialContent::Strings(std::iter::repeat_n(value, count).collect()),
+            DataType::Bytes => InitialContent::Strings(
+                Strings::repeated(value.as_bytes(), count).map_err(|error| self.error(error.to_string()))?,
+            ),
             _ => InitialContent::Bytes(self.repeated(&self.element(value)?, count)?),
         };
         Ok(Initial { dims: dims.to_vec(), content })
@@ -221,6 +223,11 @@ impl Value<'_> {
         let mut bytes = room.map_err(|error| self.error(error.to_string()))?;
         (0..count).for_each(|_| bytes.extend_from_slice(element));
         Ok(bytes)
+    }
+
+    fn elements(&self, values: &[String]) -> Result<Vec<u8>, BindingError> {
+        let elements = values.iter().map(|value| self.element(value)).collect::<Result<Vec<_>, _>>()?;
+        Ok(elements.concat())
     }
 
     fn element(&self, value: &str) -> Result<Vec<u8>, BindingError> {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use prost::bytes::Bytes;
 use stateful_convert::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple as OfInput};
-use stateful_convert::{InTheWay, InputAxis, OutputAxis, Pair, crossed_states, passes_on_rows, rows_stay_apart};
+use stateful_convert::{InputAxis, OutputAxis, Pair, RowsInGraph, crossed_states, passes_on_rows, rows_stay_apart};
 
 use super::{Binding, BindingError, BoundInput, BoundOutput, BoundState, Source, StepsMultiple};
 use crate::config::{DeclaredState, StatePairs, States, parameter_line};
@@ -85,11 +85,13 @@ impl Binding {
 
     /// Whether the graph proves that rows don't change each other's results; if not, which node is in the way. `model` is
     /// the ONNX file.
-    pub fn rows_in_graph(&self, model: Bytes) -> Result<(), InTheWay> {
+    pub fn rows_in_graph(&self, model: Bytes) -> RowsInGraph {
         if let Some(input) = self.inputs.iter().find(|input| input.is_padded()) {
-            return Err(format!("shorter rows of '{}' are filled up ('padded_inputs')", input.name).into());
+            let why = format!("shorter rows of '{}' are filled up ('padded_inputs')", input.name);
+            return RowsInGraph::Unproven(why);
         }
-        rows_stay_apart(model, &self.row_axes(), &self.output_axes())
+        let fetched: Vec<&str> = self.outputs.iter().map(|output| output.name.as_str()).collect();
+        rows_stay_apart(model, &self.row_axes(), &self.output_axes(), &fetched)
     }
 
     /// Which axes of the inputs have the batch.

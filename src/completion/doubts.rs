@@ -1,8 +1,8 @@
-//! Doubts about what is written and served as it is: a `control_input` that the model doesn't have beside an input that
-//! nothing feeds, one whose kind or values its name contradicts, and a state with two initial values.
+//! Warnings about configurations that are probably mistakes: a misspelt control input, one whose name contradicts its kind
+//! or its values, and two initial values for one state. Each is served as it is written.
 
 use crate::config::{Control, ControlKind, PartialConfig, StatePair, States};
-use crate::session::Signature;
+use crate::session::{Signature, TensorInfo};
 
 const OF_START: &[&str] = &["start", "starts", "begin", "begins", "first", "init", "initial", "reset", "new", "bos"];
 const OF_END: &[&str] = &["end", "ends", "last", "final", "finish", "stop", "eos"];
@@ -14,21 +14,20 @@ const OF_OTHERS: &[&str] = &["not", "no", "non", "keep", "carry", "continue", "c
 pub fn warnings(config: &PartialConfig, signature: &Signature, pairs: &[StatePair]) -> Vec<String> {
     let names = signature.input_names();
     let is_input = |control: &&Control| names.contains(&control.name.as_str());
-    let doubtful = config.controls().iter().filter(is_input).flat_map(of_name);
-    let unfed = unfed_default(config, signature, pairs);
+    let doubtful = config.controls().iter().filter(is_input).filter_map(contradiction);
+    let unfed = unfed_defaults(config, signature, pairs);
     let misspelt = config.controls().iter().filter(|control| !is_input(control)).filter_map(|control| {
-        unfed.map(|input| {
-            format!(
-                "control_input '{}' is no input of the model, so the model doesn't get it, and nothing feeds the model's \
-                 input '{input}', which keeps its initializer's value: correct the name if it is meant for that",
-                control.name
-            )
-        })
+        let input = unfed.iter().find(|name| are_alike(name, &control.name))?;
+        Some(format!(
+            "control_input '{}' is ignored, because the model has no such input; if '{input}' is meant, which now keeps its \
+             default, correct the name",
+            control.name
+        ))
     });
     doubtful.chain(misspelt).chain(two_initial_values(&config.states)).collect()
 }
 
-/// Warns of states with an `initial_state` and an entry of `initial_states`.
+/// Warns of the first state with an `initial_state` and an entry of `initial_states`.
 fn two_initial_values(states: &States) -> Option<String> {
     let is_declared =
         |name: &str| states.declared.iter().any(|state| state.pair.input == name && state.initial.is_some());
@@ -39,19 +38,25 @@ fn two_initial_values(states: &States) -> Option<String> {
     ))
 }
 
-/// An input with an initializer that is no state, and that the configuration doesn't name.
-fn unfed_default<'a>(config: &PartialConfig, signature: &'a Signature, pairs: &[StatePair]) -> Option<&'a str> {
+/// The inputs with an initializer that nothing feeds and that have the dims of a control.
+fn unfed_defaults<'a>(config: &PartialConfig, signature: &'a Signature, pairs: &[StatePair]) -> Vec<&'a str> {
     let taken = config.taken();
     let is_fed = |name: &str| {
         taken.contains(&name)
             || config.inputs.iter().any(|input| input.name == name)
             || pairs.iter().any(|pair| pair.input == name)
     };
-    signature.defaults.iter().map(|info| info.name.as_str()).find(|name| !is_fed(name))
+    let may_be_control = |info: &&TensorInfo| info.dims.len() <= 2 && info.dims.get(1).is_none_or(|&dim| dim == 1);
+    let unfed = signature.defaults.iter().filter(may_be_control).map(|info| info.name.as_str());
+    unfed.filter(|name| !is_fed(name)).collect()
 }
 
-/// What the name of a control input says against its kind and its values.
-fn of_name(control: &Control) -> Option<String> {
+fn are_alike(one: &str, other: &str) -> bool {
+    strsim::normalized_damerau_levenshtein(&one.to_lowercase(), &other.to_lowercase()) >= 0.5
+}
+
+/// Warns if a control's name contradicts its kind or its values.
+fn contradiction(control: &Control) -> Option<String> {
     let (own, other, values, kind) = match control.kind {
         ControlKind::Start(values) => (OF_START, Some((OF_END, "CONTROL_SEQUENCE_END")), values, "first"),
         ControlKind::End(values) => (OF_END, Some((OF_START, "CONTROL_SEQUENCE_START")), values, "last"),
@@ -70,32 +75,32 @@ fn of_name(control: &Control) -> Option<String> {
              correct its kind if it is"
         ));
     }
-    let where_true =
-        if other.is_some() { format!("the {kind} request of a sequence") } else { "each request".to_owned() };
-    (values.yes == 0.0 && values.no != 0.0 && !has(OF_OTHERS)).then(|| {
-        format!(
-            "control_input '{name}' is 0 in {where_true} and {} elsewhere: the value for false comes first, so write the \
-             two in the other order if that is wrong",
-            values.no
-        )
-    })
+    if values.yes != 0.0 || values.no == 0.0 || has(OF_OTHERS) {
+        return None;
+    }
+    let (is_true, is_false) = match control.kind {
+        ControlKind::Ready(_) => ("rows with a request".to_owned(), "for padding"),
+        _ => (format!("the {kind} request of a sequence"), "in the others"),
+    };
+    Some(format!(
+        "control_input '{name}' is 0 for {is_true} and {} {is_false}: the first of the two values is the one for false, so \
+         swap them if that is wrong",
+        values.no
+    ))
 }
 
-/// The words of a name, in small letters: `seqStart_1` has `seq`, `start` and `1`.
+/// The words of a name, in small letters: `seqStart_1` has `seq` and `start`.
 fn words(name: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
+    let mut spaced = String::new();
     let mut was_lower = false;
     for letter in name.chars() {
-        let begins = !letter.is_alphanumeric() || (was_lower && letter.is_uppercase());
-        if begins {
-            words.push(String::new());
-        }
-        if letter.is_alphanumeric() {
-            words.last_mut().expect("there is one").extend(letter.to_lowercase());
+        if was_lower && letter.is_uppercase() {
+            spaced.push(' ');
         }
         was_lower = letter.is_lowercase();
+        spaced.extend(letter.to_lowercase());
     }
-    words
+    spaced.split(|letter: char| !letter.is_alphabetic()).filter(|word| !word.is_empty()).map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -105,25 +110,25 @@ mod tests {
 
     #[test]
     fn a_name_is_taken_apart_into_words() {
-        assert_eq!(words("seqStart_1"), ["seq", "start", "1"]);
+        assert_eq!(words("seqStart_1"), ["seq", "start"]);
         assert_eq!(words("START"), ["start"]);
     }
 
     #[test]
     fn names_that_say_nothing_or_the_same_raise_no_doubt() {
         let (usual, inverted) = (FalseTrue { no: 0.0, yes: 1.0 }, FalseTrue { no: 1.0, yes: 0.0 });
-        let doubt = |name: &str, kind| of_name(&Control { name: name.to_owned(), kind });
+        let doubt = |name: &str, kind| contradiction(&Control { name: name.to_owned(), kind });
         for name in ["START", "c", "is_first", "start_end"] {
             assert_eq!(doubt(name, ControlKind::Start(usual)), None);
         }
-        for name in ["not_start", "keepState", "mask"] {
+        for name in ["not_start", "keepState", "keep1", "mask"] {
             assert_eq!(doubt(name, ControlKind::Start(inverted)), None);
         }
         for (name, kind, said) in [
             ("END", ControlKind::Start(usual), "'END' is true in the first request of a sequence"),
             ("reset", ControlKind::End(usual), "CONTROL_SEQUENCE_START may be meant"),
-            ("START", ControlKind::Start(inverted), "is 0 in the first request of a sequence and 1 elsewhere"),
-            ("READY", ControlKind::Ready(inverted), "is 0 in each request"),
+            ("START", ControlKind::Start(inverted), "is 0 for the first request of a sequence and 1 in the others"),
+            ("READY", ControlKind::Ready(inverted), "is 0 for rows with a request and 1 for padding"),
         ] {
             assert!(doubt(name, kind).is_some_and(|doubt| doubt.contains(said)), "{name}");
         }

@@ -92,12 +92,12 @@ pub enum LoadError {
          parameter 'trust_batch' of true serves it as it is"
     )]
     RowsMix { why: String },
-    /// An output isn't one row for each row of a run.
+    /// An output doesn't have one row for each row of a run.
     #[error(
-        "in a run of one row of random data, the model's output {why}: leave it out of 'output', or write 'max_batch_size: \
-         0' and list all of the model's dims; parameter 'trust_batch' of true serves it as it is"
+        "with random data, the model's output {why}; leave it out of 'output', or write 'max_batch_size: 0' and list all of \
+         the model's dims; parameter 'trust_batch' of true serves it as it is"
     )]
-    NoRows { why: String },
+    MissingRows { why: String },
     /// An instance of a kind that the model's configuration does not have.
     #[error("model '{model}' has no instances on the {kind}")]
     NoSite { model: String, kind: String },
@@ -139,7 +139,7 @@ impl LoadError {
             | Self::OneCudaGraph(_)
             | Self::GrowingPadding { .. }
             | Self::RowsMix { .. }
-            | Self::NoRows { .. } => Code::InvalidArg,
+            | Self::MissingRows { .. } => Code::InvalidArg,
             Self::Server(_) | Self::NoRequestParameters => Code::Unsupported,
             Self::Reaper(_) | Self::Worker(_) => Code::Unavailable,
             Self::PoolAtLoad { source: error, .. } | Self::Memory(error) => memory_code(error),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use stateful_convert::InTheWay;
+use stateful_convert::RowsInGraph;
 
 use super::{InitialStep, LoadedInitialModel};
 use crate::binding::{Binding, InitialModel, StateApi};
@@ -76,8 +76,8 @@ impl Prepared {
                 Some("rows: run one by one, because they would change each other's results".to_owned());
             prepared.plan.warnings.push(format!(
                 "each sequence runs alone, because those that share a run would change each other's answers: {why}; to let \
-                 them share runs, export the model so that it treats its rows one by one; parameter 'trust_batch' of true \
-                 lets them share runs as it is"
+                 them share runs, export the model so that it treats its rows one by one, or set parameter 'trust_batch' to \
+                 true to serve it as it is"
             ));
         } else {
             return Err(LoadError::RowsMix { why });
@@ -94,10 +94,10 @@ impl Prepared {
         let graph = conversion::read(model)?;
         let weights = conversion::byte_len(model, &graph);
         let in_graph = match &self.plan.batch_scale {
-            Some(scale) => Err(format!("{scale} takes one scale over all rows").into()),
+            Some(scale) => RowsInGraph::Unproven(format!("{scale} takes one scale over all rows")),
             None => self.binding.rows_in_graph(graph),
         };
-        if in_graph.is_ok() && weights > MOST_BYTES_TO_RUN {
+        if in_graph == RowsInGraph::Apart && weights > MOST_BYTES_TO_RUN {
             self.plan.rows = Some("rows: proved apart (graph)".to_owned());
             return Ok(None);
         }
@@ -106,16 +106,15 @@ impl Prepared {
             Err(error) => Rows::Unknown(error.to_string()),
         };
         self.plan.rows = Some(match (rows, in_graph) {
-            (Rows::Apart, Ok(())) => "rows: proved apart (graph, random data)".to_owned(),
-            (Rows::Unknown(_), Ok(())) => "rows: proved apart (graph)".to_owned(),
-            (Rows::Differ(why), Ok(())) => {
-                format!("rows: proved apart (graph); random data differ, so the model amplifies rounding: {why}")
+            (Rows::Apart, RowsInGraph::Apart) => "rows: proved apart (graph, random data)".to_owned(),
+            (Rows::Unknown(_), RowsInGraph::Apart) => "rows: proved apart (graph)".to_owned(),
+            (Rows::Rounded(why), RowsInGraph::Apart) => {
+                format!("rows: proved apart (graph); the model amplifies rounding: {why}")
             }
-            (Rows::Apart | Rows::Unknown(_), Err(InTheWay { why, mixes: true })) => return Ok(Some(why)),
-            (Rows::Apart, Err(InTheWay { why: node, .. })) => {
+            (Rows::Apart, RowsInGraph::Unproven(node)) => {
                 format!("rows: apart in runs of random data; the graph doesn't prove it: {node}")
             }
-            (Rows::Unknown(why), Err(InTheWay { why: node, .. })) => {
+            (Rows::Unknown(why), RowsInGraph::Unproven(node)) => {
                 self.plan.warnings.push(format!(
                     "sequences that share a run may change each other's answers: {node}, and random data can't show it: \
                      {why}; compare the answers of several sequences at once with those of each alone, and write \
@@ -123,10 +122,16 @@ impl Prepared {
                 ));
                 "rows: not known to be apart".to_owned()
             }
-            (Rows::Missing(why), _) if !self.config.trust_batch => return Err(LoadError::NoRows { why }),
-            (Rows::Missing(why), _) => format!("rows: missing, as 'trust_batch' allows: {why}"),
-            (Rows::Mixed(why) | Rows::Differ(why), in_graph) => {
-                return Ok(Some(in_graph.map_or_else(|node| [&why, "; ", &node.why].concat(), |()| why.clone())));
+            (Rows::Missing(why), _) if self.config.trust_batch => {
+                self.plan.warnings.push(format!("requests can fail, as 'trust_batch' allows: the output {why}"));
+                "rows: missing in an output".to_owned()
+            }
+            (Rows::Missing(why), _) => return Err(LoadError::MissingRows { why }),
+            (Rows::Mixed(why), RowsInGraph::Apart) | (Rows::Apart | Rows::Unknown(_), RowsInGraph::Mixed(why)) => {
+                return Ok(Some(why));
+            }
+            (Rows::Mixed(why) | Rows::Rounded(why), RowsInGraph::Mixed(node) | RowsInGraph::Unproven(node)) => {
+                return Ok(Some(format!("{why}; {node}")));
             }
         });
         Ok(None)

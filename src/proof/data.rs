@@ -52,26 +52,16 @@ pub fn random(data_type: DataType, count: usize, scale: Scale, seed: &[usize]) -
     for index in 0..count {
         state = mixed(state);
         let value = scale.scaled((state >> 11) as f64 / (1_u64 << 52) as f64 - 1.0, index);
-        let from = bytes.len();
-        bytes.resize(from + data_type.byte_size().unwrap_or(0), 0);
-        let element = &mut bytes[from..];
-        if is_float(data_type) {
-            write(data_type, value, element);
-        } else if scale != Scale::Zero {
-            element.copy_from_slice(&u64::to_le_bytes(state >> 63)[..element.len()]);
+        match data_type {
+            DataType::Fp64 => bytes.extend(value.to_ne_bytes()),
+            DataType::Fp32 => bytes.extend((value as f32).to_ne_bytes()),
+            DataType::Fp16 => bytes.extend(half::f16::from_f64(value).to_ne_bytes()),
+            DataType::Bf16 => bytes.extend(half::bf16::from_f64(value).to_ne_bytes()),
+            _ if scale == Scale::Zero => bytes.extend(&[0; 8][..data_type.byte_size().unwrap_or(0)]),
+            _ => bytes.extend(&u64::to_le_bytes(state >> 63)[..data_type.byte_size().unwrap_or(0)]),
         }
     }
     bytes
-}
-
-/// Writes a number as an element of a type of floating point.
-fn write(data_type: DataType, value: f64, element: &mut [u8]) {
-    match data_type {
-        DataType::Fp64 => element.copy_from_slice(&value.to_ne_bytes()),
-        DataType::Fp16 => element.copy_from_slice(&half::f16::from_f64(value).to_ne_bytes()),
-        DataType::Bf16 => element.copy_from_slice(&half::bf16::from_f64(value).to_ne_bytes()),
-        _ => element.copy_from_slice(&(value as f32).to_ne_bytes()),
-    }
 }
 
 /// The next state of a SplitMix64 generator, mixed.

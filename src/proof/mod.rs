@@ -19,7 +19,7 @@ use crate::binding::{
     Source, TrimBy,
 };
 use crate::memory::{Bytes, rows};
-use crate::session::{Copier, Given, Run, Session, Step, TimeLimit};
+use crate::session::{Copier, Given, Run, Session, Step};
 use crate::tensor::{DataType, Dims, Gap, RowAt, RowLayout, element_count};
 pub use data::{Answer, Scale, difference, is_float, random};
 
@@ -34,7 +34,7 @@ const LENGTHS: [i64; 5] = [2, 1, 16, 512, 4096];
 const SCALES: [Scale; SEQUENCES] = [Scale::Small, Scale::Zero, Scale::Large];
 /// No input of a row is larger.
 const MOST_BYTES: usize = 1 << 24;
-/// All runs together. A loop may never end on random data.
+/// No run takes longer. A loop may never end on random data.
 const MOST_TIME: Duration = Duration::from_secs(10);
 
 /// What is known of the rows of a run.
@@ -44,10 +44,11 @@ pub enum Rows {
     Apart,
     /// Random data can't show it, for this reason.
     Unknown(String),
-    /// In a shared run, one has other numbers, in this way. It is rounding if the graph proves the rows apart.
-    Differ(String),
-    /// They can't share a run, for this reason.
+    /// A row has other results in a shared run, in this way; or it can't share one, for this reason.
     Mixed(String),
+    /// A row has other results in a shared run, in this way, and the same ones in a run of copies of itself: the number of
+    /// rows changes them. It is rounding if the graph proves the rows apart.
+    Rounded(String),
     /// In a run of one row, an output has another dimension where its row should be.
     Missing(String),
 }
@@ -128,7 +129,6 @@ const fn scale_of(number: usize, inference: usize, delay: usize) -> Scale {
 struct Proof<'a> {
     binding: &'a Binding,
     step: Step,
-    limit: TimeLimit,
     /// How many there are.
     sequences: usize,
     /// Elements along open dimensions of requests.
@@ -151,9 +151,8 @@ impl<'a> Proof<'a> {
         for output in &mut spec.outputs {
             (output.dims, output.is_read) = (None, true);
         }
-        let mut step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(unknown)?;
-        let limit = step.limit_time(MOST_TIME).map_err(unknown)?;
-        Ok(Self { binding, step, limit, sequences, length: 0, is_negated: false })
+        let step = Step::new(session.clone(), &spec, Copier::on_host()).map_err(unknown)?;
+        Ok(Self { binding, step, sequences, length: 0, is_negated: false })
     }
 
     /// An error if the rows aren't apart, or if that isn't known.
@@ -228,7 +227,7 @@ impl<'a> Proof<'a> {
             Rows::Unknown(why) | Rows::Missing(why) => Rows::Mixed(format!("{count} rows cannot share a run: {why}")),
             found => found,
         })?;
-        for ((row, alone), shared) in rows.iter().zip(&alone).zip(&together) {
+        for (position, ((row, alone), shared)) in rows.iter().zip(&alone).zip(&together).enumerate() {
             let largest_input = self.largest_input(row);
             let shared = self.without_filling(alone, shared);
             let Some(found) = difference(alone, &shared, largest_input) else { continue };
@@ -236,8 +235,9 @@ impl<'a> Proof<'a> {
                 return Err(unknown("it gives other results in each run"));
             }
             let found = format!("in a run of {count} rows, {found}");
-            let has_same_dims = alone.iter().zip(&shared).all(|(alone, shared)| alone.dims == shared.dims);
-            return Err(if has_same_dims { Rows::Differ(found) } else { Rows::Mixed(found) });
+            let of_copies = self.together(&vec![*row; count])?.swap_remove(position);
+            let is_rounded = difference(&shared, &self.without_filling(alone, &of_copies), largest_input).is_none();
+            return Err(if is_rounded { Rows::Rounded(found) } else { Rows::Mixed(found) });
         }
         for (sequence, answers) in live.iter_mut().zip(alone) {
             self.advance(sequence, answers)?;
@@ -297,9 +297,14 @@ impl<'a> Proof<'a> {
             self.step.omit(index);
         }
         let inputs = tensors.iter().map(|tensor| tensor.as_ref().map(Tensor::lent)).collect();
+        let limit = self.step.limit_time(MOST_TIME).map_err(unknown)?;
         self.step.run(Run { rows: rows.len(), inputs, ..Run::default() }).map_err(|error| {
-            if self.limit.is_over() { unknown(format!("it runs longer than {MOST_TIME:?}")) } else { unknown(error) }
+            if limit.is_over() {
+                return unknown(format!("a run takes longer than {} s", MOST_TIME.as_secs()));
+            }
+            unknown(error)
         })?;
+        drop(limit);
         let answers =
             rows.iter().enumerate().map(|(position, row)| self.answers(row, RowAt { position, rows: rows.len() }));
         let answers = answers.collect();
@@ -446,7 +451,8 @@ impl<'a> Proof<'a> {
                 continue;
             }
             if bound.batch_axis.is_some_and(|axis| dims.get(axis) != Some(&(at.rows as i64))) {
-                let why = format!("'{name}' is {}, which has no row for each of {}", Dims(&dims), at.rows);
+                let rows = if at.rows == 1 { "one row".to_owned() } else { format!("{} rows", at.rows) };
+                let why = format!("'{name}' is {} in a run of {rows}: it has no row for each request", Dims(&dims));
                 return Err(Rows::Missing(why));
             }
             if data_type == DataType::Bytes {

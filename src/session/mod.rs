@@ -38,4 +38,3 @@ pub use signature::{Signature, TensorInfo};
 pub use source::ModelSource;
 pub use spec::{InputSpec, OutputSpec, OutputView, RowContent, StepSpec};
 pub use step::{Given, OutputCopy, Overlay, Run, Step, StringTensor};
-pub use time_limit::TimeLimit;

@@ -233,8 +233,8 @@ fn builder(library: &Library, options: &SessionOptions) -> Result<SessionBuilder
 /// Options of runs; null for the defaults.
 pub(super) struct RunOptions(*mut ort::sys::OrtRunOptions);
 
-// SAFETY: written in `new` and `quiet` only, but for the flag that ends runs, which any thread may set; ONNX Runtime reads
-// it in any number of runs at once.
+// SAFETY: `new` and `quiet` write the object before it is shared. From then on only the flag that ends runs changes, which
+// ONNX Runtime lets any thread set during runs.
 unsafe impl Send for RunOptions {}
 // SAFETY: as above.
 unsafe impl Sync for RunOptions {}
@@ -286,7 +286,7 @@ impl RunOptions {
     /// Ends the runs with these options, also later ones, with an error. Without effect on default options.
     pub(super) fn terminate(&self) {
         if !self.0.is_null() {
-            // SAFETY: the object is alive, and this flag is made to be set while other threads run with it. It can't fail.
+            // It can't fail. SAFETY: the object lives as long as `self`; any thread may set this flag during runs.
             let _ = unsafe { value::check((ort::api().RunOptionsSetTerminate)(self.0)) };
         }
     }
@@ -299,7 +299,7 @@ impl RunOptions {
 impl Drop for RunOptions {
     fn drop(&mut self) {
         if !self.0.is_null() {
-            // SAFETY: made in `new`, released once.
+            // SAFETY: made in `new` or `quiet`, released once.
             unsafe { (ort::api().ReleaseRunOptions)(self.0) }
         }
     }

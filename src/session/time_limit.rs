@@ -7,39 +7,36 @@ use std::time::{Duration, Instant};
 
 use super::open::RunOptions;
 
-/// Ends the runs of a step from a certain time on. Dropped, it ends none.
+/// Ends the runs of a step once the time has passed, unless it is dropped first.
 pub struct TimeLimit {
-    end: Instant,
-    /// Dropped, it stops the thread.
-    stop: Option<mpsc::Sender<()>>,
+    ends_at: Instant,
+    stop: mpsc::Sender<()>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl TimeLimit {
     pub(super) fn new(options: Arc<RunOptions>, limit: Duration) -> std::io::Result<Self> {
-        let (stop, stopped) = mpsc::channel::<()>();
+        let (stop, stopped) = mpsc::channel();
         let wait = move || {
             if stopped.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 options.terminate();
             }
         };
-        let end = Instant::now() + limit;
+        let ends_at = Instant::now() + limit;
         let thread = thread::Builder::new().name("time limit".to_owned()).spawn(wait)?;
-        Ok(Self { end, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { ends_at, stop, thread: Some(thread) })
     }
 
     /// Whether runs fail because of it.
     pub fn is_over(&self) -> bool {
-        Instant::now() >= self.end
+        Instant::now() >= self.ends_at
     }
 }
 
 impl Drop for TimeLimit {
     fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // It doesn't panic.
-            let _ = thread.join();
-        }
+        // It has ended if the time has passed. It doesn't panic.
+        let _ = self.stop.send(());
+        let _ = self.thread.take().map(JoinHandle::join);
     }
 }

@@ -31,8 +31,10 @@ impl NewStates<'_> {
         stays: bool,
     ) -> Result<(), RequestError> {
         let (Some(_), Some(memory)) = (row.state_mut().lease_that_keeps(), memory) else { return Ok(()) };
-        let mut narrow = self.outputs.iter().filter(|(state, _)| state.storage == StorageType::Fp16);
-        if let Some((state, _)) = narrow.find(|(_, output)| !output.fits_fp16(position)) {
+        let too_large = |(state, output): &&(&BoundState, OutputRows)| {
+            state.storage == StorageType::Fp16 && !output.fits_fp16(position)
+        };
+        if let Some((state, _)) = self.outputs.iter().find(too_large) {
             return Err(RequestError::StateNotFp16 { name: self.binding.inputs[state.input].name.clone() });
         }
         let sizes = || self.outputs.iter().map(|(state, output)| varying::size(state, output, position));

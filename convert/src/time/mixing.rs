@@ -10,7 +10,7 @@ use crate::onnx::schema::NodeProto;
 pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     if node.int("training_mode").unwrap_or(0) != 0 {
-        return Err(refuse(node, NORMALIZES, "export the model for inference").that_mixes());
+        return Err(refuse(node, NORMALIZES, "export the model for inference").always_mixing());
     }
     if layout.axis == 1 {
         return Err(refuse(node, "has its own scale for each step", "export the model for inference"));
@@ -35,7 +35,7 @@ pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     let axis =
         axis_of(node.int("axis").unwrap_or(if flattens { 1 } else { -1 }), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis == axis || flattens && layout.axis > axis {
-        return Err(refuse(node, "takes a softmax over time", ATTENTION).that_mixes());
+        return Err(refuse(node, "takes a softmax over time", ATTENTION).always_mixing());
     }
     Ok(layout)
 }
@@ -44,7 +44,7 @@ pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]
     let layout = first(node, places)?;
     let axis = axis_of(node.int("axis").unwrap_or(-1), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis >= axis {
-        return Err(refuse(node, NORMALIZES, "normalize each step by itself").that_mixes());
+        return Err(refuse(node, NORMALIZES, "normalize each step by itself").always_mixing());
     }
     Ok(vec![Place::At(layout); node.output.len()])
 }
@@ -54,7 +54,7 @@ pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[
     let layout = first(node, places)?;
     let rank = tracker.rank(node, 0)?;
     if axes.iter().any(|&axis| axis_of(axis, rank).is_ok_and(|axis| axis == layout.axis)) {
-        return Err(refuse(node, NORMALIZES, "normalize each step by itself").that_mixes());
+        return Err(refuse(node, NORMALIZES, "normalize each step by itself").always_mixing());
     }
     Ok(layout)
 }
@@ -82,8 +82,7 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
         _ => (0..rank).collect(),
     };
     if axes.contains(&layout.axis) {
-        let refusal = refuse(node, "reduces over time", "take the last step instead, or reduce behind the model");
-        return Err(if node.op().starts_with("Arg") { refusal.that_mixes() } else { refusal });
+        return Err(refuse(node, "reduces over time", "take the last step instead, or reduce behind the model"));
     }
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
     let removed = (0..layout.axis).filter(|axis| axes.contains(axis)).count();
@@ -95,7 +94,8 @@ pub fn global(node: &NodeProto, places: &[Place], why: &str) -> Result<Layout, R
     let layout = first(node, places)?;
     let is_group = node.op() == "GroupNormalization";
     if layout.axis >= 2 || layout.axis == 1 && is_group {
-        return Err(refuse(node, why, "use a normalization or a reduction of each step by itself").that_mixes());
+        let refusal = refuse(node, why, "use a normalization or a reduction of each step by itself");
+        return Err(if why == NORMALIZES { refusal.always_mixing() } else { refusal });
     }
     Ok(layout)
 }

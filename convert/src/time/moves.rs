@@ -74,9 +74,7 @@ fn prefix(
 
 pub fn split(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = node.int("axis").unwrap_or(0);
-    // The parts may be put together again.
     along(tracker, node, places, axis, "takes the time axis apart, as an unrolled loop does")
-        .map_err(|refusal| Refusal { mixes: false, ..refusal })
 }
 
 /// An operator that mixes along one axis.
@@ -84,7 +82,22 @@ pub fn along(tracker: &Tracker, node: &NodeProto, places: &[Place], axis: i64, w
     let layout = first(node, places)?;
     match axis_of(axis, tracker.rank(node, 0)?) {
         Ok(axis) if axis != layout.axis => Ok(layout),
-        _ => Err(refuse(node, why, WHOLE_INPUT).that_mixes()),
+        _ => Err(refuse(node, why, WHOLE_INPUT)),
+    }
+}
+
+/// `ReverseSequence`: turns each entry of one axis around along another, by a length of its own.
+pub fn reversed(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
+    let rank = tracker.rank(node, 0)?;
+    let of = |name: &str, default: i64| axis_of(node.int(name).unwrap_or(default), rank).ok();
+    let (entries, turned) = (of("batch_axis", 1), of("time_axis", 0));
+    match *places {
+        [Place::At(layout), lengths] if turned != Some(layout.axis) => match lengths {
+            Place::Free if entries != Some(layout.axis) || tracker.is_steady(&node.input[1], Some(0)) => Ok(layout),
+            Place::At(of) if entries == Some(layout.axis) && of == layout.on(0) => Ok(layout),
+            _ => Err(refuse(node, "takes its lengths from other steps", WHOLE_INPUT)),
+        },
+        _ => Err(refuse(node, "turns time around", WHOLE_INPUT)),
     }
 }
 
@@ -147,7 +160,7 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         return Ok(Place::Last);
     }
     if part.step < 0 {
-        return Err(refuse(node, "turns time around", WHOLE_INPUT).that_mixes());
+        return Err(refuse(node, "turns time around", WHOLE_INPUT));
     }
     Ok(Place::Certain)
 }

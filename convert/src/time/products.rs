@@ -40,15 +40,9 @@ pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
         // A product for each step.
         (Place::At(a), Place::At(b)) if a.axis + 2 < left && b.axis + 2 < right => {
             let (a, b) = (a.on(a.axis + rank - left), b.on(b.axis + rank - right));
-            if a == b {
-                Ok(a)
-            } else {
-                Err(refuse(node, "combines each step with every other", ATTENTION).that_mixes())
-            }
+            if a == b { Ok(a) } else { Err(refuse(node, "combines each step with every other", ATTENTION)) }
         }
-        (Place::At(_), Place::At(_)) => {
-            Err(refuse(node, "combines each step with every other", ATTENTION).that_mixes())
-        }
+        (Place::At(_), Place::At(_)) => Err(refuse(node, "combines each step with every other", ATTENTION)),
         _ => Err(refuse(node, "combines each step with one that only the last has", WHOLE_INPUT)),
     }
 }
@@ -82,7 +76,7 @@ pub fn einsum(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
         match (here, found) {
             (None, _) => return Err(refuse(node, "sums over time", ATTENTION)),
             (Some(here), Some(other)) if here != other => {
-                return Err(refuse(node, "combines each step with every other", ATTENTION).that_mixes());
+                return Err(refuse(node, "combines each step with every other", ATTENTION));
             }
             (here, _) => found = here,
         }

@@ -15,7 +15,7 @@ pub struct Refusal {
     pub help: String,
     /// What the caller could say that would help.
     pub hint: Option<Hint>,
-    /// Whether it brings steps together whatever the values are. Else it may, such as a reduction of a mask.
+    /// Whether it always combines steps. A reduction may not: many only check a mask.
     pub mixes: bool,
 }
 
@@ -38,8 +38,8 @@ pub enum Hint {
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
 
 impl Refusal {
-    /// The same, of a node that brings steps together whatever the values are.
-    pub fn that_mixes(self) -> Self {
+    /// The same, of a node that always combines steps.
+    pub fn always_mixing(self) -> Self {
         Self { mixes: true, ..self }
     }
 

@@ -104,7 +104,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
             let axes = node.ints("axes").unwrap_or(&[0, 2, 3]);
             one(mixing::normalize(tracker, node, places, axes))
         }
-        "LpNormalization" => one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), NORMALIZES)),
+        "LpNormalization" => one(mixing::normalize(tracker, node, places, &[node.int("axis").unwrap_or(-1)])),
         "TopK" => {
             one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), "picks the largest over time"))
         }
@@ -133,7 +133,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
         "Einsum" => one(products::einsum(node, places)),
         op if op.ends_with("Attention") => Err(refuse(node, "attends over the whole input", ATTENTION)),
-        "ReverseSequence" => Err(refuse(node, "turns time around", WHOLE_INPUT).that_mixes()),
+        "ReverseSequence" => one(moves::reversed(tracker, node, places)),
         _ => Err(unknown(node)),
     }
 }
@@ -203,7 +203,7 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
         let layout = layout.on(layout.axis + rank - own);
         match joined {
             Some(other) if other.axis != layout.axis => {
-                return Err(refuse(node, "combines each step with every other", ATTENTION).that_mixes());
+                return Err(refuse(node, "combines each step with every other", ATTENTION));
             }
             Some(other) if other != layout => {
                 return Err(refuse(node, "combines steps of different times", "cut or pad both to the same steps"));

@@ -159,8 +159,8 @@ impl Step {
         Ok(())
     }
 
-    /// As [`Step::set_quiet`], and ends the runs of this step when `limit` is over. ONNX Runtime looks at it before each
-    /// node.
+    /// As [`Step::set_quiet`], and ends the runs of this step once `limit` has passed. ONNX Runtime looks at it before each
+    /// node. Options that are set later have no limit.
     pub fn limit_time(&mut self, limit: Duration) -> Result<TimeLimit, SessionError> {
         let options = Arc::new(self.session.quiet_options()?);
         self.options = Some(options.clone());

@@ -170,11 +170,11 @@ def with_start(name: str, control: Control, default: bool = False) -> Bare:
 @pytest.mark.parametrize(
     ("control", "default", "doubt"),
     [
-        (Control("strat", START, "fp32"), True, "'strat' is no input of the model.* nothing feeds .* 'start'"),
+        (Control("strat", START, "fp32"), True, "'strat' is ignored, .* no such input; if 'start' is meant"),
         (
             Control("start", START, "fp32", (1, 0)),
             False,
-            "'start' is 0 in the first request of a sequence and 1 elsewhere",
+            "'start' is 0 for the first request of a sequence and 1 in the others",
         ),
         (
             Control("start", END, "fp32"),
@@ -214,7 +214,7 @@ def test_an_output_of_a_size_that_the_data_decide_is_served_without_a_batch(depl
         return graph(nodes, [("x", "fp32", ROW), ("s", "fp32", ROW)], outputs)
 
     text = deployment.load_error(bare("non_zero", build, (("s", "s_out"),)))
-    assert "output 'places' is [2, 4], which has no row for each of 1: leave it out of 'output'" in text
+    assert "output 'places' is [2, 4] in a run of one row: it has no row for each request; leave it out" in text
     talk(deployment, bare("non_zero_left_out", build, (("s", "s_out"),), LISTED))
     without_batch = dataclasses.replace(
         bare("non_zero_without_batch", build, (("s", "s_out"),), WITHOUT_BATCH),
@@ -225,7 +225,7 @@ def test_an_output_of_a_size_that_the_data_decide_is_served_without_a_batch(depl
     talk(deployment, without_batch)
 
 
-def test_a_state_whose_axes_are_in_another_order_than_the_model_takes_them_is_refused(deployment):
+def test_a_state_whose_axes_are_in_another_order_than_the_model_takes_them_does_not_share_runs(deployment):
     """An LSTM takes [layers, batch, size]."""
     rng = np.random.default_rng(3)
     weights = {"AXIS": np.array([0]), "AXES": np.array([0, 1]), "W": (1, 16, 4), "R": (1, 16, 4)}
@@ -253,7 +253,7 @@ def test_a_state_whose_axes_are_in_another_order_than_the_model_takes_them_is_re
 
 
 @pytest.mark.parametrize("scheduling", ["", "sequence_batching { oldest { } }"], ids=["own", "oldest"])
-def test_a_growing_state_that_half_precision_cannot_hold_is_an_error_and_changes_nothing(deployment, scheduling):
+def test_a_growing_state_that_half_precision_cannot_hold_changes_nothing(deployment, request, scheduling):
     def build():
         nodes = [
             node("Unsqueeze", "x AXIS", "column"),
@@ -267,7 +267,7 @@ def test_a_growing_state_that_half_precision_cannot_hold_is_an_error_and_changes
             {"AXIS": np.array([2])},
         )
 
-    name = f"half_growing_{len(scheduling)}"
+    name = f"half_growing_{request.node.callspec.id}"
     written = f"{parameter('store_states_as_fp16', '1')}\n{scheduling}"
     model = deployment.serve(bare(name, build, (("cache", "cache_out"),), written))
     client = deployment.connect()
