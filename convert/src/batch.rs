@@ -27,7 +27,8 @@ pub const SYMBOL: &str = "batch";
 const USUAL_SYMBOLS: [&str; 6] = [SYMBOL, "batch_size", "batchsize", "n", "b", "bs"];
 /// Choices of batch axes that are tried.
 const MOST_CHOICES: usize = 512;
-const HELP: &str = "export the model with an open batch, or serve it without batches (max_batch_size: 0)";
+const HELP: &str =
+    "export the model with an open batch, or serve it without batches (max_batch_size: 0, and no open_batch)";
 
 /// A graph whose batch was opened.
 pub struct Opened {

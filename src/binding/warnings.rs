@@ -66,10 +66,21 @@ fn empty_starts(states: &[Undeclared]) -> Option<String> {
         dims: of.state.dims.clone(),
         batch_axis: of.state.batch_axis,
     };
+    let with_batch = |of: &&Undeclared| {
+        let mut open = (0..of.state.dims.len()).filter(|&axis| of.state.dims[axis] < 0);
+        let batch_axis = open.next().filter(|_| of.state.batch_axis.is_none() && open.next().is_none());
+        batch_axis.map(|axis| StateDims { batch_axis: Some(axis), ..dims(of) })
+    };
+    let batched: Vec<StateDims> = states.iter().filter_map(with_batch).collect();
+    let or_batch = if batched.is_empty() {
+        String::new()
+    } else {
+        format!("; if that dimension is the batch, write {}", state_dims_line(batched))
+    };
     (!states.is_empty()).then(|| {
         format!(
             "sequences start with states that have no elements: {}; if such a state always has the same length, write it, \
-             in the place of -1 in {}",
+             in the place of -1 in {}{or_batch}",
             states.iter().map(described).collect::<Vec<_>>().join(", "),
             state_dims_line(states.iter().map(dims))
         )

@@ -2,7 +2,7 @@
 //! or its values, and two initial values for one state. Each is served as it is written.
 
 use crate::config::{Control, ControlKind, PartialConfig, StatePair, States};
-use crate::session::{Signature, TensorInfo};
+use crate::session::Signature;
 
 const OF_START: &[&str] = &["start", "starts", "begin", "begins", "first", "init", "initial", "reset", "new", "bos"];
 const OF_END: &[&str] = &["end", "ends", "last", "final", "finish", "stop", "eos"];
@@ -15,15 +15,23 @@ pub fn warnings(config: &PartialConfig, signature: &Signature, pairs: &[StatePai
     let names = signature.input_names();
     let is_input = |control: &&Control| names.contains(&control.name.as_str());
     let doubtful = config.controls().iter().filter(is_input).filter_map(contradiction);
-    let unfed = unfed_defaults(config, signature, pairs);
-    let misspelt = config.controls().iter().filter(|control| !is_input(control)).filter_map(|control| {
-        let input = unfed.iter().find(|name| are_alike(name, &control.name))?;
-        Some(format!(
-            "control_input '{}' is ignored, because the model has no such input; if '{input}' is meant, which now keeps its \
-             default, correct the name",
-            control.name
-        ))
+    let unfed = unfed_inputs(config, signature, pairs);
+    let meant = |name: &str| {
+        let alike = unfed.iter().find(|input| are_alike(input, name));
+        alike.map_or(String::new(), |input| format!("; if '{input}' is meant, correct the name"))
+    };
+    let is_misspelt =
+        |control: &&Control| !is_input(control) && unfed.iter().any(|input| are_alike(input, &control.name));
+    let misspelt = config.controls().iter().filter(is_misspelt).map(|control| {
+        let Control { name, .. } = control;
+        format!("control_input '{name}' is ignored, because the model has no such input{}", meant(name))
     });
+    let absent = config.states.declared.iter().filter(|state| !names.contains(&state.pair.input.as_str()));
+    let absent = absent.map(|state| {
+        let name = &state.pair.input;
+        format!("'sequence_batching.state' '{name}' is ignored, because the model has no such input{}", meant(name))
+    });
+    let misspelt = misspelt.chain(absent);
     doubtful.chain(misspelt).chain(two_initial_values(&config.states)).collect()
 }
 
@@ -38,17 +46,15 @@ fn two_initial_values(states: &States) -> Option<String> {
     ))
 }
 
-/// The inputs with an initializer that nothing feeds and that have the dims of a control.
-fn unfed_defaults<'a>(config: &PartialConfig, signature: &'a Signature, pairs: &[StatePair]) -> Vec<&'a str> {
+/// The inputs that the configuration doesn't name.
+fn unfed_inputs<'a>(config: &PartialConfig, signature: &'a Signature, pairs: &[StatePair]) -> Vec<&'a str> {
     let taken = config.taken();
     let is_fed = |name: &str| {
         taken.contains(&name)
             || config.inputs.iter().any(|input| input.name == name)
             || pairs.iter().any(|pair| pair.input == name)
     };
-    let may_be_control = |info: &&TensorInfo| info.dims.len() <= 2 && info.dims.get(1).is_none_or(|&dim| dim == 1);
-    let unfed = signature.defaults.iter().filter(may_be_control).map(|info| info.name.as_str());
-    unfed.filter(|name| !is_fed(name)).collect()
+    signature.input_names().into_iter().filter(|name| !is_fed(name)).collect()
 }
 
 fn are_alike(one: &str, other: &str) -> bool {

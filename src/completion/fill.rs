@@ -442,8 +442,9 @@ fn batch_axis(info: &TensorInfo, symbol: Option<&str>, is_state: bool) -> Option
         return named_axis(info, symbol);
     }
     match *open_axes(info).as_slice() {
-        // A state may have its batch anywhere, but not in a dimension with another name.
+        // A state may have its batch anywhere, but not in a dimension with another name, unless both are usual ones.
         [axis] if is_state && (symbol.is_none() || info.symbol(axis).is_empty()) => Some(axis),
+        [axis] if is_state && symbol.is_some_and(is_batch_name) && is_batch_name(info.symbol(axis)) => Some(axis),
         [0, ..] if !is_state && info.symbol(0).is_empty() => Some(0),
         _ => None,
     }

@@ -92,7 +92,9 @@ pub fn state_pairs(
     patterns: &[PairPattern],
     taken: Taken,
 ) -> Result<Vec<StatePair>, CompletionError> {
-    let free: Vec<&TensorInfo> = signature.inputs.iter().filter(|info| !taken.contains(&info.name)).collect();
+    // A state may start with an initializer.
+    let all_inputs = signature.inputs.iter().chain(&signature.defaults);
+    let free: Vec<&TensorInfo> = all_inputs.filter(|info| !taken.contains(&info.name)).collect();
     check_patterns(signature, patterns)?;
     let mut readings: Vec<Reading> = Vec::new();
     for &input in &free {
@@ -131,7 +133,10 @@ pub fn state_pairs(
     match pairs.len() {
         0 => Err(CompletionError::no_pairs(signature, taken)),
         // Requests would carry nothing, so one of these is no state.
-        count if count == free.len() && taken.by_requests.is_empty() && taken.otherwise.is_empty() => {
+        _ if signature.inputs.iter().all(|info| pairs.iter().any(|pair| pair.input == info.name))
+            && taken.by_requests.is_empty()
+            && taken.otherwise.is_empty() =>
+        {
             Err(CompletionError::NothingLeft { pairs: pairs.iter().map(StatePair::to_string).collect() })
         }
         _ => Ok(pairs),

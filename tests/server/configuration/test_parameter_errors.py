@@ -55,7 +55,7 @@ CASES = {
     "provider_unknown": ({"ort_ep": "tensorrt"}, ["ort_ep", "tensorrt", "trt", "cuda", "cpu"]),
     "memory_limit": ({"gpu_mem_limit": "4G"}, ["gpu_mem_limit", "4G", "bytes"]),
     "tensor_floats": ({"use_tf32": "yes"}, ["use_tf32", "yes", "'0' or '1'"]),
-    "not_to_be_set": ({"trt_cuda_graph_enable": "1"}, ["trt_cuda_graph_enable", "enable_cuda_graph"]),
+    "not_to_be_set": ({"trt_cuda_graph_enable": "1"}, ["trt_cuda_graph_enable", "TensorRT replays the first graph"]),
     "provider_case": ({"ort_ep": "CUDA"}, ["ort_ep", "CUDA", "cuda"]),
     "precision_unknown": ({"compute_precision": "int8"}, ["compute_precision", "int8", "fp32", "fp16"]),
     "precision_without_tensorrt": (

@@ -49,6 +49,7 @@ def test_a_state_input_with_a_value_of_its_own_starts_with_it(deployment):
 
     pairs = parameter("state_pairs", "<<<s, s_out>>>")
     talk(deployment, bare("learned_start", build, (("s", "s_out"),), pairs, initial={"s": learned}))
+    talk(deployment, bare("learned_start_found", build, (("s", "s_out"),), initial={"s": learned}))
     other = np.full((1, 4), 7, np.float32)
     written = f"{pairs}\n{parameter('initial_states', 's=7')}"
     talk(deployment, bare("learned_start_replaced", build, (("s", "s_out"),), written, initial={"s": other}))
@@ -279,3 +280,31 @@ def test_a_growing_state_that_half_precision_cannot_hold_changes_nothing(deploym
     with pytest.raises(InferenceServerException, match="'cache' has numbers above 65504"):
         client.step(model.name, 7, fed(70_000))
     assert client.step(model.name, 7, fed(32_000), end=True)["y"].tolist() == [[92_000.0] * 4]
+
+
+def test_a_state_that_the_model_does_not_have_is_ignored_with_a_warning(deployment):
+    def build():
+        nodes = [node("Add", "x memory", "remembered"), node("Identity", "remembered", "y")]
+        ends = [("x", "fp32", ROW), ("memory", "fp32", ROW)]
+        outputs = [("y", "fp32", ROW), ("remembered", "fp32", ROW)]
+        return graph(nodes, ends, outputs, {"memory": np.zeros((1, 4), np.float32)})
+
+    state = 'input_name: "memry" output_name: "remembered" data_type: TYPE_FP32 dims: 4'
+    made = bare("state_misspelt", build, (), f"sequence_batching {{ state {{ {state} }} }}")
+    [doubt] = [line for line in warnings_of_load(deployment, made) if "'memry'" in line]
+    assert (
+        "'sequence_batching.state' 'memry' is ignored, because the model has no such input; if 'memory' is meant"
+        in doubt
+    )
+
+
+def test_usual_names_of_the_batch_may_differ(deployment):
+    def build():
+        nodes = [node("Add", "x state_in", "state_out"), node("Identity", "state_out", "y")]
+        of_requests, of_states = ["batch_size", 4], ["N", 4]
+        inputs = [("x", "fp32", of_requests), ("state_in", "fp32", of_states)]
+        return graph(nodes, inputs, [("y", "fp32", of_requests), ("state_out", "fp32", of_states)])
+
+    made = deployment.serve(bare("two_batch_names", build, (("state_in", "state_out"),)))
+    assert deployment.admin.get_model_config(made.name).config.max_batch_size == 64
+    talk(deployment, made)

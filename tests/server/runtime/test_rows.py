@@ -496,6 +496,19 @@ def test_a_loop_that_never_ends_on_random_data_holds_no_load_up(deployment):
     talk.start({"x": np.full((1, 3, WIDTH), 2e9, np.float32)})
 
 
+def test_rows_that_only_fill_a_window_together_run_one_by_one(deployment):
+    nodes = [
+        node("Shape", "x", "d"),
+        node("Reshape", "x WINDOWS", "w"),
+        node("Softmax", "w", "v", axis=1),
+        node("Reshape", "v d", "y"),
+    ]
+    served = deployment.serve(of_sequence("halves", nodes, {"WINDOWS": np.array([-1, 2 * WIDTH])}))
+    assert deployment.admin.get_model_config(served.name).config.max_batch_size == 1
+    [warning] = [line for line in warnings_of_load(deployment, served) if "runs alone" in line]
+    assert "two rows of length 1 share a run that fails for each alone" in warning
+
+
 def test_windows_of_fixed_length_are_named_because_they_may_lie_in_two_rows(deployment):
     nodes = [
         node("Shape", "x", "d"),
