@@ -261,11 +261,61 @@ fn driver_error(device: i32, call: &'static str, error: DriverError) -> DeviceEr
 
 fn in_words(error: DriverError) -> String {
     let text = |text: Result<&CStr, DriverError>| text.map(|text| text.to_string_lossy().into_owned()).ok();
-    [text(error.error_name()), text(error.error_string())].into_iter().flatten().collect::<Vec<_>>().join(": ")
+    let words: Vec<_> = [text(error.error_name()), text(error.error_string())].into_iter().flatten().collect();
+    words.join(": ") + help(error.0)
+}
+
+/// What to do after an error of the driver, where its own words don't say it.
+const fn help(error: sys::CUresult) -> &'static str {
+    use sys::CUresult::{
+        CUDA_ERROR_ASSERT, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_ADDRESS,
+        CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_INVALID_ADDRESS_SPACE, CUDA_ERROR_INVALID_PC,
+        CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT,
+        CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_STUB_LIBRARY, CUDA_ERROR_UNKNOWN,
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
+    };
+    match error {
+        CUDA_ERROR_STUB_LIBRARY => {
+            "; a stub of the CUDA toolkit was loaded in place of the driver: remove its folder (stubs) from LD_LIBRARY_PATH"
+        }
+        CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
+            "; the driver's compiler, libnvidia-ptxjitcompiler.so.1, is missing: install it beside libcuda.so.1"
+        }
+        CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "; the driver is older than 530: update it",
+        // The driver refuses everything else that this process asks of the GPU.
+        CUDA_ERROR_ASSERT
+        | CUDA_ERROR_ECC_UNCORRECTABLE
+        | CUDA_ERROR_HARDWARE_STACK_ERROR
+        | CUDA_ERROR_ILLEGAL_ADDRESS
+        | CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | CUDA_ERROR_INVALID_PC
+        | CUDA_ERROR_LAUNCH_FAILED
+        | CUDA_ERROR_LAUNCH_TIMEOUT
+        | CUDA_ERROR_MISALIGNED_ADDRESS
+        | CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | CUDA_ERROR_UNKNOWN => {
+            "; this process can't use the GPU any more, whatever is loaded again: restart the server"
+        }
+        _ => "",
+    }
 }
 
 fn log_error(done: Result<(), DeviceError>) {
     if let Err(error) = done {
         log::error!("{error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_after_which_only_a_restart_helps_say_so() {
+        use sys::CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STUB_LIBRARY};
+        assert!(help(CUDA_ERROR_ILLEGAL_ADDRESS).contains("restart the server"));
+        assert!(help(CUDA_ERROR_STUB_LIBRARY).contains("LD_LIBRARY_PATH"));
+        assert_eq!(help(CUDA_ERROR_OUT_OF_MEMORY), "");
     }
 }

@@ -319,7 +319,7 @@ impl Queue {
     /// After an error, refuses all later work.
     fn keep_failure(&mut self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
         if let Err(error) = &done {
-            log::error!("{error}; this stream refuses all work from now on: load the model again");
+            log::error!("{error}; this stream refuses all work until the model is loaded again");
             self.failed = Some(error.clone());
             self.moves = Moves::default();
         }
