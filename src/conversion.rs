@@ -23,7 +23,7 @@ use stateful_convert::{
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
-use crate::session::{FileBytes, Library, ModelSource, Nodes, OpenError, Provider, Session, compare};
+use crate::session::{FileBytes, Library, ModelSource, Nodes, OpenError, Provider, Recurrence, Session, compare};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +137,7 @@ fn left_inside(file: &Path, pairs: &[StatePair]) -> Result<Vec<String>, Conversi
         Err(error) => {
             let recurrence = Nodes::of(&file.to_owned().into()).ok().and_then(|nodes| nodes.recurrence);
             let why = error.to_string().replace('\n', "; ");
-            let warning = |node| {
+            let warning = |Recurrence { node, .. }| {
                 format!(
                     "{node} may begin anew in each request: whether it has a state isn't known, because the graph can't be \
                      followed: {why}"

@@ -21,7 +21,7 @@ use pairing::{Taken, described, state_pairs};
 pub use plan::{Origins, Plan, Settings, own_pairs};
 
 use crate::config::{BY_SHAPE, ConfigError, StatePair, parameter_line};
-use crate::session::Signature;
+use crate::session::{Recurrence, Signature};
 
 /// Why a configuration cannot be completed.
 #[derive(Debug, thiserror::Error)]
@@ -35,7 +35,7 @@ pub enum CompletionError {
     /// `proposed` are pairs by their types and dims, where exactly one assignment fits. `recurrence` is the first
     /// node that goes over a sequence within one run.
     #[error("{}", no_pairs_text(inputs, outputs, proposed, recurrence.as_deref()))]
-    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair>, recurrence: Option<String> },
+    NoPairs { inputs: Vec<String>, outputs: Vec<String>, proposed: Vec<StatePair>, recurrence: Option<Box<Recurrence>> },
     #[error("parameter 'state_pairs' is '{BY_SHAPE}', but {why}; write the pairs, as '<<<input, output>>>'")]
     Shapes { why: String },
     #[error(
@@ -81,9 +81,9 @@ pub enum CompletionError {
 
 impl CompletionError {
     /// The error with the node that may need states.
-    fn with_recurrence(mut self, node: Option<String>) -> Self {
+    fn with_recurrence(mut self, node: Option<Recurrence>) -> Self {
         if let Self::NoPairs { recurrence, .. } = &mut self {
-            *recurrence = node;
+            *recurrence = node.map(Box::new);
         }
         self
     }
@@ -98,14 +98,33 @@ impl CompletionError {
     }
 }
 
+/// Says which pairs to write for layers whose states are inputs and outputs of the model; empty if there are none.
+fn ends_of_layers(ends: &[(String, String)]) -> String {
+    if ends.is_empty() {
+        return String::new();
+    }
+    let pair = |(input, output): &(String, String)| StatePair { input: input.clone(), output: output.clone() };
+    let line = pairing::state_pairs_line(&ends.iter().map(pair).collect::<Vec<_>>());
+    let listed: Vec<String> = ends.iter().map(|(input, output)| format!("from '{input}' to '{output}'")).collect();
+    format!("its layers carry states {}: if clients don't send those, write {line}", listed.join(", "))
+}
+
 /// Says what to write for a model whose names tell no state.
-fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair], recurrence: Option<&str>) -> String {
+fn no_pairs_text(
+    inputs: &[String],
+    outputs: &[String],
+    proposed: &[StatePair],
+    recurrence: Option<&Recurrence>,
+) -> String {
     let mut text = format!(
         "no input and output of the model are named like the two ends of a state (inputs {}; outputs {}); ",
         inputs.join(", "),
         outputs.join(", ")
     );
-    if !proposed.is_empty() {
+    let of_layers = recurrence.map(|of| ends_of_layers(&of.ends)).unwrap_or_default();
+    if !of_layers.is_empty() {
+        text += &format!("{of_layers}; else ");
+    } else if !proposed.is_empty() {
         let listed: Vec<String> = proposed.iter().map(StatePair::to_string).collect();
         text += &format!(
             "by their types and dims, {} may be states: if they are, write {}; else ",
@@ -113,7 +132,7 @@ fn no_pairs_text(inputs: &[String], outputs: &[String], proposed: &[StatePair], 
             parameter_line("state_pairs", BY_SHAPE)
         );
     }
-    if let Some(node) = recurrence {
+    if let Some(Recurrence { node, .. }) = recurrence.filter(|_| of_layers.is_empty()) {
         // With states that were not found, it may go on from them.
         let begins =
             if proposed.is_empty() { format!("{node} begins anew in each run: if it") } else { format!("if {node}") };

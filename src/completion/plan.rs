@@ -7,7 +7,7 @@ use crate::config::{
     Additions, ConfigError, GROWING_PADDING, GeneratedKind, PairsFrom, PartialConfig, StatePair, StatePairs,
     parameter_line,
 };
-use crate::session::{BatchScale, ModelSource, Nodes, Signature};
+use crate::session::{BatchScale, ModelSource, Nodes, Recurrence, Signature};
 
 /// What a configuration lacks, and the states of its model.
 #[derive(Clone, Debug)]
@@ -91,7 +91,10 @@ impl Plan {
         }
         warnings.extend(doubts::warnings(config, signature, &pairs));
         match recurrence {
-            Some(node) if pairs.is_empty() => warnings.push(format!(
+            Some(of) if pairs.is_empty() && !of.ends.is_empty() => {
+                warnings.push(format!("no states are kept; {}", super::ends_of_layers(&of.ends)));
+            }
+            Some(Recurrence { node, .. }) if pairs.is_empty() => warnings.push(format!(
                 "no states are kept, and {node} begins anew in each run: write {}, or convert the model with \
                  stateful-convert, which makes its state an input and an output",
                 parameter_line("low_latency_transformation", "true")

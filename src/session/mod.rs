@@ -32,7 +32,7 @@ pub use copier::Copier;
 pub use file_bytes::FileBytes;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath};
 pub use made::MadeTensor;
-pub use nodes::{BatchScale, Nodes};
+pub use nodes::{BatchScale, Nodes, Recurrence};
 pub use open::{OpenError, Provider, Session, SessionError};
 pub use signature::{Signature, TensorInfo};
 pub use source::ModelSource;

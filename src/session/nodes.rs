@@ -31,14 +31,23 @@ const RANDOM: [&str; 7] =
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     pub batch_scale: Option<BatchScale>,
-    /// The first node with a recurrence inside, in words.
-    pub recurrence: Option<String>,
+    /// The first node with a recurrence inside.
+    pub recurrence: Option<Recurrence>,
     /// The first node that must not run over no steps, in words.
     pub needs_steps: Option<String>,
     /// The model's outputs that depend on none of its inputs.
     pub constant_outputs: Vec<String>,
     /// The model's outputs that are scalars. (ONNX Runtime shows one whose rank is not known in the same way.)
     pub scalar_outputs: Vec<String>,
+}
+
+/// A node with a recurrence inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recurrence {
+    /// In words.
+    pub node: String,
+    /// The model's inputs from which it and other such nodes begin, with the outputs that have where they end.
+    pub ends: Vec<(String, String)>,
 }
 
 /// The nodes of a model that quantize with one scale for the whole batch.
@@ -78,7 +87,7 @@ impl From<ModelProto> for Nodes {
     fn from(model: ModelProto) -> Self {
         Self {
             batch_scale: model.batch_scale(),
-            recurrence: model.first(&RECURRENT),
+            recurrence: model.first(&RECURRENT).map(|node| Recurrence { node, ends: model.recurrent_ends() }),
             needs_steps: model.first(&NEED_STEPS),
             constant_outputs: model.constant_outputs(),
             scalar_outputs: model.scalar_outputs(),
@@ -188,6 +197,19 @@ impl ModelProto {
         let of_functions = self.functions.iter().flat_map(|function| &function.node);
         let node = nodes.chain(of_functions).find_map(|node| node.first(operators))?;
         Some(format!("node '{}' ({})", node.known_as(), node.op_type))
+    }
+
+    /// The model's inputs that are initial states of layers, with the model's outputs that are their final ones.
+    fn recurrent_ends(&self) -> Vec<(String, String)> {
+        let Some(graph) = &self.graph else { return Vec::new() };
+        let is = |infos: &[ValueInfoProto], name: &str| infos.iter().any(|info| info.name == name);
+        let layers = graph.node.iter().filter(|node| ["GRU", "LSTM", "RNN"].contains(&node.op_type.as_str()));
+        // initial_h and Y_h, initial_c and Y_c
+        let ends = |node: &NodeProto, input: usize, output: usize| {
+            let (input, output) = (node.input.get(input)?, node.output.get(output)?);
+            (is(&graph.input, input) && is(&graph.output, output)).then(|| (input.clone(), output.clone()))
+        };
+        layers.flat_map(|node| [ends(node, 5, 1), ends(node, 6, 2)]).flatten().collect()
     }
 
     fn constant_outputs(&self) -> Vec<String> {

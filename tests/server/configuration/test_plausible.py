@@ -308,3 +308,27 @@ def test_usual_names_of_the_batch_may_differ(deployment):
     made = deployment.serve(bare("two_batch_names", build, (("state_in", "state_out"),)))
     assert deployment.admin.get_model_config(made.name).config.max_batch_size == 64
     talk(deployment, made)
+
+
+def test_the_states_of_layers_are_proposed_where_names_say_nothing(deployment):
+    rng = np.random.default_rng(4)
+    weights = {name: rng.standard_normal((1, 16, 4)).astype(np.float32) for name in ("W", "R")}
+
+    def build():
+        nodes = [
+            node("Unsqueeze", "x AXIS", "step"),
+            node("LSTM", "step W R - - wa wb", "all va vb", hidden_size=4),
+            node("Squeeze", "all AXES", "y"),
+        ]
+        state = [1, "batch", 4]
+        inputs = [("x", "fp32", ROW), ("wa", "fp32", state), ("wb", "fp32", state)]
+        outputs = [("y", "fp32", ROW), ("va", "fp32", state), ("vb", "fp32", state)]
+        return graph(nodes, inputs, outputs, weights | {"AXIS": np.array([0]), "AXES": np.array([0, 1])})
+
+    states = (("wa", "va"), ("wb", "vb"))
+    text = deployment.load_error(bare("layers_unnamed", build, states))
+    assert "its layers carry states from 'wa' to 'va', from 'wb' to 'vb'" in text and "begins anew" not in text
+    assert parameter("state_pairs", "<<<wa, va>>> <<<wb, vb>>>").replace('"', "'") in text.replace(
+        "value {", "value: {"
+    )
+    talk(deployment, bare("layers_named", build, states, parameter("state_pairs", "<<<wa, va>>> <<<wb, vb>>>")))
