@@ -195,8 +195,13 @@ fn described(session: &ort::session::Session) -> (Option<String>, BTreeMap<Strin
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Dropping the session frees memory on the GPU.
+        // Dropping the session frees memory on the GPU, which has to be the thread's current one.
         let _no_capture = self.is_on_gpu().then(while_nothing_is_captured);
+        if let Provider::Gpu { stream, .. } = &self.provider
+            && let Err(error) = stream.device().make_current()
+        {
+            log::error!("{error}");
+        }
         // SAFETY: dropped here only.
         unsafe { ManuallyDrop::drop(&mut self.inner) };
     }

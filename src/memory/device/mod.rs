@@ -82,6 +82,11 @@ impl Device {
         Ok(Self { number, driver, stream })
     }
 
+    /// Makes it the current device of the calling thread.
+    pub fn make_current(&self) -> Result<(), DeviceError> {
+        self.driver.make_current()
+    }
+
     /// Number of the GPU.
     pub const fn number(&self) -> i32 {
         self.number

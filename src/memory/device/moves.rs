@@ -272,11 +272,13 @@ impl Moves {
         // A launch must have fewer than 2³¹ blocks, and a move fewer than 2³² units.
         const MOST_UNITS: u64 = 1 << 30;
         let (units, outer) = (piece / unit, outer as u64);
-        if units > MOST_UNITS && outer == 1 {
+        if units > MOST_UNITS {
             let from_unit = unit_read(whole.kind, unit);
-            for first in (0..units).step_by(MOST_UNITS as usize) {
-                let part = RowMove { from: whole.from + first * from_unit, to: whole.to + first * unit, ..whole };
-                self.add_part(part, units.min(first + MOST_UNITS) - first, 1);
+            let starts = |of: u64| (0..units).step_by(MOST_UNITS as usize).map(move |first| (of, first));
+            for (of, first) in (0..outer).flat_map(starts) {
+                let from = whole.from + of * whole.from_stride + first * from_unit;
+                let to = whole.to + of * whole.to_stride + first * unit;
+                self.add_part(RowMove { from, to, ..whole }, units.min(first + MOST_UNITS) - first, 1);
             }
             return;
         }
@@ -356,5 +358,27 @@ const fn unit_read(kind: u32, unit: u64) -> u64 {
         kind::WIDEN => 2,
         kind::NARROW => 4,
         _ => unit,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_more_than_four_gibibytes_are_moved_whole() {
+        let (bytes, to_stride) = ((5 << 30) + 3, (6 << 30) + 1);
+        let mut moves = Moves::default();
+        moves.push_zero_pieces(Pieces { from: 0, to: 1, from_stride: 0, to_stride, bytes, count: 3 });
+        let mut expected = 1;
+        for (part, at) in moves.table.iter().zip(0..) {
+            if at % 6 == 0 {
+                expected = 1 + at / 6 * to_stride;
+            }
+            assert_eq!((part.to, part.outer), (expected, 1), "part {at}");
+            expected += u64::from(part.units);
+        }
+        let moved: u64 = moves.table.iter().map(|part| u64::from(part.units)).sum();
+        assert_eq!((moves.table.len(), moved), (18, 3 * bytes));
     }
 }
