@@ -1,12 +1,11 @@
 //! Warnings about configurations that are probably mistakes: a misspelt control input, one whose name contradicts its kind
 //! or its values, and two initial values for one state. Each is served as it is written.
 
-use crate::config::{Control, ControlKind, PartialConfig, StatePair, States};
+use crate::config::{Control, ControlKind, PartialConfig, StatePair, States, similarity};
 use crate::session::Signature;
 
 const OF_START: &[&str] = &["start", "starts", "begin", "begins", "first", "init", "initial", "reset", "new", "bos"];
 const OF_END: &[&str] = &["end", "ends", "last", "final", "finish", "stop", "eos"];
-const OF_READY: &[&str] = &["ready", "valid", "active"];
 /// Words of inputs that are 0 where a sequence begins or ends, and 1 elsewhere.
 const OF_OTHERS: &[&str] = &["not", "no", "non", "keep", "carry", "continue", "cont", "mask", "inverted", "inv"];
 
@@ -16,23 +15,22 @@ pub fn warnings(config: &PartialConfig, signature: &Signature, pairs: &[StatePai
     let is_input = |control: &&Control| names.contains(&control.name.as_str());
     let doubtful = config.controls().iter().filter(is_input).filter_map(contradiction);
     let unfed = unfed_inputs(config, signature, pairs);
-    let meant = |name: &str| {
-        let alike = unfed.iter().find(|input| are_alike(input, name));
-        alike.map_or(String::new(), |input| format!("; if '{input}' is meant, correct the name"))
-    };
-    let is_misspelt =
-        |control: &&Control| !is_input(control) && unfed.iter().any(|input| are_alike(input, &control.name));
-    let misspelt = config.controls().iter().filter(is_misspelt).map(|control| {
-        let Control { name, .. } = control;
-        format!("control_input '{name}' is ignored, because the model has no such input{}", meant(name))
+    let alike = |name: &str| unfed.iter().find(|input| similarity(input, name).is_some());
+    let misspelt = config.controls().iter().filter(|control| !is_input(control)).filter_map(|control| {
+        let (name, input) = (&control.name, alike(&control.name)?);
+        Some(format!("control_input '{name}' is ignored, because the model has no such input{}", if_meant(input)))
     });
     let absent = config.states.declared.iter().filter(|state| !names.contains(&state.pair.input.as_str()));
     let absent = absent.map(|state| {
         let name = &state.pair.input;
-        format!("'sequence_batching.state' '{name}' is ignored, because the model has no such input{}", meant(name))
+        let meant = alike(name).map_or(String::new(), |input| if_meant(input));
+        format!("'sequence_batching.state' '{name}' is ignored, because the model has no such input{meant}")
     });
-    let misspelt = misspelt.chain(absent);
-    doubtful.chain(misspelt).chain(two_initial_values(&config.states)).collect()
+    doubtful.chain(misspelt).chain(absent).chain(two_initial_values(&config.states)).collect()
+}
+
+fn if_meant(input: &str) -> String {
+    format!("; if '{input}' is meant, correct the name")
 }
 
 /// Warns of the first state with an `initial_state` and an entry of `initial_states`.
@@ -57,23 +55,19 @@ fn unfed_inputs<'a>(config: &PartialConfig, signature: &'a Signature, pairs: &[S
     signature.input_names().into_iter().filter(|name| !is_fed(name)).collect()
 }
 
-fn are_alike(one: &str, other: &str) -> bool {
-    strsim::normalized_damerau_levenshtein(&one.to_lowercase(), &other.to_lowercase()) >= 0.5
-}
-
 /// Warns if a control's name contradicts its kind or its values.
 fn contradiction(control: &Control) -> Option<String> {
-    let (own, other, values, kind) = match control.kind {
-        ControlKind::Start(values) => (OF_START, Some((OF_END, "CONTROL_SEQUENCE_END")), values, "first"),
-        ControlKind::End(values) => (OF_END, Some((OF_START, "CONTROL_SEQUENCE_START")), values, "last"),
-        ControlKind::Ready(values) => (OF_READY, None, values, ""),
+    let (values, of_kind) = match control.kind {
+        ControlKind::Start(values) => (values, Some(("first", OF_START, OF_END, "CONTROL_SEQUENCE_END"))),
+        ControlKind::End(values) => (values, Some(("last", OF_END, OF_START, "CONTROL_SEQUENCE_START"))),
+        ControlKind::Ready(values) => (values, None),
         ControlKind::CorrelationId(_) => return None,
     };
     let words = words(&control.name);
     let has = |of: &[&str]| words.iter().any(|word| of.contains(&word.as_str()));
     let name = &control.name;
-    if let Some((words, meant)) = other
-        && has(words)
+    if let Some((kind, own, other, meant)) = of_kind
+        && has(other)
         && !has(own)
     {
         return Some(format!(
@@ -84,9 +78,9 @@ fn contradiction(control: &Control) -> Option<String> {
     if values.yes != 0.0 || values.no == 0.0 || has(OF_OTHERS) {
         return None;
     }
-    let (is_true, is_false) = match control.kind {
-        ControlKind::Ready(_) => ("rows with a request".to_owned(), "for padding"),
-        _ => (format!("the {kind} request of a sequence"), "in the others"),
+    let (is_true, is_false) = match of_kind {
+        Some((kind, ..)) => (format!("the {kind} request of a sequence"), "in the others"),
+        None => ("rows with a request".to_owned(), "for padding"),
     };
     Some(format!(
         "control_input '{name}' is 0 for {is_true} and {} {is_false}: the first of the two values is the one for false, so \

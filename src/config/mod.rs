@@ -38,7 +38,7 @@ pub use inputs::{Context, FirstRequest, PaddedInput, PaddedOutput, context_line}
 pub use logging::Logging;
 pub use model_file::{find as find_model_file, find_named as find_named_file};
 pub use own::{OwnScheduling, POLL_WAIT, PollWait};
-pub use parameters::{PairPattern, parameter_line};
+pub use parameters::{PairPattern, parameter_line, similarity};
 pub use partial::{
     Additions, CONTROL_INPUT, ID_TENSOR, OldestSequences, PartialConfig, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT,
     TakesIds, is_state_tensor,

@@ -217,8 +217,14 @@ fn help(name: &str) -> Option<String> {
 }
 
 fn nearest(name: &str) -> Option<&'static str> {
-    let similarity = |known: &&'static str| strsim::normalized_damerau_levenshtein(&name.to_lowercase(), known);
-    KNOWN.into_iter().filter(|known| similarity(known) >= 0.5).max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
+    let alike = KNOWN.into_iter().filter_map(|known| Some((similarity(name, known)?, known)));
+    alike.max_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, known)| known)
+}
+
+/// How similar two names are, from 0.5 to 1; `None` if neither can be a misspelling of the other.
+pub fn similarity(one: &str, other: &str) -> Option<f64> {
+    let similarity = strsim::normalized_damerau_levenshtein(&one.to_lowercase(), &other.to_lowercase());
+    (similarity >= 0.5).then_some(similarity)
 }
 
 /// Reads `<<<in, out>>> <<<in, out>>>`. Groups are separated by spaces, commas or nothing; spaces around names do not

@@ -77,7 +77,7 @@ fn is_too_large(dims: &[i64], data_type: DataType) -> bool {
 }
 
 fn too_large(input: &BoundInput) -> Rows {
-    Rows::Unknown(format!("'{}' would be too large", input.name))
+    unknown(format!("'{}' would be too large", input.name))
 }
 
 fn unknown(why: impl ToString) -> Rows {
@@ -141,7 +141,7 @@ struct Proof<'a> {
 impl<'a> Proof<'a> {
     fn new(binding: &'a Binding, most_rows: usize, session: &Arc<Session>) -> Result<Self, Rows> {
         if let Some(input) = binding.inputs.iter().find(|input| has_strings(input)) {
-            return Err(Rows::Unknown(format!("'{}' takes strings", input.name)));
+            return Err(unknown(format!("'{}' takes strings", input.name)));
         }
         if let Some(state) = binding.states.iter().find(|state| is_too_large(&state.initial.dims, state.data_type)) {
             return Err(too_large(&binding.inputs[state.input]));
@@ -178,7 +178,7 @@ impl<'a> Proof<'a> {
                 break;
             }
         }
-        Err(first_error.unwrap_or(Rows::Unknown(String::new())))
+        Err(first_error.unwrap_or_else(|| unknown("")))
     }
 
     /// Refuses a model that fails for one row and runs for two: it cuts the rows in windows that two of them fill.
@@ -186,7 +186,7 @@ impl<'a> Proof<'a> {
         let chosen = self.length;
         let row = Sequence::new(self.binding, 0);
         let has_open_length = self.binding.inputs.iter().any(has_open_length);
-        for length in [1, 3].into_iter().filter(|&length| has_open_length && length < chosen + 2) {
+        for length in [1, 3].into_iter().filter(|_| has_open_length) {
             self.length = length;
             let Err(Rows::Unknown(why)) = self.alone(&row) else { continue };
             if self.together(&[&row, &row]).is_ok() {
@@ -298,7 +298,7 @@ impl<'a> Proof<'a> {
             let answer = &answers[state.output];
             let fits = |(&dim, &wanted): (&i64, &i64)| dim == wanted || wanted < 0;
             if answer.dims.len() != state.dims.len() || !answer.dims.iter().zip(&state.dims).all(fits) {
-                return Err(Rows::Unknown(format!("'{}' is no value of its state", answer.name)));
+                return Err(unknown(format!("'{}' is no value of its state", answer.name)));
             }
             sequence.states[index] = Tensor { dims: answer.dims.clone(), bytes: answer.bytes.clone() };
         }
@@ -485,7 +485,7 @@ impl<'a> Proof<'a> {
                 continue;
             }
             let layout = RowLayout::new(data_type, &dims, bound.batch_axis)
-                .ok_or_else(|| Rows::Unknown(format!("'{name}' is too large")))?;
+                .ok_or_else(|| unknown(format!("'{name}' is too large")))?;
             let mut bytes = vec![0; layout.row_bytes()];
             let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
             rows::take(layout, view.bytes, at, &mut bytes);

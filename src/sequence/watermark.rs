@@ -20,8 +20,8 @@
 //!
 //! The clock alone cannot prove a pause. If the whole process is stopped for a second, or gets no processor time, then
 //! core has not sent anything in this second either. So the clean-up thread divides a pause into [`LOOKS`] equal parts, and
-//! looks at the instance after each. A stop of any length delays one look only. We assume that core's threads run between
-//! the others. Known limit: a host runs the clean-up thread for a whole pause, and core's threads not at all.
+//! looks at the instance after each. A stop of any length delays only one of these looks. Between the others, core's threads
+//! are assumed to run. Known limit: a host that runs the clean-up thread for a whole pause and core's threads not at all.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
