@@ -19,6 +19,10 @@ OLDEST = "compute_70"
 #: What the kernel is compiled for to see that it can be, from Volta to Blackwell.
 ARCHITECTURES = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100"]
 
+#: The oldest version of PTX that has the kernel's instructions and knows that architecture. The compiler writes its own, which
+#: older drivers refuse. The linker refuses an instruction that is newer than the version.
+VERSION = "6.0"
+
 _HEAD = "// Compiled by scripts/kernels from rows.cu with the SHA-256 "
 
 
@@ -35,6 +39,9 @@ def compiled_hash() -> str | None:
 def main() -> int:
     libraries = Path(sys.argv[1]) / "nvidia"
     ptx = Nvrtc(libraries / "cuda_nvrtc" / "lib" / "libnvrtc.so.12").ptx(SOURCE, OLDEST).decode()
+    ptx, lowered = re.subn(r"^\.version \d+\.\d+$", f".version {VERSION}", ptx, flags=re.MULTILINE)
+    if lowered != 1:
+        raise RuntimeError(f"the PTX has {lowered} lines with its version; one is expected")
     # The compiler begins with a comment about itself, and leaves the path out.
     ptx = f"{_HEAD}{source_hash()}\n{ptx}"
     for architecture in ARCHITECTURES:
