@@ -24,6 +24,7 @@ const _: entry_point::TRITONBACKEND_ModelInitialize = TRITONBACKEND_ModelInitial
 const _: entry_point::TRITONBACKEND_ModelFinalize = TRITONBACKEND_ModelFinalize;
 const _: entry_point::TRITONBACKEND_ModelInstanceInitialize = TRITONBACKEND_ModelInstanceInitialize;
 const _: entry_point::TRITONBACKEND_ModelInstanceFinalize = TRITONBACKEND_ModelInstanceFinalize;
+const _: entry_point::TRITONBACKEND_ModelInstanceReady = TRITONBACKEND_ModelInstanceReady;
 const _: entry_point::TRITONBACKEND_ModelInstanceExecute = TRITONBACKEND_ModelInstanceExecute;
 
 /// Triton may call on any thread and passes our objects as `void *`, where the compiler cannot check that they may be
@@ -129,6 +130,28 @@ pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceInitialize(
             drop(unsafe { Box::from_raw(made) });
         }
         kept
+    })
+}
+
+/// Called by Triton 25.12 and newer when a client asks whether the model is ready, also during Execute. An error means
+/// that it is not. `/v2/health/ready` asks since 26.04.
+///
+/// # Safety
+/// Called by Triton, with a live instance.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn TRITONBACKEND_ModelInstanceReady(
+    instance: *mut TRITONBACKEND_ModelInstance,
+) -> *mut TRITONSERVER_Error {
+    guard(|| {
+        // SAFETY: Triton's instance, alive during the call.
+        let instance = unsafe { triton::Instance::new(non_null(instance)?) };
+        let model = non_null(instance.model()?.state()?.cast::<Model>())?;
+        // The instance's own state is not looked at, because Execute may be using it.
+        // SAFETY: the Arc of ModelInitialize, which lives until ModelFinalize; a model may be shared by threads.
+        match unsafe { model.as_ref() }.device_failure() {
+            None => Ok(()),
+            Some(failure) => Err(triton::Error::new(triton::Code::Unavailable, failure.to_string())),
+        }
     })
 }
 

@@ -8,6 +8,7 @@
 #[allow(dead_code, reason = "the other tests have a use for the rest")]
 mod fake_triton;
 
+use std::path::PathBuf;
 use std::sync::Once;
 
 use fake_triton::delay::{self, last};
@@ -20,6 +21,11 @@ use triton_sys::{TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE}
 /// Bytes that each simulated device has.
 const DEVICE_BYTES: usize = 1 << 20;
 
+/// The file that makes devices fail.
+fn failure() -> PathBuf {
+    std::env::temp_dir().join(format!("triton-stateful-failure-{}", std::process::id()))
+}
+
 /// A server in whose process GPUs are simulated.
 fn start() -> Option<Triton> {
     static SIMULATE: Once = Once::new();
@@ -27,6 +33,7 @@ fn start() -> Option<Triton> {
     SIMULATE.call_once(|| unsafe {
         std::env::set_var("TRITON_STATEFUL_SIMULATED_DEVICES", "2");
         std::env::set_var("TRITON_STATEFUL_SIMULATED_BYTES", DEVICE_BYTES.to_string());
+        std::env::set_var("TRITON_STATEFUL_SIMULATED_FAILURE", failure());
     });
     Triton::start()
 }
@@ -299,4 +306,27 @@ fn what_a_gpu_cannot_do_is_refused_at_load() {
         assert_eq!(code, TRITONSERVER_ERROR_INVALID_ARG, "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
     }
+}
+
+#[test]
+fn an_instance_whose_gpu_has_failed_is_not_ready() {
+    let Some(triton) = start() else { return };
+    // No other test uses this one, which stays as it is.
+    let model = triton.load_on(Some(7), "running_sum", &config(&[7], 1), &onnx::running_sum()).unwrap();
+    let other = load(&triton, &config(&[0], 1)).unwrap();
+    model.run(vec![request(1, START, [1.0, 1.0])]);
+    model.instance.ready().unwrap();
+    std::fs::write(failure(), "").unwrap();
+    let answered = model.run(vec![request(1, 0, [1.0, 1.0])]);
+    std::fs::remove_file(failure()).unwrap();
+    let refused = |text: &str| text.contains("GPU 7") && text.contains("restart the server");
+    let (code, text) = answered[0].error().unwrap();
+    assert!(code == TRITONSERVER_ERROR_UNAVAILABLE && refused(&text), "{text}");
+    let (code, text) = model.instance.ready().unwrap_err();
+    assert!(code == TRITONSERVER_ERROR_UNAVAILABLE && refused(&text), "{text}");
+    other.instance.ready().unwrap();
+    other.run(vec![request(1, START | END, [1.0, 1.0])]);
+    model.unload();
+    other.unload();
+    triton.assert_clean();
 }

@@ -83,6 +83,17 @@ impl FakeCuda {
         Self::number(&self.driver, b"fake_cuda_modules")
     }
 
+    /// Waits for streams by this backend, and its allocations of pinned memory.
+    fn waits_and_pins(&self) -> [usize; 2] {
+        [&b"fake_cuda_driver_waits"[..], b"fake_cuda_host_allocations"].map(|name| Self::number(&self.driver, name))
+    }
+
+    /// Makes so many captures fail.
+    fn fail_captures(&self, count: usize) {
+        // SAFETY: as in `number`.
+        unsafe { self.runtime.get::<unsafe extern "C" fn(usize)>(b"fake_cuda_fail_captures").unwrap()(count) }
+    }
+
     /// Graphs that were captured, and launches of such.
     fn graphs(&self) -> (usize, usize) {
         let number = |name| Self::number(&self.runtime, name);
@@ -201,6 +212,32 @@ fn each_gpu_has_its_instances_whatever_gpu_requests_bring() {
 }
 
 #[test]
+fn tensors_on_another_gpu_cost_one_wait_a_payload_and_no_memory() {
+    let Some((triton, cuda)) = start() else { return };
+    let model = load(&triton, &config(&[0], &[])).unwrap();
+    let on_other = |id, flags| {
+        let mut request = request(id, flags, &[id as f32, 2.0]);
+        request.inputs[0].gpu = Some(1);
+        request.outputs_gpu = Some(1);
+        request
+    };
+    let ids = 1..=4;
+    model.run(ids.clone().map(|id| on_other(id, START)).collect());
+    let cost = |payload: Vec<Request>| {
+        let before = cuda.waits_and_pins();
+        let answered = model.run(payload);
+        answered.iter().for_each(|request| assert_eq!(last(request)[1], 2.0));
+        let now = cuda.waits_and_pins();
+        [0, 1].map(|of| now[of] - before[of])
+    };
+    let one = cost(vec![on_other(1, 0)]);
+    let four = cost(ids.map(|id| on_other(id, 0)).collect());
+    assert_eq!((one[1], four), (0, one), "a payload of four costs as much as one of one");
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
 fn instances_report_their_memory() {
     let Some((triton, cuda)) = start() else { return };
     REPORTED.lock().clear();
@@ -298,6 +335,25 @@ fn runs_are_captured_once_for_each_size_and_replayed() {
     assert!(again.0 <= 3 * 6 && again.1 > 2 * launches - captures, "{captures}, {launches}, then {again:?}");
     model.unload();
     assert_eq!(cuda.used(), [0, 0]);
+    triton.assert_clean();
+}
+
+#[test]
+fn runs_go_without_a_graph_whose_capture_fails() {
+    let Some((triton, cuda)) = start() else { return };
+    let graphs = [("enable_cuda_graph", "1"), ("warmup_batch_sizes", "1,2,4"), ("resident_batches", "2")];
+    // A capture that fails is tried twice more; after a third failure, runs of that size go without.
+    for failures in [2, usize::MAX] {
+        let model = load(&triton, &config(&[0], &graphs)).unwrap();
+        cuda.fail_captures(failures);
+        let before = cuda.graphs();
+        by_chance(&|payload| model.run(payload), &|_| 2, &[0.0, 0.0]);
+        let launches = cuda.graphs().1 - before.1;
+        assert_eq!(launches > 100, failures == 2, "{launches} launches after {failures} failures");
+        cuda.fail_captures(0);
+        model.unload();
+        assert_eq!(cuda.used(), [0, 0]);
+    }
     triton.assert_clean();
 }
 

@@ -17,7 +17,7 @@ use syn::{File, ForeignItem, ForeignItemFn, Item, LitCStr, parse_quote};
 const HEADER: &str = "include/triton.h";
 
 /// The functions that a backend exports.
-const ENTRY_POINTS: [&str; 8] = [
+const ENTRY_POINTS: [&str; 9] = [
     "TRITONBACKEND_Initialize",
     "TRITONBACKEND_Finalize",
     "TRITONBACKEND_GetBackendAttribute",
@@ -25,6 +25,7 @@ const ENTRY_POINTS: [&str; 8] = [
     "TRITONBACKEND_ModelFinalize",
     "TRITONBACKEND_ModelInstanceInitialize",
     "TRITONBACKEND_ModelInstanceFinalize",
+    "TRITONBACKEND_ModelInstanceReady",
     "TRITONBACKEND_ModelInstanceExecute",
 ];
 

@@ -138,6 +138,32 @@ impl Expected {
         self.state.parameters(request)
     }
 
+    /// Copies the inputs of rows that the instance cannot reach, or that a whole batch shares, from GPUs to the host. Waits
+    /// once for each GPU.
+    pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Row>) {
+        let runs = |row: &Row| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.runs);
+        let is_far = |row: &Row, (index, expected): (usize, &ExpectedInput)| {
+            row.request.input(index).is_some_and(|input| expected.is_to_be_fetched(input, self.gpu))
+        };
+        let is_to_fetch = |row: &Row| runs(row) && self.inputs.iter().enumerate().any(|input| is_far(row, input));
+        let mut rows: Vec<_> = rows.filter(|row| is_to_fetch(row)).collect();
+        if rows.is_empty() {
+            return;
+        }
+        let far = |(number, row): (usize, &&mut Row)| {
+            let inputs = self.inputs.iter().enumerate().filter(|&input| is_far(row, input));
+            inputs.map(move |(index, _)| (number, index)).collect::<Vec<_>>()
+        };
+        let far: Vec<_> = rows.iter().enumerate().flat_map(far).collect();
+        let mut requests: Vec<_> = rows.iter_mut().map(|row| &mut row.request).collect();
+        let copied = Request::copy_inputs(&mut requests, &far);
+        for (&(row, index), copied) in far.iter().zip(copied) {
+            if let Err(error) = copied {
+                rows[row].problem.get_or_insert_with(|| Box::new(self.inputs[index].not_copied(error)));
+            }
+        }
+    }
+
     fn check(
         &self,
         request: &mut Request,
@@ -154,7 +180,7 @@ impl Expected {
         if asked.as_ref().is_some_and(|asked| !asked.runs) {
             return Ok(());
         }
-        self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index, self.gpu))
+        self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))
     }
 }
 
@@ -181,8 +207,9 @@ fn fit(came: &[i64], wanted: &[i64]) -> bool {
 }
 
 impl ExpectedInput {
-    /// Checks an input for an instance on that GPU, and copies what others could change or the instance cannot reach.
-    fn check(&self, request: &mut Request, index: usize, gpu: Option<i32>) -> Result<(), RequestError> {
+    /// Checks an input, and copies strings, and what a whole batch shares, because others could change them.
+    /// [`Expected::fetch`] does this for inputs on GPUs.
+    fn check(&self, request: &mut Request, index: usize) -> Result<(), RequestError> {
         let Some(input) = request.input(index) else {
             return if self.optional { Ok(()) } else { Err(RequestError::InputMissing(self.name.clone())) };
         };
@@ -221,16 +248,16 @@ impl ExpectedInput {
         if input.bytes() != wanted {
             return Err(RequestError::InputBytes { name: self.name.clone(), came: input.bytes(), wanted });
         }
-        if self.is_shared || !self.is_in_reach(input, gpu) {
+        if self.is_shared && !input.is_on_gpus() {
             request.copy_input(index).map_err(|error| self.not_copied(error))?;
         }
         Ok(())
     }
 
-    /// Whether an instance on that GPU can copy the input from where it is.
-    fn is_in_reach(&self, input: Input, gpu: Option<i32>) -> bool {
-        let is_on_gpu = |gpu: i32| self.is_copied && input.on_gpu().is_some_and(|on_gpu| on_gpu.gpu() == gpu);
-        !input.is_on_gpus() || gpu.is_some_and(is_on_gpu)
+    /// Whether the input is on a GPU, from where an instance on GPU `gpu` cannot copy it.
+    fn is_to_be_fetched(&self, input: Input, gpu: Option<i32>) -> bool {
+        let is_on = |gpu: i32| self.is_copied && input.on_gpu().is_some_and(|on_gpu| on_gpu.gpu() == gpu);
+        input.is_on_gpus() && (self.is_shared || !gpu.is_some_and(is_on))
     }
 
     fn not_copied(&self, error: NotCopied) -> RequestError {

@@ -6,6 +6,7 @@ use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::is_state_tensor;
 use crate::error::RequestError;
+use crate::memory::device::{self, Foreign};
 use crate::memory::{reserve, rows, strings};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
@@ -50,15 +51,16 @@ impl<'a> Answers<'a> {
         batch: &[Row],
         responses: &mut [Result<Response, RequestError>],
     ) -> Result<(), RequestError> {
-        let (mut copies, mut failed) = (Vec::new(), Vec::new());
+        let (mut on_gpus, mut failed) = (OnGpus::default(), Vec::new());
         for (position, (row, response)) in batch.iter().zip(&*responses).enumerate() {
             let Ok(response) = response else { continue };
-            let filled = panic::catch_result(|| self.fill_response(response, position, row, &mut copies));
+            let filled = panic::catch_result(|| self.fill_response(response, position, row, &mut on_gpus));
             if let Err(error) = filled {
                 failed.push((position, error));
             }
         }
-        self.step.copy_outputs(&copies)?;
+        self.step.copy_outputs(&on_gpus.copies)?;
+        failed.extend(on_gpus.write());
         for (position, error) in failed {
             responses[position] = Err(error);
         }
@@ -70,7 +72,7 @@ impl<'a> Answers<'a> {
         response: &'r Response,
         position: usize,
         row: &Row,
-        copies: &mut Vec<OutputCopy<'r>>,
+        on_gpus: &mut OnGpus<'r>,
     ) -> Result<(), RequestError> {
         fault::point("respond", [&row.request]);
         row.answer_id(response)?;
@@ -90,9 +92,9 @@ impl<'a> Answers<'a> {
             match answer.bound.trim {
                 Some(trim) => {
                     let length = self.length(answer, trim.by, position, row)?;
-                    self.trimmed(response, answer, trim.axis, length, position)?;
+                    self.trimmed(response, answer, trim.axis, length, position, on_gpus)?;
                 }
-                None => self.whole(response, answer, position, copies)?,
+                None => self.whole(response, answer, position, on_gpus)?,
             }
         }
         Ok(())
@@ -104,7 +106,7 @@ impl<'a> Answers<'a> {
         response: &'r Response,
         answer: &OutputRows,
         position: usize,
-        copies: &mut Vec<OutputCopy<'r>>,
+        on_gpus: &mut OnGpus<'r>,
     ) -> Result<(), RequestError> {
         let in_front = if answer.bound.form == ShapeForm::Unbatched || answer.dims.is_empty() { &[1][..] } else { &[] };
         let dims: SmallVec<[i64; 6]> = in_front.iter().chain(&answer.dims).copied().collect();
@@ -116,7 +118,8 @@ impl<'a> Answers<'a> {
             let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
             let mut chunks: Vec<_> = row.chunks().collect();
             chunks.sort_unstable_by_key(|chunk| chunk.alone);
-            return fill(&answer.bound.name, memory, rows::pieces_of_window(chunks.into_iter(), answer.view.bytes));
+            let pieces = rows::pieces_of_window(chunks.into_iter(), answer.view.bytes);
+            return on_gpus.fill(position, &answer.bound.name, memory, pieces);
         }
         let bytes = answer.layout.row_bytes();
         let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
@@ -124,21 +127,22 @@ impl<'a> Answers<'a> {
         if let OutputMemory::Gpu(to) = &memory {
             let copy = OutputCopy { output: answer.index, layout: answer.layout, at, to: *to };
             if self.step.can_copy_output(&copy) {
-                copies.push(copy);
+                on_gpus.copies.push(copy);
                 return Ok(());
             }
         }
-        fill(&answer.bound.name, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
+        on_gpus.fill(position, &answer.bound.name, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
-    fn trimmed(
+    fn trimmed<'r>(
         &self,
-        response: &Response,
+        response: &'r Response,
         answer: &OutputRows,
         axis: usize,
         length: Option<usize>,
         position: usize,
+        on_gpus: &mut OnGpus<'r>,
     ) -> Result<(), RequestError> {
         let (bound, view) = (answer.bound, &answer.view);
         let layout = WindowLayout::new(bound.data_type, view.dims, bound.batch_axis, axis);
@@ -160,7 +164,7 @@ impl<'a> Answers<'a> {
             return send_strings(bound, response, &dims, positions.map(|position| view.strings.get(position)));
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
-        fill(&bound.name, memory, rows::pieces_of_window(chunks, view.bytes))
+        on_gpus.fill(position, &bound.name, memory, rows::pieces_of_window(chunks, view.bytes))
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
@@ -188,6 +192,51 @@ impl<'a> Answers<'a> {
     }
 }
 
+/// Outputs of a batch whose responses are in memory of GPUs. They are written together, so that each GPU is waited for once.
+#[derive(Default)]
+struct OnGpus<'r> {
+    /// Those that are copied on the step's device.
+    copies: Vec<OutputCopy<'r>>,
+    /// The others.
+    writes: Vec<Write<'r>>,
+}
+
+struct Write<'r> {
+    /// The row's position in the batch.
+    position: usize,
+    output: String,
+    to: Foreign<'r>,
+    bytes: Vec<u8>,
+}
+
+impl<'r> OnGpus<'r> {
+    /// As [`fill`]; what goes to a GPU is kept for [`OnGpus::write`].
+    fn fill<'p>(
+        &mut self,
+        position: usize,
+        output: &str,
+        memory: OutputMemory<'r>,
+        pieces: impl Iterator<Item = &'p [u8]>,
+    ) -> Result<(), RequestError> {
+        let OutputMemory::Gpu(to) = memory else { return fill(output, memory, pieces) };
+        let mut bytes = reserve(to.byte_len())?;
+        pieces.for_each(|piece| bytes.extend_from_slice(piece));
+        self.writes.push(Write { position, output: output.to_owned(), to, bytes });
+        Ok(())
+    }
+
+    /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
+    fn write(self) -> Vec<(usize, RequestError)> {
+        let failed = device::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
+        let error = |write: Write| {
+            let gpu = write.to.gpu();
+            let source = failed.get(&gpu)?.clone();
+            Some((write.position, RequestError::OutputOnGpu { name: write.output, gpu, source }))
+        };
+        self.writes.into_iter().filter_map(error).collect()
+    }
+}
+
 /// Writes an output, which is these pieces one after another, to where Triton wants it.
 pub fn fill<'p>(
     output: &str,
@@ -198,15 +247,14 @@ pub fn fill<'p>(
         OutputMemory::Host(mut bytes) => {
             pieces.for_each(|piece| bytes.write(piece));
             bytes.finish();
+            Ok(())
         }
-        OutputMemory::Gpu(on_gpu) => {
-            let mut bytes = reserve(on_gpu.byte_len())?;
-            pieces.for_each(|piece| bytes.extend_from_slice(piece));
-            let (name, gpu) = (output.to_owned(), on_gpu.gpu());
-            on_gpu.write(&bytes).map_err(|source| RequestError::OutputOnGpu { name, gpu, source })?;
+        on_gpu @ OutputMemory::Gpu(_) => {
+            let mut alone = OnGpus::default();
+            alone.fill(0, output, on_gpu, pieces)?;
+            alone.write().pop().map_or(Ok(()), |(_, error)| Err(error))
         }
     }
-    Ok(())
 }
 
 /// A response with the outputs that the request wants, none of them with an element.

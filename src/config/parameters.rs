@@ -11,7 +11,7 @@ use super::raw::Parameter;
 use super::resolved::StatePair;
 
 /// Every parameter of this backend.
-const KNOWN: [&str; 63] = [
+const KNOWN: [&str; 64] = [
     "allow_cpu_fallback",
     "always_pad_to_max_batch",
     "batch_info_logging_level",
@@ -21,6 +21,7 @@ const KNOWN: [&str; 63] = [
     "constant_inputs",
     "detailed_metrics_logging_level",
     "enable_cuda_graph",
+    "exit_on_gpu_failure",
     "enable_mem_arena",
     "enable_mem_pattern",
     "enable_trt_caching",

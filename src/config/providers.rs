@@ -20,6 +20,8 @@ pub struct Providers {
     pub allow_cpu_fallback: bool,
     /// Whether runs are replayed as CUDA graphs.
     pub cuda_graph: bool,
+    /// Whether the process ends when it can't use a GPU any more.
+    pub exit_on_gpu_failure: bool,
 }
 
 /// The CUDA option that says by how much the arena grows.
@@ -98,7 +100,8 @@ impl Providers {
                 "only TensorRT computes in fp16, and this model runs on the CPU: 'fp32' is expected",
             ));
         }
-        Ok(Self::default())
+        // Devices for tests belong to instances of KIND_CPU.
+        Ok(Self { exit_on_gpu_failure: given.exit_on_gpu_failure, ..Self::default() })
     }
 }
 
@@ -131,6 +134,7 @@ struct Given {
     cache_dir: Option<String>,
     cuda_graph: bool,
     allow_cpu_fallback: bool,
+    exit_on_gpu_failure: bool,
     cuda: Options,
     tensorrt: Options,
     accelerators: Vec<String>,
@@ -152,6 +156,7 @@ impl Given {
             cache_dir,
             cuda_graph: parameters.switch("enable_cuda_graph", false)?,
             allow_cpu_fallback: parameters.switch("allow_cpu_fallback", false)?,
+            exit_on_gpu_failure: parameters.switch("exit_on_gpu_failure", false)?,
             cuda: parameters.cuda_options()?,
             tensorrt: parameters.tensorrt_options(),
             accelerators: Vec::new(),
@@ -257,6 +262,7 @@ impl Given {
             cuda: self.cuda,
             allow_cpu_fallback: self.allow_cpu_fallback,
             cuda_graph: self.cuda_graph,
+            exit_on_gpu_failure: self.exit_on_gpu_failure,
         })
     }
 
@@ -265,6 +271,7 @@ impl Given {
             ("ort_ep", self.provider.is_some_and(|provider| provider != Provider::Cpu) && self.accelerators.is_empty()),
             ("enable_trt_caching", self.caching),
             ("enable_cuda_graph", self.cuda_graph),
+            ("exit_on_gpu_failure", self.exit_on_gpu_failure),
         ];
         for (name, _) in gpu_only.iter().filter(|(_, given)| *given) {
             log::info!("parameter '{name}' has no effect: instances are of KIND_CPU");

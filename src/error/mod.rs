@@ -27,7 +27,10 @@ const fn memory_code(error: &MemoryError) -> Code {
 
 const fn device_code(error: &DeviceError) -> Code {
     match error {
-        DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. } => Code::Unavailable,
+        // Another server may serve it.
+        DeviceError::OutOfMemory { .. } | DeviceError::OutOfPinned { .. } | DeviceError::Lost { .. } => {
+            Code::Unavailable
+        }
         DeviceError::NoDriver | DeviceError::UselessDriver { .. } | DeviceError::NoDevice { .. } => Code::Unsupported,
         DeviceError::Failed { .. } => Code::Internal,
     }

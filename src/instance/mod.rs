@@ -57,7 +57,7 @@ impl Instance {
         let (kind, sequences) = (site.kind, site.sequences.clone());
         let used_before = site.used_before_instance()?;
         let Opened { session, stream } = model.sessions.for_instance(site.device.as_ref())?;
-        let queue = stream.map(|stream| Queue::new(stream, site.traffic.clone())).transpose()?;
+        let queue = stream.map(|stream| Queue::new(stream, site.queues.clone())).transpose()?;
         let spec = model.binding.step_spec(model.config.most_rows(), model.config.warmup_batch_sizes.clone());
         let copier = queue.map_or(Copier::on_host(), Copier::on_device);
         let mut step = Step::new(session, &spec, copier.clone())?;
@@ -122,6 +122,7 @@ impl Instance {
         // What a panic drops has been answered and released by that.
         let done = panic::catch(|| self.answer(requests, &mut answered));
         self.recover(done);
+        self.exit_if_device_is_lost();
         let requests = answered.len();
         self.responder.dispatch(answered, requests, || self.next_run_ns());
     }
@@ -139,7 +140,17 @@ impl Instance {
         let times = Times::starting_at(monotonic_ns());
         let done = panic::catch(|| self.answer_rows(rows, times, &mut answered));
         self.recover(done);
+        self.exit_if_device_is_lost();
         answered
+    }
+
+    /// Ends the process after an error after which only a new one can use the GPU, if the configuration says so. The
+    /// clients of all models lose their connections.
+    fn exit_if_device_is_lost(&self) {
+        if let Some(error) = self.sequences.lost_device().filter(|_| self.model.exits_on_gpu_failure()) {
+            log::error!("{}: {error}; the process ends, as 'exit_on_gpu_failure' says", self.model.config.model);
+            triton::exit_process();
+        }
     }
 
     /// Brings the instance into order after a payload that may have panicked.
@@ -224,6 +235,7 @@ impl Instance {
                 }
             }
         }
+        self.expected.fetch(rows.iter_mut());
         rows
     }
 

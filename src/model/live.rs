@@ -11,7 +11,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::metrics::{Ran, SequenceMetrics, Snapshot};
 use crate::error::Reason;
-use crate::memory::device::{Device, Traffic};
+use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, Charge, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::scheduler::{After, Over};
@@ -72,8 +72,8 @@ pub struct LiveSequences {
     device: Option<Arc<Device>>,
     /// What the varying states and the held inputs of all sequences may have.
     budget: Arc<Budget>,
-    /// What has gone between host and device.
-    traffic: Arc<Traffic>,
+    /// What the instances' queues to the device have done.
+    queues: Arc<QueueReport>,
     /// Bytes of states that were copied so far.
     copied_bytes: AtomicU64,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
@@ -189,7 +189,7 @@ impl LiveSequences {
         limits: SlotLimits,
         slot: SlotSpec,
         budget: Arc<Budget>,
-        traffic: Arc<Traffic>,
+        queues: Arc<QueueReport>,
         metrics: SequenceMetrics,
     ) -> Result<Self, MemoryError> {
         let device = slot.device.as_ref().map(|(device, _)| device.clone());
@@ -201,7 +201,7 @@ impl LiveSequences {
             slot,
             device,
             budget,
-            traffic,
+            queues,
             copied_bytes,
             failed,
             queued,
@@ -534,6 +534,17 @@ impl LiveSequences {
         });
     }
 
+    /// Why requests are answered with errors until the model is loaded again or the server restarts: a call to the device
+    /// has failed.
+    pub fn device_failure(&self) -> Option<&DeviceError> {
+        self.queues.failure.get().or_else(|| self.lost_device())
+    }
+
+    /// Why this process can't use the device any more.
+    pub fn lost_device(&self) -> Option<&DeviceError> {
+        self.device.as_ref().and_then(|device| device.lost())
+    }
+
     /// The numbers of sequences and slots now.
     pub fn snapshot(&self) -> Snapshot {
         self.snapshot_of(&self.table.lock())
@@ -549,12 +560,13 @@ impl LiveSequences {
             slot_bytes: self.slot.slot_bytes,
             varying_bytes: self.budget.used(),
             copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
-            to_device_bytes: self.traffic.to_device.load(Ordering::Relaxed),
-            to_host_bytes: self.traffic.to_host.load(Ordering::Relaxed),
+            to_device_bytes: self.queues.to_device.load(Ordering::Relaxed),
+            to_host_bytes: self.queues.to_host.load(Ordering::Relaxed),
             counts: table.counts(),
             parked,
             waiting,
             queued: requests,
+            device_failed: self.device_failure().is_some(),
             failed: self.failed.each_ref().map(|count| count.load(Ordering::Relaxed)),
         }
     }

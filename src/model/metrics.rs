@@ -38,6 +38,8 @@ pub struct Snapshot {
     pub waiting: usize,
     /// Requests that wait in the backend, these STARTs among them.
     pub queued: usize,
+    /// Whether a call to the device has failed, so that requests get errors.
+    pub device_failed: bool,
     /// Requests that failed so far, in the order of [`Reason::LABELS`].
     pub failed: [u64; Reason::LABELS.len()],
 }
@@ -45,7 +47,7 @@ pub struct Snapshot {
 /// Reads the value of one metric from a snapshot.
 type Reading = fn(&Snapshot) -> f64;
 
-const GAUGES: [(&str, &str, Reading); 10] = [
+const GAUGES: [(&str, &str, Reading); 11] = [
     ("stateful_live_sequences", "Sequences that hold a state slot", |now| now.live as f64),
     ("stateful_parked_sequences", "Live sequences that are parked", |now| now.parked as f64),
     ("stateful_waiting_starts", "START requests that wait for a place", |now| now.waiting as f64),
@@ -60,6 +62,11 @@ const GAUGES: [(&str, &str, Reading); 10] = [
     ("stateful_growing_state_bytes", "Bytes of growing states, states of strings and held inputs", |now| {
         now.varying_bytes as f64
     }),
+    (
+        "stateful_gpu_failed",
+        "1 if a call to the GPU failed, so that requests get errors until the model is loaded again or the server restarts",
+        |now| f64::from(u8::from(now.device_failed)),
+    ),
 ];
 
 const COUNTERS: [(&str, &str, Reading); 7] = [

@@ -32,7 +32,7 @@ use crate::conversion::{Served, convert_if_asked};
 use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
-use crate::memory::device::devices_for_cpu_instances;
+use crate::memory::device::{DeviceError, devices_for_cpu_instances};
 use crate::sequence::{Refusal, SequenceId};
 use crate::session::{Library, Session};
 use crate::triton;
@@ -161,6 +161,16 @@ impl Model {
         } else {
             self.sites[number as usize % self.sites.len()].kind
         }
+    }
+
+    /// Why its instances do not serve any more: a call to a GPU has failed.
+    pub fn device_failure(&self) -> Option<&DeviceError> {
+        self.sites.iter().find_map(|site| site.sequences.device_failure())
+    }
+
+    /// Whether the process is to end when it can't use a GPU any more.
+    pub const fn exits_on_gpu_failure(&self) -> bool {
+        self.sessions.providers().exit_on_gpu_failure
     }
 
     /// A number for a new instance, never given twice.

@@ -11,7 +11,7 @@ use super::sessions::Sessions;
 use crate::binding::Binding;
 use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::error::LoadError;
-use crate::memory::device::{Device, DeviceError, Traffic};
+use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, SlotSpec};
 use crate::sequence::Policy;
 use crate::session::Session;
@@ -24,8 +24,8 @@ pub struct Site {
     /// The GPU; `None` on the host.
     pub device: Option<Arc<Device>>,
     pub sequences: Arc<LiveSequences>,
-    /// The traffic between the host and the device.
-    pub traffic: Arc<Traffic>,
+    /// What the instances' queues to the device have done.
+    pub queues: Arc<QueueReport>,
     /// Bytes of the GPU's memory that were in use before the model was loaded; taken by the first instance.
     used_before: Mutex<Option<usize>>,
     _reaper: Reaper,
@@ -53,7 +53,7 @@ impl Site {
             queue_requests,
             has_place_for_all: placement.slots.capacity >= config.candidates * placement.instances,
         };
-        let traffic = Arc::<Traffic>::default();
+        let queues = Arc::<QueueReport>::default();
         let metrics = SequenceMetrics::new(&config.model, version, device.as_ref().map(|device| device.number()));
         let spec = SlotSpec {
             slot_bytes: binding.slot.slot_bytes(),
@@ -61,11 +61,11 @@ impl Site {
         };
         let budget = Budget::new(config.states.limits.total);
         let (slots, slot_bytes) = (placement.slots.first_slab, spec.slot_bytes);
-        let sequences = LiveSequences::new(policy, placement.slots, spec, budget, traffic.clone(), metrics);
+        let sequences = LiveSequences::new(policy, placement.slots, spec, budget, queues.clone(), metrics);
         let sequences = Arc::new(sequences.map_err(|source| LoadError::PoolAtLoad { slots, slot_bytes, source })?);
         let reaper = Reaper::start(sequences.clone()).map_err(LoadError::Reaper)?;
         let (kind, placement, used_before) = (placement.kind, placement.clone(), Mutex::new(used_before));
-        Ok(Self { kind, placement, device, sequences, traffic, used_before, _reaper: reaper })
+        Ok(Self { kind, placement, device, sequences, queues, used_before, _reaper: reaper })
     }
 
     /// Bytes of the GPU's memory that are in use before an instance is made; 0 on the host. What the model itself has

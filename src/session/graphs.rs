@@ -1,15 +1,15 @@
 //! Runs as CUDA graphs: captured once for each number of rows and set of given tensors, and replayed from then on.
 //!
 //! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
-//! the thread that captured it, because ONNX Runtime keeps it there. While one is captured, nothing else in this
-//! process may allocate or run on a GPU ([`CAPTURE`]). A run that would have to wait for that runs without a graph, and
-//! the next one tries again.
+//! the thread that captured it, because ONNX Runtime keeps it there: so it is captured while requests are served. While
+//! one is captured, nothing else of this backend may allocate or run on a GPU. A capture waits for the runs under way.
+//! While a session is opened, runs go without a graph, and the next one tries again.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 
 use super::open::{RunOptions, Session, SessionError};
-use crate::memory::device::{CAPTURE, while_nothing_is_captured};
+use crate::memory::device::{for_capture, for_run};
 
 /// What a graph is bound to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -55,14 +55,14 @@ impl Graphs {
         let key = key.filter(|key| self.rows.contains(&key.rows)).map(|key| (thread::current().id(), key));
         let failures = match key.as_ref().and_then(|key| self.made.get(key)) {
             Some(Graph::Captured(graph)) => {
-                let _no_capture = while_nothing_is_captured();
+                let _no_capture = for_run();
                 return run(graph.as_ptr());
             }
             Some(Graph::Failed(failures)) => *failures,
             None => 0,
         };
         if let Some(key) = key.filter(|_| failures < MOST_FAILURES)
-            && let Some(_alone) = CAPTURE.try_write()
+            && let Some(_alone) = for_capture()
         {
             let graph = session.graph_options(self.next_id)?;
             self.next_id += 1;
@@ -70,6 +70,7 @@ impl Graphs {
                 self.made.insert(key, Graph::Captured(graph));
                 return Ok(());
             };
+            session.end_capture()?;
             run(session.run_options())?;
             let failures = failures + 1;
             let from_now_on = if failures < MOST_FAILURES { "this time" } else { "from now on" };
@@ -77,7 +78,7 @@ impl Graphs {
             self.made.insert(key, Graph::Failed(failures));
             return Ok(());
         }
-        let _no_capture = while_nothing_is_captured();
+        let _no_capture = for_run();
         run(session.run_options())
     }
 }

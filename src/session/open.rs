@@ -17,7 +17,7 @@ use super::source::ModelSource;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::memory::MemoryError;
-use crate::memory::device::{DeviceError, OwnedStream, while_nothing_is_captured};
+use crate::memory::device::{DeviceError, OwnedStream, for_session};
 
 /// Why a model cannot be opened, in ONNX Runtime's own words.
 #[derive(Debug, thiserror::Error)]
@@ -125,7 +125,7 @@ impl Session {
     ) -> Result<Self, OpenError> {
         let load = |why: String| OpenError::Load { path: source.to_string(), why };
         let mut builder = builder(library, options).map_err(load)?;
-        let _no_capture = matches!(provider, Provider::Gpu { .. }).then(while_nothing_is_captured);
+        let _no_capture = matches!(provider, Provider::Gpu { .. }).then(for_session);
         provider.append_to(&mut builder)?;
         let session = match source.bytes() {
             Some(bytes) => builder.commit_from_memory(bytes),
@@ -170,6 +170,14 @@ impl Session {
         matches!(&self.provider, Provider::Gpu { providers, .. } if providers.cuda_graph)
     }
 
+    /// Ends a capture that failed, on the thread that began it.
+    pub(super) fn end_capture(&self) -> Result<(), SessionError> {
+        match &self.provider {
+            Provider::Cpu => Ok(()),
+            Provider::Gpu { stream, .. } => Ok(stream.end_capture()?),
+        }
+    }
+
     /// Options of the runs that are captured as, and replay, the CUDA graph of that number.
     pub(super) fn graph_options(&self, graph: i32) -> Result<RunOptions, SessionError> {
         RunOptions::new(&self.options, &self.provider, Some(graph)).map_err(SessionError::Run)
@@ -196,7 +204,7 @@ fn described(session: &ort::session::Session) -> (Option<String>, BTreeMap<Strin
 impl Drop for Session {
     fn drop(&mut self) {
         // Dropping the session frees memory on the GPU, which has to be the thread's current one.
-        let _no_capture = self.is_on_gpu().then(while_nothing_is_captured);
+        let _no_capture = self.is_on_gpu().then(for_session);
         if let Provider::Gpu { stream, .. } = &self.provider
             && let Err(error) = stream.device().make_current()
         {

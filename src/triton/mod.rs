@@ -52,6 +52,13 @@ const fn has_request_parameters(api: &Api) -> bool {
     api.TRITONBACKEND_RequestParameterCount.is_some() && api.TRITONBACKEND_RequestParameter.is_some()
 }
 
+/// Ends the server's process with exit code 1. It does so at once: no exit handler runs, because those of CUDA's libraries
+/// may wait for a GPU that does not answer.
+pub fn exit_process() -> ! {
+    // SAFETY: it takes a number and does not return.
+    unsafe { libc::_exit(1) }
+}
+
 /// Why the library cannot serve in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {

@@ -13,7 +13,7 @@ use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::rows::{Part, Whole};
 use super::types;
-use crate::memory::device::{DeviceError, Foreign};
+use crate::memory::device::{self, DeviceError, Foreign};
 use crate::memory::{Charge, ClientBytes, MemoryError, Strings, reserve, strings};
 use crate::sequence::SequenceId;
 use crate::tensor::DataType;
@@ -249,6 +249,26 @@ impl Request {
         Ok(())
     }
 
+    /// Copies inputs of several requests as [`Request::copy_input`] does, and waits once for each GPU that they are on.
+    /// `inputs` has indices in `requests`, and of the input.
+    pub fn copy_inputs(requests: &mut [&mut Self], inputs: &[(usize, usize)]) -> Vec<Result<(), NotCopied>> {
+        let lent = |&(request, index): &(usize, usize)| match requests[request].inputs.get(index) {
+            Some(Some(RawInput { elements: Elements::Lent(buffers), .. })) => buffers.as_slice(),
+            _ => &[],
+        };
+        let copied = copy_each(inputs.iter().map(lent));
+        let set = |(&(request, index), copied): (&(usize, usize), Result<Vec<u8>, NotCopied>)| {
+            let copied = copied?;
+            if let Some(Some(input)) = requests[request].inputs.get_mut(index)
+                && matches!(input.elements, Elements::Lent(_))
+            {
+                input.elements = Elements::Owned(Arc::new(copied));
+            }
+            Ok(())
+        };
+        inputs.iter().zip(copied).map(set).collect()
+    }
+
     /// As [`Request::copy_input`], and reads the copy as strings. Returns their number; `None` if the bytes are not
     /// strings in Triton's form.
     pub fn read_strings(&mut self, index: usize) -> Result<Option<usize>, NotCopied> {
@@ -478,15 +498,42 @@ unsafe fn input_buffer(input: *mut TRITONBACKEND_Input, index: u32) -> Result<Pi
 
 /// Copies buffers, one after another, to our own memory.
 pub(super) fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
-    let bytes = buffers.iter().map(|piece| piece.bytes.len).fold(0, usize::saturating_add);
-    let mut copied = reserve(bytes).map_err(NotCopied::Memory)?;
-    for piece in buffers {
-        match piece.on_gpu() {
-            Some(on_gpu) => on_gpu.append_to(&mut copied).map_err(|source| NotCopied::Gpu(on_gpu.gpu(), source))?,
-            None => piece.on_host().append_to(&mut copied),
+    copy_each([buffers].into_iter()).pop().unwrap_or(Ok(Vec::new()))
+}
+
+/// Copies the buffers of each list, one after another, to memory of our own. Each GPU is waited for once.
+fn copy_each<'p>(lists: impl Iterator<Item = &'p [Piece]> + Clone) -> Vec<Result<Vec<u8>, NotCopied>> {
+    let room = |list: &[Piece]| {
+        let bytes = list.iter().map(Piece::byte_len).fold(0, usize::saturating_add);
+        let mut room = reserve(bytes).map_err(NotCopied::Memory)?;
+        room.resize(bytes, 0);
+        Ok(room)
+    };
+    let mut copied: Vec<_> = lists.clone().map(room).collect();
+    let mut on_gpus = Vec::new();
+    for (list, copied) in lists.clone().zip(&mut copied) {
+        let Ok(copied) = copied else { continue };
+        let mut rest = copied.as_mut_slice();
+        for piece in list {
+            let (to, behind) = rest.split_at_mut(piece.byte_len());
+            rest = behind;
+            match piece.on_gpu() {
+                Some(on_gpu) => on_gpus.push((on_gpu, to)),
+                None => piece.on_host().copy_to(to),
+            }
         }
     }
-    Ok(copied)
+    if on_gpus.is_empty() {
+        return copied;
+    }
+    let failed = device::fetch(on_gpus);
+    for (list, copied) in lists.zip(&mut copied) {
+        let error = list.iter().filter_map(Piece::on_gpu).find_map(|of| Some((of.gpu(), failed.get(&of.gpu())?)));
+        if let Some((gpu, source)) = error.filter(|_| copied.is_ok()) {
+            *copied = Err(NotCopied::Gpu(gpu, source.clone()));
+        }
+    }
+    copied
 }
 
 /// Copies a range of the bytes of buffers, one after another.

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::error::{Code, Error};
 use super::request::{Elements, NotCopied, Piece, RawDims, RawInput, RawRequest, copy_buffers, copy_part};
 use super::response::OutputMemory;
-use crate::memory::strings;
+use crate::memory::{device, strings};
 use crate::tensor::{DataType, element_count};
 
 /// A row of a request.
@@ -126,8 +126,9 @@ impl Whole {
                     }
                     OutputMemory::Gpu(memory) => {
                         let all: Vec<u8> = outputs.flat_map(|of| of.bytes.iter().copied()).collect();
-                        let written = memory.write(&all);
-                        written.map_err(|error| Error::new(Code::Unavailable, error.to_string()))?;
+                        if let Some(error) = device::write(vec![(memory, all.as_slice())]).pop_first() {
+                            return Err(Error::new(Code::Unavailable, error.1.to_string()));
+                        }
                     }
                 }
             }

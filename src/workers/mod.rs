@@ -189,7 +189,13 @@ impl Workers {
         let queue_was_empty = thread_waits() != self.waits;
         let now = Instant::now();
         let (mut wake, mut refused) = (Vec::new(), Vec::new());
-        let read: Vec<_> = requests.into_iter().map(|request| self.read(request)).collect();
+        let mut read: Vec<_> = requests.into_iter().map(|request| self.read(request)).collect();
+        self.expected.fetch(read.iter_mut().flatten().map(|read| &mut read.row));
+        for Read { row, control, .. } in read.iter_mut().flatten() {
+            if let Some(problem) = row.problem.take() {
+                *control = Err(Some(problem));
+            }
+        }
         let mut scheduler = self.shared.scheduler.lock();
         for rows in read {
             let rows = if rows.len() == 1 { rows } else { all_or_none(rows, &scheduler) };
@@ -262,10 +268,9 @@ impl Workers {
         };
         let rows = if controls.len() == 1 { vec![request] } else { request.split(controls.len()) };
         let read = |(request, control): (Request, Control)| {
-            let mut row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
+            let row = self.expected.row(request, control.start, control.end, self.tells_id, asked.take());
             let starts = control.id.as_ref().filter(|_| control.starts_anew()).cloned();
-            let control = row.problem.take().map_or(Ok(control), |error| Err(Some(error)));
-            Read { row, starts, control }
+            Read { row, starts, control: Ok(control) }
         };
         rows.into_iter().zip(controls).map(read).collect()
     }

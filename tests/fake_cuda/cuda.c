@@ -12,7 +12,8 @@
 #include "../../src/memory/device/emulate.c"
 #include "streams.h"
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400 };
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
+       CAPTURE_INVALIDATED = 901 };
 
 static size_t used[GPUS], limit = (size_t)1 << 32;
 static _Thread_local int current = -1;
@@ -94,8 +95,9 @@ int fake_cuda_enqueue(void *handle, Work work) {
         do_work(&work);
     } else if (stream->captured != NULL) {
         Graph *graph = stream->captured;
-        if (graph->count == sizeof graph->work / sizeof *graph->work) abort();
-        graph->work[graph->count++] = work;
+        if (graph->is_invalid) result = CAPTURE_INVALIDATED;
+        else if (graph->count == sizeof graph->work / sizeof *graph->work) abort();
+        else graph->work[graph->count++] = work;
     } else {
         if (stream->count == stream->room) {
             stream->room = 2 * stream->room + 64;
@@ -157,6 +159,16 @@ Graph *fake_cuda_captured(void *handle) {
     return stream != NULL ? stream->captured : NULL;
 }
 
+int fake_cuda_end_capture(void *handle, void **graph) {
+    Graph *captured = fake_cuda_captured(handle);
+    if (captured == NULL) return INVALID_VALUE;
+    int is_invalid = captured->is_invalid;
+    if (is_invalid) free(captured);
+    *graph = is_invalid ? NULL : captured;
+    fake_cuda_capture(handle, NULL);
+    return is_invalid ? CAPTURE_INVALIDATED : SUCCESS;
+}
+
 int fake_cuda_current(void) { return current < 0 ? 0 : current; }
 void fake_cuda_set_current(int device) { current = device; }
 
@@ -203,7 +215,21 @@ int cuStreamCreate(void **stream, unsigned flags) {
     return flags == 1 ? SUCCESS : INVALID_VALUE;
 }
 int cuStreamDestroy_v2(void *stream) { return fake_cuda_close_stream(stream); }
-int cuStreamSynchronize(void *stream) { return fake_cuda_wait(stream); }
+int cuStreamIsCapturing(void *stream, int *status) {
+    Graph *captured = fake_cuda_captured(stream);
+    *status = captured == NULL ? 0 : captured->is_invalid ? 2 : 1;
+    return SUCCESS;
+}
+int cuStreamEndCapture(void *stream, void **graph) { return fake_cuda_end_capture(stream, graph); }
+int cuGraphDestroy(void *graph) { free(graph); return SUCCESS; }
+static size_t waits, host_allocations;
+// Waits for streams, and allocations of pinned memory.
+size_t fake_cuda_driver_waits(void) { return waits; }
+size_t fake_cuda_host_allocations(void) { return host_allocations; }
+int cuStreamSynchronize(void *stream) {
+    __atomic_add_fetch(&waits, 1, __ATOMIC_RELAXED);
+    return fake_cuda_wait(stream);
+}
 
 int cuMemAlloc_v2(u64 *memory, size_t bytes) {
     return current < 0 ? INVALID_CONTEXT : fake_cuda_allocate((void **)memory, bytes);
@@ -222,6 +248,7 @@ int cuMemAllocFromPoolAsync(u64 *memory, size_t bytes, void *pool, void *stream)
 int cuMemFreeAsync(u64 memory, void *stream) { return enqueue(stream, (Work){.kind = FREE, .to = (void *)memory}); }
 
 int cuMemHostAlloc(void **memory, size_t bytes, unsigned flags) {
+    __atomic_add_fetch(&host_allocations, 1, __ATOMIC_RELAXED);
     *memory = malloc(bytes);
     return flags == 1 ? SUCCESS : INVALID_VALUE;
 }

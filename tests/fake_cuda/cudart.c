@@ -13,12 +13,14 @@
 
 enum { SUCCESS = 0, HOST_TO_DEVICE = 1, DEVICE_TO_HOST = 2 };
 
-static size_t copied[5], captures, launches, pinned;
+static size_t copied[5], captures, launches, pinned, failing;
 
 // Bytes that were copied in a direction: cudaMemcpyKind.
 size_t fake_cuda_copied(int kind) { return copied[kind]; }
 // Bytes of pinned host memory that were ever allocated.
 size_t fake_cuda_pinned(void) { return pinned; }
+// So many captures from now on are invalid from their beginning.
+void fake_cuda_fail_captures(size_t count) { failing = count; }
 size_t fake_cuda_captures(void) { return captures; }
 size_t fake_cuda_graph_launches(void) { return launches; }
 
@@ -82,12 +84,20 @@ static char event;
 int cudaEventCreateWithFlags(void **made, unsigned flags) { (void)flags; *made = &event; return SUCCESS; }
 int cudaEventCreate(void **made) { return cudaEventCreateWithFlags(made, 0); }
 
-int cudaStreamIsCapturing(void *stream, int *status) { *status = fake_cuda_captured(stream) != NULL; return SUCCESS; }
-int cudaStreamBeginCapture(void *stream, int mode) { (void)mode; return fake_cuda_capture(stream, calloc(1, sizeof(Graph))); }
+int cudaStreamIsCapturing(void *stream, int *status) {
+    Graph *captured = fake_cuda_captured(stream);
+    *status = captured == NULL ? 0 : captured->is_invalid ? 2 : 1;
+    return SUCCESS;
+}
+int cudaStreamBeginCapture(void *stream, int mode) {
+    (void)mode;
+    Graph *graph = calloc(1, sizeof *graph);
+    if (failing > 0) { failing--; graph->is_invalid = 1; }
+    return fake_cuda_capture(stream, graph);
+}
 int cudaStreamEndCapture(void *stream, void **graph) {
-    *graph = fake_cuda_captured(stream);
     captures++;
-    return fake_cuda_capture(stream, NULL);
+    return fake_cuda_end_capture(stream, graph);
 }
 int cudaGraphInstantiate(void **executable, void *graph, unsigned long long flags) {
     (void)flags;

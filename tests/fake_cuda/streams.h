@@ -19,7 +19,8 @@ typedef struct {
     void (*call)(void *);
 } Work;
 
-struct Graph { Work work[256]; size_t count; };
+// What is enqueued after something that CUDA forbids during a capture makes the graph invalid.
+struct Graph { Work work[256]; size_t count; int is_invalid; };
 
 // Handles are numbers; NULL is the default stream.
 int fake_cuda_enqueue(void *stream, Work work);
@@ -31,6 +32,8 @@ int fake_cuda_close_stream(void *stream);
 // What is enqueued from now on goes into the graph; NULL ends that.
 int fake_cuda_capture(void *stream, Graph *graph);
 Graph *fake_cuda_captured(void *stream);
+// Ends the capture. Fails, without a graph, if that is invalid.
+int fake_cuda_end_capture(void *stream, void **graph);
 
 // Memory of the calling thread's device.
 int fake_cuda_allocate(void **memory, size_t bytes);

@@ -173,6 +173,12 @@ impl LoadedInstance {
         took(unsafe { exports::TRITONBACKEND_ModelInstanceFinalize(self.raw()) })
     }
 
+    /// Whether it is ready, as a client of Triton 25.12 or newer is told.
+    pub fn ready(&self) -> Result<(), Failure> {
+        // SAFETY: a live instance of a live model.
+        took(unsafe { exports::TRITONBACKEND_ModelInstanceReady(self.raw()) })
+    }
+
     /// Hands a payload over.
     pub fn execute(&self, payload: &[Arc<Request>]) -> Result<(), Failure> {
         self.requests.lock().extend(payload.iter().cloned());

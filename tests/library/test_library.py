@@ -19,6 +19,7 @@ ENTRY_POINTS = {
     "TRITONBACKEND_ModelFinalize",
     "TRITONBACKEND_ModelInstanceInitialize",
     "TRITONBACKEND_ModelInstanceFinalize",
+    "TRITONBACKEND_ModelInstanceReady",
     "TRITONBACKEND_ModelInstanceExecute",
 }
 

@@ -508,6 +508,8 @@ TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model);
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance);
 /// Called when an instance is removed, and also after a ModelInstanceInitialize that failed.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance);
+/// Called when a client asks whether the model is ready, by Triton 25.12 and newer. An error means that it is not.
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKEND_ModelInstance* instance);
 /// Executes a payload of requests. If we return null, we own the requests, but not the array. If we
 /// return an error, the server still owns them.
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(

@@ -28,6 +28,7 @@ pub struct Cuda {
     pool: Option<sys::CUmemoryPool>,
     module: sys::CUmodule,
     kernel: sys::CUfunction,
+    lost: OnceLock<DeviceError>,
 }
 
 // SAFETY: the driver's objects may be used from any thread.
@@ -52,7 +53,8 @@ impl Cuda {
         let device = result::device::get(number).map_err(failed("cuDeviceGet"))?;
         // SAFETY: the driver gave the device. `made` holds the context and releases it when dropped.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        let mut made = Self { number, device, context, pool: None, module: ptr::null_mut(), kernel: ptr::null_mut() };
+        let (module, kernel) = (ptr::null_mut(), ptr::null_mut());
+        let mut made = Self { number, device, context, pool: None, module, kernel, lost: OnceLock::new() };
         made.make_current()?;
         made.pool = made.open_pool()?;
         made.load_kernel()?;
@@ -93,7 +95,11 @@ impl Cuda {
     }
 
     fn error(&self, call: &'static str, error: DriverError) -> DeviceError {
-        driver_error(self.number, call, error)
+        let error = driver_error(self.number, call, error);
+        if error.is_lost() {
+            self.lost.get_or_init(|| error.clone());
+        }
+        error
     }
 
     fn out_of_memory(&self, bytes: usize, call: &'static str, error: DriverError) -> DeviceError {
@@ -219,6 +225,30 @@ impl Driver for Cuda {
         Ok(())
     }
 
+    fn end_capture(&self, stream: Stream) -> Result<(), DeviceError> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let mut graph = ptr::null_mut();
+        // SAFETY: the stream is alive. The graph is destroyed here only.
+        unsafe {
+            let asked = sys::cuStreamIsCapturing(raw(stream), &mut status).result();
+            asked.map_err(|error| self.error("cuStreamIsCapturing", error))?;
+            if status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+                return Ok(());
+            }
+            let ended = sys::cuStreamEndCapture(raw(stream), &mut graph).result();
+            if !graph.is_null() {
+                log_error(sys::cuGraphDestroy(graph).result().map_err(|error| self.error("cuGraphDestroy", error)));
+            }
+            match ended {
+                // What the end of a capture that is no longer valid returns.
+                Err(error) if error.0 != sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED => {
+                    Err(self.error("cuStreamEndCapture", error))
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+
     fn memory(&self) -> Result<(usize, usize), DeviceError> {
         result::mem_get_info().map_err(|error| self.error("cuMemGetInfo", error))
     }
@@ -226,6 +256,10 @@ impl Driver for Cuda {
     fn make_current(&self) -> Result<(), DeviceError> {
         // SAFETY: the context is retained until `self` is dropped.
         unsafe { result::ctx::set_current(self.context) }.map_err(|error| self.error("cuCtxSetCurrent", error))
+    }
+
+    fn lost(&self) -> Option<&DeviceError> {
+        self.lost.get()
     }
 }
 
@@ -256,7 +290,8 @@ fn is_out_of_memory(error: DriverError) -> bool {
 }
 
 fn driver_error(device: i32, call: &'static str, error: DriverError) -> DeviceError {
-    DeviceError::Failed { device, call, why: in_words(error) }
+    let why = in_words(error);
+    if is_final(error.0) { DeviceError::Lost { device, call, why } } else { DeviceError::Failed { device, call, why } }
 }
 
 fn in_words(error: DriverError) -> String {
@@ -267,38 +302,41 @@ fn in_words(error: DriverError) -> String {
 
 /// What to do after an error of the driver, where its own words don't say it.
 const fn help(error: sys::CUresult) -> &'static str {
-    use sys::CUresult::{
-        CUDA_ERROR_ASSERT, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_ADDRESS,
-        CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_INVALID_ADDRESS_SPACE, CUDA_ERROR_INVALID_PC,
-        CUDA_ERROR_JIT_COMPILER_NOT_FOUND, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT,
-        CUDA_ERROR_MISALIGNED_ADDRESS, CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_STUB_LIBRARY, CUDA_ERROR_UNKNOWN,
-        CUDA_ERROR_UNSUPPORTED_PTX_VERSION,
-    };
     match error {
-        CUDA_ERROR_STUB_LIBRARY => {
+        sys::CUresult::CUDA_ERROR_STUB_LIBRARY => {
             "; a stub of the CUDA toolkit was loaded in place of the driver: remove its folder (stubs) from LD_LIBRARY_PATH"
         }
-        CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
+        sys::CUresult::CUDA_ERROR_JIT_COMPILER_NOT_FOUND => {
             "; the driver's compiler, libnvidia-ptxjitcompiler.so.1, is missing: install it beside libcuda.so.1"
-        }
-        CUDA_ERROR_UNSUPPORTED_PTX_VERSION => "; the driver is older than 530: update it",
-        // The driver refuses everything else that this process asks of the GPU.
-        CUDA_ERROR_ASSERT
-        | CUDA_ERROR_ECC_UNCORRECTABLE
-        | CUDA_ERROR_HARDWARE_STACK_ERROR
-        | CUDA_ERROR_ILLEGAL_ADDRESS
-        | CUDA_ERROR_ILLEGAL_INSTRUCTION
-        | CUDA_ERROR_INVALID_ADDRESS_SPACE
-        | CUDA_ERROR_INVALID_PC
-        | CUDA_ERROR_LAUNCH_FAILED
-        | CUDA_ERROR_LAUNCH_TIMEOUT
-        | CUDA_ERROR_MISALIGNED_ADDRESS
-        | CUDA_ERROR_NVLINK_UNCORRECTABLE
-        | CUDA_ERROR_UNKNOWN => {
-            "; this process can't use the GPU any more, whatever is loaded again: restart the server"
         }
         _ => "",
     }
+}
+
+/// Whether the driver refuses everything that this process asks of the device after the error: "the process must be
+/// terminated and relaunched", as CUDA's documentation of `CUresult` says of these.
+const fn is_final(error: sys::CUresult) -> bool {
+    use sys::CUresult::{
+        CUDA_ERROR_ASSERT, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_ADDRESS,
+        CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_INVALID_ADDRESS_SPACE, CUDA_ERROR_INVALID_PC,
+        CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_MISALIGNED_ADDRESS,
+        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_UNKNOWN,
+    };
+    matches!(
+        error,
+        CUDA_ERROR_ASSERT
+            | CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUDA_ERROR_INVALID_PC
+            | CUDA_ERROR_LAUNCH_FAILED
+            | CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUDA_ERROR_UNKNOWN
+    )
 }
 
 fn log_error(done: Result<(), DeviceError>) {
@@ -313,9 +351,9 @@ mod tests {
 
     #[test]
     fn errors_after_which_only_a_restart_helps_say_so() {
-        use sys::CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STUB_LIBRARY};
-        assert!(help(CUDA_ERROR_ILLEGAL_ADDRESS).contains("restart the server"));
+        use sys::CUresult::{CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_STUB_LIBRARY};
+        assert!(is_final(CUDA_ERROR_ILLEGAL_ADDRESS) && !is_final(CUDA_ERROR_INVALID_VALUE));
         assert!(help(CUDA_ERROR_STUB_LIBRARY).contains("LD_LIBRARY_PATH"));
-        assert_eq!(help(CUDA_ERROR_OUT_OF_MEMORY), "");
+        assert_eq!(help(CUDA_ERROR_ILLEGAL_ADDRESS), "");
     }
 }

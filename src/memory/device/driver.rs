@@ -66,9 +66,27 @@ pub enum DeviceError {
         /// The driver's error.
         why: String,
     },
+    /// A function of the driver failed. From now on, the driver refuses everything that this process asks of the device.
+    #[error(
+        "GPU {device}: {call} failed: {why}; this process can't use the GPU any more, whatever is loaded again: restart \
+         the server"
+    )]
+    Lost {
+        /// The device's number.
+        device: i32,
+        /// Name of the function.
+        call: &'static str,
+        /// The driver's error.
+        why: String,
+    },
 }
 
 impl DeviceError {
+    /// Whether only a new process can use the device.
+    pub const fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. })
+    }
+
     /// Whether the operation may succeed when memory has been freed.
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::OutOfMemory { .. } | Self::OutOfPinned { .. })
@@ -138,11 +156,17 @@ pub trait Driver: Send + Sync {
     /// enqueued, because ONNX Runtime reads its memory at once.
     fn before_run(&self, stream: Stream) -> Result<(), DeviceError>;
 
+    /// Ends the capture of a CUDA graph on the stream, if one is under way, and drops the graph.
+    fn end_capture(&self, stream: Stream) -> Result<(), DeviceError>;
+
     /// Free bytes of the device's memory, and all its bytes.
     fn memory(&self) -> Result<(usize, usize), DeviceError>;
 
     /// Makes the device the current one of the calling thread.
     fn make_current(&self) -> Result<(), DeviceError>;
+
+    /// The first [`DeviceError::Lost`] of the device, if there was one.
+    fn lost(&self) -> Option<&DeviceError>;
 
     /// Operations that a simulated device has done.
     #[cfg(any(test, feature = "simulated-device"))]

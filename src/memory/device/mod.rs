@@ -14,23 +14,24 @@
 
 mod cuda;
 mod driver;
+mod foreign;
 mod moves;
 mod queue;
 #[cfg(any(test, feature = "simulated-device"))]
 mod simulated;
 
 use std::collections::BTreeMap;
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 pub use driver::DeviceError;
 use driver::{Driver, Stream};
+pub use foreign::{Foreign, fetch, write};
 pub use moves::{Change, Pieces, RowIn};
-pub use queue::{Queue, Traffic};
+pub use queue::{Queue, QueueReport};
 #[cfg(any(test, feature = "simulated-device"))]
 pub use simulated::Counts;
 
@@ -42,21 +43,38 @@ pub struct Device {
     stream: Stream,
 }
 
-/// Write-locked while a CUDA graph is captured. See [`while_nothing_is_captured`] for what must not happen meanwhile.
-pub static CAPTURE: RwLock<()> = RwLock::new(());
+/// Write-locked while a CUDA graph is captured.
+static CAPTURE: RwLock<()> = RwLock::new(());
 
-/// Waits until no CUDA graph is captured, and prevents a capture while the guard lives. Hold it for everything that
-/// CUDA forbids during a capture: making and freeing memory, streams and modules, runs, and opening and dropping
-/// sessions. A thread may hold several guards.
+/// Read-locked while sessions are opened and dropped, which may take minutes. Before [`CAPTURE`], where both are locked.
+static SESSIONS: RwLock<()> = RwLock::new(());
+
+/// Waits until no CUDA graph is captured, and prevents a capture while the guard lives. Hold it for short work that CUDA
+/// forbids during a capture: making and freeing memory, streams and modules. A thread may hold several guards.
 pub fn while_nothing_is_captured() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read_recursive()
 }
 
+/// As [`while_nothing_is_captured`], for a run. A capture that waits goes first, so busy instances don't keep it waiting
+/// for longer than the runs under way take. Not for a thread that holds a guard already: it would wait for itself.
+pub fn for_run() -> RwLockReadGuard<'static, ()> {
+    CAPTURE.read()
+}
+
+/// As [`while_nothing_is_captured`], for opening and dropping a session. A capture does not wait for this.
+pub fn for_session() -> RwLockReadGuard<'static, ()> {
+    SESSIONS.read_recursive()
+}
+
+/// Waits for the runs and the short work under way, and prevents others while the guard lives. `None` while a session is
+/// opened or dropped.
+pub fn for_capture() -> Option<(RwLockWriteGuard<'static, ()>, RwLockWriteGuard<'static, ()>)> {
+    let sessions = SESSIONS.try_write()?;
+    Some((sessions, CAPTURE.write()))
+}
+
 /// Devices in use, one for each GPU.
 static DEVICES: Mutex<BTreeMap<i32, Weak<Device>>> = Mutex::new(BTreeMap::new());
-
-/// GPUs that requests had memory on ([`Foreign`]). They stay open, because opening a GPU takes long.
-static FOREIGN: Mutex<BTreeMap<i32, Arc<Device>>> = Mutex::new(BTreeMap::new());
 
 impl Device {
     /// Opens GPU `number` of those that CUDA shows this process. In builds for tests, the GPU may be simulated.
@@ -108,6 +126,11 @@ impl Device {
         self.driver.make_current()?;
         let (free, total) = self.driver.memory()?;
         Ok(total - free)
+    }
+
+    /// The error after which the driver refuses everything that this process asks of the device, if there was one.
+    pub fn lost(&self) -> Option<&DeviceError> {
+        self.driver.lost()
     }
 
     /// Operations that a simulated device has done.
@@ -165,6 +188,13 @@ impl OwnedStream {
     pub const fn handle(&self) -> usize {
         self.stream.handle()
     }
+
+    /// Ends a capture on the stream that failed, without which later work would not be executed. To be called on the thread
+    /// that began it.
+    pub fn end_capture(&self) -> Result<(), DeviceError> {
+        self.device.driver.make_current()?;
+        self.device.driver.end_capture(self.stream)
+    }
 }
 
 impl Drop for OwnedStream {
@@ -180,69 +210,6 @@ pub fn devices_for_cpu_instances() -> usize {
     match std::env::var("TRITON_STATEFUL_SIMULATED_DEVICES") {
         Ok(number) if cfg!(feature = "simulated-device") => number.parse().unwrap_or(0),
         _ => 0,
-    }
-}
-
-/// Memory of a GPU that the backend does not own, such as memory that a client shares with the server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Foreign<'a> {
-    gpu: i32,
-    address: u64,
-    bytes: usize,
-    lent: PhantomData<&'a u8>,
-}
-
-impl Foreign<'_> {
-    /// # Safety
-    /// During `'a`, the `bytes` bytes from `address` on must be allocated on GPU `gpu`.
-    pub const unsafe fn new(gpu: i32, address: u64, bytes: usize) -> Self {
-        Self { gpu, address, bytes, lent: PhantomData }
-    }
-
-    /// Number of the GPU.
-    pub const fn gpu(self) -> i32 {
-        self.gpu
-    }
-
-    /// Address of the first byte on the GPU.
-    pub const fn address(self) -> u64 {
-        self.address
-    }
-
-    /// Number of bytes.
-    pub const fn byte_len(self) -> usize {
-        self.bytes
-    }
-
-    fn device(self) -> Result<Arc<Device>, DeviceError> {
-        let mut foreign = FOREIGN.lock();
-        if let Some(device) = foreign.get(&self.gpu) {
-            return Ok(device.clone());
-        }
-        Ok(foreign.entry(self.gpu).or_insert(Device::open(self.gpu)?).clone())
-    }
-
-    /// Appends a copy of the bytes to a vector. Returns when the copy is complete.
-    pub fn append_to(self, to: &mut Vec<u8>) -> Result<(), DeviceError> {
-        let device = self.device()?;
-        let pinned = device.allocate_pinned(self.bytes)?;
-        // SAFETY: the caller of `new` guarantees that the source is allocated. `pinned` lives until the wait below has
-        // succeeded. If the wait fails, the device has failed and copies nothing more.
-        unsafe { device.driver.download(device.stream, self.address, pinned.memory.as_ptr(), self.bytes)? };
-        device.driver.synchronise(device.stream)?;
-        to.extend_from_slice(pinned.bytes());
-        Ok(())
-    }
-
-    /// Copies `from` to the memory. Returns when the copy is complete. Panics if `from` has another size.
-    pub fn write(self, from: &[u8]) -> Result<(), DeviceError> {
-        assert_eq!(from.len(), self.bytes, "a copy from a slice of another size");
-        let device = self.device()?;
-        let mut pinned = device.allocate_pinned(self.bytes)?;
-        pinned.bytes_mut().copy_from_slice(from);
-        // SAFETY: as in `append_to`.
-        unsafe { device.driver.upload(device.stream, pinned.memory.as_ptr(), self.address, self.bytes)? };
-        device.driver.synchronise(device.stream)
     }
 }
 
@@ -335,5 +302,30 @@ impl Drop for Pinned {
         // SAFETY: the memory is from `allocate_pinned` and is freed once. Its owner has waited for the copies that used
         // it.
         unsafe { self.device.driver.free_pinned(self.memory, self.bytes.max(1)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_capture_waits_for_runs_and_later_runs_wait_for_it() {
+        let run = for_run();
+        let capture = thread::spawn(|| for_capture().is_some());
+        while let Some(another) = CAPTURE.try_read() {
+            drop(another);
+            thread::yield_now();
+        }
+        // What a run under way allocates does not wait.
+        drop(while_nothing_is_captured());
+        drop(run);
+        assert!(capture.join().unwrap());
+        drop(for_run());
+        let session = for_session();
+        assert!(for_capture().is_none(), "a session that is opened may take minutes");
+        drop(session);
     }
 }

@@ -8,21 +8,23 @@
 //! - It borrows the memory, and waits before it returns.
 //! - It lets the queue hold a reference to the memory ([`Queue::keep`]).
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use super::driver::{DeviceError, Driver};
 use super::moves::{Change, Moves, Pieces, RowIn};
 use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned};
 use crate::tensor::RowLayout;
 
-/// Counts of the bytes that were copied between host and device.
+/// What the queues of a model on a device have done.
 #[derive(Debug, Default)]
-pub struct Traffic {
+pub struct QueueReport {
     /// Bytes of inputs, tables of moves and initial states, copied to the device.
     pub to_device: AtomicU64,
     /// Bytes of outputs, copied to the host.
     pub to_host: AtomicU64,
+    /// Why the first queue that has failed refuses all work; empty if none has.
+    pub failure: OnceLock<DeviceError>,
 }
 
 /// Memory for tables of moves: pinned memory to write them, and memory of the device to copy them to.
@@ -56,7 +58,7 @@ pub struct Queue {
     arena: Arena,
     /// Arenas that became too small. They stay until the enqueued work that uses them is complete.
     outgrown: Vec<Arena>,
-    traffic: Arc<Traffic>,
+    report: Arc<QueueReport>,
     /// Whether work has been enqueued since the last wait.
     is_busy: bool,
     /// Memory that collected and enqueued work uses.
@@ -68,10 +70,10 @@ pub struct Queue {
 
 impl Queue {
     /// Makes the queue of a stream. A stream must not have two queues.
-    pub fn new(stream: Arc<OwnedStream>, traffic: Arc<Traffic>) -> Result<Self, DeviceError> {
+    pub fn new(stream: Arc<OwnedStream>, report: Arc<QueueReport>) -> Result<Self, DeviceError> {
         let arena = Arena::new(stream.device(), FIRST_ARENA)?;
         let (moves, outgrown, kept) = (Moves::default(), Vec::new(), Vec::new());
-        Ok(Self { stream, moves, arena, outgrown, traffic, is_busy: false, kept, failed: None })
+        Ok(Self { stream, moves, arena, outgrown, report, is_busy: false, kept, failed: None })
     }
 
     /// The device of the stream.
@@ -223,7 +225,7 @@ impl Queue {
                 driver.move_rows(stream, first, phase.count, phase.tiles)?;
             }
         }
-        self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.report.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     }
 
@@ -238,7 +240,7 @@ impl Queue {
         }
         self.is_busy = true;
         self.driver().make_current()?;
-        self.traffic.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.report.to_device.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: both have `bytes` bytes, as checked above. The caller guarantees that they stay allocated and that
         // `from` is not written until the copy is complete.
         unsafe { self.driver().upload(self.stream.stream, from.memory.as_ptr(), to.address(), bytes) }
@@ -258,7 +260,7 @@ impl Queue {
         self.flush()?;
         self.is_busy = true;
         self.driver().make_current()?;
-        self.traffic.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.report.to_host.fetch_add(bytes as u64, Ordering::Relaxed);
         // SAFETY: `to` has `bytes` bytes, as checked above. The caller guarantees that `from` has them, that both stay
         // allocated, and that `to` is not used until the copy is complete.
         unsafe { self.driver().download(self.stream.stream, from, to.memory.as_ptr(), bytes) }
@@ -319,7 +321,10 @@ impl Queue {
     /// After an error, refuses all later work.
     fn keep_failure(&mut self, done: Result<(), DeviceError>) -> Result<(), DeviceError> {
         if let Err(error) = &done {
-            log::error!("{error}; this stream refuses all work until the model is loaded again");
+            let lasting =
+                if error.is_lost() { "" } else { "; this stream refuses all work until the model is loaded again" };
+            log::error!("{error}{lasting}");
+            self.report.failure.get_or_init(|| error.clone());
             self.failed = Some(error.clone());
             self.moves = Moves::default();
         }

@@ -3,12 +3,15 @@
 //! - It executes enqueued work as late as it may: when somebody waits, or before ONNX Runtime runs. So a copy gives
 //!   wrong values if its source is changed or its target is read too early.
 //! - It fills new memory and freed memory with patterns.
+//! - From the moment at which the file `TRITON_STATEFUL_SIMULATED_FAILURE` exists, waits fail as after an illegal access.
 //! - It stops the process if memory is freed before the work that uses it, if moves of one phase overlap, and if memory
 //!   is not freed at the end.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 
 use memmap2::MmapMut;
 use parking_lot::Mutex;
@@ -33,6 +36,9 @@ unsafe extern "C" {
 pub struct Simulated {
     number: i32,
     total: usize,
+    /// Once it exists, the device fails.
+    failure: Option<PathBuf>,
+    lost: OnceLock<DeviceError>,
     state: Mutex<State>,
 }
 
@@ -70,7 +76,18 @@ enum Work {
 impl Simulated {
     pub fn new(number: i32) -> Self {
         let total = std::env::var("TRITON_STATEFUL_SIMULATED_BYTES").ok().and_then(|bytes| bytes.parse().ok());
-        Self { number, total: total.unwrap_or(BYTES), state: Mutex::default() }
+        let failure = std::env::var_os("TRITON_STATEFUL_SIMULATED_FAILURE").map(PathBuf::from);
+        let total = total.unwrap_or(BYTES);
+        Self { number, total, failure, lost: OnceLock::new(), state: Mutex::default() }
+    }
+
+    /// The error of a device that fails, from then on.
+    fn check(&self, call: &'static str) -> Result<(), DeviceError> {
+        if self.lost.get().is_none() && self.failure.as_ref().is_some_and(|file| file.exists()) {
+            let why = "CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered".to_owned();
+            self.lost.get_or_init(|| DeviceError::Lost { device: self.number, call, why });
+        }
+        self.lost.get().cloned().map_or(Ok(()), Err)
     }
 }
 
@@ -285,11 +302,15 @@ impl Driver for Simulated {
         let mut state = self.state.lock();
         state.counts.waits += 1;
         state.execute(stream);
-        Ok(())
+        self.check("cuStreamSynchronize")
     }
 
     fn before_run(&self, stream: Stream) -> Result<(), DeviceError> {
         self.state.lock().execute(stream);
+        Ok(())
+    }
+
+    fn end_capture(&self, _: Stream) -> Result<(), DeviceError> {
         Ok(())
     }
 
@@ -298,7 +319,11 @@ impl Driver for Simulated {
     }
 
     fn make_current(&self) -> Result<(), DeviceError> {
-        Ok(())
+        self.lost.get().cloned().map_or(Ok(()), Err)
+    }
+
+    fn lost(&self) -> Option<&DeviceError> {
+        self.lost.get()
     }
 
     fn counts(&self) -> Counts {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Input, Step, StringTensor};
 use crate::memory::Bytes;
-use crate::memory::device::{Change, Foreign, RowIn, while_nothing_is_captured};
+use crate::memory::device::{Change, Foreign, RowIn, for_run};
 use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
@@ -108,7 +108,12 @@ impl Step {
     /// Runs the model over what the inputs and the given tensors hold. When it returns, nothing is under way on a device
     /// that uses what the run was given.
     pub fn run(&mut self, mut run: Run) -> Result<(), SessionError> {
-        RunUnderWay(self).0.enqueue_run(&mut run)
+        let ran = RunUnderWay(self).0.enqueue_run(&mut run);
+        match self.copier.device().and_then(|device| device.lost()) {
+            // ONNX Runtime's own error doesn't say what to do.
+            Some(lost) if ran.is_err() => Err(lost.clone().into()),
+            _ => ran,
+        }
     }
 
     fn enqueue_run(&mut self, run: &mut Run) -> Result<(), SessionError> {
@@ -198,7 +203,7 @@ impl Step {
             true => Fetch::OnHost(&output.name),
             false => Fetch::Into(&output.name, value),
         });
-        let _no_capture = self.session.is_on_gpu().then(while_nothing_is_captured);
+        let _no_capture = self.session.is_on_gpu().then(for_run);
         // SAFETY: every value is over a buffer of its own and lives during the run.
         let made = unsafe { bound.run(inputs, fetches) }.map_err(SessionError::Run)?;
         output_values.clear();
@@ -271,7 +276,7 @@ fn plain_run(
     options: Option<&RunOptions>,
     mut run: impl FnMut(*const ort::sys::OrtRunOptions) -> Result<(), SessionError>,
 ) -> Result<(), SessionError> {
-    let _no_capture = session.is_on_gpu().then(while_nothing_is_captured);
+    let _no_capture = session.is_on_gpu().then(for_run);
     run(options.map_or(session.run_options(), RunOptions::as_ptr))
 }
 
