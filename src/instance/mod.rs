@@ -23,8 +23,8 @@ use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, R
 use crate::panic::{self, Panic};
 use crate::report::Report;
 use crate::responder::{self, Responder};
-use crate::scheduler::{After, Over};
-use crate::sequence::{Admission, Refusal, SequenceId};
+use crate::scheduler::Over;
+use crate::sequence::{Admission, Finished, Refusal, SequenceId};
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
@@ -190,7 +190,7 @@ impl Instance {
     fn answer_rows(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) {
         let rows = self.admit(rows);
         fault::point("admit", rows.iter().map(|row| &row.request));
-        let rows = self.set_aside(rows, times, answered);
+        let rows = self.sift(rows, times, answered, Self::check_admitted);
         let rows = self.operate(rows, times, answered);
         let rows = self.check_lengths(rows, times, answered);
         let mut rows = self.initialise(rows, times, answered);
@@ -211,11 +211,8 @@ impl Instance {
                 let error = if others_ran { error.while_others_ran() } else { *error };
                 self.fail(std::slice::from_mut(&mut row), error, times);
             }
-            let mut of_row = self.departed(row);
-            if let Some((_, after @ After::Unchanged)) = &mut of_row.lane {
-                *after = After::RunFailed;
-            }
-            answered.push(of_row);
+            row.state.lease.iter_mut().for_each(Lease::fail_run);
+            self.depart(row, answered);
         }
         self.report.payload_over(&self.sequences);
     }
@@ -260,28 +257,39 @@ impl Instance {
         self.model.refusal(self.kind, refusal, id)
     }
 
-    /// Answers the rows that do not run: those with a problem, those whose client has gone, and ENDs that are not to be
-    /// inferred.
-    fn set_aside(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let mut running = Vec::with_capacity(rows.len());
-        for mut row in rows {
-            let cancelled = || row.request.is_cancelled().then_some(RequestError::Cancelled);
-            if let Some(error) = row.problem.take().map(|problem| *problem).or_else(cancelled) {
-                self.refuse(&mut row, error, times);
-            } else if row.end
-                && !row.state.start
-                && row.asked.is_none()
-                && row.state.lease.is_some()
-                && !self.model.config.infer_end_requests
-            {
-                self.acknowledge(&mut row, times);
-            } else {
-                running.push(row);
-                continue;
-            }
+    /// Keeps the rows for which `check` returns `None`. The others depart with the response or the error that it returns.
+    fn sift(
+        &mut self,
+        rows: Vec<Row>,
+        times: Times,
+        answered: &mut Vec<Answered>,
+        mut check: impl FnMut(&mut Self, &mut Row) -> Result<Option<Response>, RequestError>,
+    ) -> Vec<Row> {
+        let keep = |mut row: Row| {
+            let answer = panic::catch_result(|| check(self, &mut row)).transpose();
+            let Some(answer) = answer else { return Some(row) };
+            self.answer_row(&mut row, answer, times);
             self.depart(row, answered);
+            None
+        };
+        // Reuses the memory of `rows`.
+        rows.into_iter().filter_map(keep).collect()
+    }
+
+    /// Refuses a row with a problem, or whose client has gone. Acknowledges an END that is not to be inferred, with all
+    /// outputs and without elements.
+    fn check_admitted(&mut self, row: &mut Row) -> Result<Option<Response>, RequestError> {
+        if let Some(problem) = row.problem.take() {
+            return Err(*problem);
         }
-        running
+        if row.request.is_cancelled() {
+            return Err(RequestError::Cancelled);
+        }
+        let only_ends = row.end && !row.state.start && row.asked.is_none() && row.state.lease.is_some();
+        if only_ends && !self.model.config.infer_end_requests {
+            return empty_response(&self.model.binding, row).map(Some);
+        }
+        Ok(None)
     }
 
     /// Refuses rows whose length is not that of the first inference of a sequence, or not that of a later one. It is
@@ -291,66 +299,37 @@ impl Instance {
             return rows;
         }
         self.store.note_first(&mut rows);
-        let mut fitting = Vec::with_capacity(rows.len());
-        for mut row in rows {
-            match row.check_lengths(&self.model.binding) {
-                Ok(()) => fitting.push(row),
-                Err(error) => {
-                    self.refuse(&mut row, error, times);
-                    self.depart(row, answered);
-                }
-            }
-        }
-        fitting
+        self.sift(rows, times, answered, |of, row| row.check_lengths(&of.model.binding).map(|()| None))
     }
 
-    /// Asks the model for initial states, where there is one, what those begin with that start a sequence.
+    /// Runs the model for initial states, if there is one, for rows that start a sequence.
     fn initialise(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let (Some(step), Some(of)) = (&mut self.initial, &self.model.initial_model) else { return rows };
-        let mut running = Vec::with_capacity(rows.len());
-        let mut failed = Vec::new();
-        for mut row in rows {
-            let initial = if row.state.is_fresh() && row.asked.is_none() {
-                panic::catch_result(|| step.run(&self.model.binding, &of.binding, Some(&row.request)))
-            } else {
-                Ok(Vec::new())
-            };
-            match initial {
-                Ok(initial) => {
-                    if row.asked.is_none() {
-                        row.state.given = initial;
-                    }
-                    running.push(row);
-                }
-                Err(error) => failed.push((row, error)),
-            }
-        }
-        for (mut row, error) in failed {
-            self.refuse(&mut row, error, times);
-            self.depart(row, answered);
-        }
-        running
-    }
-
-    /// Gives the rows what their sequences have counted. Answers those whose numbers an input cannot hold.
-    fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
-        let binding = &*self.model.binding.clone();
-        if binding.generated().next().is_none() {
+        if self.initial.is_none() {
             return rows;
         }
-        let counts = self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot)));
-        let mut running = Vec::with_capacity(rows.len());
-        for (mut row, counts) in rows.into_iter().zip(counts) {
-            let counts = row.extras.as_ref().map_or(counts, |extras| extras.counts.clone());
-            match note_counts(binding, &mut row, counts) {
-                Ok(()) => running.push(row),
-                Err(error) => {
-                    self.refuse(&mut row, error, times);
-                    self.depart(row, answered);
-                }
+        self.sift(rows, times, answered, |of, row| {
+            if let (Some(step), Some(model)) = (&mut of.initial, &of.model.initial_model)
+                && row.asked.is_none()
+                && row.state.is_fresh()
+            {
+                row.state.given = step.run(&of.model.binding, &model.binding, Some(&row.request))?;
             }
+            Ok(None)
+        })
+    }
+
+    /// Gives the rows what their sequences have counted. Refuses those whose numbers an input cannot hold.
+    fn count(&mut self, rows: Vec<Row>, times: Times, answered: &mut Vec<Answered>) -> Vec<Row> {
+        if self.model.binding.generated().next().is_none() {
+            return rows;
         }
-        running
+        let mut counts =
+            self.sequences.counts(rows.iter().map(|row| row.state.lease.as_ref().map(Lease::slot))).into_iter();
+        self.sift(rows, times, answered, |of, row| {
+            let kept = counts.next().unwrap_or_default();
+            let counts = row.extras.as_ref().map_or(kept, |extras| extras.counts.clone());
+            note_counts(&of.model.binding, row, counts).map(|()| None)
+        })
     }
 
     /// Takes the rows that run together next.
@@ -479,19 +458,18 @@ impl Instance {
     /// A row that has its answer goes. A sequence that is over gives its slot back at once, as core does: the next one may
     /// come before the answer has left.
     fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
-        answered.push(self.departed(row));
-    }
-
-    fn departed(&mut self, row: Row) -> Answered {
         let Row { mut state, answer, request, key, asked, .. } = row;
-        let (began, ends) = asked.map_or((false, false), |asked| (asked.began, asked.ends));
+        let ends = asked.is_some_and(|asked| asked.ends);
         state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
-        let after = state.lease.as_ref().map_or(After::Over, |lease| lease.after(state.start || began));
-        let lane = key.and_then(|key| Some((key.lane?, after)));
+        let lane = key.and_then(|key| key.lane);
+        let finished = lane.map(|lane| match &state.lease {
+            Some(lease) => Finished { lane, outcome: lease.outcome(), ends: lease.ends() },
+            None => Finished::lost(lane),
+        });
         if let Some(over) = state.lease.take_if(|lease| lease.ends()) {
             self.store.drop(over.slot());
         }
-        Answered { lane, lease: state.lease, answer, request }
+        answered.push(Answered { finished, lease: state.lease, answer, request });
     }
 
     /// Answers the rows of a batch that could not run. Their states stay as they were, but for those that are spoiled.
@@ -508,15 +486,7 @@ impl Instance {
     }
 
     /// Answers a request that does not run.
-    fn refuse(&self, row: &mut Row, error: RequestError, times: Times) {
-        self.sequences.count_failed(error.reason());
-        row.answer = row.request.make_answer(Err(error.into()));
-        self.triton.report_request(&row.request, false, times.ending_at(monotonic_ns()));
-    }
-
-    /// Answers an END that is not to be inferred: all outputs, without elements.
-    fn acknowledge(&self, row: &mut Row, times: Times) {
-        let answer = empty_response(&self.model.binding, row);
+    fn answer_row(&self, row: &mut Row, answer: Result<Response, RequestError>, times: Times) {
         let answer = answer.inspect_err(|error| self.sequences.count_failed(error.reason()));
         let success = answer.is_ok();
         row.answer = row.request.make_answer(answer.map_err(triton::Error::from));

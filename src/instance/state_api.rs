@@ -14,7 +14,7 @@ use crate::sequence::SequenceId;
 use crate::snapshot::Snapshot;
 use crate::state::pool::SlotId;
 use crate::store::{Contexts, SequenceState, WriteError};
-use crate::triton::{self, HeldInput, Response, Times, monotonic_ns};
+use crate::triton::{HeldInput, Response, Times};
 
 /// What a request changes of the state that its run reads, or that its sequence has.
 struct Change {
@@ -33,30 +33,18 @@ impl Instance {
         }
         // A clone has the state before the requests of the other sequence that arrived after it.
         rows.sort_by_key(|row| row.asked.as_ref().is_none_or(|asked| asked.clone_of.is_none()));
-        let mut running = Vec::with_capacity(rows.len());
-        for mut row in rows {
+        self.sift(rows, times, answered, |of, row| {
             let mut asked = row.asked.take();
-            let prepared = panic::catch_result(|| match &mut asked {
-                Some(asked) => self.prepare(&mut row, asked),
-                None => self.hold(&mut row, None).map(|()| true),
-            });
-            match prepared {
-                Ok(true) => {
-                    row.asked = asked;
-                    running.push(row);
-                    continue;
-                }
-                Ok(false) => {
-                    let answer = panic::catch_result(|| self.answer_without_run(&mut row, asked.as_deref()));
-                    let success = answer.is_ok();
-                    row.answer = row.request.make_answer(answer.map_err(triton::Error::from));
-                    self.triton.report_request(&row.request, success, times.ending_at(monotonic_ns()));
-                }
-                Err(error) => self.refuse(&mut row, error, times),
+            let runs = match &mut asked {
+                Some(asked) => of.prepare(row, asked)?,
+                None => of.hold(row, None).map(|()| true)?,
+            };
+            if !runs {
+                return of.answer_without_run(row, asked.as_deref()).map(Some);
             }
-            self.depart(row, answered);
-        }
-        running
+            row.asked = asked;
+            Ok(None)
+        })
     }
 
     /// Does what comes before the run. Without a run, does all that the request asks for. Returns whether it runs.

@@ -14,8 +14,8 @@ use crate::error::Reason;
 use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, Charge, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
-use crate::scheduler::{After, Over};
-use crate::sequence::{Admission, Admitted, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
+use crate::scheduler::Over;
+use crate::sequence::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 use crate::session::MadeTensor;
 use crate::state::pool::{SlotId, SlotLimits};
 use crate::tensor::Gap;
@@ -104,8 +104,8 @@ fn log_panic<T>(work: impl FnOnce() -> T) -> Option<T> {
 
 /// A request whose answer has been made.
 pub struct Answered {
-    /// The lane of its sequence, if it has one, and the effect on the sequence.
-    pub lane: Option<(u32, After)>,
+    /// What it has done to its sequence, if that has a lane.
+    pub finished: Option<Finished>,
     /// Its hold on its sequence.
     pub lease: Option<Lease>,
     /// What its client is to be sent; `None` if it has been.
@@ -139,18 +139,8 @@ pub struct Lease {
     sequences: Arc<LiveSequences>,
     slot: SlotId,
     end: bool,
-    state: StateAfter,
+    outcome: Outcome,
     is_finished: bool,
-}
-
-/// The state of a sequence after a request.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum StateAfter {
-    /// The state before the request.
-    Unchanged,
-    /// Neither the state before the request nor the one after it is whole.
-    Lost,
-    Advanced,
 }
 
 /// Exclusive access to what a sequence keeps: its slot, and its states of varying size beside it. Given back when
@@ -263,8 +253,8 @@ impl LiveSequences {
         };
         let lease = |(admitted, request): (Result<(SlotId, Arc<Slab>), Refusal>, &Admission)| {
             let (slot, slab) = admitted.map_err(|refusal| self.refusal(refusal, missing.as_ref()))?;
-            let (sequences, end, state) = (self.clone(), request.end, StateAfter::Unchanged);
-            let lease = Lease { sequences, slot, end, state, is_finished: false };
+            let (sequences, end, outcome) = (self.clone(), request.end, Outcome::Failed);
+            let lease = Lease { sequences, slot, end, outcome, is_finished: false };
             if becomes_free(&slab, slot) { Ok(lease) } else { Err(Refusal::Busy) }
         };
         admitted.into_iter().zip(admissions).map(lease).collect()
@@ -598,23 +588,25 @@ impl Lease {
     }
 
     /// Whether nothing of the state after the request has been written.
-    pub fn is_untouched(&self) -> bool {
-        self.state == StateAfter::Unchanged
+    pub const fn is_untouched(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed | Outcome::RunFailed)
     }
 
-    /// The effect on the sequence. `start`: the request started it.
-    pub fn after(&self, start: bool) -> After {
-        match self.state {
-            _ if self.end => After::Over,
-            StateAfter::Advanced => After::Advanced,
-            StateAfter::Unchanged if !start => After::Unchanged,
-            StateAfter::Unchanged | StateAfter::Lost => After::Over,
-        }
+    /// What the request has done to the state of the sequence so far.
+    pub const fn outcome(&self) -> Outcome {
+        self.outcome
     }
 
     /// The sequence has the state after the request.
     pub const fn advance(&mut self) {
-        self.state = StateAfter::Advanced;
+        self.outcome = Outcome::Advanced;
+    }
+
+    /// The run has failed for this request alone.
+    pub fn fail_run(&mut self) {
+        if self.is_untouched() {
+            self.outcome = Outcome::RunFailed;
+        }
     }
 
     /// Keeps the sequence until [`Lease::end`], although the request ends it. Returns whether the request ends it.
@@ -629,18 +621,13 @@ impl Lease {
 
     /// The state is lost, or is being written over: unless [`Lease::advance`] follows, the sequence ends.
     pub const fn spoil(&mut self) {
-        self.state = StateAfter::Lost;
+        self.outcome = Outcome::Lost;
     }
 
     /// Gives the slot back. Returns it if the request has to be held.
     fn finish(&mut self, table: &mut Table, released: &mut Vec<Request>) -> Option<SlotId> {
         self.is_finished = true;
-        let outcome = match self.state {
-            StateAfter::Advanced => Outcome::Advanced,
-            StateAfter::Unchanged => Outcome::Failed,
-            StateAfter::Lost => Outcome::Lost,
-        };
-        table.settle(self.slot, outcome, self.end, Instant::now(), released).then_some(self.slot)
+        table.settle(self.slot, self.outcome, self.end, Instant::now(), released).then_some(self.slot)
     }
 }
 

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
-use crate::sequence::SequenceId;
+use crate::sequence::{Finished, Outcome, SequenceId};
 pub use ids::IdReuse;
 use ids::Ids;
 
@@ -188,19 +188,6 @@ pub struct Over {
     pub expired: bool,
 }
 
-/// The effect of a request on its sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum After {
-    /// It goes on with a new state.
-    Advanced,
-    /// The request failed. The sequence goes on with the state from before the request.
-    Unchanged,
-    /// The same, because its run failed for it alone.
-    RunFailed,
-    /// It is over.
-    Over,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     /// It waits for a place, until this time at most.
@@ -238,6 +225,8 @@ struct Sequence<R> {
     overdue: bool,
     /// Its last run failed.
     failed: bool,
+    /// A request of it has succeeded, or it was resumed.
+    has_state: bool,
 }
 
 struct Worker {
@@ -527,6 +516,7 @@ impl<R> Scheduler<R> {
                 marked: false,
                 overdue: false,
                 failed: false,
+                has_state: false,
             },
         );
         let Some(source) = source else {
@@ -749,27 +739,31 @@ impl<R> Scheduler<R> {
         Work { ready, over }
     }
 
-    /// Takes the outcome of a batch: the lane of each request, and what became of the sequence. Returns the requests
-    /// that cannot run any more. Adds to `wake` the workers of sequences that got a place. The caller's worker has to
-    /// look for work of its own.
+    /// Takes what the requests of a batch have done. Returns the requests that cannot run any more. Adds to `wake` the
+    /// workers of sequences that got a place. The caller's worker has to look for work of its own.
     pub fn finish(
         &mut self,
-        batch: impl Iterator<Item = (u32, After)>,
+        batch: impl Iterator<Item = Finished>,
         now: Instant,
         wake: &mut Vec<usize>,
     ) -> Vec<(R, Refused)> {
         let mut refused = Vec::new();
-        for (lane, after) in batch {
+        for Finished { lane, outcome, ends } in batch {
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };
             sequence.phase = Phase::Idle;
-            sequence.failed = after == After::RunFailed || (sequence.failed && after == After::Unchanged);
-            if after == After::Advanced {
-                (sequence.marked, sequence.overdue) = (false, false);
-                self.last_success.insert(lane, now);
-            }
-            if after == After::Over {
+            sequence.has_state = match outcome {
+                Outcome::Advanced => true,
+                Outcome::Failed | Outcome::RunFailed => sequence.has_state,
+                Outcome::Lost => false,
+            };
+            if ends || !sequence.has_state {
                 refused.extend(self.remove(lane));
                 continue;
+            }
+            sequence.failed = outcome == Outcome::RunFailed || (sequence.failed && outcome == Outcome::Failed);
+            if outcome == Outcome::Advanced {
+                (sequence.marked, sequence.overdue) = (false, false);
+                self.last_success.insert(lane, now);
             }
             self.begin_clones(lane);
             let Some(sequence) = self.sequences.get_mut(&lane) else { continue };

@@ -67,15 +67,15 @@ impl Bench {
         work.ready.into_iter().map(|ready| (ready.lane, ready.request)).collect()
     }
 
-    fn finish(&mut self, batch: &[(u32, u32)], after: After) -> Vec<(u32, Refused)> {
-        let lanes = batch.iter().map(|(lane, _)| (*lane, after));
-        self.scheduler.finish(lanes, self.now, &mut Vec::new())
+    fn finish(&mut self, batch: &[(u32, u32)], outcome: Outcome) -> Vec<(u32, Refused)> {
+        let finished = batch.iter().map(|&(lane, _)| Finished { lane, outcome, ends: false });
+        self.scheduler.finish(finished, self.now, &mut Vec::new())
     }
 
     /// Takes and finishes whatever is queued.
-    fn run(&mut self, after: After) -> Vec<u32> {
+    fn run(&mut self, outcome: Outcome) -> Vec<u32> {
         let batch = self.take();
-        self.finish(&batch, after);
+        self.finish(&batch, outcome);
         batch.into_iter().map(|(_, request)| request).collect()
     }
 
@@ -91,10 +91,10 @@ fn requests_of_a_sequence_run_one_at_a_time_in_order_beside_others() {
     for (sequence, what, request) in [(1, "S", 10), (1, "", 11), (2, "S", 20), (1, "E", 12), (2, "", 21)] {
         bench.send(sequence, what, request).unwrap();
     }
-    assert_eq!(bench.run(After::Advanced), [10, 20]);
-    assert_eq!(bench.run(After::Advanced), [11, 21]);
-    assert_eq!(bench.run(After::Over), [12]);
-    assert!(bench.run(After::Advanced).is_empty());
+    assert_eq!(bench.run(Outcome::Advanced), [10, 20]);
+    assert_eq!(bench.run(Outcome::Advanced), [11, 21]);
+    assert_eq!(bench.run(Outcome::Lost), [12]);
+    assert!(bench.run(Outcome::Advanced).is_empty());
 }
 
 #[test]
@@ -104,9 +104,9 @@ fn a_sequence_whose_request_runs_keeps_nobody_waiting() {
     let running = bench.take();
     bench.send(1, "", 11).unwrap();
     bench.send(2, "S", 20).unwrap();
-    assert_eq!(bench.run(After::Advanced), [20]);
-    bench.finish(&running, After::Advanced);
-    assert_eq!(bench.run(After::Advanced), [11]);
+    assert_eq!(bench.run(Outcome::Advanced), [20]);
+    bench.finish(&running, Outcome::Advanced);
+    assert_eq!(bench.run(Outcome::Advanced), [11]);
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a_failed_start_takes_what_follows_it_along() {
     bench.send(1, "S", 10).unwrap();
     bench.send(1, "", 11).unwrap();
     let batch = bench.take();
-    assert_eq!(bench.finish(&batch, After::Over), [(11, Refused::Missing(id(1)))]);
+    assert_eq!(bench.finish(&batch, Outcome::Lost), [(11, Refused::Missing(id(1)))]);
     assert_eq!(bench.scheduler.live(), 0);
 }
 
@@ -137,7 +137,7 @@ fn a_live_id_is_refused_before_the_number_of_sequences_is() {
     bench.send(1, "S", 10).unwrap();
     assert_eq!(bench.send(1, "S", 11), Err(exists(1)));
     assert_eq!(bench.send(2, "S", 12), Err(too_many(2, 1)));
-    bench.run(After::Over);
+    bench.run(Outcome::Lost);
     bench.send(2, "S", 13).unwrap();
 }
 
@@ -148,8 +148,8 @@ fn a_restart_follows_what_was_queued_before_it() {
     bench.send(1, "", 11).unwrap();
     bench.send(1, "S", 12).unwrap();
     bench.send(1, "", 13).unwrap();
-    assert_eq!(bench.run(After::Advanced), [10, 12]);
-    assert_eq!(bench.run(After::Advanced), [11, 13]);
+    assert_eq!(bench.run(Outcome::Advanced), [10, 12]);
+    assert_eq!(bench.run(Outcome::Advanced), [11, 13]);
     assert_eq!(bench.scheduler.live(), 1);
     assert_eq!(bench.scheduler.take(0, 8).over.len(), 1, "the worker hears that the old one is over");
     bench.send(1, "S", 14).unwrap();
@@ -164,10 +164,10 @@ fn starts_wait_for_a_place_in_order_and_not_for_longer_than_they_may() {
     bench.send(2, "", 21).unwrap();
     bench.send(3, "S", 30).unwrap();
     assert_eq!(bench.send(4, "S", 40), Err(Refused::QueueFull { id: Some(id(4)), max: 2, idle: IdleRule::Never }));
-    assert_eq!(bench.run(After::Over), [10]);
-    assert_eq!(bench.run(After::Advanced), [20]);
-    assert_eq!(bench.run(After::Over), [21]);
-    assert_eq!(bench.run(After::Advanced), [30]);
+    assert_eq!(bench.run(Outcome::Lost), [10]);
+    assert_eq!(bench.run(Outcome::Advanced), [20]);
+    assert_eq!(bench.run(Outcome::Lost), [21]);
+    assert_eq!(bench.run(Outcome::Advanced), [30]);
     bench.send(5, "S", 50).unwrap();
     bench.send(5, "", 51).unwrap();
     assert_eq!(bench.pass(9 * SECOND), []);
@@ -189,10 +189,10 @@ fn only_so_many_requests_of_a_sequence_wait_and_one_more_changes_nothing() {
     assert_eq!(bench.scheduler.queued(), 5);
     let running = bench.take();
     bench.send(1, "E", 13).expect("the one that runs waits no longer");
-    assert_eq!(bench.finish(&running, After::Over), [(11, Refused::Missing(id(1))), (13, Refused::Missing(id(1)))]);
-    assert_eq!(bench.run(After::Advanced), [30]);
+    assert_eq!(bench.finish(&running, Outcome::Lost), [(11, Refused::Missing(id(1))), (13, Refused::Missing(id(1)))]);
+    assert_eq!(bench.run(Outcome::Advanced), [30]);
     bench.send(3, "E", 33).unwrap();
-    assert_eq!((bench.run(After::Advanced), bench.run(After::Over)), (vec![31], vec![33]));
+    assert_eq!((bench.run(Outcome::Advanced), bench.run(Outcome::Lost)), (vec![31], vec![33]));
     assert_eq!((bench.scheduler.queued(), bench.scheduler.live()), (0, 0));
 }
 
@@ -212,12 +212,12 @@ fn an_idle_sequence_is_over_after_its_time_and_failures_do_not_keep_it() {
     let mut bench = Bench::new(Rules { idle: IdleRule::After(10 * SECOND), ..rules() });
     bench.send(1, "S", 10).unwrap();
     bench.send(2, "S", 20).unwrap();
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     bench.pass(6 * SECOND);
     bench.send(1, "", 11).unwrap();
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     bench.send(2, "", 21).unwrap();
-    bench.run(After::Unchanged);
+    bench.run(Outcome::Failed);
     bench.pass(5 * SECOND);
     assert_eq!(bench.send(2, "", 22), Err(Refused::Missing(id(2))));
     bench.send(1, "", 12).unwrap();
@@ -226,14 +226,14 @@ fn an_idle_sequence_is_over_after_its_time_and_failures_do_not_keep_it() {
 
 #[test]
 fn a_request_that_is_under_way_when_the_time_is_over_decides() {
-    for (after, lives) in [(After::Advanced, true), (After::Unchanged, false)] {
+    for (outcome, lives) in [(Outcome::Advanced, true), (Outcome::Failed, false)] {
         let mut bench = Bench::new(Rules { idle: IdleRule::After(SECOND), ..rules() });
         bench.send(1, "S", 10).unwrap();
-        bench.run(After::Advanced);
+        bench.run(Outcome::Advanced);
         bench.send(1, "", 11).unwrap();
         let running = bench.take();
         bench.pass(2 * SECOND);
-        bench.finish(&running, after);
+        bench.finish(&running, outcome);
         assert_eq!(bench.send(1, "", 12).is_ok(), lives);
     }
 }
@@ -244,13 +244,13 @@ fn two_scans_end_what_neither_saw_succeed() {
     for sequence in 1..=3 {
         bench.send(sequence, "S", 0).unwrap();
     }
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     bench.pass(10 * SECOND);
     bench.send(1, "", 11).unwrap();
     bench.send(2, "", 21).unwrap();
-    let (batch, outcomes) = (bench.take(), [After::Advanced, After::Unchanged]);
-    for (of, after) in batch.iter().zip(outcomes) {
-        bench.finish(&[*of], after);
+    let (batch, outcomes) = (bench.take(), [Outcome::Advanced, Outcome::Failed]);
+    for (of, outcome) in batch.iter().zip(outcomes) {
+        bench.finish(&[*of], outcome);
     }
     bench.pass(10 * SECOND);
     assert_eq!([1, 2, 3].map(|sequence| bench.send(sequence, "", 0).is_ok()), [true, false, false]);
@@ -273,8 +273,8 @@ fn a_clone_begins_after_what_arrived_before_it_and_before_what_arrived_after_it(
     bench.clone(1, 2, 20).unwrap();
     bench.send(2, "", 21).unwrap();
     bench.send(1, "", 12).unwrap();
-    assert_eq!(bench.run(After::Advanced), [10]);
-    assert_eq!(bench.run(After::Advanced), [11]);
+    assert_eq!(bench.run(Outcome::Advanced), [10]);
+    assert_eq!(bench.run(Outcome::Advanced), [11]);
     let work = bench.scheduler.take(0, 8);
     let came: Vec<_> = work.ready.iter().map(|ready| (ready.request, ready.begins)).collect();
     assert_eq!(came, [(20, Begins::Clone(0)), (12, Begins::Plain)], "the clone comes first");
@@ -286,11 +286,11 @@ fn one_batch_of_ten_has_one_of_the_sequences_whose_last_request_failed_and_they_
     let all = [1, 2, 3, 4, 5];
     let send = |bench: &mut Bench, what| all.iter().for_each(|&of| bench.send(of, what, of as u32).unwrap());
     send(&mut bench, "S");
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     send(&mut bench, "");
     let (good, bad): (Vec<_>, Vec<_>) = bench.take().into_iter().partition(|(_, of)| *of < 3);
-    bench.finish(&good, After::Advanced);
-    bench.finish(&bad, After::RunFailed);
+    bench.finish(&good, Outcome::Advanced);
+    bench.finish(&bad, Outcome::RunFailed);
     send(&mut bench, "");
     // The first two go on all the time. The third to fifth still have to show that they don't fail again.
     for batch in 1..=30 {
@@ -300,7 +300,7 @@ fn one_batch_of_ten_has_one_of_the_sequences_whose_last_request_failed_and_they_
         // Two batches came before these.
         let expected = if batch % 10 == 8 { vec![1, 2, 3 + batch / 10] } else { vec![1, 2] };
         assert_eq!(of, expected, "batch {batch}");
-        bench.finish(&taken, After::Advanced);
+        bench.finish(&taken, Outcome::Advanced);
         [1, 2].iter().for_each(|&of| bench.send(of, "", of as u32).unwrap());
     }
     for of in [3, 4, 5] {
@@ -313,10 +313,10 @@ fn one_batch_of_ten_has_one_of_the_sequences_whose_last_request_failed_and_they_
 fn a_sequence_that_has_failed_waits_for_nothing_if_no_other_is_ready() {
     let mut bench = Bench::new(rules());
     bench.send(1, "S", 1).unwrap();
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     for _ in 0..3 {
         bench.send(1, "", 1).unwrap();
-        assert_eq!(bench.run(After::RunFailed), [1]);
+        assert_eq!(bench.run(Outcome::RunFailed), [1]);
     }
 }
 
@@ -326,12 +326,12 @@ fn a_sequence_whose_request_did_not_run_is_in_the_next_batch() {
     for id in [1, 2] {
         bench.send(id, "S", id as u32).unwrap();
     }
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     for _ in 0..3 {
         for id in [1, 2] {
             bench.send(id, "", id as u32).unwrap();
         }
-        assert_eq!(bench.run(After::Unchanged), [1, 2], "their time was over, or they were cancelled");
+        assert_eq!(bench.run(Outcome::Failed), [1, 2], "their time was over, or they were cancelled");
     }
 }
 
@@ -339,18 +339,20 @@ fn a_sequence_whose_request_did_not_run_is_in_the_next_batch() {
 fn the_end_of_a_sequence_is_in_no_batch_with_its_clone() {
     let mut bench = Bench::new(rules());
     bench.send(1, "S", 10).unwrap();
-    assert_eq!(bench.run(After::Advanced), [10]);
+    assert_eq!(bench.run(Outcome::Advanced), [10]);
     bench.clone(1, 2, 20).unwrap();
     bench.send(1, "E", 11).unwrap();
-    assert_eq!(bench.run(After::Advanced), [20]);
-    assert_eq!(bench.run(After::Over), [11]);
+    assert_eq!(bench.run(Outcome::Advanced), [20]);
+    assert_eq!(bench.run(Outcome::Lost), [11]);
 }
 
 #[test]
 fn a_clone_of_a_sequence_whose_run_failed_comes_before_its_next_request() {
     let mut bench = Bench::new(Rules { max_sequences: 99, ..rules() });
-    bench.send(1, "S", 10).unwrap();
-    bench.run(After::RunFailed);
+    bench.send(1, "S", 9).unwrap();
+    bench.run(Outcome::Advanced);
+    bench.send(1, "", 10).unwrap();
+    bench.run(Outcome::RunFailed);
     // They wait for longer than the sequence waits for its turn.
     for other in 3..20 {
         bench.send(other, "S", 0).unwrap();
@@ -367,7 +369,7 @@ fn a_clone_of_an_idle_sequence_begins_at_once_with_the_same_worker() {
     let mut bench = Bench { scheduler: Scheduler::new(rules(), 2, Instant::now()), ..Bench::new(rules()) };
     bench.send(1, "S", 10).unwrap();
     let batch = bench.take();
-    bench.finish(&batch, After::Advanced);
+    bench.finish(&batch, Outcome::Advanced);
     bench.clone(1, 2, 20).unwrap();
     assert_eq!(bench.scheduler.take(0, 8).ready[0].begins, Begins::Clone(0));
     assert_eq!(bench.scheduler.live(), 2);
@@ -399,7 +401,7 @@ fn a_sequence_that_fails_takes_the_clones_that_wait_for_it_along() {
     bench.clone(2, 3, 30).unwrap();
     let batch = bench.take();
     let missing = |of| Refused::Missing(id(of));
-    assert_eq!(bench.finish(&batch, After::Over), [(20, missing(1)), (21, missing(2)), (30, missing(2))]);
+    assert_eq!(bench.finish(&batch, Outcome::Lost), [(20, missing(1)), (21, missing(2)), (30, missing(2))]);
     assert_eq!((bench.scheduler.live(), bench.scheduler.placed), (0, 0));
 }
 
@@ -411,7 +413,7 @@ fn a_restart_without_a_place_ends_the_old_sequence_when_its_requests_have_run() 
     bench.send(1, "", 11).unwrap();
     assert_eq!(bench.send(1, "S", 12), Err(too_many(1, 1)));
     assert_eq!(bench.send(1, "", 13), Err(Refused::Missing(id(1))), "it follows the START");
-    assert_eq!((bench.run(After::Advanced), bench.run(After::Advanced)), (vec![10], vec![11]));
+    assert_eq!((bench.run(Outcome::Advanced), bench.run(Outcome::Advanced)), (vec![10], vec![11]));
     assert_eq!(bench.scheduler.live(), 0);
 }
 
@@ -420,11 +422,11 @@ fn a_start_that_waits_gets_the_place_of_a_sequence_whose_restart_is_refused() {
     let restart = OnDuplicateStart::Restart;
     let mut bench = Bench::new(Rules { max_sequences: 1, max_waiting: 1, on_duplicate_start: restart, ..rules() });
     bench.send(1, "S", 10).unwrap();
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     bench.send(2, "S", 20).unwrap();
     assert_eq!(bench.clone(9, 1, 11), Err(Refused::Missing(id(9))));
     bench.scheduler.fill_places(bench.now, &mut Vec::new());
-    assert_eq!(bench.run(After::Advanced), [20]);
+    assert_eq!(bench.run(Outcome::Advanced), [20]);
 }
 
 #[test]
@@ -433,7 +435,7 @@ fn a_long_chain_of_clones_falls_with_its_first_sequence() {
     bench.send(1, "S", 1).unwrap();
     (1..50_000).for_each(|of| bench.clone(of, of + 1, 0).unwrap());
     let batch = bench.take();
-    assert_eq!(bench.finish(&batch, After::Over).len(), 49_999);
+    assert_eq!(bench.finish(&batch, Outcome::Lost).len(), 49_999);
     assert_eq!(bench.scheduler.live(), 0);
 }
 
@@ -446,14 +448,14 @@ fn parking(most: usize) -> Rules {
 fn a_parked_sequence_goes_on_in_its_lane_without_having_had_a_place() {
     let mut bench = Bench::new(Rules { max_sequences: 1, ..parking(1) });
     bench.send(1, "S", 10).unwrap();
-    bench.run(After::Advanced);
+    bench.run(Outcome::Advanced);
     bench.pass(2 * SECOND);
     assert_eq!((bench.scheduler.live(), bench.scheduler.take(0, 8).over.len()), (0, 0), "its state stays");
     assert_eq!(bench.send(1, "", 11), Err(Refused::Parked(id(1))));
     bench.send(2, "S", 20).unwrap();
     let idle = IdleRule::After(SECOND);
     assert_eq!(bench.resume(1, 12), Err(Refused::TooMany { id: Some(id(1)), max: 1, idle }));
-    bench.run(After::Over);
+    bench.run(Outcome::Lost);
     bench.resume(1, 13).unwrap();
     let work = bench.scheduler.take(0, 8);
     assert_eq!((work.ready[0].lane, work.ready[0].begins), (0, Begins::Resumed));
@@ -465,7 +467,7 @@ fn a_parked_sequence_is_over_after_its_time_or_for_a_later_one_or_a_new_start() 
     let mut bench = Bench::new(Rules { max_sequences: 3, ..parking(2) });
     for sequence in 1..=3 {
         bench.send(sequence, "S", 0).unwrap();
-        bench.run(After::Advanced);
+        bench.run(Outcome::Advanced);
         bench.pass(2 * SECOND);
     }
     assert_eq!(bench.scheduler.take(0, 8).over, [Over { lane: 0, expired: true }], "two are parked at most");
@@ -473,7 +475,7 @@ fn a_parked_sequence_is_over_after_its_time_or_for_a_later_one_or_a_new_start() 
     let work = bench.scheduler.take(0, 8);
     assert_eq!((work.ready[0].begins, work.over), (Begins::Plain, vec![Over { lane: 1, expired: true }]));
     assert_eq!(bench.scheduler.next_scan(), Some(bench.now + SECOND), "when the new one is idle for too long");
-    bench.finish(&[(work.ready[0].lane, 0)], After::Over);
+    bench.finish(&[(work.ready[0].lane, 0)], Outcome::Lost);
     assert_eq!(bench.scheduler.next_scan(), Some(bench.now + 10 * SECOND));
     bench.pass(10 * SECOND);
     assert_eq!(bench.resume(3, 30), Err(Refused::NotParked(id(3))));
@@ -545,11 +547,25 @@ struct Watch {
     queued: Vec<u32>,
     /// The STARTs that have begun with the state of a lane, by that lane.
     clones: BTreeMap<u32, Vec<u32>>,
+    /// Lanes whose START has succeeded.
+    begun: BTreeSet<u32>,
     /// Lanes that are over.
     over: Vec<u32>,
 }
 
 impl Watch {
+    /// A sequence is over with END, with its state, and with a START that has not succeeded.
+    fn finished(&mut self, batch: &[Finished]) {
+        for &Finished { lane, outcome, ends } in batch {
+            if outcome == Outcome::Advanced {
+                self.begun.insert(lane);
+            }
+            if ends || outcome == Outcome::Lost || !self.begun.contains(&lane) {
+                self.over.push(lane);
+            }
+        }
+    }
+
     fn refused(&mut self, refused: Vec<(u32, Refused)>) {
         for (request, why) in refused {
             assert!(self.queued.contains(&request), "{request} was refused ({why:?}) and was not queued");
@@ -620,29 +636,28 @@ proptest! {
                 }
                 Op::FinishAll => {
                     let all = batches.drain(..).flatten();
-                    let after = all.map(|(lane, _, end)| (lane, if end { After::Over } else { After::Advanced }));
+                    let finished = all.map(|(lane, _, ends)| Finished { lane, outcome: Outcome::Advanced, ends });
+                    let finished: Vec<_> = finished.collect();
                     watch.running.clear();
-                    let after: Vec<_> = after.collect();
-                    watch.over.extend(after.iter().filter(|(_, after)| *after == After::Over).map(|(lane, _)| lane));
-                    let refused = scheduler.finish(after.into_iter(), now, &mut Vec::new());
+                    watch.finished(&finished);
+                    let refused = scheduler.finish(finished.into_iter(), now, &mut Vec::new());
                     watch.refused(refused);
                 }
                 Op::Finish { batch, outcomes } if !batches.is_empty() => {
                     let batch = batches.remove(batch.index(batches.len()));
-                    let after = |(bit, (lane, _, end)): (usize, &(u32, u32, bool))| {
-                        let after = match (outcomes >> (3 * (bit % 20))) & 7 {
-                            _ if *end => After::Over,
-                            0 | 1 => After::Over,
-                            2 => After::Unchanged,
-                            3 => After::RunFailed,
-                            _ => After::Advanced,
+                    let finished = |(bit, &(lane, _, ends)): (usize, &(u32, u32, bool))| {
+                        let outcome = match (outcomes >> (3 * (bit % 20))) & 7 {
+                            0 | 1 => Outcome::Lost,
+                            2 => Outcome::Failed,
+                            3 => Outcome::RunFailed,
+                            _ => Outcome::Advanced,
                         };
-                        (*lane, after)
+                        Finished { lane, outcome, ends }
                     };
-                    let after: Vec<_> = batch.iter().enumerate().map(after).collect();
+                    let finished: Vec<_> = batch.iter().enumerate().map(finished).collect();
                     watch.running.retain(|(lane, _)| !batch.iter().any(|(of, ..)| of == lane));
-                    watch.over.extend(after.iter().filter(|(_, after)| *after == After::Over).map(|(lane, _)| lane));
-                    let refused = scheduler.finish(after.into_iter(), now, &mut Vec::new());
+                    watch.finished(&finished);
+                    let refused = scheduler.finish(finished.into_iter(), now, &mut Vec::new());
                     watch.refused(refused);
                 }
                 Op::Finish { .. } => {}
@@ -697,8 +712,9 @@ proptest! {
             _ = scheduler.arrive(control.clone(), 0, None, now);
         }
         while is_run && scheduler.has_work(0) {
-            let lanes: Vec<_> = scheduler.take(0, 9).ready.iter().map(|ready| (ready.lane, After::Advanced)).collect();
-            scheduler.finish(lanes.into_iter(), now, &mut Vec::new());
+            let advanced = |ready: Ready<i32>| Finished { lane: ready.lane, outcome: Outcome::Advanced, ends: false };
+            let ready = scheduler.take(0, 9).ready;
+            scheduler.finish(ready.into_iter().map(advanced), now, &mut Vec::new());
         }
         let found = scheduler.check(&rows.iter().collect::<Vec<_>>());
         let mut refused = rows.into_iter().enumerate().filter_map(|(row, control)| {

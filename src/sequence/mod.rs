@@ -50,10 +50,12 @@
 #![forbid(unsafe_code)]
 
 mod id;
+mod outcome;
 mod table;
 mod watermark;
 
 pub use id::{Key, SequenceId};
+pub use outcome::{Finished, Outcome};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use table::model_tests;
-pub use table::{Admission, Admitted, Counts, Life, Outcome, Policy, Refusal, Sequences, Shortage};
+pub use table::{Admission, Admitted, Counts, Life, Policy, Refusal, Sequences, Shortage};

@@ -37,8 +37,8 @@ use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
-use crate::scheduler::{After, Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
-use crate::sequence::{Key, SequenceId};
+use crate::scheduler::{Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
+use crate::sequence::{Finished, Key, SequenceId};
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
 use alarm::Alarm;
 use releases::{LOOK_EVERY, Releases};
@@ -399,11 +399,10 @@ impl Shared {
             // Whatever became of the batch, its sequences are over, and nothing waits for them.
             let over: Vec<_> = lanes.iter().map(|&lane| Over { lane, expired: false }).collect();
             let ended = panic::catch(|| instance.end(&over));
-            let after = lanes.into_iter().map(|lane| (lane, After::Over));
             let mut wake = Vec::new();
             let now = Instant::now();
             let mut scheduler = self.scheduler.lock();
-            let refused = scheduler.finish(after, now, &mut wake);
+            let refused = scheduler.finish(lanes.into_iter().map(Finished::lost), now, &mut wake);
             self.watch_clock_for(&scheduler, now);
             drop(scheduler);
             self.wake(&mut wake);
@@ -437,17 +436,17 @@ impl Shared {
             row
         };
         let answered = instance.execute_rows(ready.into_iter().map(row).collect());
-        let mut after: Vec<(u32, After)> = answered.iter().filter_map(|of| of.lane).collect();
-        if after.len() < lanes.len() {
+        let mut finished: Vec<_> = answered.iter().filter_map(|of| of.finished).collect();
+        if finished.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
-            let is_dropped = |lane: &&u32| answered.iter().all(|of| of.lane.is_none_or(|(known, _)| known != **lane));
-            after.extend(lanes.iter().filter(is_dropped).map(|&lane| (lane, After::Over)));
+            let is_dropped = |lane: &&u32| answered.iter().all(|of| of.finished.is_none_or(|of| of.lane != **lane));
+            finished.extend(lanes.iter().filter(is_dropped).map(|&lane| Finished::lost(lane)));
         }
         let settled = instance.sequences().finish(answered);
         instance.sequences().finish_payload(number, Vec::new());
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();
-        let refused = scheduler.finish(after.into_iter(), now, &mut wake);
+        let refused = scheduler.finish(finished.into_iter(), now, &mut wake);
         self.watch_clock_for(&scheduler, now);
         drop(scheduler);
         self.wake(&mut wake);

@@ -7,6 +7,7 @@ mod records;
 use std::time::{Duration, Instant};
 
 use super::id::{Key, SequenceId};
+use super::outcome::Outcome;
 use crate::state::pool::{SlotId, SlotLimits, SlotPool};
 use chains::Chains;
 use lanes::Lanes;
@@ -81,17 +82,6 @@ pub enum Refusal<E = ()> {
     Memory(E),
     /// Another request of the sequence is in flight. Core promises that this does not happen.
     Busy,
-}
-
-/// Which state the slot holds after a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The request succeeded. The slot holds the new state.
-    Advanced,
-    /// The request failed. The slot holds the state before it, or none if the request was the START.
-    Failed,
-    /// The slot holds no state.
-    Lost,
 }
 
 /// Counts of sequences since the model was loaded. They only grow.
@@ -339,7 +329,7 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
         let Some(record) = records.pool.record_mut(slot) else { return false };
         let started = matches!(record.phase, Phase::InFlight { start: true });
         record.phase = Phase::Waiting;
-        record.failed |= outcome == Outcome::Lost || (started && outcome == Outcome::Failed);
+        record.failed |= outcome == Outcome::Lost || (started && outcome != Outcome::Advanced);
         let key = record.key.clone();
         let releasing = records.instance(key.instance, now).watermark.releasing();
         if let Some(record) = records.pool.record_mut(slot) {
