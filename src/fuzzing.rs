@@ -18,11 +18,11 @@ use crate::config::PartialConfig;
 use crate::memory::rows::round_trip::rows_come_back;
 use crate::memory::strings;
 use crate::model::{OnnxModel, Prepared};
-use crate::sequence::model_tests::{Clients, Op, play};
 use crate::session::{Signature, TensorInfo};
 use crate::snapshot::{Snapshot, samples};
 use crate::store::test_binding;
 use crate::tensor::{DataType, RowLayout};
+use sequences::model_tests::{Clients, Op, play};
 
 /// Operations that an input makes at most.
 const OPS_MAX: usize = 300;

@@ -7,9 +7,9 @@ use smallvec::SmallVec;
 
 use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
 use crate::error::RequestError;
-use crate::scheduler::{Control, Origin};
-use crate::sequence::SequenceId;
 use crate::triton::{Request, c_name};
+use sequences::SequenceId;
+use sequences::scheduler::{Control, Origin};
 
 /// Reads [`Control`] from the requests of a model.
 pub struct ControlReader {

@@ -9,11 +9,11 @@ use crate::memory::ClientBytes;
 use crate::memory::client::copy_all;
 use crate::memory::rows::{self, RowWriter};
 use crate::memory::strings::{self, Strings};
-use crate::sequence::SequenceId;
 use crate::session::{Overlay, Step};
 use crate::store::StateStore;
 use crate::tensor::{DataType, RowAt, RowLayout, WindowLayout};
 use crate::triton::Input;
+use sequences::SequenceId;
 
 /// Fills every input of the step, for `run_rows` rows, from the rows of the batch, which can run together (see
 /// [`super::grouping`]); states are [`crate::store`]'s. Those beyond the batch repeat its first row, so that padding

@@ -20,7 +20,7 @@
 
 use foldhash::{HashMap, HashMapExt};
 
-use crate::state::pool::SlotId;
+use sequences::pool::SlotId;
 
 /// What is known of the sequence of a row, in the order in which rows run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,7 +133,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::state::pool::{SlotLimits, SlotPool};
+    use sequences::pool::{SlotLimits, SlotPool};
 
     const ROWS: usize = 16;
     const SEARCH: u32 = 8;

@@ -24,10 +24,10 @@ use crate::binding::{Binding, Source};
 use crate::config::ID_TENSOR;
 use crate::error::RequestError;
 use crate::model::{Extras, Lease};
-use crate::sequence::{Key, SequenceId};
 use crate::store::{HasState, RowState};
 use crate::tensor::DataType;
 use crate::triton::{Answer, Request, Response, c_name};
+use sequences::{Key, SequenceId};
 
 /// How an answer carries the id of its sequence: as a response parameter, and perhaps as output `sequence_id`.
 #[derive(Clone, Copy)]

@@ -9,10 +9,10 @@ use crate::binding::{Binding, BoundState, Initial, InitialContent, StateApi, Sta
 use crate::config::{STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT};
 use crate::error::RequestError;
 use crate::memory::reserve;
-use crate::sequence::SequenceId;
 use crate::snapshot::{self, Snapshot};
 use crate::tensor::{DataType, element_count};
 use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response, echo};
+use sequences::SequenceId;
 
 /// The request parameters of the State API.
 const PARAMETERS: [&str; 9] =

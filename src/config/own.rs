@@ -7,7 +7,7 @@ use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
 use super::raw;
 use super::scheduling::YEAR;
-use crate::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
+use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 /// OpenVINO Model Server's default of `max_sequence_number`.
 const MAX_SEQUENCES: usize = 500;

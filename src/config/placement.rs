@@ -6,7 +6,7 @@ use std::fmt;
 use super::error::{ConfigError, field};
 use super::raw;
 use crate::memory::device::devices_for_cpu_instances;
-use crate::state::pool::SlotLimits;
+use sequences::pool::SlotLimits;
 
 /// The kind of an instance group: the host, or one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

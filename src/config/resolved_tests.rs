@@ -2,9 +2,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{ControlKind, FalseTrue, PollWait};
-use crate::scheduler::IdleRule;
-use crate::state::pool::SlotLimits;
 use crate::tensor::DataType;
+use sequences::pool::SlotLimits;
+use sequences::scheduler::IdleRule;
 
 fn minimal() -> Value {
     json!({

@@ -9,7 +9,7 @@ use super::parameters::{Parameters, bad};
 use super::partial::OldestSequences;
 use super::raw::{self, Int};
 use super::resolved::unsigned;
-use crate::state::pool::SlotLimits;
+use sequences::pool::SlotLimits;
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,11 +6,11 @@ use super::{device_code, memory_code, session_code};
 use crate::memory::device::DeviceError;
 use crate::memory::{MemoryError, NoRoom};
 use crate::panic::Panic;
-use crate::scheduler::{IdleRule, Refused};
-use crate::sequence::SequenceId;
 use crate::session::SessionError;
 use crate::tensor::{DataType, Dims};
 use crate::triton::{self, Code, NotCopied};
+use sequences::SequenceId;
+use sequences::scheduler::{IdleRule, Refused};
 
 /// Why bytes are not a snapshot of a sequence of this model.
 #[derive(Debug, thiserror::Error)]

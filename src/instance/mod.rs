@@ -23,11 +23,11 @@ use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, R
 use crate::panic::{self, Panic};
 use crate::report::Report;
 use crate::responder::{self, Responder};
-use crate::scheduler::Over;
-use crate::sequence::{Admission, Finished, Refusal, SequenceId};
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
+use sequences::scheduler::Over;
+use sequences::{Admission, Finished, Refusal, SequenceId};
 
 /// What one instance needs for its runs. Triton never executes it twice at once.
 pub struct Instance {

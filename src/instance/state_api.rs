@@ -10,11 +10,11 @@ use crate::config::Strategy;
 use crate::error::RequestError;
 use crate::model::{Answered, Extras, Lease};
 use crate::panic;
-use crate::sequence::SequenceId;
 use crate::snapshot::Snapshot;
-use crate::state::pool::SlotId;
 use crate::store::{Contexts, SequenceState, WriteError};
 use crate::triton::{HeldInput, Response, Times};
+use sequences::SequenceId;
+use sequences::pool::SlotId;
 
 /// What a request changes of the state that its run reads, or that its sequence has.
 struct Change {

@@ -91,7 +91,7 @@ mod pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::layout::SLOT_ALIGNMENT;
+    use crate::memory::layout::SLOT_ALIGNMENT;
 
     #[test]
     fn a_buffer_is_zeroed_aligned_and_may_be_empty() {

@@ -15,6 +15,7 @@ pub mod device;
 #[cfg(feature = "exact-buffers")]
 mod exact;
 mod host;
+pub mod layout;
 pub mod rows;
 mod slab;
 pub mod strings;

@@ -14,12 +14,12 @@ use crate::error::Reason;
 use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, Charge, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
-use crate::scheduler::Over;
-use crate::sequence::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 use crate::session::MadeTensor;
-use crate::state::pool::{SlotId, SlotLimits};
 use crate::tensor::Gap;
 use crate::triton::{Answer, HeldInput, Request};
+use sequences::pool::{SlotId, SlotLimits};
+use sequences::scheduler::Over;
+use sequences::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 
 /// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
 /// with the last of these.
@@ -261,7 +261,7 @@ impl LiveSequences {
     }
 
     /// Settles the sequences of a payload, then sends its answers, then releases its requests (or keeps one, see
-    /// [`crate::sequence`]). Sequences come first because a client that has the answer to an END may count on the slot.
+    /// [`sequences`]). Sequences come first because a client that has the answer to an END may count on the slot.
     /// Payloads of an instance are settled in the order in which they were admitted.
     pub fn settle(&self, instance: u32, answered: Vec<Answered>) {
         let Settled { answers, requests, leavings, releasing } = self.finish(answered);

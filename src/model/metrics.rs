@@ -6,8 +6,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::error::Reason;
-use crate::sequence::{Counts, Life};
 use crate::triton::{Counter, Error, Family, Gauge, Histogram};
+use sequences::{Counts, Life};
 
 /// The values that the metrics show, at one moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

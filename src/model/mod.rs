@@ -33,9 +33,9 @@ use crate::error::{LoadError, RequestError};
 use crate::explain::{explain, explain_batch_scale};
 use crate::memory::MemoryError;
 use crate::memory::device::{DeviceError, devices_for_cpu_instances};
-use crate::sequence::{Refusal, SequenceId};
 use crate::session::{Library, Session};
 use crate::triton;
+use sequences::{Refusal, SequenceId};
 use sessions::Sessions;
 use site::Devices;
 

@@ -13,8 +13,8 @@ use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::error::LoadError;
 use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, SlotSpec};
-use crate::sequence::Policy;
 use crate::session::Session;
+use sequences::Policy;
 
 /// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one
 /// instance, so its state never moves to another site.

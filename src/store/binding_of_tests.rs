@@ -6,7 +6,7 @@ use super::*;
 use crate::binding::{
     BoundInput, BoundOutput, BoundState, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
 };
-use crate::state::layout::SlotLayout;
+use crate::memory::layout::SlotLayout;
 use crate::tensor::StorageType::{self, Exact, Fp16};
 use crate::tensor::{DataType, RowLayout};
 

@@ -10,8 +10,8 @@ use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
 use crate::session::{BatchTensor, Copier, Given};
-use crate::state::pool::SlotId;
 use crate::tensor::{RowAt, RowLayout, StorageType};
+use sequences::pool::SlotId;
 
 /// The batch buffers of an instance.
 pub(super) struct BatchBuffers {

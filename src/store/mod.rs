@@ -32,13 +32,13 @@ use crate::error::RequestError;
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
-use crate::state::pool::SlotId;
 use crate::tensor::{Gap, StorageType};
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
 pub use operations::{SequenceState, WriteError};
 pub use output_rows::OutputRows;
+use sequences::pool::SlotId;
 use spots::Spot;
 use varying::VaryingStates;
 

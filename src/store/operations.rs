@@ -11,8 +11,8 @@ use crate::error::RequestError;
 use crate::memory::{MemoryError, strings};
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
-use crate::state::pool::SlotId;
 use crate::tensor::{DataType, Dims, StorageType, element_count};
+use sequences::pool::SlotId;
 
 /// Why a state cannot be written.
 #[derive(Debug, thiserror::Error)]

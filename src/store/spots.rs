@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 
 use foldhash::{HashMap, HashMapExt};
 
-use crate::state::pool::SlotId;
+use sequences::pool::SlotId;
 
 /// Where the newest state of a sequence is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,7 +263,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::state::pool::{SlotLimits, SlotPool};
+    use sequences::pool::{SlotLimits, SlotPool};
 
     /// Slots of sequences 0, 1, …
     fn slots(count: usize) -> Vec<SlotId> {

@@ -12,10 +12,10 @@ use super::*;
 use crate::binding::InitialContent;
 use crate::memory::device::{Device, OwnedStream, Queue};
 use crate::memory::{Bytes, SlotSpec, Strings};
-use crate::sequence::{Admission, Key, SequenceId};
 use crate::session::RowContent;
 use crate::tensor::StorageType::Exact;
 use crate::tensor::{DataType, RowAt, RowLayout};
+use sequences::{Admission, Key, SequenceId};
 
 /// Most bytes of the varying states of a sequence.
 const SEQUENCE_BYTES: usize = 200;

@@ -15,8 +15,8 @@ use crate::error::RequestError;
 use crate::memory::{PAGES_FROM, Shared, strings};
 use crate::model::{Grown, StateMemory, VaryingSize};
 use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
-use crate::state::pool::SlotId;
 use crate::tensor::{DataType, Gap, RowAt, StorageType};
+use sequences::pool::SlotId;
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {

@@ -15,8 +15,8 @@ use super::rows::{Part, Whole};
 use super::types;
 use crate::memory::device::{self, DeviceError, Foreign};
 use crate::memory::{Charge, ClientBytes, MemoryError, Strings, reserve, strings};
-use crate::sequence::SequenceId;
 use crate::tensor::DataType;
+use sequences::SequenceId;
 
 /// A request that this backend must answer and release.
 ///

@@ -13,8 +13,8 @@ use super::rows::{RowOutput, Whole};
 use super::types;
 use crate::memory::device::Foreign;
 use crate::memory::{ClientBytesMut, reserve};
-use crate::sequence::SequenceId;
 use crate::tensor::DataType;
+use sequences::SequenceId;
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {

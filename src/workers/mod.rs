@@ -37,11 +37,11 @@ use crate::instance::Instance;
 use crate::model::{LiveSequences, Model, QueueNumbers, Settled};
 use crate::panic;
 use crate::responder::Responder;
-use crate::scheduler::{Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
-use crate::sequence::{Finished, Key, SequenceId};
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
 use alarm::Alarm;
 use releases::{LOOK_EVERY, Releases};
+use sequences::scheduler::{Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
+use sequences::{Finished, Key, SequenceId};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);

@@ -6,9 +6,9 @@ use foldhash::{HashMap, HashMapExt};
 use hashlink::LinkedHashMap;
 
 use super::{Counts, Policy, Refusal};
-use crate::sequence::id::Key;
-use crate::sequence::watermark::Watermark;
-use crate::state::pool::{AcquireError, SlotId, SlotPool};
+use crate::id::Key;
+use crate::pool::{AcquireError, SlotId, SlotPool};
+use crate::watermark::Watermark;
 
 pub(super) enum Phase<H> {
     /// A request of the incarnation is in flight.

@@ -1,16 +1,16 @@
 //! The table of live sequences.
 
 mod chains;
-mod lanes;
+mod incarnations;
 mod records;
 
 use std::time::{Duration, Instant};
 
+use super::id::Outcome;
 use super::id::{Key, SequenceId};
-use super::outcome::Outcome;
-use crate::state::pool::{SlotId, SlotLimits, SlotPool};
+use crate::pool::{SlotId, SlotLimits, SlotPool};
 use chains::Chains;
-use lanes::Lanes;
+use incarnations::{Incarnations, Lanes};
 pub use records::Life;
 use records::{Phase, Records};
 
@@ -99,70 +99,6 @@ pub struct Counts {
 
 /// The sequence of a request, or why it has none.
 pub type Found<S, C> = Result<Admitted<S, C>, Refusal>;
-
-/// Decides which incarnation a request belongs to: [`Lanes`] with `direct`, [`Chains`] with `oldest`.
-trait Incarnations<S, C, H>: Send {
-    /// Finds the incarnation of a request that is not a START.
-    fn find(&mut self, records: &mut Records<S, C, H>, admission: &Admission) -> Result<SlotId, Refusal>;
-
-    /// Occupies a slot for the incarnation that a START begins.
-    fn start(&mut self, records: &mut Records<S, C, H>, admission: &Admission, now: Instant)
-    -> Result<SlotId, Refusal>;
-
-    /// See [`Sequences::settle`]. Returns whether the request must be held.
-    fn settle(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key, end: bool, now: Instant) -> bool;
-
-    /// The slot of the sequence in a lane.
-    fn in_lane(&self, _instance: u32, _lane: u32) -> Option<SlotId> {
-        None
-    }
-
-    /// The slot of the incarnation with this id that began last on an instance.
-    fn with_id(&self, records: &Records<S, C, H>, instance: u32, id: &SequenceId) -> Option<SlotId>;
-
-    /// Removes an incarnation that is over, and frees its slot.
-    fn remove(&mut self, records: &mut Records<S, C, H>, slot: SlotId, key: &Key);
-
-    /// How much of the capacity is used.
-    fn used_capacity(&self) -> usize;
-
-    /// Removes the incarnations of an instance, and returns their slots.
-    fn retire_instance(&mut self, instance: u32) -> Vec<SlotId>;
-
-    /// Whether a START ends the incarnation that it meets, and takes its slot.
-    fn replaces(&self, records: &Records<S, C, H>, key: &Key) -> bool;
-
-    /// Whether a START needs a slot although its sequence uses no more of the capacity.
-    fn starts_over(&self, _key: &Key) -> bool {
-        false
-    }
-
-    /// Ends the incarnations that the watermark of an instance proves to be over.
-    fn conclude(&mut self, _records: &mut Records<S, C, H>, _instance: u32) {}
-
-    /// See [`Sequences::release_unheld`].
-    fn release_unheld(&mut self, _records: &mut Records<S, C, H>, _key: &Key) {}
-
-    /// See [`Sequences::take_releasing`].
-    fn take_releasing(&mut self) -> Vec<(Key, SlotId)> {
-        Vec::new()
-    }
-
-    /// See [`Sequences::have_been_released`].
-    fn has_been_released(&mut self, _records: &mut Records<S, C, H>, _key: &Key, _slot: SlotId, _now: Instant) {}
-
-    /// Number of lanes or chains, and number of keys that are queued to be looked at or released.
-    #[cfg(any(test, feature = "fuzzing"))]
-    fn known(&self) -> (usize, usize);
-
-    /// Ends an incarnation that has been idle for too long.
-    fn expire(&mut self, records: &mut Records<S, C, H>, slot: SlotId) {
-        records.counts.expired += 1;
-        if let Some(key) = records.pool.record(slot).map(|record| record.key.clone()) {
-            self.remove(records, slot, &key);
-        }
-    }
-}
 
 /// All live sequences of a site (the host, or a GPU), with their slots.
 ///
@@ -471,6 +407,6 @@ impl<S: Clone + 'static, C: Default + 'static, H: 'static> Sequences<S, C, H> {
 }
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod model_tests;
+pub mod model_tests;
 #[cfg(test)]
 mod tests;

@@ -47,15 +47,13 @@
 //! Not for: tensors, memory (the table only stores an `S` for each slab), or Triton's objects (a held request is an
 //! `H`).
 
-#![forbid(unsafe_code)]
-
 mod id;
-mod outcome;
+pub mod pool;
+pub mod scheduler;
 mod table;
 mod watermark;
 
-pub use id::{Key, SequenceId};
-pub use outcome::{Finished, Outcome};
+pub use id::{Finished, Key, Outcome, SequenceId};
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use table::model_tests;
+pub use table::model_tests;
 pub use table::{Admission, Admitted, Counts, Life, Policy, Refusal, Sequences, Shortage};

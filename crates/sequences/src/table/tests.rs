@@ -2,8 +2,8 @@
 //! core.
 
 use super::*;
-use crate::sequence::SequenceId;
-use crate::sequence::watermark::LOOKS;
+use crate::SequenceId;
+use crate::watermark::LOOKS;
 
 type Table = Sequences<(), (), u32>;
 

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use super::*;
-use crate::sequence::SequenceId;
+use crate::SequenceId;
 
 const CORE_SLOTS: usize = 6;
 const QUIET: Duration = Duration::from_millis(20);

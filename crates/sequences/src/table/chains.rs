@@ -1,4 +1,4 @@
-//! `oldest`: the incarnations of each id form a chain in the order of their STARTs (see [`crate::sequence`]).
+//! `oldest`: the incarnations of each id form a chain in the order of their STARTs (see [`crate`]).
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -7,10 +7,11 @@ use std::time::Instant;
 use foldhash::HashMap;
 use smallvec::SmallVec;
 
+use super::incarnations::Incarnations;
 use super::records::{Phase, Records};
-use super::{Admission, Incarnations, Refusal};
-use crate::sequence::id::{Key, SequenceId};
-use crate::state::pool::SlotId;
+use super::{Admission, Refusal};
+use crate::id::{Key, SequenceId};
+use crate::pool::SlotId;
 
 /// The chains of all ids.
 #[derive(Default)]

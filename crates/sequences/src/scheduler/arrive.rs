@@ -1,0 +1,295 @@
+//! Requests that arrive: whether they may run, and which sequence they begin.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::request::{Begins, Control, Origin, Refused};
+use super::rules::{OnDuplicateStart, Rules};
+use super::{Phase, Queued, Scheduler, Sequence};
+use crate::SequenceId;
+
+impl<R> Scheduler<R> {
+    /// Takes a request. Returns the worker to wake, or the request and why it cannot run. Then nothing has changed, except
+    /// by [`Scheduler::refuse_start`]. `wait`: how long a START may wait for a place. When all requests that have come are
+    /// taken, the caller calls [`Scheduler::fill_places`].
+    pub fn arrive(
+        &mut self,
+        control: Control,
+        request: R,
+        wait: Option<Duration>,
+        now: Instant,
+    ) -> Result<Option<usize>, (R, Refused)> {
+        let known = control.id.as_ref().and_then(|id| self.by_id.get(id)).copied();
+        let mut begins = Begins::Plain;
+        let lane = match (control.start, known) {
+            (true, _) => match self.begin(control.id.clone(), control.origin.clone(), known, wait, now) {
+                Ok(begun) => {
+                    begins = begun.1;
+                    begun.0
+                }
+                Err(refused) => {
+                    if let Some(id) = control.id.as_ref().filter(|_| control.starts_anew()) {
+                        self.refuse_start(id);
+                    }
+                    return Err((request, refused));
+                }
+            },
+            (false, Some(lane)) => match self.check_queue(self.queued_in(lane), control.id) {
+                Ok(()) => lane,
+                Err(refused) => return Err((request, refused)),
+            },
+            // The caller has refused a request with neither START nor id, so there is an id.
+            (false, None) => {
+                let id = control.id.unwrap_or(SequenceId::Number(0));
+                let is_parked = self.parked.contains_key(&id);
+                return Err((request, if is_parked { Refused::Parked(id) } else { Refused::Missing(id) }));
+            }
+        };
+        if control.end {
+            self.close(lane);
+        }
+        let Some(sequence) = self.sequences.get_mut(&lane) else { return Ok(None) };
+        sequence.requests.push_back(Queued::Request(request, begins));
+        sequence.queued += 1;
+        self.queued += 1;
+        match sequence.phase {
+            Phase::Idle => {
+                sequence.phase = Phase::Ready;
+                let worker = sequence.worker;
+                self.workers[worker].run(lane);
+                Ok(Some(worker))
+            }
+            Phase::Waiting(_) | Phase::Ready | Phase::Running | Phase::Cloning => Ok(None),
+        }
+    }
+
+    /// With [`OnDuplicateStart::Restart`], a START that is refused also ends the live sequence with its id. Otherwise the
+    /// requests that the client has sent behind the START would get the state of that sequence. The caller then calls
+    /// [`Scheduler::fill_places`].
+    pub fn refuse_start(&mut self, id: &SequenceId) {
+        if let (Some(&lane), OnDuplicateStart::Restart) = (self.by_id.get(id), self.rules.on_duplicate_start) {
+            self.replace(lane);
+        }
+    }
+
+    /// Ends a sequence as soon as its queued requests have run.
+    fn replace(&mut self, lane: u32) {
+        if self.has_phase(lane, Phase::Idle) { self.drop_idle(lane, false) } else { self.close(lane) }
+    }
+
+    /// How many requests of a sequence wait.
+    fn queued_in(&self, lane: u32) -> usize {
+        self.sequences.get(&lane).map_or(0, |sequence| sequence.queued)
+    }
+
+    /// Refuses one more request of a sequence with this id if too many wait.
+    fn check_queue(&self, queued: usize, id: Option<SequenceId>) -> Result<(), Refused> {
+        let max = self.rules.max_queued;
+        if queued < max { Ok(()) } else { Err(Refused::TooManyQueued { id: id.unwrap_or(SequenceId::Number(0)), max }) }
+    }
+
+    /// Whether requests with these controls can arrive one after the other. Returns the position of the first that
+    /// cannot, and why.
+    pub fn check(&self, controls: &[&Control]) -> Result<(), (usize, Refused)> {
+        /// What the rows before have made of a sequence.
+        struct Changed {
+            id: SequenceId,
+            lives: bool,
+            queued: usize,
+        }
+        let Rules { max_sequences, max_waiting, on_duplicate_start, idle, .. } = self.rules;
+        let mut changed: Vec<Changed> = Vec::new();
+        let (mut ids, mut starts, mut replaced) = (self.ids.clone(), 0, 0);
+        for (row, Control { id, start, end, .. }) in controls.iter().enumerate() {
+            let by_request = |id: &SequenceId| changed.iter().rev().find(|changed| changed.id == *id);
+            let is_live =
+                |id: &SequenceId| by_request(id).map_or_else(|| self.by_id.contains_key(id), |changed| changed.lives);
+            let is_taken = |id: &SequenceId| is_live(id) || self.parked.contains_key(id);
+            let made = if *start && id.is_none() { Some(ids.next(is_taken)) } else { None };
+            let Some(known) = id.clone().or(made) else { continue };
+            match (start, is_live(&known)) {
+                (false, false) => return Err((row, Refused::Missing(known))),
+                (true, true) if on_duplicate_start == OnDuplicateStart::Reject => {
+                    return Err((row, Refused::Exists { id: known, idle }));
+                }
+                (true, true) if by_request(&known).is_none() && self.is_idle(&known) => replaced += 1,
+                _ => {}
+            }
+            starts += usize::from(*start);
+            let taken = self.placed + self.waiting.len() + starts;
+            if *start && taken > max_sequences + max_waiting + replaced {
+                return Err((row, self.no_place(id.clone())));
+            }
+            let queued = match by_request(&known) {
+                _ if *start => 0,
+                Some(changed) => changed.queued,
+                None => self.by_id.get(&known).map_or(0, |&lane| self.queued_in(lane)),
+            };
+            self.check_queue(queued, Some(known.clone())).map_err(|refused| (row, refused))?;
+            changed.push(Changed { id: known, lives: !end, queued: queued + 1 });
+        }
+        Ok(())
+    }
+
+    /// Whether a live sequence has no request.
+    fn is_idle(&self, id: &SequenceId) -> bool {
+        let sequence = self.by_id.get(id).and_then(|lane| self.sequences.get(lane));
+        sequence.is_some_and(|sequence| sequence.phase == Phase::Idle)
+    }
+
+    /// Why a START is refused when every place is taken and no further START may wait.
+    const fn no_place(&self, id: Option<SequenceId>) -> Refused {
+        match self.rules {
+            Rules { max_waiting: 0, max_sequences: max, idle, .. } => Refused::TooMany { id, max, idle },
+            Rules { max_waiting: max, idle, .. } => Refused::QueueFull { id, max, idle },
+        }
+    }
+
+    /// Begins the sequence of a START. `known` is the lane of the live sequence that has its id. Returns its lane, and
+    /// what it begins with.
+    fn begin(
+        &mut self,
+        id: Option<SequenceId>,
+        origin: Origin,
+        known: Option<u32>,
+        wait: Option<Duration>,
+        now: Instant,
+    ) -> Result<(u32, Begins), Refused> {
+        if let (Some(id), Some(_), OnDuplicateStart::Reject) = (&id, known, self.rules.on_duplicate_start)
+            && origin != Origin::Parked
+        {
+            return Err(Refused::Exists { id: id.clone(), idle: self.rules.idle });
+        }
+        let source = match origin {
+            Origin::Own => None,
+            Origin::Clone(of) => {
+                let source = self.by_id.get(&of).copied().ok_or_else(|| Refused::Missing(of.clone()))?;
+                if known == Some(source) {
+                    return Err(Refused::CloneOfItself(of));
+                }
+                if !matches!(self.sequences.get(&source).map(|of| of.phase), Some(Phase::Waiting(_)) | None) {
+                    Some(source)
+                } else {
+                    // It has not begun, so it has no state and no worker.
+                    return Err(Refused::Missing(of));
+                }
+            }
+            Origin::Parked => return self.resume(id, known, now).map(|lane| (lane, Begins::Resumed)),
+        };
+        let replaces_idle = known.is_some_and(|lane| self.has_phase(lane, Phase::Idle));
+        let Rules { max_sequences, max_waiting, longest_wait, idle, .. } = self.rules;
+        // A place that has become free is for one that waits.
+        let has_place = replaces_idle || self.waiting.is_empty() && self.placed < max_sequences;
+        // A clone cannot wait: the other sequence would go on meanwhile.
+        if !has_place && source.is_some() {
+            return Err(Refused::TooMany { id, max: max_sequences, idle });
+        }
+        if !has_place && self.waiting.len() >= max_waiting {
+            return Err(self.no_place(id));
+        }
+        // The new sequence takes the place of an idle one that it replaces, so that it doesn't have to wait for one.
+        if let Some(lane) = known {
+            self.replace(lane);
+        }
+        let is_taken = |id: &SequenceId| self.by_id.contains_key(id) || self.parked.contains_key(id);
+        let id = id.unwrap_or_else(|| self.ids.next(is_taken));
+        self.end_parked(&id);
+        while self.sequences.contains_key(&self.next_lane) {
+            self.next_lane = self.next_lane.wrapping_add(1);
+        }
+        let lane = self.next_lane;
+        self.next_lane = self.next_lane.wrapping_add(1);
+        self.by_id.insert(id.clone(), lane);
+        let until = now + wait.unwrap_or(longest_wait).min(longest_wait);
+        let phase = Phase::Waiting(until);
+        let (worker, requests, queued) = (0, VecDeque::new(), 0);
+        self.sequences.insert(
+            lane,
+            Sequence {
+                id,
+                worker,
+                phase,
+                requests,
+                queued,
+                closed: false,
+                marked: false,
+                overdue: false,
+                failed: false,
+                has_state: false,
+            },
+        );
+        let Some(source) = source else {
+            if has_place {
+                self.place(lane, now);
+            } else {
+                self.waiting.push_back(lane);
+                self.waiting_until.insert((until, lane));
+            }
+            return Ok((lane, Begins::Plain));
+        };
+        self.begin_with_state_of(source, lane, now);
+        Ok((lane, Begins::Clone(source)))
+    }
+
+    /// Gives a clone a place, with the worker of its source. If the source has requests, the clone waits behind them.
+    fn begin_with_state_of(&mut self, source: u32, lane: u32, now: Instant) {
+        let Some(Sequence { worker, phase, requests, .. }) = self.sequences.get_mut(&source) else { return };
+        let (worker, is_idle) = (*worker, *phase == Phase::Idle);
+        if !is_idle {
+            requests.push_back(Queued::CloneTo(lane));
+        }
+        self.place_with(lane, worker, now);
+        if let Some(clone) = self.sequences.get_mut(&lane).filter(|_| !is_idle) {
+            clone.phase = Phase::Cloning;
+        }
+    }
+
+    /// Gives the parked sequence with an id a place again. Returns its lane.
+    fn resume(&mut self, id: Option<SequenceId>, known: Option<u32>, now: Instant) -> Result<u32, Refused> {
+        let id = id.unwrap_or(SequenceId::Number(0));
+        if known.is_some() {
+            return Err(Refused::NotParkedButLive(id));
+        }
+        if !self.parked.contains_key(&id) {
+            return Err(Refused::NotParked(id));
+        }
+        if self.placed >= self.rules.max_sequences {
+            return Err(Refused::TooMany { id: Some(id), max: self.rules.max_sequences, idle: self.rules.idle });
+        }
+        let Some((lane, _)) = self.parked.remove(&id) else { return Err(Refused::NotParked(id)) };
+        if let Some(sequence) = self.sequences.get_mut(&lane) {
+            (sequence.closed, sequence.marked, sequence.overdue) = (false, false, false);
+            self.workers[sequence.worker].sequences += 1;
+        }
+        self.placed += 1;
+        self.last_success.insert(lane, now);
+        self.by_id.insert(id, lane);
+        Ok(lane)
+    }
+
+    fn has_phase(&self, lane: u32, phase: Phase) -> bool {
+        self.sequences.get(&lane).is_some_and(|sequence| sequence.phase == phase)
+    }
+
+    /// Gives a sequence a place, with the worker that has the fewest sequences. Returns that worker if the sequence has
+    /// a request to run.
+    pub(super) fn place(&mut self, lane: u32, now: Instant) -> Option<usize> {
+        let fewest = (0..self.workers.len()).min_by_key(|&worker| self.workers[worker].sequences)?;
+        self.place_with(lane, fewest, now)
+    }
+
+    /// Gives a sequence a place, with this worker. Returns the worker if the sequence has a request to run.
+    fn place_with(&mut self, lane: u32, worker: usize, now: Instant) -> Option<usize> {
+        let sequence = self.sequences.get_mut(&lane)?;
+        (sequence.worker, sequence.phase) = (worker, Phase::Idle);
+        self.placed += 1;
+        self.last_success.insert(lane, now);
+        self.workers[worker].sequences += 1;
+        if sequence.requests.is_empty() {
+            return None;
+        }
+        sequence.phase = Phase::Ready;
+        self.workers[worker].run(lane);
+        Some(worker)
+    }
+}
