@@ -4,12 +4,12 @@
 #![forbid(unsafe_code)]
 
 use comfy_table::{Table, presets};
+use rows::tensor::StorageType;
 
 use crate::binding::{Binding, BoundControl, BoundState, Flag, RequestInput, ShapeForm, Source, StatePlace, TrimBy};
 use crate::completion::Origins;
 use crate::config::{Config, FirstRequest, PairsFrom};
 use crate::session::{BatchScale, Signature, TensorInfo};
-use crate::tensor::StorageType;
 
 /// The two tables as text.
 pub fn explain(config: &Config, binding: &Binding, signature: &Signature, origins: Origins) -> String {

@@ -11,18 +11,18 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rows::copies::round_trip::rows_come_back;
+use rows::strings;
+use rows::tensor::{DataType, RowLayout};
+use sequences::model_tests::{Clients, Op, play};
 use serde_json::{Value, json};
 
 use crate::completion::Settings;
 use crate::config::PartialConfig;
-use crate::memory::rows::round_trip::rows_come_back;
-use crate::memory::strings;
 use crate::model::{OnnxModel, Prepared};
 use crate::session::{Signature, TensorInfo};
 use crate::snapshot::{Snapshot, samples};
 use crate::store::test_binding;
-use crate::tensor::{DataType, RowLayout};
-use sequences::model_tests::{Clients, Op, play};
 
 /// Operations that an input makes at most.
 const OPS_MAX: usize = 300;

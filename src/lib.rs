@@ -12,22 +12,21 @@
 //! | [`instance`] | the path of a payload from Triton's queue to its answers, and what requests do to their state beside a run | responder, report, batch, snapshot, store, model, panic, error, binding, session, config, memory, triton |
 //! | [`responder`] | the thread that sends answers | panic |
 //! | [`report`] | what an instance logs of its batches | batch, model, config, triton |
-//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, proof, error, binding, snapshot, session, triton, config, memory, tensor |
-//! | [`snapshot`] | the state of a sequence as bytes | store, model, error, binding, memory, triton, tensor |
-//! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory, tensor |
+//! | [`batch`] | turns requests into rows of the inputs, and rows of the outputs into responses | store, model, panic, proof, error, binding, snapshot, session, triton, config, memory |
+//! | [`snapshot`] | the state of a sequence as bytes | store, model, error, binding, memory, triton |
+//! | [`store`] | where every byte of state is: brings states into a run, and keeps what it wrote | model, panic, error, binding, session, memory |
 //! | [`backend`] | the server's command line, and the ONNX Runtime that all models share | model, panic, error, session, config, triton |
-//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, proof, error, conversion, binding, completion, session, triton, config, memory, tensor |
-//! | [`proof`] | checks at load that the rows of a run don't change each other's results | binding, session, memory, tensor |
-//! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session, tensor |
-//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, memory, tensor |
+//! | [`model`] | a loaded model: its configuration, sessions, live sequences, metrics | explain, panic, proof, error, conversion, binding, completion, session, triton, config, memory |
+//! | [`proof`] | checks at load that the rows of a run don't change each other's results | binding, session, memory |
+//! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
+//! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, memory |
 //! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | completion, session, config |
-//! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory, tensor |
-//! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config, tensor |
-//! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory, tensor |
-//! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | memory, tensor |
-//! | [`config`] | the model configuration, read once and then used in its resolved form | memory, tensor |
-//! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | tensor |
-//! | [`tensor`] | data types, shapes, and where a row is in a batch | |
+//! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory |
+//! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config |
+//! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory |
+//! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | memory |
+//! | [`config`] | the model configuration, read once and then used in its resolved form | memory |
+//! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | |
 //! | [`mod@panic`] | the guard against panics | |
 
 mod backend;
@@ -51,9 +50,10 @@ mod responder;
 mod session;
 mod snapshot;
 mod store;
-pub mod tensor;
 mod triton;
 mod workers;
+
+pub use rows::tensor;
 
 /// The version in the log and in `stateful-inspect --version`. `scripts/release` adds the commit.
 pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {

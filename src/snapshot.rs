@@ -5,14 +5,15 @@
 
 #![forbid(unsafe_code)]
 
+use rows::tensor::{DataType, Dims, element_count};
+use rows::{reserve, strings};
 use serde::{Deserialize, Serialize};
 
 use crate::binding::{Binding, BoundContext, BoundInput, BoundState, Initial, InitialContent};
 use crate::error::SnapshotError;
-use crate::memory::{MemoryError, reserve, strings};
+use crate::memory::MemoryError;
 use crate::model::Extras;
 use crate::store::SequenceState;
-use crate::tensor::{DataType, Dims, element_count};
 use crate::triton::{HeldElements, HeldInput};
 
 const MAGIC: &[u8; 8] = b"TRTSTATE";
@@ -295,7 +296,7 @@ fn differ(what: &str, has: &[String], wanted: &[String]) -> SnapshotError {
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod samples {
     use super::*;
-    use crate::memory::Strings;
+    use rows::strings::Strings;
 
     /// A snapshot of a model with [`crate::store::test_binding`].
     pub fn snapshot() -> Snapshot {

@@ -3,13 +3,13 @@
 
 use std::ffi::CString;
 
+use sequences::SequenceId;
+use sequences::scheduler::{Control, Origin};
 use smallvec::SmallVec;
 
 use crate::config::{CONTROL_INPUT, ID_TENSOR, TakesIds};
 use crate::error::RequestError;
 use crate::triton::{Request, c_name};
-use sequences::SequenceId;
-use sequences::scheduler::{Control, Origin};
 
 /// Reads [`Control`] from the requests of a model.
 pub struct ControlReader {

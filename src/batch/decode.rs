@@ -3,15 +3,16 @@
 use std::ffi::CString;
 use std::sync::Arc;
 
+use rows::tensor::{DataType, element_count};
+use sequences::{Key, SequenceId};
+
 use super::state_api::{StateReader, StateRequest};
 use super::{Row, TellsId, fault};
 use crate::binding::{Binding, BoundControl, ShapeForm, Source, StateApi, StepsMultiple};
 use crate::error::RequestError;
 use crate::panic;
 use crate::store::RowState;
-use crate::tensor::{DataType, element_count};
 use crate::triton::{Input, NotCopied, Request, c_name};
-use sequences::{Key, SequenceId};
 
 /// What requests of a model must carry. Made once per instance.
 pub struct Expected {

@@ -1,19 +1,19 @@
 //! Rows into the inputs of a step.
 
+use rows::client::{ClientBytes, copy_all};
+use rows::copies::{self, RowWriter};
+use rows::strings::{self, Strings};
+use rows::tensor::{DataType, RowAt, RowLayout, WindowLayout};
+use sequences::SequenceId;
+
 use super::Row;
 use super::generated;
 use crate::binding::{Binding, BoundControl, BoundInput, Flag, RequestInput, RowValues, Source};
 use crate::config::FirstRequest;
 use crate::error::RequestError;
-use crate::memory::ClientBytes;
-use crate::memory::client::copy_all;
-use crate::memory::rows::{self, RowWriter};
-use crate::memory::strings::{self, Strings};
 use crate::session::{Overlay, Step};
 use crate::store::StateStore;
-use crate::tensor::{DataType, RowAt, RowLayout, WindowLayout};
 use crate::triton::Input;
-use sequences::SequenceId;
 
 /// Fills every input of the step, for `run_rows` rows, from the rows of the batch, which can run together (see
 /// [`super::grouping`]); states are [`crate::store`]'s. Those beyond the batch repeat its first row, so that padding
@@ -108,7 +108,7 @@ fn requests<'a>(
         if let Some(on_gpu) = sent.on_gpu() {
             overlays.push(Overlay { input: index, layout, at, from: on_gpu });
         } else if batch.is_padding(position) {
-            rows::shift(layout, buffer, RowAt { position: 0, rows }, at);
+            copies::shift(layout, buffer, RowAt { position: 0, rows }, at);
         } else {
             let mut writer = RowWriter::new(layout, buffer, at);
             sent.pieces().for_each(|piece| writer.write(piece));
@@ -138,7 +138,7 @@ fn windows(
     let buffer = step.input(index, &dims, rows)?;
     for (position, (row, sent)) in batch.inputs(request).enumerate() {
         if batch.is_padding(position) {
-            rows::shift(whole_row, buffer, RowAt { position: 0, rows }, RowAt { position, rows });
+            copies::shift(whole_row, buffer, RowAt { position: 0, rows }, RowAt { position, rows });
             continue;
         }
         let whole = request.row_length(sent.dims(), axis, row.state.is_first);
@@ -146,8 +146,8 @@ fn windows(
         let kept = request.context.and_then(|context| store.context(position, row, context));
         let in_front = layout.chunks(position, rows, 0, from);
         match kept {
-            Some(kept) => rows::put_window(in_front, kept.into(), buffer),
-            None => rows::zero_window(in_front, buffer),
+            Some(kept) => copies::put_window(in_front, kept.into(), buffer),
+            None => copies::zero_window(in_front, buffer),
         }
         let copied;
         let sent = match only_piece(sent) {
@@ -157,14 +157,14 @@ fn windows(
                 copied.as_slice().into()
             }
         };
-        rows::put_window(layout.chunks(position, rows, from, whole - from), sent, buffer);
+        copies::put_window(layout.chunks(position, rows, from, whole - from), sent, buffer);
         if kept.is_none() && request.context.is_some_and(|context| context.first == FirstRequest::Repeat) {
             let first = layout.chunks(position, rows, from, 1);
             (0..from).for_each(|step| {
-                rows::copy_window(first.clone(), layout.chunks(position, rows, step, 1), buffer);
+                copies::copy_window(first.clone(), layout.chunks(position, rows, step, 1), buffer);
             });
         }
-        rows::zero_window(layout.chunks(position, rows, whole, longest - whole), buffer);
+        copies::zero_window(layout.chunks(position, rows, whole, longest - whole), buffer);
     }
     Ok(())
 }
@@ -281,7 +281,7 @@ pub(super) fn constant(
         None => buffer.copy_from_slice(bytes),
         Some(_) => {
             let layout = layout(input, &input.dims)?;
-            (0..rows).for_each(|position| rows::put(layout, bytes, buffer, RowAt { position, rows }));
+            (0..rows).for_each(|position| copies::put(layout, bytes, buffer, RowAt { position, rows }));
         }
     }
     Ok(())

@@ -1,14 +1,15 @@
 //! Generated inputs: the values of a row, and how they stand in the tensor of a batch.
 
+use rows::copies;
+use rows::tensor::{Gap, RowAt, RowLayout};
+
 use super::Row;
 use crate::binding::{
     Binding, BoundInput, Counter, Generated, GrowingAxis, InputAxis, RequestInput, RowValues, Source, generated_value,
     largest_whole,
 };
 use crate::error::RequestError;
-use crate::memory::rows;
 use crate::session::Step;
-use crate::tensor::{Gap, RowAt, RowLayout};
 
 /// What generated inputs need of the sequence of a row, before the run.
 #[derive(Clone, Debug)]
@@ -115,7 +116,7 @@ pub fn fill(
     for (position, values) in values.iter().enumerate() {
         row.clear();
         values.append_row(generated, input.data_type, longest, layout.row_bytes(), &mut row);
-        rows::put(layout, &row, buffer, RowAt { position, rows });
+        copies::put(layout, &row, buffer, RowAt { position, rows });
     }
     Ok(())
 }

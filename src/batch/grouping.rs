@@ -3,13 +3,13 @@
 //! Rows that differ only in the length of an input or of states that are padded can, but a long one must not make many
 //! short ones take its room: see [`Lengths`].
 
+use rows::tensor::{STRING_BYTES, element_count};
 use smallvec::SmallVec;
 
 use super::Row;
 use super::generated::shared_values;
 use crate::binding::{Binding, GrowingPadding, ShapeForm};
 use crate::config::FirstRequest;
-use crate::tensor::{STRING_BYTES, element_count};
 
 /// Bytes to which an input, or the padded states, may be filled up whatever the lengths of the rows are: 64 rows of a
 /// second of speech, in fp32 at 16 kHz.

@@ -19,7 +19,6 @@
 #![forbid(unsafe_code)]
 
 use foldhash::{HashMap, HashMapExt};
-
 use sequences::pool::SlotId;
 
 /// What is known of the sequence of a row, in the order in which rows run.

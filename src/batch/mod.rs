@@ -17,6 +17,9 @@ pub mod respond;
 pub mod state_api;
 pub mod warm_up;
 
+use rows::tensor::DataType;
+use sequences::{Key, SequenceId};
+
 use self::generated::Counted;
 use self::isolation::Member;
 use self::state_api::StateRequest;
@@ -25,9 +28,7 @@ use crate::config::ID_TENSOR;
 use crate::error::RequestError;
 use crate::model::{Extras, Lease};
 use crate::store::{HasState, RowState};
-use crate::tensor::DataType;
 use crate::triton::{Answer, Request, Response, c_name};
-use sequences::{Key, SequenceId};
 
 /// How an answer carries the id of its sequence: as a response parameter, and perhaps as output `sequence_id`.
 #[derive(Clone, Copy)]

@@ -4,17 +4,19 @@
 //! The values are random, and the padding isn't zeros, so a model that doesn't ignore it is found. A new state or output
 //! may differ by the rounding of its type. Only one instance of a model has to check it.
 
+use rows::copies;
+use rows::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
+
 use super::gather::constant;
 use super::generated;
 use crate::binding::{
     Binding, BoundControl, BoundInput, BoundState, Flag, Initial, InitialContent, InputAxis, RowValues, Source,
 };
 use crate::error::{LoadError, RequestError};
-use crate::memory::{BytesMut, rows};
+use crate::memory::BytesMut;
 use crate::proof::{Answer, Scale, difference, is_float, random};
 use crate::session::{Copier, OpenError, Run, Step};
 use crate::store::{HasState, RowState, StateStore};
-use crate::tensor::{DataType, RowAt, RowLayout, StorageType, element_count};
 
 /// Lengths of the states of two rows. A third row has the length with which sequences start.
 const LENGTHS: [i64; 2] = [7, 4];
@@ -227,7 +229,7 @@ fn fill(
     let rows = if input.batch_axis.is_some() { rows } else { 1 };
     let buffer = step.input(index, &dims, rows)?;
     for (position, value) in values.iter().enumerate().take(rows) {
-        rows::put(layout, value, buffer, RowAt { position, rows });
+        copies::put(layout, value, buffer, RowAt { position, rows });
     }
     Ok(())
 }
@@ -252,7 +254,7 @@ fn read(
             Some(row) => step.take_gapped_output(index, &row, to, StorageType::Exact)?,
             None if step.has_made(index) => step.take_output(index, output.layout, at, to, StorageType::Exact)?,
             None if output.view.bytes.is_empty() => continue,
-            None => rows::take(output.layout, output.view.bytes, at, to.host()),
+            None => copies::take(output.layout, output.view.bytes, at, to.host()),
         }
         let (name, dims) = (bound.name.clone(), output.row_dims(position));
         answers.push(Answer { name, data_type: bound.data_type, dims, bytes });

@@ -1,5 +1,7 @@
 //! Rows of the outputs into responses.
 
+use rows::tensor::{DataType, WindowLayout};
+use rows::{copies, reserve, strings};
 use smallvec::SmallVec;
 
 use super::{Row, fault};
@@ -7,11 +9,9 @@ use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::is_state_tensor;
 use crate::error::RequestError;
 use crate::memory::device::{self, Foreign};
-use crate::memory::{reserve, rows, strings};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
-use crate::tensor::{DataType, WindowLayout};
 use crate::triton::{OutputMemory, Response, echo};
 
 /// The outputs of a run, taken apart into rows.
@@ -118,7 +118,7 @@ impl<'a> Answers<'a> {
             let memory = response.output(&answer.bound.c_name, answer.bound.data_type, &dims, bytes)?;
             let mut chunks: Vec<_> = row.chunks().collect();
             chunks.sort_unstable_by_key(|chunk| chunk.alone);
-            let pieces = rows::pieces_of_window(chunks.into_iter(), answer.view.bytes);
+            let pieces = copies::pieces_of_window(chunks.into_iter(), answer.view.bytes);
             return on_gpus.fill(position, &answer.bound.name, memory, pieces);
         }
         let bytes = answer.layout.row_bytes();
@@ -131,7 +131,7 @@ impl<'a> Answers<'a> {
                 return Ok(());
             }
         }
-        on_gpus.fill(position, &answer.bound.name, memory, rows::pieces_of(answer.layout, answer.view.bytes, at))
+        on_gpus.fill(position, &answer.bound.name, memory, copies::pieces_of(answer.layout, answer.view.bytes, at))
     }
 
     /// The first `length` steps of an output along `axis`, or all of them.
@@ -164,7 +164,7 @@ impl<'a> Answers<'a> {
             return send_strings(bound, response, &dims, positions.map(|position| view.strings.get(position)));
         }
         let memory = response.output(&answer.bound.c_name, bound.data_type, &dims, layout.window_bytes(length))?;
-        on_gpus.fill(position, &bound.name, memory, rows::pieces_of_window(chunks, view.bytes))
+        on_gpus.fill(position, &bound.name, memory, copies::pieces_of_window(chunks, view.bytes))
     }
 
     /// How much of an output belongs to the row at `position`; `None` for all of it: the request has left the input out.
@@ -184,7 +184,7 @@ impl<'a> Answers<'a> {
                 if size > element.len() {
                     return Err(lengths.uneven());
                 }
-                rows::take(lengths.layout, lengths.view.bytes, lengths.at(position), &mut element[..size]);
+                copies::take(lengths.layout, lengths.view.bytes, lengths.at(position), &mut element[..size]);
                 // A negative length is larger than any tensor, too.
                 usize::try_from(u64::from_le_bytes(element)).map(Some).map_err(|_| answer.uneven())
             }

@@ -2,17 +2,17 @@
 
 use std::ffi::CString;
 
+use rows::reserve;
+use rows::tensor::{DataType, element_count};
+use sequences::SequenceId;
 use serde_json::json;
 
 use super::Row;
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StateApi, StateTensor};
 use crate::config::{STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT};
 use crate::error::RequestError;
-use crate::memory::reserve;
 use crate::snapshot::{self, Snapshot};
-use crate::tensor::{DataType, element_count};
 use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response, echo};
-use sequences::SequenceId;
 
 /// The request parameters of the State API.
 const PARAMETERS: [&str; 9] =

@@ -1,12 +1,13 @@
 //! A batch of no requests: what ONNX Runtime does once for each shape is done before the first client waits for it.
 
+use rows::tensor::DataType;
+
 use super::gather::constant;
 use super::generated;
 use crate::binding::{Binding, BoundControl, Flag, RowValues, Source};
 use crate::error::RequestError;
 use crate::session::{Run, Step};
 use crate::store::{RowState, StateStore};
-use crate::tensor::DataType;
 
 /// Runs the step over `rows` rows of zeros, each the start of a sequence. Open dimensions are 1, but for the context's
 /// part.

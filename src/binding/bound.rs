@@ -3,9 +3,10 @@
 use std::ffi::CString;
 use std::num::NonZeroUsize;
 
+use rows::tensor::{DataType, Gap, GappedRow, RowAt, RowLayout, StorageType};
+
 use super::{Generated, Initial, InitialContent, Trim};
 use crate::config::FirstRequest;
-use crate::tensor::{DataType, Gap, GappedRow, RowAt, RowLayout, StorageType};
 
 /// An input of the model.
 #[derive(Clone, Debug)]

@@ -1,11 +1,12 @@
 //! Contexts: along which axis they are kept, and which dims they leave for requests.
 
+use rows::tensor::{DataType, Dims, WindowLayout};
+
 use super::error::BindingError;
 use super::shapes::{INPUT, is_batch, match_dims};
 use super::{Binding, BoundContext, BoundInput, describe};
 use crate::config::{Config, Context, FirstRequest, TensorConfig, context_line};
 use crate::session::TensorInfo;
-use crate::tensor::{DataType, Dims, WindowLayout};
 
 impl Binding {
     /// What a snapshot calls a context of an input: its entry of `input_context`, with the axis.

@@ -1,6 +1,6 @@
 //! What can be wrong between a model and its configuration.
 
-use crate::tensor::DataType;
+use rows::tensor::DataType;
 
 /// Why a model does not fit its configuration. `name` is the tensor's.
 #[derive(Debug, thiserror::Error)]

@@ -1,11 +1,12 @@
 //! Collects what feeds each input of the model.
 
+use rows::tensor::Dims;
+
 use super::fixed::{constant_input, control_input};
 use super::ragged::lengths_input;
 use super::{BindingError, BoundInput, BoundState, Counter, RequestInput, Source};
 use crate::config::Config;
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
 
 /// The model's inputs, required ones first and then those with a default, and what feeds each so far.
 pub(super) struct Feeds<'a> {

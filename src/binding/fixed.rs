@@ -1,11 +1,12 @@
 //! Inputs that no request carries: controls and constants.
 
+use rows::tensor::{DataType, Dims, element_count};
+
 use super::error::BindingError;
 use super::shapes::bound;
 use super::{BoundControl, BoundInput, Flag, Source, batches, check_type};
 use crate::config::{Config, Control, ControlKind, FalseTrue};
 use crate::session::TensorInfo;
-use crate::tensor::{DataType, Dims, element_count};
 
 pub(super) fn control_input(config: &Config, control: &Control, info: &TensorInfo) -> Result<BoundInput, BindingError> {
     let what = format!("control_input '{}'", control.name);

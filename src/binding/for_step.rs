@@ -1,8 +1,9 @@
 //! What a step and its provider need to know of a binding.
 
+use rows::tensor::DataType;
+
 use super::{Binding, BoundInput, Source, trim_lengths};
 use crate::session::{InputSpec, OutputSpec, StepSpec};
-use crate::tensor::DataType;
 
 impl Binding {
     /// The smallest, the usual and the largest shapes of the inputs, as TensorRT takes them, for runs of up to

@@ -1,6 +1,7 @@
 //! Inputs that this backend fills with counters, lengths and masks: what they count, and along which axis they have a
 //! value for each element.
 
+use rows::tensor::DataType;
 use stateful_convert::is_batch_name;
 
 use super::error::BindingError;
@@ -10,7 +11,6 @@ use super::shapes::{bound, is_batch};
 use super::{Binding, BoundInput, BoundState, RequestInput, Source, StatePlace, describe};
 use crate::config::{Config, GENERATED_INPUTS, GeneratedInput, GeneratedKind, NamedAxis, NamedCounter, NewElements};
 use crate::session::TensorInfo;
-use crate::tensor::DataType;
 
 /// An input whose values follow from the sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! Rows whose growing states have different lengths in one run: which states are padded, and which rows can share a run.
 
+use rows::tensor::{PaddingSide, element_count};
+
 use super::error::BindingError;
 use super::{BoundInput, BoundState, Generated, GeneratedValue, GrowingAxis, NewLength, Source, StatePlace, describe};
 use crate::config::{Config, GROWING_PADDING};
 use crate::session::Signature;
-use crate::tensor::{PaddingSide, element_count};
 
 /// How rows whose growing states have different lengths share a run.
 #[derive(Clone, Debug, PartialEq, Eq)]

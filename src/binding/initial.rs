@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use rows::strings::{self, Strings};
+use rows::tensor::{DataType, Dims, element_count};
+
 use super::error::BindingError;
 use super::fixed::element_bytes;
 use super::{all_agree, npz};
 use crate::config::{Config, DeclaredState, InitialSources, InitialValue};
-use crate::memory::{self, Strings, strings};
-use crate::tensor::{DataType, Dims, element_count};
 
 /// A state's initial value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -219,7 +220,7 @@ impl Value<'_> {
 
     /// An element `count` times.
     fn repeated(&self, element: &[u8], count: usize) -> Result<Vec<u8>, BindingError> {
-        let room = memory::reserve(element.len().saturating_mul(count));
+        let room = rows::reserve(element.len().saturating_mul(count));
         let mut bytes = room.map_err(|error| self.error(error.to_string()))?;
         (0..count).for_each(|_| bytes.extend_from_slice(element));
         Ok(bytes)

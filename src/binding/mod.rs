@@ -48,9 +48,9 @@ pub use state_api::{StateApi, StateTensor};
 use states::StateBinder;
 
 use crate::config::{Config, InitialSources, StatePair};
-use crate::memory::layout::SlotLayout;
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, Dims, StorageType};
+use rows::layout::SlotLayout;
+use rows::tensor::{DataType, Dims, StorageType};
 
 /// What a step of the model feeds and fetches, and how requests and states map to that.
 #[derive(Clone, Debug)]

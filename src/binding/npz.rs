@@ -7,11 +7,12 @@ use std::fmt::Display;
 use std::io::{self, Cursor, Read};
 
 use npyz::{DType, Endianness, NpyHeader, Order, TypeChar, TypeStr};
+use rows::reserve;
+use rows::strings::Strings;
+use rows::tensor::{DataType, Dims, element_count};
 use zip::ZipArchive;
 
 use super::InitialContent;
-use crate::memory::{Strings, reserve};
-use crate::tensor::{DataType, Dims, element_count};
 
 /// What NumPy adds to an array's name in an archive.
 const EXTENSION: &str = ".npy";

@@ -2,13 +2,13 @@
 //! tensor's batch is another's steps, sequences that share a run change each other's answers, without an error.
 
 use prost::bytes::Bytes;
+use rows::tensor::Dims;
 use stateful_convert::{is_batch_name, rows_meet_others};
 
 use super::feeds::find;
 use super::{Binding, BindingError, BoundInput, Source};
 use crate::config::{Config, StateDims, StatePair, TensorConfig, state_dims_line};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
 
 /// A tensor, and which of its dimensions is the batch. If two disagree, the tensor of the later kind is more likely the
 /// wrong one.

@@ -1,11 +1,12 @@
 //! Rows of different lengths in one batch: which input takes the lengths, and which part of each output is a row's.
 
+use rows::tensor::{DataType, Dims};
+
 use super::error::BindingError;
 use super::shapes::bound;
 use super::{BoundInput, BoundOutput, Source, batches, describe, fetched};
 use crate::config::{Config, PaddedInput, PaddedOutput};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, Dims};
 
 /// The part of an output that belongs to a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,7 +1,8 @@
 //! The values of one row in a generated input.
 
+use rows::tensor::{DataType, Gap};
+
 use super::{Binding, Generated, GeneratedValue, GrowingAxis, InputAxis, NewLength};
-use crate::tensor::{DataType, Gap};
 
 /// What a row has in a generated input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

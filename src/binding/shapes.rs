@@ -1,5 +1,6 @@
 //! Inputs of requests and outputs of responses: whether their configured dims fit the model's, and their batch axis.
 
+use rows::tensor::{DataType, Dims};
 use stateful_convert::is_batch_name;
 
 use super::context::WrittenContext;
@@ -8,7 +9,6 @@ use super::ragged::ragged_axis;
 use super::{BoundInput, BoundOutput, RequestInput, ShapeForm, Source, all_agree, batches, check_type};
 use crate::config::{Config, TensorConfig};
 use crate::session::TensorInfo;
-use crate::tensor::{DataType, Dims};
 
 /// Checks the dims of an `input` or `output` against the model's. Returns the batch axis and the form of the shape.
 pub(super) fn match_dims(

@@ -2,10 +2,11 @@
 
 use std::ffi::CString;
 
+use rows::tensor::{DataType, Dims};
+
 use super::error::BindingError;
 use super::{Binding, BoundState, c_name};
 use crate::config::{Config, STATE_INFO, STATE_PREFIX, STATE_SNAPSHOT, TensorConfig};
-use crate::tensor::{DataType, Dims};
 
 /// The tensors of the State API of a model.
 #[derive(Clone, Debug)]

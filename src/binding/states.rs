@@ -1,5 +1,7 @@
 //! States: their batch axis, their dims, whether their two ends agree, and where they are kept.
 
+use rows::tensor::{DataType, Dims, RowLayout, StorageType};
+
 use super::error::BindingError;
 use super::initial::Initial;
 use super::shapes::{bound, empty_dims, is_batch};
@@ -8,7 +10,6 @@ use super::{
 };
 use crate::config::{Config, DeclaredState, InitialSources, StateDims, StatePair, state_dims_line};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, Dims, RowLayout, StorageType};
 
 /// The two ends of a state in the model.
 #[derive(Clone, Copy)]

@@ -1,8 +1,8 @@
+use rows::tensor::{RowLayout, StorageType};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{Config, ConfigError};
-use crate::tensor::{RowLayout, StorageType};
 
 pub(super) type Spec<'a> = (&'a str, DataType, &'a [i64]);
 

@@ -1,10 +1,11 @@
 //! States about which the model's dims don't say enough, so that the backend may have understood them wrongly.
 
+use rows::tensor::Dims;
+
 use super::shapes::is_batch;
 use super::{Binding, BoundState};
 use crate::config::{Config, StateDims, state_dims_line};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
 
 /// A state whose dims the configuration doesn't give.
 struct Undeclared<'a> {

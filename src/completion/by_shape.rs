@@ -3,12 +3,13 @@
 //! Such pairs are only proposed. They become states if the configuration confirms them with `state_pairs`
 //! `auto-by-shape`.
 
+use rows::tensor::Dims;
+
 use super::CompletionError;
 use super::pairing::{Taken, is_never_state, is_number, leaves_input};
 use super::unpaired::without;
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
 
 /// The states that `state_pairs` `auto-by-shape` asks for: those that are found `by_name`, and the rest by shape.
 pub fn confirmed(
@@ -85,7 +86,7 @@ fn names(infos: &[&TensorInfo]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DataType;
+    use rows::tensor::DataType;
 
     type Spec<'a> = (&'a str, &'a [i64]);
 

@@ -70,7 +70,7 @@ fn has_symbol(info: &TensorInfo, symbol: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DataType;
+    use rows::tensor::DataType;
 
     fn info(name: &str, symbols: &[&str]) -> TensorInfo {
         TensorInfo {

@@ -1,5 +1,6 @@
 //! Filling what a configuration lacks.
 
+use rows::tensor::Dims;
 use stateful_convert::is_batch_name;
 
 use super::CompletionError;
@@ -8,7 +9,6 @@ use crate::config::{
     state_dims_line,
 };
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
 
 /// Rows of a batch, where nothing says how many.
 const MAX_BATCH_SIZE: usize = 64;
@@ -497,7 +497,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::tensor::DataType;
+    use rows::tensor::DataType;
 
     fn info((name, dims): (&str, &[&str])) -> TensorInfo {
         let dim = |text: &&str| text.parse().unwrap_or(-1);

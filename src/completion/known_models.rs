@@ -160,7 +160,7 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::tensor::DataType;
+    use rows::tensor::DataType;
 
     fn signature(inputs: &[(&str, usize)], outputs: &[&str]) -> Signature {
         let info = |name: &str, rank: usize| TensorInfo {

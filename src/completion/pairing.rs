@@ -3,10 +3,11 @@
 //! Rules: a pair has equal types and agreeing dims; where two readings are possible, nothing is guessed. The names are
 //! those that exporters give; `docs/models.md` lists them.
 
+use rows::tensor::{DataType, Dims, element_count};
+
 use super::CompletionError;
 use crate::config::{PairPattern, StatePair, parameter_line};
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::{DataType, Dims, element_count};
 
 /// Words of a name that mark a state's input.
 const INPUT_WORDS: [&str; 8] = ["in", "inp", "input", "prev", "previous", "old", "last", "past"];

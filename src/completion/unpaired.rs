@@ -4,12 +4,13 @@
 //! inputs that they do not have. What is found here is not made a state. The warning has the line to write if it is
 //! one.
 
+use rows::tensor::Dims;
+
 use super::pairing::{
     OF_ONE_NAME, Taken, can_follow, is_never_state, is_number, leaves_input, state_pairs, state_pairs_line, strength,
 };
 use crate::config::StatePair;
 use crate::session::{Signature, TensorInfo};
-use crate::tensor::Dims;
 
 /// The warning about inputs and outputs that are not in `pairs`, the states of the model; `None` if there is nothing to
 /// warn of.
@@ -116,7 +117,7 @@ fn alike(rest: &Signature, signature: &Signature, known: &[StatePair], taken: Ta
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::DataType;
+    use rows::tensor::DataType;
 
     fn infos(specs: &[(&str, &[i64])]) -> Vec<TensorInfo> {
         let info = |&(name, dims): &(&str, &[i64])| TensorInfo {

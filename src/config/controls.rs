@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use rows::tensor::DataType;
+
 use super::error::{ConfigError, field};
 use super::raw;
 use super::resolved::data_type;
-use crate::tensor::DataType;
 
 /// A `control_input` that the model may take.
 #[derive(Clone, Debug, PartialEq)]

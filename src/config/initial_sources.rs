@@ -6,9 +6,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path};
 
+use rows::reserve;
+
 use super::error::ConfigError;
 use super::states::{States, machine_memory};
-use crate::memory::reserve;
 
 /// Triton's name for the folder beside a model's versions that holds initial states.
 const FOLDER: &str = "initial_state";

@@ -3,11 +3,12 @@
 use std::fmt;
 use std::time::Duration;
 
+use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
+
 use super::error::{ConfigError, field};
 use super::parameters::{Parameters, bad};
 use super::raw;
 use super::scheduling::YEAR;
-use sequences::scheduler::{IdReuse, IdleRule, OnDuplicateStart, Parking, Rules};
 
 /// OpenVINO Model Server's default of `max_sequence_number`.
 const MAX_SEQUENCES: usize = 500;

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 
+use rows::tensor::{DataType, Dims};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -23,7 +24,6 @@ use super::raw;
 use super::resolved::{Config, TensorConfig, model_file, tensors, unsigned};
 use super::session_options::SessionOptions;
 use super::states::{StatePairs, States};
-use crate::tensor::{DataType, Dims};
 
 /// The input and the output that carry a sequence's id, as OpenVINO Model Server names them.
 pub const ID_TENSOR: &str = "sequence_id";

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::time::Duration;
 
+use rows::tensor::DataType;
+
 use super::controls::Control;
 use super::error::{ConfigError, field};
 use super::generated::GeneratedInput;
@@ -16,7 +18,6 @@ use super::raw::{self, Int};
 use super::scheduling::{Padding, QUIET_MARGIN, Scheduling, Strategy, YEAR, core_idle_limit, idle_margin, slot_limits};
 use super::session_options::SessionOptions;
 use super::states::States;
-use crate::tensor::DataType;
 
 /// A model's configuration, checked.
 #[derive(Clone, Debug)]

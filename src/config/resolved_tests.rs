@@ -1,10 +1,10 @@
+use rows::tensor::DataType;
+use sequences::pool::SlotLimits;
+use sequences::scheduler::IdleRule;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::config::{ControlKind, FalseTrue, PollWait};
-use crate::tensor::DataType;
-use sequences::pool::SlotLimits;
-use sequences::scheduler::IdleRule;
 
 fn minimal() -> Value {
     json!({

@@ -3,13 +3,14 @@
 use std::fmt;
 use std::time::Duration;
 
+use sequences::pool::SlotLimits;
+
 use super::error::{ConfigError, field};
 use super::own::OwnScheduling;
 use super::parameters::{Parameters, bad};
 use super::partial::OldestSequences;
 use super::raw::{self, Int};
 use super::resolved::unsigned;
-use sequences::pool::SlotLimits;
 
 /// Who schedules the sequences: core, with a strategy of `sequence_batching`, or this backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,11 @@
 //! States: their pairs, their initial values, and how much memory those that vary in size may have.
 
+use rows::tensor::{DataType, Dims, PaddingSide, element_count};
+
 use super::error::{ConfigError, field};
 use super::parameters::{self, Assigned, PairPattern, Parameters, bad};
 use super::raw;
 use super::resolved::{StatePair, data_type, dims};
-use crate::tensor::{DataType, Dims, PaddingSide, element_count};
 
 pub const GROWING_PADDING: &str = "growing_padding";
 

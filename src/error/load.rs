@@ -1,5 +1,7 @@
 //! Errors of loading: the backend, a model, an instance.
 
+use rows::tensor::PaddingSide;
+
 use super::{RequestError, memory_code, session_code};
 use crate::binding::BindingError;
 use crate::completion::CompletionError;
@@ -9,7 +11,6 @@ use crate::memory::MemoryError;
 use crate::memory::device::DeviceError;
 use crate::panic::Panic;
 use crate::session::{LibraryError, OpenError, SessionError};
-use crate::tensor::PaddingSide;
 use crate::triton::{self, Code};
 
 /// Why the backend, a model or an instance cannot be loaded.

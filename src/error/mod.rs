@@ -58,6 +58,8 @@ impl From<Panic> for triton::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rows::NoMemory;
+
     use crate::memory::NoRoom;
 
     fn codes(error: fn() -> SessionError) -> [Code; 2] {
@@ -66,7 +68,7 @@ mod tests {
 
     #[test]
     fn want_of_memory_is_told_from_a_fault_at_load_and_for_a_request() {
-        let no_memory = || MemoryError::Host { bytes: 1 }.into();
+        let no_memory = || NoMemory { bytes: 1 }.into();
         let cases: [(fn() -> SessionError, Code); 4] = [
             (no_memory, Code::Unavailable),
             (|| SessionError::Run("BFCArena: Failed to allocate memory for".to_owned()), Code::Unavailable),

@@ -2,15 +2,17 @@
 
 use std::num::NonZeroUsize;
 
+use rows::NoMemory;
+use rows::tensor::{DataType, Dims};
+use sequences::SequenceId;
+use sequences::scheduler::{IdleRule, Refused};
+
 use super::{device_code, memory_code, session_code};
 use crate::memory::device::DeviceError;
 use crate::memory::{MemoryError, NoRoom};
 use crate::panic::Panic;
 use crate::session::SessionError;
-use crate::tensor::{DataType, Dims};
 use crate::triton::{self, Code, NotCopied};
-use sequences::SequenceId;
-use sequences::scheduler::{IdleRule, Refused};
 
 /// Why bytes are not a snapshot of a sequence of this model.
 #[derive(Debug, thiserror::Error)]
@@ -439,7 +441,7 @@ impl RequestError {
     pub fn not_copied(input: &str, error: NotCopied) -> Self {
         match error {
             NotCopied::Gpu(gpu, source) => Self::InputOnGpu { name: input.to_owned(), gpu, source },
-            NotCopied::Memory(source) => Self::InputMemory { name: input.to_owned(), source },
+            NotCopied::Memory(source) => Self::InputMemory { name: input.to_owned(), source: source.into() },
         }
     }
 
@@ -569,6 +571,18 @@ impl From<NoRoom> for RequestError {
             NoRoom::Memory(MemoryError::Device(failed)) if !failed.is_out_of_memory() => failed.into(),
             error => Self::StateRoom(error),
         }
+    }
+}
+
+impl From<NoMemory> for RequestError {
+    fn from(error: NoMemory) -> Self {
+        Self::Memory(error.into())
+    }
+}
+
+impl From<NoMemory> for SnapshotError {
+    fn from(error: NoMemory) -> Self {
+        Self::Memory(error.into())
     }
 }
 

@@ -6,6 +6,9 @@ mod state_api;
 
 use std::sync::Arc;
 
+use sequences::scheduler::Over;
+use sequences::{Admission, Finished, Refusal, SequenceId};
+
 use crate::batch::decode::{Decoded, Expected};
 use crate::batch::gather::gather;
 use crate::batch::generated::note_counts;
@@ -26,8 +29,6 @@ use crate::responder::{self, Responder};
 use crate::session::{Copier, Step};
 use crate::store::{StateStore, StoreLimits};
 use crate::triton::{self, Request, Response, Times, monotonic_ns};
-use sequences::scheduler::Over;
-use sequences::{Admission, Finished, Refusal, SequenceId};
 
 /// What one instance needs for its runs. Triton never executes it twice at once.
 pub struct Instance {

@@ -1,5 +1,8 @@
 //! Carries out the calls of the State API, with a run or without one.
 
+use sequences::SequenceId;
+use sequences::pool::SlotId;
+
 use super::Instance;
 use crate::batch::Row;
 use crate::batch::generated::counts_after;
@@ -13,8 +16,6 @@ use crate::panic;
 use crate::snapshot::Snapshot;
 use crate::store::{Contexts, SequenceState, WriteError};
 use crate::triton::{HeldInput, Response, Times};
-use sequences::SequenceId;
-use sequences::pool::SlotId;
 
 /// What a request changes of the state that its run reads, or that its sequence has.
 struct Change {

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use rows::Buffer;
+
+use super::MemoryError;
 use super::device::{Device, DeviceBuffer, DeviceMemory};
-use super::{Buffer, MemoryError};
 
 /// Bytes in a device's memory, borrowed like a slice. Only enqueued work can read or write them.
 #[derive(Clone, Copy)]

@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use rows::{Buffer, NoMemory};
+
 use super::device::{Device, DeviceBuffer};
-use super::{Buffer, Bytes, BytesMut, MemoryError, Span};
+use super::{Bytes, BytesMut, MemoryError, Span};
 
 /// How large a slot is, and where its bytes are.
 #[derive(Clone)]
@@ -38,9 +40,9 @@ impl Slab {
     pub fn new(slots: usize, spec: &SlotSpec) -> Result<Self, MemoryError> {
         let device_bytes = spec.device.as_ref().map_or(0, |&(_, bytes)| bytes);
         let host_bytes = spec.slot_bytes - device_bytes;
-        let all = |bytes: usize| slots.checked_mul(bytes).ok_or(MemoryError::Host { bytes: usize::MAX });
+        let all = |bytes: usize| slots.checked_mul(bytes).ok_or(NoMemory { bytes: usize::MAX });
         let mut taken = Vec::new();
-        taken.try_reserve_exact(slots).map_err(|_| MemoryError::Host { bytes: slots })?;
+        taken.try_reserve_exact(slots).map_err(|_| NoMemory { bytes: slots })?;
         taken.resize_with(slots, AtomicBool::default);
         let device = match &spec.device {
             Some((device, _)) => Some(device.allocate(all(device_bytes)?)?),

@@ -7,8 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rows::{Buffer, NoMemory};
+
 use super::device::{Device, DeviceBuffer, DeviceError};
-use super::host::Buffer;
 use super::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.
@@ -41,6 +42,12 @@ pub enum NoRoom {
     /// The system or the device has no more.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl From<NoMemory> for NoRoom {
+    fn from(error: NoMemory) -> Self {
+        Self::Memory(error.into())
+    }
 }
 
 impl Budget {
@@ -255,7 +262,7 @@ impl Elements {
         match self {
             Self::Allocated { words, .. } if wanted < PAGES_FROM => {
                 let more = wanted.div_ceil(size_of::<u64>()).saturating_sub(words.len());
-                words.try_reserve_exact(more).map_err(|_| MemoryError::Host { bytes: wanted })?;
+                words.try_reserve_exact(more).map_err(|_| NoMemory { bytes: wanted })?;
                 words.resize(words.len() + more, 0);
             }
             Self::Allocated { words, len } => {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use rows::strings::Strings;
+use rows::tensor::{DataType, element_count};
+
 use crate::binding::{Binding, BoundState, Initial, InitialContent, InitialModel, InitialOutput};
 use crate::error::{LoadError, RequestError};
-use crate::memory::Strings;
 use crate::session::{Copier, OutputView, Run, Session, Step};
-use crate::tensor::{DataType, element_count};
 use crate::triton::Request;
 
 /// The buffers in which one instance runs the model for initial states.

@@ -8,6 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use rows::tensor::Gap;
+use sequences::pool::{SlotId, SlotLimits};
+use sequences::scheduler::Over;
+use sequences::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 
 use super::metrics::{Ran, SequenceMetrics, Snapshot};
 use crate::error::Reason;
@@ -15,11 +19,7 @@ use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, Charge, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::session::MadeTensor;
-use crate::tensor::Gap;
 use crate::triton::{Answer, HeldInput, Request};
-use sequences::pool::{SlotId, SlotLimits};
-use sequences::scheduler::Over;
-use sequences::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, SequenceId, Sequences, Shortage};
 
 /// The growing states of a batch, in the tensors that a run made. The sequences of the batch share them; they are freed
 /// with the last of these.

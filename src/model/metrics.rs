@@ -4,10 +4,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use sequences::{Counts, Life};
 
 use crate::error::Reason;
 use crate::triton::{Counter, Error, Family, Gauge, Histogram};
-use sequences::{Counts, Life};
 
 /// The values that the metrics show, at one moment.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]

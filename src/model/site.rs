@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use sequences::Policy;
 
 use super::live::LiveSequences;
 use super::metrics::SequenceMetrics;
@@ -14,7 +15,6 @@ use crate::error::LoadError;
 use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, SlotSpec};
 use crate::session::Session;
-use sequences::Policy;
 
 /// The host, or a GPU, with the sequences of the instances there. Core sends all requests of a sequence to one
 /// instance, so its state never moves to another site.

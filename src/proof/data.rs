@@ -1,6 +1,6 @@
 //! Random elements of rows, and whether two results of a row are the same.
 
-use crate::tensor::{DataType, Dims};
+use rows::tensor::{DataType, Dims};
 
 /// The result of a row in one output.
 #[derive(Clone, Debug)]

@@ -14,13 +14,15 @@ mod data;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rows::copies;
+use rows::tensor::{DataType, Dims, Gap, RowAt, RowLayout, element_count};
+
 use crate::binding::{
     Binding, BoundControl, BoundInput, BoundState, Counter, Flag, Generated, InitialContent, InputAxis, RowValues,
     Source, TrimBy,
 };
-use crate::memory::{Bytes, rows};
+use crate::memory::Bytes;
 use crate::session::{Copier, Given, Run, Session, Step};
-use crate::tensor::{DataType, Dims, Gap, RowAt, RowLayout, element_count};
 pub use data::{Answer, Scale, difference, is_float, random};
 
 /// Sequences of the proof.
@@ -352,7 +354,7 @@ impl<'a> Proof<'a> {
         }
         let mut batch = vec![0; bytes * rows.len()];
         for (position, part) in parts.iter().enumerate() {
-            rows::put(layout, &part.bytes, &mut batch, RowAt { position, rows: rows.len() });
+            copies::put(layout, &part.bytes, &mut batch, RowAt { position, rows: rows.len() });
         }
         dims[axis] = rows.len() as i64;
         Ok(Some(Tensor { dims, bytes: batch }))
@@ -488,7 +490,7 @@ impl<'a> Proof<'a> {
                 .ok_or_else(|| unknown(format!("'{name}' is too large")))?;
             let mut bytes = vec![0; layout.row_bytes()];
             let at = if bound.batch_axis.is_some() { at } else { RowAt { position: 0, rows: 1 } };
-            rows::take(layout, view.bytes, at, &mut bytes);
+            copies::take(layout, view.bytes, at, &mut bytes);
             if let Some(axis) = bound.batch_axis {
                 dims[axis] = 1;
             }

@@ -12,9 +12,10 @@ use ort::AsPointer;
 use ort::environment::Environment;
 use ort::sys::{OrtAllocator, OrtMemoryInfo};
 use parking_lot::Mutex;
+use rows::Buffer;
 
 use super::value::{MemoryKind, check};
-use crate::memory::{Buffer, PAGES_FROM};
+use crate::memory::PAGES_FROM;
 
 /// Tensors with pages of their own.
 struct Pages {

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use rows::tensor::{Chunk, DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
+use rows::{Buffer, NoMemory, copies};
+
 use super::copier::Copier;
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Change, Device, Pieces, Pinned, Queue, RowIn};
-use crate::memory::{Buffer, Bytes, BytesMut, MemoryError, Span, TensorMemory, rows};
-use crate::tensor::{Chunk, DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
+use crate::memory::{Bytes, BytesMut, MemoryError, Span, TensorMemory};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {
@@ -73,7 +75,7 @@ impl BatchTensor {
         {
             self.by_rows.clear();
             let more = if self.is_exact() { Some(self.bytes) } else { self.bytes.checked_next_power_of_two() };
-            let bytes = more.ok_or(MemoryError::Host { bytes: self.bytes })?;
+            let bytes = more.ok_or(NoMemory { bytes: self.bytes })?;
             self.memory = TensorMemory::new(self.device.as_ref(), bytes)?;
         }
         Ok(())
@@ -165,7 +167,7 @@ impl BatchTensor {
             self.dims[axis] = rows as i64;
         }
         let bytes = element_count(&self.dims).and_then(|count| count.checked_mul(self.data_type.byte_size()?));
-        self.bytes = bytes.ok_or(MemoryError::Host { bytes: usize::MAX })?;
+        self.bytes = bytes.ok_or(NoMemory { bytes: usize::MAX })?;
         Ok(())
     }
 
@@ -201,9 +203,9 @@ impl BatchTensor {
         let Some(mut queue) = copier.queue() else {
             let batch = self.host_mut()?;
             match content {
-                RowContent::Zeros => rows::zero(layout, batch, at),
-                RowContent::Stored(StorageType::Exact, row) => rows::put(layout, row.host(), batch, at),
-                RowContent::Stored(StorageType::Fp16, row) => rows::put_widened(layout, row.host(), batch, at),
+                RowContent::Zeros => copies::zero(layout, batch, at),
+                RowContent::Stored(StorageType::Exact, row) => copies::put(layout, row.host(), batch, at),
+                RowContent::Stored(StorageType::Fp16, row) => copies::put_widened(layout, row.host(), batch, at),
             }
             return Ok(());
         };
@@ -240,11 +242,15 @@ impl BatchTensor {
         }
         let Some(mut queue) = copier.queue() else {
             let batch = self.host_mut()?;
-            rows::fill_window(at.gap_chunks(), batch, padding);
+            copies::fill_window(at.gap_chunks(), batch, padding);
             match content {
-                RowContent::Zeros => rows::zero_window(at.chunks(), batch),
-                RowContent::Stored(StorageType::Exact, row) => rows::put_window(at.chunks(), row.host().into(), batch),
-                RowContent::Stored(StorageType::Fp16, row) => rows::put_window_widened(at.chunks(), row.host(), batch),
+                RowContent::Zeros => copies::zero_window(at.chunks(), batch),
+                RowContent::Stored(StorageType::Exact, row) => {
+                    copies::put_window(at.chunks(), row.host().into(), batch)
+                }
+                RowContent::Stored(StorageType::Fp16, row) => {
+                    copies::put_window_widened(at.chunks(), row.host(), batch)
+                }
             }
             return Ok(());
         };
@@ -295,7 +301,7 @@ impl BatchTensor {
                 // SAFETY: rows of a buffer that the queue keeps.
                 unsafe { queue.move_row(layout, from, to, Change::None) };
             }
-            None => rows::shift(layout, self.buffer_mut(), from, to),
+            None => copies::shift(layout, self.buffer_mut(), from, to),
         }
     }
 
@@ -307,7 +313,7 @@ impl BatchTensor {
                 // SAFETY: rows of buffers that the queue keeps.
                 unsafe { queue.move_row(layout, from, to, Change::None) };
             }
-            None => rows::transfer(layout, source.buffer(), from, self.buffer_mut(), to),
+            None => copies::transfer(layout, source.buffer(), from, self.buffer_mut(), to),
         }
     }
 
@@ -338,7 +344,7 @@ impl BatchTensor {
                 unsafe { queue.move_row(layout, row, row, Change::Round) };
                 true
             }
-            None => rows::round_to_fp16(layout, self.buffer_mut(), at),
+            None => copies::round_to_fp16(layout, self.buffer_mut(), at),
         }
     }
 
@@ -394,8 +400,8 @@ pub(super) fn keep_span(queue: &mut Queue, span: Span) {
 /// Takes a row out of a batch on the host, to be stored.
 pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut [u8], storage: StorageType) {
     match storage {
-        StorageType::Exact => rows::take(layout, batch, at, row),
-        StorageType::Fp16 => rows::take_narrowed(layout, batch, at, row),
+        StorageType::Exact => copies::take(layout, batch, at, row),
+        StorageType::Fp16 => copies::take_narrowed(layout, batch, at, row),
     }
 }
 
@@ -403,8 +409,8 @@ pub(super) fn take_on_host(layout: RowLayout, batch: &[u8], at: RowAt, row: &mut
 pub(super) fn take_gapped_on_host(at: &GappedRow, batch: &[u8], row: &mut [u8], storage: StorageType) {
     assert_eq!(row.len(), storage.bytes(at.row_bytes()), "row of another size");
     match storage {
-        StorageType::Exact => rows::take_window(at.chunks(), batch, row),
-        StorageType::Fp16 => rows::take_window_narrowed(at.chunks(), batch, row),
+        StorageType::Exact => copies::take_window(at.chunks(), batch, row),
+        StorageType::Fp16 => copies::take_window_narrowed(at.chunks(), batch, row),
     }
 }
 
@@ -444,7 +450,7 @@ mod tests {
 
     use super::*;
     use crate::memory::device::OwnedStream;
-    use crate::tensor::{Gap, WindowLayout};
+    use rows::tensor::{Gap, WindowLayout};
 
     /// Numbers that fp16 can represent, as they are stored.
     fn stored(storage: StorageType, bytes: usize, seed: usize) -> Vec<u8> {
@@ -518,7 +524,7 @@ mod tests {
                 take_gapped_on_host(&row, &batch, &mut taken, storage);
                 prop_assert_eq!(&taken, &expected, "row {} on a device: {}", position, on_device);
                 let window = WindowLayout::new(DataType::Fp32, &dims, Some(batch_axis), axis).unwrap();
-                let in_gap = rows::pieces_of_window(window.chunks(position, rows, gap.from, gap.length), &batch);
+                let in_gap = copies::pieces_of_window(window.chunks(position, rows, gap.from, gap.length), &batch);
                 prop_assert!(in_gap.flatten().all(|&byte| byte == padding), "the padding is filled");
                 let Some(device) = &device else { continue };
                 let target = device.allocate(bytes.max(1)).unwrap();

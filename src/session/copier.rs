@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use rows::tensor::{RowLayout, StorageType};
 
 use super::batch_tensor::row_alone;
 use crate::memory::device::{Change, Device, Queue};
 use crate::memory::{Bytes, BytesMut, MemoryError};
-use crate::tensor::{RowLayout, StorageType};
 
 /// What copies rows for an instance, its step and its states.
 #[derive(Clone, Default)]
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
     use crate::memory::TensorMemory;
     use crate::memory::device::OwnedStream;
-    use crate::tensor::{DataType, RowAt};
+    use rows::tensor::{DataType, RowAt};
 
     const ROWS: usize = 3;
     /// A row is two pieces of three numbers.

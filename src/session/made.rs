@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use rows::tensor::{GappedRow, RowAt, RowLayout, StorageType};
+
 use super::batch_tensor::{change_to, keep_span, pieces_to_take, row_alone, row_of, take_gapped_on_host, take_on_host};
 use super::copier::Copier;
 use super::open::{Session, SessionError};
 use super::value::Value;
 use crate::memory::device::{Pinned, Queue};
 use crate::memory::{BytesMut, MemoryError};
-use crate::tensor::{GappedRow, RowAt, RowLayout, StorageType};
 
 /// A tensor that ONNX Runtime made of an output of open shape. A later run can read it as it is.
 pub struct MadeTensor {

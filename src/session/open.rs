@@ -9,6 +9,7 @@ use std::sync::Arc;
 use ort::AsPointer;
 use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
+use rows::NoMemory;
 
 use super::library::Library;
 use super::providers::{self, Refused};
@@ -58,6 +59,12 @@ pub enum SessionError {
     /// No memory for a batch buffer, or a device that failed.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+}
+
+impl From<NoMemory> for SessionError {
+    fn from(error: NoMemory) -> Self {
+        Self::Memory(error.into())
+    }
 }
 
 impl From<MemoryError> for OpenError {

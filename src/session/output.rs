@@ -4,13 +4,15 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
+use rows::strings::Strings;
+use rows::tensor::{DataType, element_count};
+
 use super::batch_tensor::BatchTensor;
 use super::made::MadeTensor;
 use super::open::{Session, SessionError};
 use super::value::Value;
+use crate::memory::TensorMemory;
 use crate::memory::device::DeviceMemory;
-use crate::memory::{Strings, TensorMemory};
-use crate::tensor::{DataType, element_count};
 
 /// An output.
 pub(super) struct Output {

@@ -1,11 +1,10 @@
 //! What an ONNX model takes and gives.
 
 use ort::value::{Outlet, TensorElementType, ValueType};
-
+use rows::tensor::DataType;
 use stateful_convert::{is_batch_name, is_made_up};
 
 use super::open::OpenError;
-use crate::tensor::DataType;
 
 /// Inputs and outputs of a model, in the model's order.
 #[derive(Clone, Debug, PartialEq, Eq)]

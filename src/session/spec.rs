@@ -2,8 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use crate::memory::{Bytes, Strings};
-use crate::tensor::{DataType, StorageType, element_count};
+use rows::strings::Strings;
+use rows::tensor::{DataType, StorageType, element_count};
+
+use crate::memory::Bytes;
 
 /// What a step feeds and fetches.
 #[derive(Clone, Debug, Default)]

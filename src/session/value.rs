@@ -6,13 +6,13 @@ use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
 use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr, OrtValue};
-
 use parking_lot::Mutex;
+use rows::strings::Strings;
+use rows::tensor::{DataType, STRING_BYTES, element_count};
+use rows::{NoMemory, zeros};
 
 use super::open::SessionError;
 use crate::memory::device::Device;
-use crate::memory::{MemoryError, Strings, zeros};
-use crate::tensor::{DataType, STRING_BYTES, element_count};
 
 /// Turns a status into its message.
 ///
@@ -73,14 +73,14 @@ impl Value {
         };
         // The dims are those of a tensor, so all that can be missing is memory.
         let bytes = element_count(dims).map_or(usize::MAX, |count| count.saturating_mul(STRING_BYTES));
-        let value = made.ok_or(MemoryError::Host { bytes })?;
+        let value = made.ok_or(NoMemory { bytes })?;
         for (index, string) in strings.filter(|(_, string)| !string.is_empty()) {
             let mut buffer = ptr::null_mut();
             // SAFETY: ONNX Runtime checks the index and gives a buffer of the length asked for.
             unsafe {
                 let resize = api.GetResizedStringTensorElementBuffer;
                 let resized = check(resize(value.as_ptr(), index, string.len(), &mut buffer));
-                resized.map_err(|_| MemoryError::Host { bytes: string.len() })?;
+                resized.map_err(|_| NoMemory { bytes: string.len() })?;
                 ptr::copy_nonoverlapping(string.as_ptr(), buffer.cast::<u8>(), string.len());
             }
         }

@@ -2,13 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "only tests and fuzz targets use this")]
 
+use rows::layout::SlotLayout;
+use rows::tensor::StorageType::{self, Exact, Fp16};
+use rows::tensor::{DataType, RowLayout};
+
 use super::*;
 use crate::binding::{
     BoundInput, BoundOutput, BoundState, InitialContent, RequestInput, ShapeForm, Source, StatePlace,
 };
-use crate::memory::layout::SlotLayout;
-use crate::tensor::StorageType::{self, Exact, Fp16};
-use crate::tensor::{DataType, RowLayout};
 
 fn state(number: usize, data_type: DataType, dims: &[i64], place: StatePlace, storage: StorageType) -> BoundState {
     let open: Vec<i64> = dims.iter().map(|&dim| dim.max(0)).collect();

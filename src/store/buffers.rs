@@ -3,6 +3,9 @@
 //!
 //! [`Spots`] knows which state is where. Here the bytes of rows that join or leave are copied.
 
+use rows::tensor::{RowAt, RowLayout, StorageType};
+use sequences::pool::SlotId;
+
 use super::content::StateRow;
 use super::spots::{BufferPlan, Spot, Spots};
 use super::{RowState, permute};
@@ -10,8 +13,6 @@ use crate::binding::{Binding, StatePlace};
 use crate::memory::{MemoryError, SlotMemory};
 use crate::model::StateMemory;
 use crate::session::{BatchTensor, Copier, Given};
-use crate::tensor::{RowAt, RowLayout, StorageType};
-use sequences::pool::SlotId;
 
 /// The batch buffers of an instance.
 pub(super) struct BatchBuffers {

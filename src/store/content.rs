@@ -1,11 +1,13 @@
 //! The state of a row before its run: its sequence's, or an initial value.
 
+use rows::strings::Strings;
+use rows::tensor::StorageType;
+
 use super::RowState;
 use crate::binding::{Binding, Initial, InitialContent, StatePlace};
-use crate::memory::{Bytes, Strings};
+use crate::memory::Bytes;
 use crate::model::StateMemory;
 use crate::session::RowContent;
-use crate::tensor::StorageType;
 
 /// A state of one row.
 #[derive(Clone, Copy)]

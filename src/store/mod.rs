@@ -25,6 +25,8 @@ mod varying;
 
 use std::sync::Arc;
 
+use rows::tensor::{Gap, StorageType};
+use sequences::pool::SlotId;
 use smallvec::SmallVec;
 
 use crate::binding::{Binding, BoundContext, Initial, NewLength};
@@ -32,13 +34,11 @@ use crate::error::RequestError;
 use crate::model::{Lease, LiveSequences, StateMemory};
 use crate::panic;
 use crate::session::{Copier, Given, OutputView, Overlay, Run, Step};
-use crate::tensor::{Gap, StorageType};
 use buffers::BatchBuffers;
 use content::{StateContent, StateRow};
 use new_states::NewStates;
 pub use operations::{SequenceState, WriteError};
 pub use output_rows::OutputRows;
-use sequences::pool::SlotId;
 use spots::Spot;
 use varying::VaryingStates;
 

@@ -1,13 +1,14 @@
 //! What of the states after a run is copied to the sequences: varying states, and contexts.
 
+use rows::copies;
+use rows::tensor::{StorageType, WindowLayout};
+
 use super::output_rows::OutputRows;
 use super::{HasState, varying};
 use crate::binding::{Binding, BoundContext, BoundState, RequestInput};
 use crate::error::RequestError;
-use crate::memory::rows;
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Step;
-use crate::tensor::{StorageType, WindowLayout};
 
 /// The states after a run, as its outputs have them.
 pub(super) struct NewStates<'a> {
@@ -92,7 +93,7 @@ impl EndOfRow {
         let chunks = layout.chunks(position, new.run_rows, length - context.length, context.length);
         let part = memory.slot.part_mut(from..from + context.bytes);
         let kept = part.host();
-        rows::take_window(chunks, bytes, kept);
+        copies::take_window(chunks, bytes, kept);
         context.mark(kept);
     }
 }

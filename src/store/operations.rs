@@ -3,16 +3,17 @@
 //! The sequence must be one of this store's instance: another store does not know what is in that one's batch buffers.
 
 use half::f16;
+use rows::strings;
+use rows::tensor::{DataType, Dims, StorageType, element_count};
+use sequences::pool::SlotId;
 
 use super::StateStore;
 use super::content::{StateContent, StateRow};
 use crate::binding::{Binding, BoundState, Initial, InitialContent, StatePlace};
 use crate::error::RequestError;
-use crate::memory::{MemoryError, strings};
+use crate::memory::MemoryError;
 use crate::model::{StateMemory, VaryingSize};
 use crate::session::Copier;
-use crate::tensor::{DataType, Dims, StorageType, element_count};
-use sequences::pool::SlotId;
 
 /// Why a state cannot be written.
 #[derive(Debug, thiserror::Error)]

@@ -1,10 +1,11 @@
 //! An output of a run, taken apart into rows.
 
+use rows::tensor::{Gap, GappedRow, RowAt, RowLayout};
+use rows::{copies, strings};
+
 use crate::binding::{Binding, BoundOutput, BoundState};
 use crate::error::RequestError;
-use crate::memory::{rows, strings};
 use crate::session::OutputView;
-use crate::tensor::{Gap, GappedRow, RowAt, RowLayout};
 
 /// An output of a run, taken apart into rows.
 pub struct OutputRows<'a> {
@@ -82,8 +83,8 @@ impl<'a> OutputRows<'a> {
         let bytes = self.view.bytes;
         match self.gapped(position) {
             _ if bytes.is_empty() => true,
-            Some(row) => rows::pieces_of_window(row.chunks(), bytes).all(rows::fits_fp16),
-            None => rows::pieces_of(self.layout, bytes, self.at(position)).all(rows::fits_fp16),
+            Some(row) => copies::pieces_of_window(row.chunks(), bytes).all(copies::fits_fp16),
+            None => copies::pieces_of(self.layout, bytes, self.at(position)).all(copies::fits_fp16),
         }
     }
 

@@ -17,7 +17,6 @@
 use std::collections::VecDeque;
 
 use foldhash::{HashMap, HashMapExt};
-
 use sequences::pool::SlotId;
 
 /// Where the newest state of a sequence is.

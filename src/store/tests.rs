@@ -5,17 +5,18 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
+use rows::strings::Strings;
+use rows::tensor::StorageType::Exact;
+use rows::tensor::{DataType, RowAt, RowLayout};
+use sequences::{Admission, Key, SequenceId};
 
 use super::binding_of_tests::{binding, binding_of};
 use super::operations::SequenceState;
 use super::*;
 use crate::binding::InitialContent;
 use crate::memory::device::{Device, OwnedStream, Queue};
-use crate::memory::{Bytes, SlotSpec, Strings};
+use crate::memory::{Bytes, SlotSpec};
 use crate::session::RowContent;
-use crate::tensor::StorageType::Exact;
-use crate::tensor::{DataType, RowAt, RowLayout};
-use sequences::{Admission, Key, SequenceId};
 
 /// Most bytes of the varying states of a sequence.
 const SEQUENCE_BYTES: usize = 200;

@@ -7,16 +7,18 @@
 
 use std::sync::{Arc, Weak};
 
+use rows::strings;
+use rows::tensor::{DataType, Gap, RowAt, StorageType};
+use sequences::pool::SlotId;
+
 use super::content::{StateContent, StateRow};
 use super::output_rows::OutputRows;
 use super::{HasState, RowState};
 use crate::binding::{Binding, BoundState, StatePlace};
 use crate::error::RequestError;
-use crate::memory::{PAGES_FROM, Shared, strings};
+use crate::memory::{PAGES_FROM, Shared};
 use crate::model::{Grown, StateMemory, VaryingSize};
 use crate::session::{BatchTensor, Copier, Given, MadeTensor, Step, StringTensor};
-use crate::tensor::{DataType, Gap, RowAt, StorageType};
-use sequences::pool::SlotId;
 
 /// The states of varying size of an instance.
 pub(super) struct VaryingStates {

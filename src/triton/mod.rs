@@ -2,7 +2,7 @@
 //!
 //! Rules: what Triton lends is borrowed with a lifetime; what it hands over is owned and given back on drop. A request
 //! is answered once and released once on every path ([`Request`]). Its bytes are copied and never borrowed as a slice
-//! ([`crate::memory::client`]). Every call that fails is an [`Error`]. Constructors from raw pointers are `unsafe`, and
+//! ([`rows::client`]). Every call that fails is an [`Error`]. Constructors from raw pointers are `unsafe`, and
 //! only the exports call them. Not for: what a request means.
 
 mod error;

@@ -6,6 +6,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rows::client::ClientBytes;
+use rows::strings::{self, Strings};
+use rows::tensor::DataType;
+use rows::{NoMemory, reserve};
+use sequences::SequenceId;
 use smallvec::SmallVec;
 use triton_sys::{TRITONBACKEND_Input, TRITONBACKEND_Request, call};
 
@@ -13,10 +18,8 @@ use super::error::{Code, Error, check};
 use super::response::{Answer, Response};
 use super::rows::{Part, Whole};
 use super::types;
+use crate::memory::Charge;
 use crate::memory::device::{self, DeviceError, Foreign};
-use crate::memory::{Charge, ClientBytes, MemoryError, Strings, reserve, strings};
-use crate::tensor::DataType;
-use sequences::SequenceId;
 
 /// A request that this backend must answer and release.
 ///
@@ -135,7 +138,7 @@ pub(super) struct Piece {
 pub enum NotCopied {
     /// It is in memory of this GPU, which cannot be read.
     Gpu(i32, DeviceError),
-    Memory(MemoryError),
+    Memory(NoMemory),
 }
 
 /// An input of a request.

@@ -6,15 +6,16 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rows::client::ClientBytesMut;
+use rows::reserve;
+use rows::tensor::DataType;
+use sequences::SequenceId;
 use triton_sys::{TRITONBACKEND_Response, call};
 
 use super::error::{Code, Error, check};
 use super::rows::{RowOutput, Whole};
 use super::types;
 use crate::memory::device::Foreign;
-use crate::memory::{ClientBytesMut, reserve};
-use crate::tensor::DataType;
-use sequences::SequenceId;
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {

@@ -5,13 +5,14 @@ use std::ffi::CString;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rows::strings;
+use rows::tensor::{DataType, element_count};
 use smallvec::SmallVec;
 
 use super::error::{Code, Error};
 use super::request::{Elements, NotCopied, Piece, RawDims, RawInput, RawRequest, copy_buffers, copy_part};
 use super::response::OutputMemory;
-use crate::memory::{device, strings};
-use crate::tensor::{DataType, element_count};
+use crate::memory::device;
 
 /// A row of a request.
 pub(super) struct Part {

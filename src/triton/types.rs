@@ -1,8 +1,7 @@
 //! Triton's numbers for data types.
 
+use rows::tensor::DataType;
 use triton_sys::TRITONSERVER_DataType;
-
-use crate::tensor::DataType;
 
 const TYPES: [(DataType, TRITONSERVER_DataType); 14] = [
     (DataType::Bool, triton_sys::TRITONSERVER_TYPE_BOOL),

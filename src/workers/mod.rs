@@ -25,6 +25,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
+use sequences::scheduler::{Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
+use sequences::{Finished, Key, SequenceId};
 use smallvec::{SmallVec, smallvec};
 
 use crate::batch::control::ControlReader;
@@ -40,8 +42,6 @@ use crate::responder::Responder;
 use crate::triton::{self, Request, Times, monotonic_ns, thread_waits};
 use alarm::Alarm;
 use releases::{LOOK_EVERY, Releases};
-use sequences::scheduler::{Begins, Control, Origin, Over, Ready, Refused, Scheduler, Work};
-use sequences::{Finished, Key, SequenceId};
 
 /// How long the metrics may show an older number of requests that wait.
 const SHOW_EVERY: Duration = Duration::from_millis(100);

@@ -6,8 +6,7 @@
 #![forbid(unsafe_code)]
 
 use bytemuck::{Pod, Zeroable};
-
-use crate::tensor::RowLayout;
+use rows::tensor::RowLayout;
 
 /// Units of a tile, as in `rows.cu`. A block of the kernel works on one tile.
 const TILE: u32 = 1024;

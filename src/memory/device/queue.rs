@@ -11,10 +11,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use rows::tensor::RowLayout;
+
 use super::driver::{DeviceError, Driver};
 use super::moves::{Change, Moves, Pieces, RowIn};
 use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned};
-use crate::tensor::RowLayout;
 
 /// What the queues of a model on a device have done.
 #[derive(Debug, Default)]
@@ -363,8 +364,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::rows;
-    use crate::tensor::RowAt;
+    use rows::copies;
+    use rows::tensor::RowAt;
 
     fn queue() -> Queue {
         queue_on(0)
@@ -449,12 +450,12 @@ mod tests {
             }
             let at = RowAt { position: index, rows };
             match way {
-                Way::Put | Way::Upload => rows::put(layout, &row, &mut batch, at),
-                Way::Take => rows::take(layout, &batch, at, &mut row),
-                Way::Zero => rows::zero(layout, &mut batch, at),
-                Way::PutWidened => rows::put_widened(layout, &row, &mut batch, at),
-                Way::TakeNarrowed => rows::take_narrowed(layout, &batch, at, &mut row),
-                Way::Round => _ = rows::round_to_fp16(layout, &mut batch, at),
+                Way::Put | Way::Upload => copies::put(layout, &row, &mut batch, at),
+                Way::Take => copies::take(layout, &batch, at, &mut row),
+                Way::Zero => copies::zero(layout, &mut batch, at),
+                Way::PutWidened => copies::put_widened(layout, &row, &mut batch, at),
+                Way::TakeNarrowed => copies::take_narrowed(layout, &batch, at, &mut row),
+                Way::Round => _ = copies::round_to_fp16(layout, &mut batch, at),
             }
             prop_assert_eq!(host_bytes(&mut queue, &on_device.0), batch);
             prop_assert_eq!(host_bytes(&mut queue, &on_device.1), row);

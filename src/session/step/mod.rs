@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::MutexGuard;
-use run::Arguments;
-pub use run::{Given, Overlay, Run};
+use rows::strings::Strings;
+use rows::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType};
 
 use super::batch_tensor::{BatchTensor, row_of, take_gapped_on_host, take_on_host};
 use super::bound_run::BoundRun;
@@ -32,8 +32,9 @@ use super::spec::{OutputView, StepSpec};
 use super::time_limit::TimeLimit;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
-use crate::memory::{BytesMut, MemoryError, PAGES_FROM, Strings, TensorMemory};
-use crate::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType};
+use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};
+use run::Arguments;
+pub use run::{Given, Overlay, Run};
 
 /// The largest buffer that is kept of an input whose size requests decide.
 const KEPT_BYTES: usize = 16 << 20;

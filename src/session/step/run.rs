@@ -2,6 +2,7 @@
 
 use std::ffi::{CString, c_char};
 
+use rows::tensor::{RowAt, RowLayout, element_count};
 use smallvec::SmallVec;
 
 use super::{Input, Step, StringTensor};
@@ -14,7 +15,6 @@ use crate::session::made::MadeTensor;
 use crate::session::open::{RunOptions, Session, SessionError};
 use crate::session::output::{Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
-use crate::tensor::{RowAt, RowLayout, element_count};
 
 /// What a run is over.
 #[derive(Default)]

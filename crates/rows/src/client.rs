@@ -17,7 +17,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr;
 
-use super::{MemoryError, reserve};
+use crate::{NoMemory, reserve};
 
 /// Bytes of an input, which others may write to.
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +70,7 @@ impl<'a> From<&'a [u8]> for ClientBytes<'a> {
 }
 
 /// Copies pieces, one after another, into a new vector.
-pub fn copy_all<'a>(pieces: impl Iterator<Item = ClientBytes<'a>> + Clone) -> Result<Vec<u8>, MemoryError> {
+pub fn copy_all<'a>(pieces: impl Iterator<Item = ClientBytes<'a>> + Clone) -> Result<Vec<u8>, NoMemory> {
     let mut copied = reserve(pieces.clone().map(ClientBytes::byte_len).fold(0, usize::saturating_add))?;
     pieces.for_each(|piece| piece.append_to(&mut copied));
     Ok(copied)
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_copy_that_no_memory_can_hold_is_an_error() {
         let huge = ClientBytes { start: ptr::null(), bytes: usize::MAX, lent: PhantomData };
-        assert_eq!(copy_all([huge].into_iter()).err(), Some(MemoryError::Host { bytes: usize::MAX }));
+        assert_eq!(copy_all([huge].into_iter()).err(), Some(NoMemory { bytes: usize::MAX }));
     }
 
     #[test]

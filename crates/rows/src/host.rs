@@ -1,8 +1,8 @@
 //! Host memory.
 
-use super::MemoryError;
+use crate::NoMemory;
 #[cfg(feature = "exact-buffers")]
-use super::exact::Exact as Pages;
+use crate::exact::Exact as Pages;
 #[cfg(not(feature = "exact-buffers"))]
 use pages::Pages;
 
@@ -16,15 +16,15 @@ pub struct Buffer {
 
 impl Buffer {
     /// Allocates `bytes` bytes. An empty buffer has a valid address, too.
-    pub fn new(bytes: usize) -> Result<Self, MemoryError> {
-        let pages = Pages::new(bytes).ok_or(MemoryError::Host { bytes })?;
+    pub fn new(bytes: usize) -> Result<Self, NoMemory> {
+        let pages = Pages::new(bytes).ok_or(NoMemory { bytes })?;
         Ok(Self { pages, bytes })
     }
 
     /// Grows or shrinks the buffer. The bytes that still fit keep their values, and are copied only with
     /// `exact-buffers`.
-    pub fn resize(&mut self, bytes: usize) -> Result<(), MemoryError> {
-        self.pages.resize(bytes).ok_or(MemoryError::Host { bytes })?;
+    pub fn resize(&mut self, bytes: usize) -> Result<(), NoMemory> {
+        self.pages.resize(bytes).ok_or(NoMemory { bytes })?;
         self.bytes = bytes;
         Ok(())
     }
@@ -91,7 +91,7 @@ mod pages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::layout::SLOT_ALIGNMENT;
+    use crate::layout::SLOT_ALIGNMENT;
 
     #[test]
     fn a_buffer_is_zeroed_aligned_and_may_be_empty() {
@@ -101,7 +101,7 @@ mod tests {
         buffer.bytes_mut()[99] = 7;
         assert_eq!(buffer.bytes()[99], 7);
         assert!(Buffer::new(0).unwrap().is_empty());
-        assert_eq!(Buffer::new(usize::MAX).err(), Some(MemoryError::Host { bytes: usize::MAX }));
+        assert_eq!(Buffer::new(usize::MAX).err(), Some(NoMemory { bytes: usize::MAX }));
     }
 
     #[test]

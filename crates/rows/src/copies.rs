@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use super::ClientBytes;
+use crate::client::ClientBytes;
 use crate::tensor::{Chunk, RowAt, RowLayout};
 
 /// Writes `row` as a row of a batch. Panics if a size does not match the layout.
@@ -196,7 +196,7 @@ impl<'a> RowWriter<'a> {
 }
 
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) mod round_trip {
+pub mod round_trip {
     use super::*;
 
     pub const fn at(position: usize, rows: usize) -> RowAt {
@@ -279,8 +279,8 @@ mod tests {
         // Halfway cases round to the even neighbour: 2049 to 2048, 2051 to 2052; 65520 is halfway to infinity.
         let values = [2049.0, 2051.0, 65520.0, 65519.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
         let expected = [2048.0, 2052.0, f32::INFINITY, 65504.0, f32::INFINITY, f32::NEG_INFINITY, -0.0, 5.960_464_5e-8];
-        let mut batch = crate::memory::Buffer::new(96).unwrap();
-        let mut slot = crate::memory::Buffer::new(16).unwrap();
+        let mut batch = crate::Buffer::new(96).unwrap();
+        let mut slot = crate::Buffer::new(16).unwrap();
         put(layout, bytemuck::bytes_of(&values), batch.bytes_mut(), at(1, 3));
         take_narrowed(layout, batch.bytes(), at(1, 3), slot.bytes_mut());
         put_widened(layout, slot.bytes(), batch.bytes_mut(), at(2, 3));
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(back.map(f32::to_bits), expected.map(f32::to_bits));
 
         let nan = RowLayout { outer: 1, inner_bytes: 4 };
-        let mut batch = crate::memory::Buffer::new(4).unwrap();
+        let mut batch = crate::Buffer::new(4).unwrap();
         batch.bytes_mut().copy_from_slice(&f32::NAN.to_ne_bytes());
         take_narrowed(nan, batch.bytes(), at(0, 1), &mut slot.bytes_mut()[..2]);
         put_widened(nan, &slot.bytes()[..2], batch.bytes_mut(), at(0, 1));

@@ -5,8 +5,8 @@
 
 #![forbid(unsafe_code)]
 
-use super::{MemoryError, reserve};
 use crate::tensor::{Chunk, RowLayout};
+use crate::{NoMemory, reserve};
 
 const LENGTH_BYTES: usize = 4;
 
@@ -30,7 +30,7 @@ impl Strings {
     }
 
     /// An element `count` times.
-    pub fn repeated(element: &[u8], count: usize) -> Result<Self, MemoryError> {
+    pub fn repeated(element: &[u8], count: usize) -> Result<Self, NoMemory> {
         let mut strings = Self { bytes: reserve(element.len().saturating_mul(count))?, ends: reserve(count)? };
         (0..count).for_each(|_| strings.push(element));
         Ok(strings)
@@ -72,7 +72,7 @@ impl<T: AsRef<[u8]>> FromIterator<T> for Strings {
 }
 
 /// Decodes all elements; `None` if the bytes end within an element.
-pub fn read(bytes: &[u8]) -> Result<Option<Strings>, MemoryError> {
+pub fn read(bytes: &[u8]) -> Result<Option<Strings>, NoMemory> {
     let Some(count) = count(bytes) else { return Ok(None) };
     let mut strings = Strings { bytes: reserve(bytes.len() - count * LENGTH_BYTES)?, ends: reserve(count)? };
     elements(bytes).flatten().for_each(|element| strings.push(element));
