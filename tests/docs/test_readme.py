@@ -12,6 +12,7 @@ README = (paths.ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 [CLIENT] = [text for language, text in BLOCKS if language == "python"]
 [CONFIGURATION] = [text for _, text in BLOCKS if text.startswith("backend:")]
+[ON_A_GPU_HOST] = re.findall(r"On a host with a GPU, add\s`(instance_group .*?)`", README)
 
 
 def answers(server: TritonServer, model: str) -> list[str]:
@@ -22,16 +23,19 @@ def answers(server: TritonServer, model: str) -> list[str]:
     return run.stdout.splitlines()
 
 
-def test_the_client_runs_and_the_configuration_is_the_shipped_one_written_out(tmp_path):
+def test_the_client_runs_and_the_configuration_gives_the_answers_of_the_shipped_one(tmp_path):
     shipped = paths.MODELS / "silero_vad"
     shutil.copytree(shipped, tmp_path / "silero_vad")
-    shutil.copytree(shipped / "1", tmp_path / "my_vad" / "1")
-    (tmp_path / "my_vad" / "config.pbtxt").write_text(CONFIGURATION)
+    shown = {"my_vad": CONFIGURATION, "my_vad_on_a_gpu_host": CONFIGURATION + ON_A_GPU_HOST}
+    for model, configuration in shown.items():
+        shutil.copytree(shipped / "1", tmp_path / model / "1")
+        (tmp_path / model / "config.pbtxt").write_text(configuration)
     with TritonServer(tmp_path, backends=paths.TESTED_BACKENDS) as server:
         lines = answers(server, "silero_vad")
         assert len(lines) == 100
         assert any("probability 0." in line for line in lines) and any("probability 1.00" in line for line in lines)
-        assert answers(server, "my_vad") == lines
+        for model in shown:
+            assert answers(server, model) == lines
 
 
 def test_the_client_is_saved_where_git_ignores_it():
