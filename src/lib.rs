@@ -21,7 +21,7 @@
 //! | [`explain`] | shows in tables how a model is served, for the log and for stateful-inspect | binding, completion, config, session |
 //! | [`error`] | what can go wrong at load, and what for a request, each with its codes for Triton | panic, conversion, binding, completion, session, triton, config, memory |
 //! | [`conversion`] | converts the model in memory at load, if the configuration asks for it, and checks the result | completion, session, config |
-//! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config, memory |
+//! | [`binding`] | checks the model's signature against the configuration: what feeds each input, where each state is kept | session, config |
 //! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config |
 //! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory |
 //! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | memory |

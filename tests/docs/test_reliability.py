@@ -10,7 +10,7 @@ PAGES = {page: (ROOT / page).read_text() for page in ("docs/reliability.md", "co
 NAMED = sorted({name for text in PAGES.values() for name in re.findall(r"`((?:test_)?\w+_\w+_\w+_\w+\w*)`", text)})
 SOURCES = "\n".join(
     file.read_text()
-    for folder in ("tests", "src", "convert/tests")
+    for folder in ("tests", "src", "convert/tests", "crates")
     for kind in ("*.py", "*.rs")
     for file in (ROOT / folder).rglob(kind)
 )
