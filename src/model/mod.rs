@@ -6,7 +6,6 @@ mod initial;
 mod live;
 mod metrics;
 mod prepared;
-mod reaper;
 mod sessions;
 mod site;
 

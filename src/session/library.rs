@@ -7,6 +7,8 @@ use std::time::Instant;
 use ort::environment::Environment;
 use ort::environment::GlobalThreadPoolOptions;
 use parking_lot::Mutex;
+use stateful_convert::report::Report;
+use stateful_convert::verify::{Compared, Given, Models, VerifyError, verify};
 
 use super::allocator;
 use super::log_limit::LogLimit;
@@ -209,6 +211,11 @@ fn library_in(dir: &Path, tried: &mut Vec<String>) -> Option<PathBuf> {
         tried.push(plain.display().to_string());
     }
     newest.map(|(_, path)| path)
+}
+
+/// Compares a converted model with its original: runs both models on the CPU, on random data: the converted one in chunks, and rows together and alone.
+pub fn compare(library: &Library, models: &Models, report: &Report) -> Result<Vec<Compared>, VerifyError> {
+    verify(library.environment(), models, report, &Given::default())
 }
 
 #[cfg(test)]

@@ -414,7 +414,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..Default::default() })]
-        /// Compares the kernel's source with the copies in `memory/rows.rs`.
+        /// Compares the kernel's source with the copies of `rows`.
         #[test]
         fn rows_move_as_they_do_on_the_host(
             outer in 1usize..5, elements in 1usize..700, rows in 1usize..6, index in 0usize..6,

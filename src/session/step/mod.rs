@@ -25,11 +25,9 @@ use super::batch_tensor::{BatchTensor, row_of, take_gapped_on_host, take_on_host
 use super::bound_run::BoundRun;
 use super::copier::Copier;
 use super::graphs::Graphs;
-use super::made::MadeTensor;
-use super::open::{OpenError, RunOptions, Session, SessionError};
-use super::output::Output;
+use super::open::{OpenError, RunOptions, Session, SessionError, TimeLimit};
+use super::output::{MadeTensor, Output};
 use super::spec::{OutputView, StepSpec};
-use super::time_limit::TimeLimit;
 use super::value::{MemoryKind, Value};
 use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};

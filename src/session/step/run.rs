@@ -11,9 +11,8 @@ use crate::memory::device::{Change, Foreign, RowIn, for_run};
 use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;
-use crate::session::made::MadeTensor;
 use crate::session::open::{RunOptions, Session, SessionError};
-use crate::session::output::{Output, OutputGiven, tensor_error};
+use crate::session::output::{MadeTensor, Output, OutputGiven, tensor_error};
 use crate::session::value::{self, MemoryKind, Value};
 
 /// What a run is over.
