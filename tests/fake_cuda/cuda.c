@@ -12,7 +12,7 @@
 #include "../../src/memory/device/emulate.c"
 #include "streams.h"
 
-enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400,
+enum { SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, INVALID_CONTEXT = 201, INVALID_HANDLE = 400, ILLEGAL_ADDRESS = 700,
        CAPTURE_INVALIDATED = 901 };
 
 static size_t used[GPUS], limit = (size_t)1 << 32;
@@ -24,6 +24,15 @@ size_t fake_cuda_used(int device) {
     return __atomic_load_n(&used[device], __ATOMIC_SEQ_CST);
 }
 void fake_cuda_limit(size_t bytes) { limit = bytes; }
+
+// Set by a move to an address of the first page. From then on, as with the driver, nothing can be had of any device.
+static int broken = SUCCESS;
+
+static int is_in_first_page(const RowMove *moves, unsigned count) {
+    for (unsigned i = 0; i < count; i++)
+        if (moves[i].to < 4096) return 1;
+    return 0;
+}
 
 // Streams. The one of number 0 is every device's default stream, on which things happen at once.
 
@@ -71,7 +80,10 @@ static void do_work(const Work *work) {
     switch (work->kind) {
     case COPY: memmove(work->to, work->from, work->bytes); break;
     case FILL: memset(work->to, work->value, work->bytes); break;
-    case MOVE_ROWS: triton_stateful_emulate_move_rows(work->from, work->value, work->bytes); break;
+    case MOVE_ROWS:
+        if (is_in_first_page(work->from, work->value)) broken = ILLEGAL_ADDRESS;
+        if (broken == SUCCESS) triton_stateful_emulate_move_rows(work->from, work->value, work->bytes);
+        break;
     case FREE: free_now(work->to); break;
     case CALL: work->call(work->to); break;
     case REPLAY:
@@ -114,7 +126,7 @@ int fake_cuda_wait(void *handle) {
     Stream *stream = stream_of(handle);
     if (stream != NULL) work_off(stream);
     pthread_mutex_unlock(&lock);
-    return stream != NULL ? SUCCESS : INVALID_HANDLE;
+    return stream != NULL ? broken : INVALID_HANDLE;
 }
 
 void fake_cuda_wait_for_all(void) {
@@ -211,6 +223,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
 
 int cuStreamCreate(void **stream, unsigned flags) {
     if (current < 0) return INVALID_CONTEXT;
+    if (broken != SUCCESS) return broken;
     *stream = fake_cuda_open_stream();
     return flags == 1 ? SUCCESS : INVALID_VALUE;
 }
@@ -232,6 +245,7 @@ int cuStreamSynchronize(void *stream) {
 }
 
 int cuMemAlloc_v2(u64 *memory, size_t bytes) {
+    if (broken != SUCCESS) return broken;
     return current < 0 ? INVALID_CONTEXT : fake_cuda_allocate((void **)memory, bytes);
 }
 int cuMemFree_v2(u64 memory) {
