@@ -79,7 +79,7 @@ def _rank(file: Path) -> tuple[int, str]:
 
 def movement(setting: Setting) -> list[Chunk]:
     program = setting.place.tree / "build" / "bench" / "stateful-gpu-bench"
-    return [Chunk("movement", "movement", [str(program)], 30, 180, setting.environment())]
+    return [Chunk("movement", "movement", [str(program), "movement"], 30, 180, setting.environment())]
 
 
 def step(setting: Setting) -> list[Chunk]:

@@ -1,86 +1,63 @@
-//! How fast rows of states move between slots and batches on a GPU: gather and scatter, as a step does them, against
-//! copies of the same bytes on the device. One JSON object a line.
+//! What only a GPU can show of the backend's moves: how fast they are, that they are right, and what a broken one does.
+//! One JSON object a line.
+
+mod check;
+mod fault;
+mod movement;
 
 use std::process::ExitCode;
-use std::time::Instant;
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use serde::Serialize;
-use triton_stateful::memory::device::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
-use triton_stateful::tensor::RowLayout;
 
-/// Times how states move on a GPU.
+/// Measures and checks how states move on a GPU.
 #[derive(Parser)]
 struct Arguments {
     /// Number of the GPU.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, global = true)]
     gpu: i32,
-    /// Rows of a batch.
-    #[arg(long, default_value_t = 64)]
-    rows: usize,
-    /// Batches that are moved between two waits.
-    #[arg(long, default_value_t = 50)]
-    batches: usize,
-    /// Times that each is measured; the median counts.
-    #[arg(long, default_value_t = 11)]
-    rounds: usize,
+    #[command(subcommand)]
+    what: What,
 }
 
-/// A kind of states.
-struct States {
-    name: &'static str,
-    /// States of a sequence.
-    count: usize,
-    /// The tensor of one, without the batch.
-    layout: RowLayout,
-    change: Change,
+#[derive(Subcommand)]
+enum What {
+    /// How fast rows move between slots and batches, against copies of the same bytes.
+    Movement(movement::Effort),
+    /// Whether rows move as they do on the host: random layouts, very many rows, and one row of more than 4 GiB.
+    Check(check::Effort),
+    /// Writes to an address that is not allocated, and expects the driver's error from then on.
+    Fault,
 }
 
-/// What was measured. Bandwidths count what is written, in bytes a second.
+/// A line of a check.
 #[derive(Serialize)]
-struct Measured {
-    device: String,
-    states: &'static str,
-    state_bytes: usize,
-    states_a_sequence: usize,
-    rows: usize,
-    gather: f64,
-    scatter: f64,
-    copy: f64,
-    gather_over_copy: f64,
-    scatter_over_copy: f64,
-    /// Microseconds of a batch, from the table to the end of the kernel.
-    gather_us: f64,
+struct Finding {
+    check: &'static str,
+    found: String,
+    allowed: &'static str,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    Right,
+    Wrong,
+    #[serde(rename = "left out")]
+    LeftOut,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let row = |bytes: usize| RowLayout { outer: 1, inner_bytes: bytes };
-    let states = [
-        States { name: "4 KiB", count: 1, layout: row(4 << 10), change: Change::None },
-        States { name: "64 KiB", count: 1, layout: row(64 << 10), change: Change::None },
-        States { name: "512 KiB", count: 1, layout: row(512 << 10), change: Change::None },
-        States { name: "4 MiB", count: 1, layout: row(4 << 20), change: Change::None },
-        States {
-            name: "lstm: 2 of [2, B, 512]",
-            count: 2,
-            layout: RowLayout { outer: 2, inner_bytes: 2048 },
-            change: Change::None,
-        },
-        States { name: "forty of 1 KiB", count: 40, layout: row(1 << 10), change: Change::None },
-        States { name: "64 KiB, not aligned", count: 1, layout: row((64 << 10) - 4), change: Change::None },
-        States { name: "512 KiB, kept as fp16", count: 1, layout: row(512 << 10), change: Change::Widen },
-    ];
-    let measured = states.iter().try_for_each(|states| {
-        let measured = measure(&arguments, states)?;
-        match serde_json::to_string(&measured) {
-            Ok(line) => println!("{line}"),
-            Err(error) => eprintln!("{error}"),
-        }
-        Ok::<(), DeviceError>(())
-    });
-    match measured {
-        Ok(()) => ExitCode::SUCCESS,
+    let done = match &arguments.what {
+        What::Movement(effort) => movement::run(arguments.gpu, effort).map(|()| true),
+        What::Check(effort) => check::run(arguments.gpu, effort),
+        What::Fault => fault::run(arguments.gpu),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("{error}");
             ExitCode::FAILURE
@@ -88,80 +65,15 @@ fn main() -> ExitCode {
     }
 }
 
-fn measure(arguments: &Arguments, states: &States) -> Result<Measured, DeviceError> {
-    let (device, rows) = (Device::open(arguments.gpu)?, arguments.rows);
-    let row_bytes = states.layout.row_bytes();
-    let slot_bytes = row_bytes.next_multiple_of(64);
-    // Twice as many slots as rows, of which every second one is used, so that no two of them are one piece.
-    let slots = device.allocate(2 * rows * states.count * slot_bytes)?;
-    let batches = (0..states.count).map(|_| device.allocate(rows * row_bytes)).collect::<Result<Vec<_>, _>>()?;
-    let (from, to) =
-        (device.allocate(rows * states.count * row_bytes)?, device.allocate(rows * states.count * row_bytes)?);
-    // Dropped before the buffers, and waits for what uses them.
-    let mut queue = Queue::new(OwnedStream::open(&device)?, Default::default())?;
-    let slot = |row: usize, state: usize| {
-        // In an order that is no order.
-        let place = (row * 37 + 11) % rows;
-        RowIn::alone(slots.address() + ((2 * place * states.count + state) * slot_bytes) as u64)
-    };
-    let in_batch = |batch: &DeviceBuffer, index: usize| RowIn { address: batch.address(), index, rows };
-    let back = if states.change == Change::Widen { Change::Narrow } else { Change::None };
-    let gather = |queue: &mut Queue| {
-        for (state, batch) in batches.iter().enumerate() {
-            for row in 0..rows {
-                // SAFETY: rows of buffers that outlive the queue.
-                unsafe { queue.move_row(states.layout, slot(row, state), in_batch(batch, row), states.change) };
-            }
-        }
-        queue.flush()
-    };
-    let scatter = |queue: &mut Queue| {
-        for (state, batch) in batches.iter().enumerate() {
-            for row in 0..rows {
-                // SAFETY: as above.
-                unsafe { queue.move_row(states.layout, in_batch(batch, row), slot(row, state), back) };
-            }
-        }
-        queue.flush()
-    };
-    // SAFETY: both outlive the queue.
-    let copy = |queue: &mut Queue| unsafe { queue.copy(&from, &to) };
-    let mut seconds = |task: &dyn Fn(&mut Queue) -> Result<(), DeviceError>| median(arguments, &mut queue, task);
-    let (gather, scatter, copy) = (seconds(&gather)?, seconds(&scatter)?, seconds(&copy)?);
-    let bytes = (rows * states.count * row_bytes) as f64;
-    Ok(Measured {
-        device: device.name(),
-        states: states.name,
-        state_bytes: row_bytes,
-        states_a_sequence: states.count,
-        rows,
-        gather: bytes / gather,
-        scatter: bytes / scatter,
-        copy: bytes / copy,
-        gather_over_copy: copy / gather,
-        scatter_over_copy: copy / scatter,
-        gather_us: gather * 1e6,
-    })
+/// Prints a line; whether it is not of a fault.
+fn print(finding: &Finding) -> bool {
+    print_line(finding);
+    finding.verdict != Verdict::Wrong
 }
 
-/// Seconds of a task, one of many that are enqueued between two waits.
-fn median(
-    arguments: &Arguments,
-    queue: &mut Queue,
-    task: &dyn Fn(&mut Queue) -> Result<(), DeviceError>,
-) -> Result<f64, DeviceError> {
-    let mut seconds = Vec::with_capacity(arguments.rounds);
-    for _ in 0..=arguments.rounds {
-        queue.synchronise()?;
-        let begin = Instant::now();
-        for _ in 0..arguments.batches {
-            task(queue)?;
-        }
-        queue.synchronise()?;
-        seconds.push(begin.elapsed().as_secs_f64() / arguments.batches as f64);
+fn print_line(line: &impl Serialize) {
+    match serde_json::to_string(line) {
+        Ok(line) => println!("{line}"),
+        Err(error) => eprintln!("{error}"),
     }
-    // The first round is for what is made once.
-    seconds.remove(0);
-    seconds.sort_by(f64::total_cmp);
-    Ok(seconds[seconds.len() / 2])
 }

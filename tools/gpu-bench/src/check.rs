@@ -1,0 +1,285 @@
+//! The kernel on the GPU against the host's copies (`memory/rows.rs`), byte for byte, with what surrounds the rows.
+
+use std::sync::Arc;
+
+use clap::Args;
+use fastrand::Rng;
+use triton_stateful::memory::device::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
+use triton_stateful::memory::rows;
+use triton_stateful::tensor::{RowAt, RowLayout};
+
+use crate::{Finding, Verdict, print};
+
+#[derive(Args)]
+pub struct Effort {
+    /// Random layouts.
+    #[arg(long, default_value_t = 3000)]
+    cases: usize,
+    /// Rows of the large batch.
+    #[arg(long, default_value_t = 100_000)]
+    rows: usize,
+}
+
+/// Bytes around each tensor, which no move may change.
+const GUARD: usize = 64;
+
+/// Whether everything was right.
+pub fn run(gpu: i32, effort: &Effort) -> Result<bool, DeviceError> {
+    let device = Device::open(gpu)?;
+    // Each is printed before the next begins.
+    let layouts = print(&random_layouts(&device, effort.cases)?);
+    let many = print(&many_rows(&device, effort.rows)?);
+    let large = print(&large_row(&device, 0)?);
+    let by_bytes = print(&large_row(&device, 1)?);
+    Ok(layouts && many && large && by_bytes)
+}
+
+/// `wrong`: what differs, of what was compared.
+fn compared(check: &'static str, what: String, wrong: Option<String>) -> Finding {
+    let verdict = if wrong.is_none() { Verdict::Right } else { Verdict::Wrong };
+    let found = wrong.map_or_else(|| format!("{what}, all equal"), |wrong| format!("{what}; {wrong}"));
+    Finding { check, found, allowed: "no byte differs from the host's copies", verdict }
+}
+
+fn queue(device: &Arc<Device>) -> Result<Queue, DeviceError> {
+    Queue::new(OwnedStream::open(device)?, Arc::default())
+}
+
+fn uploaded(queue: &mut Queue, bytes: &[u8]) -> Result<DeviceBuffer, DeviceError> {
+    let device = queue.device().clone();
+    let (mut pinned, buffer) = (device.allocate_pinned(bytes.len())?, device.allocate(bytes.len())?);
+    pinned.bytes_mut().copy_from_slice(bytes);
+    // SAFETY: both stay allocated until the wait below.
+    unsafe { queue.upload(&pinned, &buffer, bytes.len()) }?;
+    queue.synchronise()?;
+    Ok(buffer)
+}
+
+fn downloaded(queue: &mut Queue, address: u64, bytes: usize) -> Result<Vec<u8>, DeviceError> {
+    let mut pinned = queue.device().allocate_pinned(bytes)?;
+    // SAFETY: callers name allocated bytes; both stay allocated until the wait below.
+    unsafe { queue.download(address, &mut pinned, bytes) }?;
+    queue.synchronise()?;
+    Ok(pinned.bytes().to_vec())
+}
+
+// ---- random layouts
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Put,
+    Take,
+    Upload,
+    Zero,
+    PutWidened,
+    TakeNarrowed,
+    Round,
+}
+
+const WAYS: [Way; 7] = [Way::Put, Way::Take, Way::Upload, Way::Zero, Way::PutWidened, Way::TakeNarrowed, Way::Round];
+
+/// One move: a row alone, and a batch, each with bytes around it.
+#[derive(Debug)]
+struct Case {
+    way: Way,
+    layout: RowLayout,
+    at: RowAt,
+    /// Bytes before the batch, and before the row.
+    offsets: (usize, usize),
+}
+
+impl Case {
+    fn random(random: &mut Rng) -> Self {
+        let way = WAYS[random.usize(..WAYS.len())];
+        let converts = matches!(way, Way::PutWidened | Way::TakeNarrowed | Way::Round);
+        let element = if converts { 4 } else { [1, 2, 3, 4, 8, 16][random.usize(..6)] };
+        let most = if random.usize(..20) == 0 { 40_000 } else { 700 };
+        let elements = random.usize(1..most);
+        let rows = random.usize(1..=6);
+        // Values of 4 bytes are aligned for themselves, as in every tensor.
+        let offsets = match way {
+            _ if converts => (GUARD + 4 * random.usize(..4), GUARD + 2 * random.usize(..8)),
+            _ => (GUARD + random.usize(..16), GUARD + random.usize(..16)),
+        };
+        let layout = RowLayout { outer: random.usize(1..5), inner_bytes: elements * element };
+        Self { way, layout, at: RowAt { position: random.usize(..rows), rows }, offsets }
+    }
+
+    fn row_bytes(&self) -> usize {
+        let is_half = matches!(self.way, Way::PutWidened | Way::TakeNarrowed);
+        self.layout.row_bytes() / if is_half { 2 } else { 1 }
+    }
+
+    /// What differs between the device and the host after the move.
+    fn wrong(&self, queue: &mut Queue, random: &mut Rng) -> Result<Option<String>, DeviceError> {
+        let mut batch = values(random, self.layout.row_bytes() * self.at.rows);
+        let mut row = values(random, self.row_bytes());
+        let before = (surrounded(&batch, self.offsets.0), surrounded(&row, self.offsets.1));
+        let buffers = (uploaded(queue, &before.0)?, uploaded(queue, &before.1)?);
+        let place =
+            RowIn { address: buffers.0.address() + self.offsets.0 as u64, index: self.at.position, rows: self.at.rows };
+        let alone = RowIn::alone(buffers.1.address() + self.offsets.1 as u64);
+        // SAFETY: the buffers of these rows live until the downloads below have waited.
+        unsafe {
+            match self.way {
+                Way::Put => queue.move_row(self.layout, alone, place, Change::None),
+                Way::Take => queue.move_row(self.layout, place, alone, Change::None),
+                Way::Upload => queue.upload_row(self.layout, &row, place, Change::None)?,
+                Way::Zero => queue.zero_row(self.layout, place),
+                Way::PutWidened => queue.move_row(self.layout, alone, place, Change::Widen),
+                Way::TakeNarrowed => queue.move_row(self.layout, place, alone, Change::Narrow),
+                Way::Round => queue.move_row(self.layout, place, place, Change::Round),
+            }
+        }
+        match self.way {
+            Way::Put | Way::Upload => rows::put(self.layout, &row, &mut batch, self.at),
+            Way::Take => rows::take(self.layout, &batch, self.at, &mut row),
+            Way::Zero => rows::zero(self.layout, &mut batch, self.at),
+            Way::PutWidened => rows::put_widened(self.layout, &row, &mut batch, self.at),
+            Way::TakeNarrowed => rows::take_narrowed(self.layout, &batch, self.at, &mut row),
+            Way::Round => _ = rows::round_to_fp16(self.layout, &mut batch, self.at),
+        }
+        let wanted = [surrounded(&batch, self.offsets.0), surrounded(&row, self.offsets.1)];
+        for (name, buffer, wanted) in [("the batch", &buffers.0, &wanted[0]), ("the row", &buffers.1, &wanted[1])] {
+            let came = downloaded(queue, buffer.address(), wanted.len())?;
+            if let Some(at) = first_difference(&came, wanted) {
+                return Ok(Some(format!("{name} differs at byte {at} of {}: {self:?}", wanted.len())));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// Random bytes that are no NaN, as fp32 or fp16: a NaN may get other bits.
+fn values(random: &mut Rng, bytes: usize) -> Vec<u8> {
+    let mut made: Vec<u8> = std::iter::repeat_with(|| random.u8(..)).take(bytes).collect();
+    // The high byte of each half: with this bit cleared, the exponent of neither type is all ones.
+    made.iter_mut().skip(1).step_by(2).for_each(|byte| *byte &= !0x40);
+    if random.bool() {
+        // Numbers near 1, of which most are no fp16.
+        let numbers = made.chunks_exact_mut(4);
+        numbers.for_each(|number| {
+            number.copy_from_slice(&(random.f32() * 4.0 - 2.0).to_ne_bytes());
+            number[1] &= !0x40;
+        });
+    }
+    made
+}
+
+fn surrounded(bytes: &[u8], before: usize) -> Vec<u8> {
+    [&vec![0x5a; before], bytes, &[0x5a; GUARD]].concat()
+}
+
+fn first_difference(left: &[u8], right: &[u8]) -> Option<usize> {
+    // The comparison of whole slices is much faster, and nearly always enough.
+    if left == right { None } else { left.iter().zip(right).position(|(left, right)| left != right) }
+}
+
+fn random_layouts(device: &Arc<Device>, cases: usize) -> Result<Finding, DeviceError> {
+    let mut random = Rng::with_seed(7);
+    let mut queue = queue(device)?;
+    let mut wrong = None;
+    for _ in 0..cases {
+        let case = Case::random(&mut random);
+        wrong = case.wrong(&mut queue, &mut random)?;
+        if wrong.is_some() {
+            break;
+        }
+    }
+    Ok(compared("random layouts, alignments and conversions", format!("{cases} moves on {}", device.name()), wrong))
+}
+
+// ---- very many rows
+
+/// Rows of two pieces that all join a batch at once, in another order, and leave it.
+fn many_rows(device: &Arc<Device>, rows: usize) -> Result<Finding, DeviceError> {
+    let layout = RowLayout { outer: 2, inner_bytes: 48 };
+    let bytes = rows * layout.row_bytes();
+    let mut random = Rng::with_seed(8);
+    let mut order: Vec<usize> = (0..rows).collect();
+    random.shuffle(&mut order);
+    let slots = values(&mut random, bytes);
+    let mut queue = queue(device)?;
+    let on_device = uploaded(&mut queue, &slots)?;
+    let (batch, back) = (device.allocate(bytes)?, device.allocate(bytes)?);
+    let slot =
+        |buffer: &DeviceBuffer, number: usize| RowIn::alone(buffer.address() + (number * layout.row_bytes()) as u64);
+    for (index, &number) in order.iter().enumerate() {
+        // SAFETY: the buffers of these rows live until the downloads below have waited.
+        unsafe {
+            queue.move_row(
+                layout,
+                slot(&on_device, number),
+                RowIn { address: batch.address(), index, rows },
+                Change::None,
+            );
+        }
+    }
+    queue.end_phase();
+    for (index, &number) in order.iter().enumerate() {
+        // SAFETY: as above.
+        unsafe {
+            queue.move_row(layout, RowIn { address: batch.address(), index, rows }, slot(&back, number), Change::None);
+        }
+    }
+    let mut wanted = vec![0; bytes];
+    for (position, &number) in order.iter().enumerate() {
+        let row = &slots[number * layout.row_bytes()..][..layout.row_bytes()];
+        rows::put(layout, row, &mut wanted, RowAt { position, rows });
+    }
+    let came = [downloaded(&mut queue, batch.address(), bytes)?, downloaded(&mut queue, back.address(), bytes)?];
+    let differs = |name, came: &[u8], wanted: &[u8]| {
+        first_difference(came, wanted).map(|at| format!("{name} differs at byte {at} of {bytes}"))
+    };
+    let wrong = differs("the batch", &came[0], &wanted).or_else(|| differs("a slot", &came[1], &slots));
+    Ok(compared("very many rows in one batch, and back", format!("{rows} rows of two pieces"), wrong))
+}
+
+// ---- more than 4 GiB in one move
+
+const CHUNK: usize = 64 << 20;
+const CHUNKS: usize = 65;
+const WHOLE: usize = CHUNK * CHUNKS;
+
+/// Moves a row of more than 4 GiB to an address that is `shift` bytes off, so that the kernel moves units of 16 bytes or
+/// of one.
+fn large_row(device: &Arc<Device>, shift: usize) -> Result<Finding, DeviceError> {
+    let check = if shift == 0 { "one row of more than 4 GiB" } else { "one row of more than 4 GiB, byte by byte" };
+    let buffers = device.allocate(WHOLE).and_then(|from| Ok((from, device.allocate(WHOLE + shift)?)));
+    let (from, to) = match buffers {
+        Err(error) if error.is_out_of_memory() => {
+            let allowed = "needs twice as much memory of the device";
+            return Ok(Finding { check, found: error.to_string(), allowed, verdict: Verdict::LeftOut });
+        }
+        buffers => buffers?,
+    };
+    let mut queue = queue(device)?;
+    let pattern = values(&mut Rng::with_seed(9), CHUNK);
+    let chunk = uploaded(&mut queue, &pattern)?;
+    let one = RowLayout { outer: 1, inner_bytes: CHUNK };
+    let mark = RowLayout { outer: 1, inner_bytes: 8 };
+    let place = |number: usize| RowIn::alone(from.address() + (number * CHUNK) as u64);
+    // SAFETY: the buffers of these rows live until the downloads below have waited.
+    unsafe {
+        (0..CHUNKS).for_each(|number| queue.move_row(one, RowIn::alone(chunk.address()), place(number), Change::None));
+        queue.end_phase();
+        // So that no two chunks are equal.
+        for number in 0..CHUNKS {
+            queue.upload_row(mark, &number.to_ne_bytes(), place(number), Change::None)?;
+        }
+        queue.end_phase();
+        let whole = RowLayout { outer: 1, inner_bytes: WHOLE };
+        queue.move_row(whole, place(0), RowIn::alone(to.address() + shift as u64), Change::None);
+    }
+    let mut wrong = None;
+    for number in 0..CHUNKS {
+        let came = downloaded(&mut queue, to.address() + (number * CHUNK + shift) as u64, CHUNK)?;
+        let difference = first_difference(&came[..8], &number.to_ne_bytes())
+            .or_else(|| first_difference(&came[8..], &pattern[8..]).map(|at| at + 8));
+        if let Some(at) = difference {
+            wrong = Some(format!("it differs at byte {}", number * CHUNK + at));
+            break;
+        }
+    }
+    Ok(compared(check, format!("{WHOLE} bytes"), wrong))
+}

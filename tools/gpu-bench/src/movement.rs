@@ -1,0 +1,152 @@
+//! How fast rows of states move between slots and batches on a GPU: gather and scatter, as a step does them, against
+//! copies of the same bytes on the device. One JSON object a line.
+
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+use triton_stateful::memory::device::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
+use triton_stateful::tensor::RowLayout;
+
+use crate::print_line;
+
+#[derive(Args)]
+pub struct Effort {
+    /// Rows of a batch.
+    #[arg(long, default_value_t = 64)]
+    rows: usize,
+    /// Batches that are moved between two waits.
+    #[arg(long, default_value_t = 50)]
+    batches: usize,
+    /// Times that each is measured; the median counts.
+    #[arg(long, default_value_t = 11)]
+    rounds: usize,
+}
+
+/// A kind of states.
+struct States {
+    name: &'static str,
+    /// States of a sequence.
+    count: usize,
+    /// The tensor of one, without the batch.
+    layout: RowLayout,
+    change: Change,
+}
+
+/// What was measured. Bandwidths count what is written, in bytes a second.
+#[derive(Serialize)]
+struct Measured {
+    device: String,
+    states: &'static str,
+    state_bytes: usize,
+    states_a_sequence: usize,
+    rows: usize,
+    gather: f64,
+    scatter: f64,
+    copy: f64,
+    gather_over_copy: f64,
+    scatter_over_copy: f64,
+    /// Microseconds of a batch, from the table to the end of the kernel.
+    gather_us: f64,
+}
+
+pub fn run(gpu: i32, effort: &Effort) -> Result<(), DeviceError> {
+    let row = |bytes: usize| RowLayout { outer: 1, inner_bytes: bytes };
+    let states = [
+        States { name: "4 KiB", count: 1, layout: row(4 << 10), change: Change::None },
+        States { name: "64 KiB", count: 1, layout: row(64 << 10), change: Change::None },
+        States { name: "512 KiB", count: 1, layout: row(512 << 10), change: Change::None },
+        States { name: "4 MiB", count: 1, layout: row(4 << 20), change: Change::None },
+        States {
+            name: "lstm: 2 of [2, B, 512]",
+            count: 2,
+            layout: RowLayout { outer: 2, inner_bytes: 2048 },
+            change: Change::None,
+        },
+        States { name: "forty of 1 KiB", count: 40, layout: row(1 << 10), change: Change::None },
+        States { name: "64 KiB, not aligned", count: 1, layout: row((64 << 10) - 4), change: Change::None },
+        States { name: "512 KiB, kept as fp16", count: 1, layout: row(512 << 10), change: Change::Widen },
+    ];
+    for states in &states {
+        print_line(&measure(gpu, effort, states)?);
+    }
+    Ok(())
+}
+
+fn measure(gpu: i32, effort: &Effort, states: &States) -> Result<Measured, DeviceError> {
+    let (device, rows) = (Device::open(gpu)?, effort.rows);
+    let row_bytes = states.layout.row_bytes();
+    let slot_bytes = row_bytes.next_multiple_of(64);
+    // Twice as many slots as rows, of which every second one is used, so that no two of them are one piece.
+    let slots = device.allocate(2 * rows * states.count * slot_bytes)?;
+    let batches = (0..states.count).map(|_| device.allocate(rows * row_bytes)).collect::<Result<Vec<_>, _>>()?;
+    let (from, to) =
+        (device.allocate(rows * states.count * row_bytes)?, device.allocate(rows * states.count * row_bytes)?);
+    // Dropped before the buffers, and waits for what uses them.
+    let mut queue = Queue::new(OwnedStream::open(&device)?, Default::default())?;
+    let slot = |row: usize, state: usize| {
+        // In an order that is no order.
+        let place = (row * 37 + 11) % rows;
+        RowIn::alone(slots.address() + ((2 * place * states.count + state) * slot_bytes) as u64)
+    };
+    let in_batch = |batch: &DeviceBuffer, index: usize| RowIn { address: batch.address(), index, rows };
+    let back = if states.change == Change::Widen { Change::Narrow } else { Change::None };
+    let gather = |queue: &mut Queue| {
+        for (state, batch) in batches.iter().enumerate() {
+            for row in 0..rows {
+                // SAFETY: rows of buffers that outlive the queue.
+                unsafe { queue.move_row(states.layout, slot(row, state), in_batch(batch, row), states.change) };
+            }
+        }
+        queue.flush()
+    };
+    let scatter = |queue: &mut Queue| {
+        for (state, batch) in batches.iter().enumerate() {
+            for row in 0..rows {
+                // SAFETY: as above.
+                unsafe { queue.move_row(states.layout, in_batch(batch, row), slot(row, state), back) };
+            }
+        }
+        queue.flush()
+    };
+    // SAFETY: both outlive the queue.
+    let copy = |queue: &mut Queue| unsafe { queue.copy(&from, &to) };
+    let mut seconds = |task: &dyn Fn(&mut Queue) -> Result<(), DeviceError>| median(effort, &mut queue, task);
+    let (gather, scatter, copy) = (seconds(&gather)?, seconds(&scatter)?, seconds(&copy)?);
+    let bytes = (rows * states.count * row_bytes) as f64;
+    Ok(Measured {
+        device: device.name(),
+        states: states.name,
+        state_bytes: row_bytes,
+        states_a_sequence: states.count,
+        rows,
+        gather: bytes / gather,
+        scatter: bytes / scatter,
+        copy: bytes / copy,
+        gather_over_copy: copy / gather,
+        scatter_over_copy: copy / scatter,
+        gather_us: gather * 1e6,
+    })
+}
+
+/// Seconds of a task, one of many that are enqueued between two waits.
+fn median(
+    effort: &Effort,
+    queue: &mut Queue,
+    task: &dyn Fn(&mut Queue) -> Result<(), DeviceError>,
+) -> Result<f64, DeviceError> {
+    let mut seconds = Vec::with_capacity(effort.rounds);
+    for _ in 0..=effort.rounds {
+        queue.synchronise()?;
+        let begin = Instant::now();
+        for _ in 0..effort.batches {
+            task(queue)?;
+        }
+        queue.synchronise()?;
+        seconds.push(begin.elapsed().as_secs_f64() / effort.batches as f64);
+    }
+    // The first round is for what is made once.
+    seconds.remove(0);
+    seconds.sort_by(f64::total_cmp);
+    Ok(seconds[seconds.len() / 2])
+}
