@@ -6,7 +6,8 @@ from support.gpu_check.chunks import Chunk
 
 MACHINE = {
     "gpus": [{"name": "NVIDIA H200", "driver_version": "580.1", "memory.total": "143771 MiB"}],
-    "cuda_of_driver": "13.0",
+    "driver": {"file": "/usr/lib/libcuda.so.580.1", "cuda": "13.0"},
+    "compiler": None,
     "cpu": "A CPU",
     "cpus": 16,
     "memory_bytes": 128 << 30,
@@ -46,6 +47,13 @@ MOVED = {
     "scatter_over_copy": 1.43,
     "gather_us": 6.1,
 }
+RIGHT = {
+    "check": "lstm, 16 rows: largest difference",
+    "found": "2e-06",
+    "allowed": "at most 0.0001",
+    "verdict": "right",
+}
+WRONG = RIGHT | {"found": "0.5", "verdict": "wrong"}
 TESTED = {
     "file": "test_pool.py",
     "tests": 12,

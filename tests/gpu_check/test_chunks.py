@@ -8,6 +8,7 @@ from samples import chunk
 
 from support.gpu_check import stages
 from support.gpu_check.chunks import BEGUN, FAILED, INTERRUPTED, PASSED, Record, Results, Runner
+from support.gpu_check.install import Place
 
 
 @pytest.fixture
@@ -138,6 +139,14 @@ def test_nothing_is_begun_behind_a_gate_that_failed(file, tmp_path):
     limited = runner(file)
     stages.run(limited, None, [], make)
     assert ran() == ["setup", "machine"] and limited.not_begun == ["load/*", "step/*"]
+
+
+def test_all_stages_but_the_tests_of_behaviour_fit_into_half_an_hour(tmp_path, monkeypatch):
+    monkeypatch.setattr(stages.Setting, "environment", lambda *_, **__: {})
+    setting = stages.Setting(tmp_path, Place(tmp_path))
+    made = [chunk for name, stage in stages.STAGES.items() if name != "behaviour" for chunk in stage(setting)]
+    assert sum(chunk.limit_s for chunk in made) <= stages.MOST_S
+    assert list(stages.STAGES)[-1] == "behaviour"
 
 
 def test_a_stage_that_is_asked_for_by_name_is_begun_all_the_same(file, tmp_path):

@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-from support.gpu_check import install
+from support.gpu_check import install, pack
 from support.gpu_check.install import Place
 from support.gpu_check.parts import MANIFEST, Manifest, PartsError, cut, faults
 
@@ -99,6 +99,11 @@ def test_a_part_is_unpacked_once_and_then_its_pieces_may_be_away(tmp_path, monke
     (pieces / "002-wheels.tar").unlink()
     install.install(pieces, place)
     assert capsys.readouterr().out == ""
+
+
+def test_the_packed_onnxruntime_is_the_pinned_one():
+    pinned = next(need for need in pack.pinned("3.12") if need.name == "onnxruntime")
+    assert str(pinned.specifier) == f"=={pack.RUNTIMES[13]}"
 
 
 def test_wheels_for_another_python_are_refused_with_the_way_out():

@@ -2,7 +2,7 @@
 
 import pytest
 from rich.console import Console
-from samples import MACHINE, MOVED, STEP, TESTED
+from samples import MACHINE, MOVED, RIGHT, STEP, TESTED, WRONG
 
 from support.gpu_check import behaviour, report
 from support.gpu_check.chunks import FAILED, PASSED, Record, Results
@@ -15,10 +15,11 @@ def results(tmp_path):
     made.records = {
         "setup/install": of(PASSED),
         "machine/machine": of(PASSED, MACHINE),
+        "values/lstm_16": of(PASSED, RIGHT),
+        "values/lstm_64": of(FAILED, WRONG),
         "behaviour/test_pool": of(FAILED, TESTED, output="12 tests\n1 failed"),
         "movement/movement": of(PASSED, MOVED),
         "step/lstm_16": of(PASSED, STEP),
-        "graphs/capture_lstm": of(PASSED, {"model": "lstm", "runs": 36, "replays": 0}),
         "graphs/lstm_16": of(PASSED, STEP | {"raw_error": "cannot\ncapture"}),
     }
     made.write()
@@ -36,8 +37,19 @@ def test_the_report_has_each_stages_measurements(results):
     text = report.markdown(results)
     assert "| lstm | 16 | same | 80.00 | 95.00 | 100 | 1.25 | 1.05 | 85.00 | 0 |" in text
     assert "| 64 KiB | 64 | 65,536 | 1,500 | 1,400 | 2,000 | 1.33 | 1.43 | 6.10 |" in text
-    assert "lstm: **the log has no replay of a graph**." in text
     assert "ONNX Runtime alone, lstm, batch 16: cannot capture" in text
+
+
+def test_the_report_has_each_check_with_what_was_found_and_allowed(results):
+    text = report.markdown(results)
+    assert "| Values | lstm, 16 rows: largest difference | 2e-06 | at most 0.0001 | right |" in text
+    assert "| Values | lstm, 16 rows: largest difference | 0.5 | at most 0.0001 | wrong |" in text
+
+
+def test_the_report_of_a_dry_run_says_so(results):
+    assert "dry run" not in report.markdown(results)
+    results.about = {"stand_in": True}
+    assert "**A dry run**" in report.markdown(results)
 
 
 def test_the_report_names_what_failed_and_what_was_not_run(results):
@@ -45,7 +57,7 @@ def test_the_report_names_what_failed_and_what_was_not_run(results):
     assert "10 tests passed, 1 failed, 1 skipped. Models that were configured: 3 of `KIND_GPU`, 1 of `KIND_CPU`" in text
     assert "- `test_pool.py::test_a_full_pool_refuses`: assert 3 == 4" in text
     assert "**behaviour/test_pool**: failed" in text and "12 tests\n1 failed" in text
-    assert "Not run: A model loads, The step on the CPU." in text
+    assert "Not run: The kernel, A model loads, Memory from step to step," in text
 
 
 def test_the_report_says_of_how_many_chunks_a_stage_has_results(results):
@@ -83,7 +95,12 @@ def test_the_table_has_a_line_for_each_stage(results):
     console = Console(width=140, record=True, file=open("/dev/null", "w"))
     console.print(report.table(results))
     text = console.export_text()
-    assert "NVIDIA H200" in text and "lstm 1.25 at 16" in text and "1 failed, 1 skipped" in text
+    assert (
+        "NVIDIA H200" in text
+        and "lstm 1.25 at 16" in text
+        and "1 failed, 1 skipped" in text
+        and "1 right, 1 wrong" in text
+    )
     assert all(stage in text for stage in report.TITLES)
 
 

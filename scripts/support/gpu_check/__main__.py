@@ -12,6 +12,7 @@ from pathlib import Path
 
 from support.gpu_check import report, stages
 from support.gpu_check.chunks import FAILED, Results, Runner, shortened
+from support.gpu_check.cuda import CudaError, Driver
 from support.gpu_check.install import Place
 from support.gpu_check.parts import Manifest, PartsError
 from support.gpu_check.stages import STAGES, Setting
@@ -31,13 +32,21 @@ scripts/gpu-check COMMAND --help has each command's options.
 """
 
 _STAGES = """stages, in this order:
-    machine     the GPU, the driver, the libraries
-    load        a model on the real server, against ONNX Runtime on the CPU
-    behaviour   tests/server with instances of KIND_GPU
-    movement    how fast states move
-    step        the step beside ONNX Runtime alone
-    graphs      the same with CUDA graphs
-    host        the same with the states on the host
+    machine         the GPU, the driver, its compiler, the libraries
+    kernel          the kernel against the host's copies: random layouts, 100,000 rows, a move above 4 GiB
+    load            a model on the real server, against ONNX Runtime on the CPU
+    values          the same at 16 and 64 rows, with fp16 states, with two instances
+    leaks           memory from step to step: a Concat of many tensors, a growing state
+    captures        CUDA graphs of several sizes, one that cannot be captured, others that allocate meanwhile
+    step            the step beside ONNX Runtime alone
+    graphs          the same with CUDA graphs
+    movement        how fast states move
+    shared_memory   CUDA shared memory from a client
+    loads           memory from load to load, and a GPU whose memory others have taken
+    peer            the step of Triton's onnxruntime backend, if it is there
+    tensorrt        values with TensorRT, if it is there
+    fault           a write to an address that is not allocated
+    behaviour       tests/server with instances of KIND_GPU, in the time that is left
 
 exit code: 0 all has passed, 1 something has not, 2 called wrongly, 3 nothing has failed, but more is to be done: call again
 """
@@ -65,7 +74,7 @@ def arguments() -> argparse.Namespace:
     pack.add_argument("--into", type=Path, default=ROOT / "build" / "gpu-check", help="default: build/gpu-check")
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     pack.add_argument("--python", type=_version, default=here, help=f"the machine's Python (default: {here})")
-    pack.add_argument("--with-cuda", action="store_true", help="also CUDA's libraries, where the machine has none")
+    pack.add_argument("--cuda", type=int, choices=(12, 13), default=13, help="the machine's CUDA (default: 13)")
     about = "join the pieces, set up, and run the stages (no network)"
     run = commands.add_parser("run", help=about, formatter_class=raw, epilog=_STAGES)
     run.set_defaults(do=_run)
@@ -75,6 +84,12 @@ def arguments() -> argparse.Namespace:
     run.add_argument("--seconds", type=float, default=450, help="in all (default: 450)")
     run.add_argument("--stage", action="append", choices=list(STAGES), default=[], help="only this; may be repeated")
     run.add_argument("--again", action="store_true", help="run what has failed once more")
+    run.add_argument(
+        "--stand-in",
+        type=Path,
+        metavar="FOLDER",
+        help="a dry run without a GPU, with the libraries that scripts/test-on-fake-cuda has made in build/fake-cuda",
+    )
     run.add_argument("--marker", default="", help="of the tests of the stage behaviour, as pytest's -m")
     shown = commands.add_parser("report", help="write what was found as markdown")
     shown.set_defaults(do=_report)
@@ -99,7 +114,7 @@ def _pack(options: argparse.Namespace) -> int:
 
     console = Console(stderr=True)
     try:
-        manifest = pack(options.into, options.python, options.with_cuda, console)
+        manifest = pack(options.into, options.python, options.cuda, console)
     except PackError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
         return WRONG
@@ -122,10 +137,31 @@ def _run(options: argparse.Namespace) -> int:
         return MISCALLED
     place = Place((options.work or parts / "work").resolve())
     results = Results((options.results or parts / "results.json").resolve())
-    results.about = Manifest.read(parts).about
+    about = Manifest.read(parts).about
+    stand_in = options.stand_in.resolve() if options.stand_in else None
+    if stand_in is None:
+        _check_driver(about["cuda"])
+    elif not (stand_in / "libcuda.so.1").exists():
+        raise PartsError(f"there is no {stand_in / 'libcuda.so.1'}: scripts/test-on-fake-cuda makes it")
+    results.about = about | {"stand_in": stand_in is not None}
     runner = Runner(results, options.seconds, results.about["commit"], again=options.again, say=_say)
-    stages.run(runner, Setting(parts, place, options.marker), options.stage)
+    stages.run(runner, Setting(parts, place, options.marker, stand_in), options.stage)
     return _end(runner, place, options.stage)
+
+
+def _check_driver(packed: int) -> None:
+    """Before anything is unpacked: whether the driver knows the CUDA that the packed ONNX Runtime is for."""
+    try:
+        major, minor = Driver().version()
+    except OSError as error:
+        raise PartsError(f"NVIDIA's driver is needed: {error}; --stand-in makes a dry run without a GPU") from error
+    except CudaError as error:
+        raise PartsError(f"NVIDIA's driver does not tell its version: {error}") from error
+    if major < packed:
+        raise PartsError(
+            f"the driver knows CUDA {major}.{minor}, and the packed ONNX Runtime is for CUDA {packed}: "
+            f"scripts/gpu-check pack --cuda {major} makes parts for this machine"
+        )
 
 
 def _end(runner: Runner, place: Place, chosen: list[str]) -> int:
@@ -137,7 +173,9 @@ def _end(runner: Runner, place: Place, chosen: list[str]) -> int:
         if record.status == FAILED and (not chosen or key.split("/")[0] in ("setup", *chosen))
     ]
     for key, record in failed:
-        _say(f"\n{key} has failed:\n{shortened(record.output, 3000)}")
+        wrong = [row for row in record.rows if row.get("verdict") == "wrong"]
+        found = [f"{row['check']}: {row['found']}; allowed: {row['allowed']}" for row in wrong]
+        _say("\n".join([f"\n{key} has failed:", *found, shortened(record.output, 3000)]))
     _show(results, place)
     unfinished = [key for key, record in results.records.items() if not record.is_done and key not in runner.not_begun]
     for what, keys in (("not begun", runner.not_begun), ("interrupted", unfinished)):

@@ -159,12 +159,16 @@ def _run(command: list[str]) -> None:
 def lay_out(place: Place) -> None:
     """ONNX Runtime for GPUs beside the backend, with its providers, which it looks for there; and what the benchmark
     wants."""
+    # The library of a dry run, which simulates a device.
+    tested = place.tree / "build" / "tests" / "backends" / "stateful"
     libraries = sorted(place.runtime.glob("libonnxruntime*.so*"))
     if not any(library.name.startswith("libonnxruntime.so") for library in libraries):
         raise PartsError(f"there is no libonnxruntime in {place.runtime}")
     for library in libraries:
         name = "libonnxruntime.so" if library.name.startswith("libonnxruntime.so") else library.name
         _link(library, place.backend / name)
+        if tested.exists():
+            _link(library, tested / name)
     backends = place.tree / "build" / "bench" / "backends"
     backends.mkdir(parents=True, exist_ok=True)
     _link(place.backend, backends / "stateful")

@@ -13,9 +13,12 @@ from pathlib import Path
 
 from support import paths
 from support.gpu_check import libraries
+from support.gpu_check.cuda import STUB, CudaError, Driver
 from support.gpu_check.install import Place
 
 _FIELDS = ("name", "driver_version", "memory.total", "memory.used", "clocks.sm", "clocks.max.sm", "mig.mode.current")
+SIMULATED = paths.TEST_DEVICE == "simulated"
+COMPILER = "libnvidia-ptxjitcompiler.so.1"
 CUDA_PROVIDER = "libonnxruntime_providers_cuda.so"
 
 
@@ -35,7 +38,8 @@ def describe(place: Place) -> dict:
 
     return {
         "gpus": gpus(),
-        "cuda_of_driver": cuda_of_driver(),
+        "driver": driver(),
+        "compiler": compiler(),
         "cpu": _cpu(),
         "cpus": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -49,10 +53,13 @@ def describe(place: Place) -> dict:
 
 def missing(found: dict) -> list[str]:
     lacks = []
-    if not found["gpus"]:
+    if why := found["driver"].get("error"):
+        lacks.append(f"NVIDIA's driver: {why}")
+    # The stand-in for CUDA has neither.
+    if not SIMULATED and not found["gpus"]:
         lacks.append("a GPU: nvidia-smi names none")
-    if not found["cuda_of_driver"]:
-        lacks.append("NVIDIA's driver: libcuda.so.1 does not answer")
+    if not SIMULATED and found["compiler"]:
+        lacks.append(f"the driver's compiler: {found['compiler']}")
     of_cuda = found["libraries"].get(CUDA_PROVIDER)
     if of_cuda is None:
         lacks.append(f"{CUDA_PROVIDER} beside the backend")
@@ -85,17 +92,28 @@ def gpus() -> list[dict]:
     ]
 
 
-def cuda_of_driver() -> str | None:
-    """The newest CUDA that the driver knows."""
+def driver() -> dict:
+    """The driver's library: its file, the newest CUDA that it knows, and what is wrong with it."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        found = Driver()
+        found.initialise()
+        major, minor = found.version()
     except OSError as error:
-        print(error, file=sys.stderr)
-        return None
-    version = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDriverGetVersion(ctypes.byref(version)) != 0:
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+        return {"error": str(error)}
+    except CudaError as error:
+        stub = " (a stub of the CUDA toolkit: take its folder out of LD_LIBRARY_PATH)" if error.code == STUB else ""
+        return {"file": found.path(), "error": f"{error}{stub}"}
+    described = {"file": found.path(), "cuda": f"{major}.{minor}"}
+    return described | ({"error": "it lies in a folder of stubs"} if "/stubs/" in described["file"] else {})
+
+
+def compiler() -> str | None:
+    """Why the driver's compiler, without which our kernel cannot be loaded, does not load."""
+    try:
+        ctypes.CDLL(COMPILER)
+    except OSError as error:
+        return str(error)
+    return None
 
 
 def _cpu() -> str:

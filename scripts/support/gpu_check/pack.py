@@ -4,7 +4,7 @@ tree.tar           the repository, as committed
 build.tar          what scripts/build --bench has made
 wheels.tar         what scripts/setup --tests installs, but for what only builds want, and pip
 onnxruntime.tar    onnxruntime-gpu, in onnxruntime's place
-cuda.tar           its libraries of CUDA, if wanted
+cuda.tar           the libraries of CUDA that it names, with cuDNN
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from rich.console import Console
 from support.gpu_check.parts import MANIFEST, Manifest, cut
 from support.paths import BUILD, ROOT
 
+#: The newest onnxruntime-gpu for each CUDA: that for 13 is the version of scripts/requirements.txt.
+RUNTIMES = {12: "1.23.2", 13: "1.31.1"}
 #: Only for building and for checking the sources, or replaced.
 _LEFT_OUT = ("libclang", "onnxruntime", "ruff", "mypy")
 _NEWEST_GLIBC = 35
@@ -43,16 +45,16 @@ class PackError(RuntimeError):
     """Something to be packed is not there, or pip did not get it."""
 
 
-def pack(folder: Path, python: str, with_cuda: bool, console: Console) -> Manifest:
+def pack(folder: Path, python: str, cuda: int, console: Console) -> Manifest:
     """Writes the pieces and the manifest; what an earlier call left in the folder goes."""
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
     with tempfile.TemporaryDirectory(prefix="new.", dir=folder) as temporary:
         parts = []
-        for part in _parts(Path(temporary), python, with_cuda):
+        for part in _parts(Path(temporary), python, cuda):
             console.print(f"{part.stem}: {part.stat().st_size / 1e6:.0f} MB")
             parts.append(part)
-        return cut(parts, folder, _about(python))
+        return cut(parts, folder, _about(python, cuda))
 
 
 def _clear(folder: Path) -> None:
@@ -64,23 +66,21 @@ def _clear(folder: Path) -> None:
     (folder / MANIFEST).unlink()
 
 
-def _parts(folder: Path, python: str, with_cuda: bool) -> Iterator[Path]:
+def _parts(folder: Path, python: str, cuda: int) -> Iterator[Path]:
     yield _tree(folder / "tree.tar")
     yield _tar(folder / "build.tar", BUILD, _built())
     needed = list(requirements(python))
-    runtime = next(need for need in pinned(python) if need.name == "onnxruntime")
-    gpu = f"onnxruntime-gpu{runtime.specifier}"
+    version = RUNTIMES[cuda]
     nodeps = [str(need) for need in _read("requirements-nodeps.txt", python)]
     pip = f"pip=={importlib.metadata.version('pip')}"
     yield _wheels(folder, "wheels", python, [*map(str, needed), *nodeps, pip])
-    yield _wheels(folder, "onnxruntime", python, [gpu])
-    if with_cuda:
-        yield _cuda(folder, python, runtime)
+    yield _wheels(folder, "onnxruntime", python, [f"onnxruntime-gpu=={version}"])
+    yield _cuda(folder, python, version)
 
 
-def _about(python: str) -> dict:
+def _about(python: str, cuda: int) -> dict:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True)
-    return {"commit": commit.stdout.strip(), "python": python}
+    return {"commit": commit.stdout.strip(), "python": python, "cuda": cuda}
 
 
 def _tree(archive: Path) -> Path:
@@ -126,11 +126,11 @@ def _wheels(folder: Path, name: str, python: str, wanted: list[str]) -> Path:
     return _tar(folder / f"{name}.tar", wheels, sorted(wheel.name for wheel in wheels.iterdir()))
 
 
-def _cuda(folder: Path, python: str, runtime: Requirement) -> Path:
+def _cuda(folder: Path, python: str, version: str) -> Path:
     """The wheels that onnxruntime-gpu names for its CUDA."""
     wheels, constraints = folder / "cuda", folder / "constraints.txt"
     constraints.write_text("".join(f"{need.name}{need.specifier}\n" for need in pinned(python)))
-    wanted = f"onnxruntime-gpu[cuda,cudnn]{runtime.specifier}"
+    wanted = f"onnxruntime-gpu[cuda,cudnn]=={version}"
     more = ["--find-links", str(folder / "onnxruntime"), "--find-links", str(folder / "wheels")]
     _download(wheels, python, ["--constraint", str(constraints), *more, wanted])
     return _tar(folder / "cuda.tar", wheels, sorted(wheel.name for wheel in wheels.glob("nvidia_*.whl")))

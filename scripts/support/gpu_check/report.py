@@ -19,12 +19,20 @@ MARK = "<!-- what follows is written by scripts/gpu-check report -->"
 TITLES = {
     "setup": "Setting up",
     "machine": "The machine",
+    "kernel": "The kernel",
     "load": "A model loads",
-    "behaviour": "The tests on the real server",
-    "movement": "How states move",
+    "values": "Values",
+    "leaks": "Memory from step to step",
+    "captures": "CUDA graphs",
     "step": "The step",
     "graphs": "The step with CUDA graphs",
-    "host": "The step on the CPU",
+    "movement": "How states move",
+    "shared_memory": "CUDA shared memory",
+    "loads": "Memory from load to load, and a full GPU",
+    "peer": "Triton's onnxruntime backend",
+    "tensorrt": "TensorRT",
+    "fault": "An illegal access",
+    "behaviour": "The tests on the real server",
 }
 
 _STEP = {
@@ -53,15 +61,15 @@ _COLUMNS = {
     },
     "step": _STEP,
     "graphs": _STEP,
-    "host": {key: _STEP[key] for key in _STEP if "with_copies" not in key},
+    "peer": {key: _STEP[key] for key in ("model", "batch", "whole_us", "infer_us")},
 }
 _SAID = {
     "movement": "Rows of states between slots and batches, against one copy of as many bytes on the device.",
     "step": "One batch, in process, on one CPU. *ORT alone*: ONNX Runtime with CUDA, all tensors made once on the device; "
-    "*and copies*: its inputs brought there and its outputs brought back. *All but Triton*: this backend's step less that "
-    "of a backend that does nothing.",
+    "*and copies*: its inputs brought there from pinned memory and its outputs brought back, with one wait. *All but "
+    "Triton*: this backend's step less that of a backend that does nothing.",
     "graphs": "The same with `enable_cuda_graph`, and ONNX Runtime alone with CUDA graphs, too.",
-    "host": "The same models with instances of `KIND_CPU`; ONNX Runtime alone is on the CPU, too.",
+    "peer": "The same batches with implicit states, whose sequences stay.",
 }
 
 
@@ -104,6 +112,8 @@ def _found(stage: str, records: dict[str, Record]) -> str:
         return ", ".join(gpu["name"] for gpu in rows[0]["gpus"]) or "no GPU"
     if stage == "behaviour" and rows:
         return tests(rows)
+    if verdicts := [row["verdict"] for row in rows if "check" in row]:
+        return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
     # The largest batch of each model, which stays the same.
     same = [row for row in rows if row.get("whole_over_raw") and row.get("composition") == "same"]
     largest = {row["model"]: row for row in sorted(same, key=lambda row: row["batch"])}
@@ -120,10 +130,20 @@ def tests(rows: Rows) -> str:
 def markdown(results: Results) -> str:
     parts = [_head(results), _stages(results)]
     parts += [_problems(results)] if any(record.status != PASSED for record in results.records.values()) else []
-    for stage in ("load", "behaviour", "movement", "step", "graphs", "host"):
-        if records := results.of_stage(stage):
-            parts.append(f"### {TITLES[stage]}\n\n" + _SECTIONS[stage](stage, records))
+    checks = [{"stage": TITLES[stage]} | row for stage in TITLES for row in _checks(results.of_stage(stage))]
+    if checks:
+        columns = {"stage": "stage", "check": "check", "found": "found", "allowed": "allowed", "verdict": "verdict"}
+        parts.append("### Checks\n\n" + _markdown_table(columns, checks))
+    for stage in _COLUMNS:
+        if rows := [row for row in _rows(results.of_stage(stage)) if "check" not in row]:
+            parts.append(f"### {TITLES[stage]}\n\n" + _measured(stage, rows))
+    if records := results.of_stage("behaviour"):
+        parts.append(f"### {TITLES['behaviour']}\n\n" + _behaviour(records))
     return "\n\n".join(parts) + "\n"
+
+
+def _checks(records: dict[str, Record]) -> Rows:
+    return [row for row in _rows(records) if "check" in row]
 
 
 def put(document: Path, results: Results) -> None:
@@ -139,9 +159,11 @@ def _head(results: Results) -> str:
     if not rows:
         return "\n".join([*lines, "The machine was not asked."])
     found = rows[0]
+    if results.about.get("stand_in"):
+        lines += ["**A dry run**: libraries that stand in for CUDA's, no GPU. Times say nothing about a GPU.", ""]
     gpus = [f"{gpu['name']} ({gpu['memory.total']}, driver {gpu['driver_version']})" for gpu in found["gpus"]]
     lines += [
-        f"Measured on {', '.join(gpus) or 'a machine without a GPU'}, CUDA {found['cuda_of_driver'] or 'unknown'} in the driver, "
+        f"Measured on {', '.join(gpus) or 'a machine without a GPU'}, CUDA {found['driver'].get('cuda', 'unknown')} in the driver, "
         f"{found['cpus']} CPUs ({found['cpu']}), {found['memory_bytes'] / 2**30:.0f} GiB, {found['system']}; "
         f"ONNX Runtime {found['onnxruntime']}, Python {found['python']}; {_commits(results)}."
     ]
@@ -183,15 +205,7 @@ def _problems(results: Results) -> str:
     return "\n\n".join(parts)
 
 
-def _load(_: str, records: dict[str, Record]) -> str:
-    columns = {"model": "model", "kind": "instances", "ready_s": "seconds to ready", "worst": "largest difference"}
-    rows = _rows(records)
-    warnings = [f"- {_line(line)}" for row in rows for line in row["warnings"]]
-    parts = ["Answers against ONNX Runtime on the CPU.", _markdown_table(columns, rows)]
-    return "\n\n".join(parts + (["The server's warnings:\n\n" + "\n".join(warnings)] if warnings else []))
-
-
-def _behaviour(_: str, records: dict[str, Record]) -> str:
+def _behaviour(records: dict[str, Record]) -> str:
     rows = _rows(records)
     columns = {"file": "file", "passed": "passed", "failed": "failed", "skipped": "skipped"}
     shown = [
@@ -206,32 +220,11 @@ def _behaviour(_: str, records: dict[str, Record]) -> str:
     return "\n\n".join(parts + (["Failed:\n\n" + "\n".join(failures)] if failures else []))
 
 
-def _measured(stage: str, records: dict[str, Record]) -> str:
-    rows = [_with_bandwidths(row) for row in _rows(records)]
-    columns = _COLUMNS[stage]
-    parts = [_SAID[stage], _markdown_table(columns, [row for row in rows if "replays" not in row])]
-    parts += [f"{row['model']}: {_replays(row)}." for row in rows if "replays" in row]
+def _measured(stage: str, rows: Rows) -> str:
+    parts = [_SAID[stage], _markdown_table(_COLUMNS[stage], [_with_bandwidths(row) for row in rows])]
     errors = {(row["model"], row["batch"]): row["raw_error"] for row in rows if "raw_error" in row}
     parts += [f"ONNX Runtime alone, {model}, batch {batch}: {_line(why)}" for (model, batch), why in errors.items()]
     return "\n\n".join(parts)
-
-
-_SECTIONS = {
-    "load": _load,
-    "behaviour": _behaviour,
-    "movement": _measured,
-    "step": _measured,
-    "graphs": _measured,
-    "host": _measured,
-}
-
-
-def _replays(row: dict) -> str:
-    return (
-        f"{row['replays']} of {row['runs']} runs were replayed graphs"
-        if row["replays"]
-        else "**the log has no replay of a graph**"
-    )
 
 
 def _with_bandwidths(row: dict) -> dict:

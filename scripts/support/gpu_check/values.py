@@ -1,0 +1,118 @@
+"""Answers of one model on a real tritonserver against ONNX Runtime on the CPU, with sequences that join and leave.
+
+With --graphs: CUDA graphs for these numbers of rows, and how many runs were replays, as ONNX Runtime's log says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import sys
+import time
+
+from support.gpu_check.models import CHECKED
+from support.gpu_check.serving import BACKENDS, SIMULATED, Alone, Client, Company, Findings, Served, graphs, serving
+
+ROUNDS = 40
+#: Where not all results are equal: sums are made in another order on a GPU, and a sum that ends beside the middle of two
+#: numbers of fp16 may be rounded to the other one.
+TOLERANCE = {"lstm": 1e-4}
+TOLERANCE_FP16 = {"lstm": 4e-3}
+TOLERANCE_TRT = 1e-3
+_REPLAY = "Replaying the captured"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=CHECKED)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--instances", type=int, default=1)
+    parser.add_argument("--fp16", action="store_true", help="the states are kept as half precision")
+    parser.add_argument("--graphs", type=lambda text: [int(size) for size in text.split(",")], default=[])
+    parser.add_argument("--provider", choices=("cuda", "trt"), default="cuda")
+    options = parser.parse_args()
+    findings = Findings()
+    if options.provider == "trt" and (lacks := _lacks_tensorrt()):
+        findings.left_out("TensorRT", lacks)
+        return findings.code
+    try:
+        check(options, findings)
+    except Exception as error:
+        findings.failed(_title(options), error)
+    return findings.code
+
+
+def check(options: argparse.Namespace, findings: Findings) -> None:
+    title = _title(options)
+    parameters = (
+        (graphs(options.graphs) if options.graphs else {})
+        | ({"store_states_as_fp16": "1"} if options.fp16 else {})
+        | ({"ort_ep": "trt"} if options.provider == "trt" else {})
+    )
+    # Sequences that end need a place beside those that take their seats.
+    candidates = 4 * options.rows + 8
+    served = Served(CHECKED[options.model], options.rows, parameters, options.instances, candidates)
+    began = time.monotonic()
+    with serving(served) as server, Client(server, served.name) as client:
+        ready_s = time.monotonic() - began
+        company = Company(served, client, Alone(served.model, rounds=options.fp16))
+        for number in range(ROUNDS):
+            company.round(_count(options, number, company))
+        company.finish()
+        batch, log = client.largest_batch(), server.log_text()
+    findings.most(f"{title}: largest difference", company.worst, _tolerance(options))
+    findings(f"{title}: sequences that ended", str(company.ended), "some", company.ended > 0)
+    # With two instances, each has some of the sequences.
+    wanted = options.rows if options.instances == 1 else 1
+    findings(f"{title}: rows of the largest batch", str(batch), f"at least {wanted}", batch >= wanted)
+    findings.most(f"{title}: seconds until it was ready", ready_s, 90)
+    if options.graphs and SIMULATED:
+        findings.left_out(f"{title}: replays", "the simulated device has no graphs")
+    elif options.graphs:
+        replays = log.count(_REPLAY)
+        findings(f"{title}: replays", f"{replays} in {ROUNDS} rounds", "at least a third", 3 * replays >= ROUNDS)
+
+
+def _title(options: argparse.Namespace) -> str:
+    more = [f"{options.rows} row{'s' if options.rows > 1 else ''}"]
+    more += [f"{options.instances} instances"] if options.instances > 1 else []
+    more += ["fp16 states"] if options.fp16 else []
+    more += [f"graphs of {', '.join(map(str, options.graphs))}"] if options.graphs else []
+    more += ["TensorRT"] if options.provider == "trt" else []
+    return f"{options.model}, {', '.join(more)}"
+
+
+def _count(options: argparse.Namespace, number: int, company: Company) -> int:
+    """Sequences of a round: all, any number, or one of those that have graphs."""
+    if number % 4 == 0:
+        return options.rows
+    if options.graphs:
+        return options.graphs[number % len(options.graphs)]
+    return int(company.random.integers(1, options.rows + 1))
+
+
+def _tolerance(options: argparse.Namespace) -> float:
+    if options.provider == "trt":
+        return TOLERANCE_TRT
+    return (TOLERANCE_FP16 if options.fp16 else TOLERANCE).get(options.model, 0.0)
+
+
+def _lacks_tensorrt() -> str:
+    """Why TensorRT cannot be asked."""
+    if not (BACKENDS / "stateful" / "libonnxruntime_providers_tensorrt.so").exists():
+        return "ONNX Runtime's provider libonnxruntime_providers_tensorrt.so is not beside the backend"
+    if not any(_loads(f"libnvinfer.so.{major}") for major in (11, 10, 8)):
+        return "libnvinfer is not on this machine"
+    return ""
+
+
+def _loads(name: str) -> bool:
+    try:
+        ctypes.CDLL(name)
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
