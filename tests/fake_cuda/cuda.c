@@ -192,6 +192,7 @@ static int enqueue(void *handle, Work work) {
     return fake_cuda_enqueue(handle, work);
 }
 
+int cuDriverGetVersion(int *version) { *version = 13000; return SUCCESS; }
 int cuDeviceGetCount(int *count) { *count = GPUS; return SUCCESS; }
 int cuDeviceGet(int *device, int number) { *device = number; return SUCCESS; }
 int cuDeviceGetName(char *name, int room, int device) { (void)device; strncpy(name, "fake", room); return SUCCESS; }
