@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
-from support.gpu_check.cuda import Gpu
+from support.gpu_check.cuda import CudaError, Gpu
 from support.gpu_check.models import CHECKED
 from support.gpu_check.serving import (
     MIB,
@@ -24,6 +24,7 @@ from support.gpu_check.serving import (
     Served,
     graphs,
     serving,
+    unload,
 )
 from support.server import ServerError, TritonServer
 
@@ -80,7 +81,7 @@ def beside(findings: Findings) -> None:
                     print(error, file=sys.stderr)
                     problems += 1
             worst = max(worst, company.worst)
-            server.unload(captured.name)
+            unload(server, captured.name)
         done = [count() for count in counts]
         log = server.log_text()
     title = "captures beside other allocations"
@@ -99,7 +100,7 @@ def beside(findings: Findings) -> None:
 def _others(server: TritonServer, other: str) -> list[Callable[[], None]]:
     def load() -> None:
         server.load(other)
-        server.unload(other)
+        unload(server, other)
 
     if SIMULATED:
         return [load]
@@ -129,9 +130,9 @@ def _in_turn(task: Callable[[], None]) -> Iterator[Callable[[], int]]:
             try:
                 task()
                 succeeded[0] += 1
-            except (ServerError, InferenceServerException, RuntimeError) as error:
+            except (ServerError, InferenceServerException, CudaError, OSError) as error:
                 print(f"meanwhile: {error}", file=sys.stderr)
-                stop.wait(0.1)
+            stop.wait(0.05)
 
     thread = threading.Thread(target=run)
     thread.start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import time
 
 import numpy as np
 import tritonclient.grpc as grpc_client
@@ -28,6 +27,7 @@ from support.gpu_check.serving import (
     inputs,
     random_values,
     serving,
+    unload,
 )
 from support.server import TritonServer
 
@@ -142,7 +142,7 @@ def loads(findings: Findings) -> None:
                     company.round(count)
                 company.finish()
             worst = max(worst, company.worst)
-            _unload(server, served.name)
+            unload(server, served.name)
             used.append(device.used() / MIB)
             resident.append(host_memory(server)["resident"] / MIB)
     # The first loads leave what is made once: the context, libraries, kernels, and what the allocator keeps.
@@ -153,15 +153,6 @@ def loads(findings: Findings) -> None:
         findings.most(f"{LOADS} loads: growth of the GPU's memory after {kept}", grown, 16, " MiB")
     grown = resident[-1] - resident[kept - 1]
     findings.most(f"{LOADS} loads: growth of resident memory after {kept}", grown, 16, " MiB")
-
-
-def _unload(server: TritonServer, name: str) -> None:
-    server.unload(name)
-    deadline = time.monotonic() + 30
-    while any(model.get("state") not in (None, "UNAVAILABLE") for model in server.models() if model["name"] == name):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"{name} is not unloaded after 30 s")
-        time.sleep(0.02)
 
 
 # ---- when there is none left

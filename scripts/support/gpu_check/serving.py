@@ -11,6 +11,7 @@ import json
 import queue
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -117,6 +118,16 @@ def serving(*models: Served, env: Mapping[str, str] = {}, loaded: bool = True) -
         except Exception:
             print(server.log_text()[-4000:], file=sys.stderr)
             raise
+
+
+def unload(server: TritonServer, name: str) -> None:
+    """Unloads a model, and waits until it is."""
+    server.unload(name)
+    deadline = time.monotonic() + 30
+    while any(model.get("state") not in (None, "UNAVAILABLE") for model in server.models() if model["name"] == name):
+        if time.monotonic() > deadline:
+            raise ServerError(f"{name} is not unloaded after 30 s")
+        time.sleep(0.02)
 
 
 # ---- sequences

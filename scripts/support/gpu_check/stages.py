@@ -46,8 +46,10 @@ class Setting:
         found = {
             name: where for provider in of_providers.values() for of in provider.values() for name, where in of.items()
         }
-        folders = [str(self.stand_in)] if self.stand_in and driver else []
-        path = ":".join([*folders, *filter(None, [libraries.search_path(found), os.environ.get("LD_LIBRARY_PATH")])])
+        folders = libraries.search_path(found)
+        if self.stand_in:
+            folders = str(self.stand_in) if driver else ""
+        path = ":".join(filter(None, [folders, os.environ.get("LD_LIBRARY_PATH")]))
         device = "simulated" if self.stand_in else "gpu"
         return {
             "PYTHONPATH": str(self.place.tree / "scripts"),

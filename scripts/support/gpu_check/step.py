@@ -64,7 +64,10 @@ def compared(row: dict) -> dict:
 
 
 def served(model: BenchModel, batch: int, effort: bench.Effort, *, graphs: bool) -> list[dict]:
-    """What the driver in process measured. Beside the stand-in for CUDA, which core does not take for a GPU, on the CPU."""
+    """What the driver in process measured; in a dry run, on the CPU and without the stand-in for CUDA, which has less than
+    core asks for."""
+    if SIMULATED:
+        os.environ.pop("LD_LIBRARY_PATH", None)
     captured = {"enable_cuda_graph": "1", "warmup_batch_sizes": str(batch)} if graphs and not SIMULATED else {}
     with tempfile.TemporaryDirectory(prefix="stateful-step-") as folder:
         found = list(bench.step(Path(folder) / "repository", model, batch, effort, kind=KIND, parameters=captured))
