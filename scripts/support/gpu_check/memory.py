@@ -37,9 +37,9 @@ TOKENS = 2000
 LOADS = 20
 #: Requests of a sequence that are on their way at once.
 AHEAD = 50
-#: Bytes that each state of the check of full memory has, and slots of a buffer: 128 MiB, more than is left free.
-SLOTS_ADDED = 256
-LEFT_FREE = 48 * MIB
+#: For the check of full memory: slots of 512 KiB that are added at once, which are more than what is left free.
+SLOTS_ADDED = 1024
+LEFT_FREE = 128 * MIB
 
 
 def main() -> int:
@@ -173,8 +173,9 @@ def full(findings: Findings) -> None:
     with serving(served, env=simulated) as server, Client(server, served.name) as client:
         alone, random = Alone(served.model), np.random.default_rng(3)
         step = lambda number, **flags: Step(number, random_values(served.model, random), **flags)  # noqa: E731
-        right = all(_is_right(client, alone, step(number, start=True)) for number in range(1, 5))
+        # Before the first START, which would add slots.
         hog = None if SIMULATED else Hog()
+        right = all(_is_right(client, alone, step(number, start=True)) for number in range(1, 5))
         refused = _refusal(server, served.name, step(9, start=True))
         findings(
             "full memory: a START that needs more",

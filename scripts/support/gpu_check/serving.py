@@ -245,11 +245,10 @@ class Company:
         self.ended = 0
         self.worst = 0.0
 
-    def round(self, count: int) -> None:
-        """One step of so many sequences, whose answers are compared. None of a full round ends: core would put it into
+    def round(self, count: int, may_end: bool = True) -> None:
+        """One step of so many sequences, whose answers are compared. may_end: core puts requests that end a sequence into
         another batch."""
         seats = self.random.choice(len(self._seats), count, replace=False)
-        may_end = count < len(self._seats) or count == 1
         steps = [self._step(int(seat), may_end and bool(self.random.random() < 0.1)) for seat in seats]
         answers = self.client.run(steps)
         for step in steps:
