@@ -5,6 +5,7 @@ import random
 import tarfile
 
 import pytest
+from rich.console import Console
 
 from support.gpu_check import install, pack
 from support.gpu_check.install import Place
@@ -104,6 +105,12 @@ def test_a_part_is_unpacked_once_and_then_its_pieces_may_be_away(tmp_path, monke
 def test_the_packed_onnxruntime_is_the_pinned_one():
     pinned = next(need for need in pack.pinned("3.12") if need.name == "onnxruntime")
     assert str(pinned.specifier) == f"=={pack.RUNTIMES[13]}"
+
+
+def test_a_python_for_which_there_is_no_onnxruntime_is_refused(tmp_path):
+    with pytest.raises(pack.PackError, match="needs Python 3.11 or newer: --cuda 12"):
+        pack.pack(tmp_path, "3.10", 13, Console())
+    assert not list(tmp_path.iterdir())
 
 
 def test_wheels_for_another_python_are_refused_with_the_way_out():

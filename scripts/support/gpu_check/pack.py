@@ -48,6 +48,10 @@ class PackError(RuntimeError):
 
 def pack(folder: Path, python: str, cuda: int, console: Console) -> Manifest:
     """Writes the pieces and the manifest; what an earlier call left in the folder goes."""
+    if cuda == 13 and python == "3.10":
+        raise PackError(
+            f"onnxruntime-gpu {RUNTIMES[13]}, for CUDA 13, needs Python 3.11 or newer: --cuda 12 has an older one"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder)
     with tempfile.TemporaryDirectory(prefix="new.", dir=folder) as temporary:
