@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.gpu_check.models import CHECKED
-from support.gpu_check.serving import Alone, Company, Findings, Served
+from support.gpu_check.serving import Alone, Findings, Sequences, Served
 
 
 class Answers:
@@ -33,9 +33,9 @@ def answers(served: Served, **faults) -> Any:
     return Answers(served, **faults)
 
 
-def company(name: str, **faults) -> Company:
+def sequences(name: str, **faults) -> Sequences:
     served = Served(CHECKED[name], rows=4)
-    made = Company(served, answers(served, **faults), Alone(served.model))
+    made = Sequences(served, answers(served, **faults), Alone(served.model))
     for count in (4, 2, 3, 4, 1, 4, 4):
         made.round(count)
     made.finish()
@@ -44,19 +44,21 @@ def company(name: str, **faults) -> Company:
 
 @pytest.mark.parametrize("name", ["accumulate", "cache", "concat", "uncapturable"])
 def test_right_answers_do_not_differ(name):
-    found = company(name)
+    found = sequences(name)
     assert found.worst == 0 and found.ended >= 4
 
 
 @pytest.mark.parametrize("name", ["accumulate", "cache", "concat", "growing"])
 @pytest.mark.parametrize("faults", [{"wrong": 0.5}, {"wrong": float("nan")}, {"drops": True}])
 def test_a_wrong_answer_and_a_lost_state_are_found(name, faults):
-    assert company(name, **faults).worst > 0.01
+    assert sequences(name, **faults).worst > 0.01
 
 
 def test_states_that_are_kept_as_fp16_are_rounded():
     served = Served(CHECKED["accumulate"], rows=1)
-    whole, rounded = (Company(served, answers(served), Alone(served.model, rounds=rounds)) for rounds in (False, True))
+    whole, rounded = (
+        Sequences(served, answers(served), Alone(served.model, rounds=rounds)) for rounds in (False, True)
+    )
     for each in (whole, rounded):
         for _ in range(6):
             each.round(1)

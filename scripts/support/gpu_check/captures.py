@@ -19,8 +19,8 @@ from support.gpu_check.serving import (
     SIMULATED,
     Alone,
     Client,
-    Company,
     Findings,
+    Sequences,
     Served,
     graphs,
     serving,
@@ -50,12 +50,12 @@ def main() -> int:
 def failing(findings: Findings) -> None:
     served = Served(CHECKED["uncapturable"], parameters=graphs([1]))
     with serving(served) as server, Client(server, served.name) as client:
-        company = Company(served, client, Alone(served.model))
+        sequences = Sequences(served, client, Alone(served.model))
         for _ in range(30):
-            company.round(1)
-        company.finish()
+            sequences.round(1)
+        sequences.finish()
         log = server.log_text()
-    findings.most("a capture that fails: largest difference", company.worst, 1e-5)
+    findings.most("a capture that fails: largest difference", sequences.worst, 1e-5)
     if SIMULATED:
         findings.left_out("a capture that fails: warnings", "the simulated device has no graphs")
         return
@@ -72,15 +72,15 @@ def beside(findings: Findings) -> None:
         for load in range(LOADS):
             server.load(captured.name)
             with Client(server, captured.name) as client:
-                company = Company(captured, client, Alone(captured.model), seed=load)
+                sequences = Sequences(captured, client, Alone(captured.model), seed=load)
                 try:
                     for number in range(40):
-                        company.round(SIZES[number % len(SIZES)], may_end=False)
-                    company.finish()
+                        sequences.round(SIZES[number % len(SIZES)], may_end=False)
+                    sequences.finish()
                 except InferenceServerException as error:
                     print(error, file=sys.stderr)
                     problems += 1
-            worst = max(worst, company.worst)
+            worst = max(worst, sequences.worst)
             unload(server, captured.name)
         done = [count() for count in counts]
         log = server.log_text()

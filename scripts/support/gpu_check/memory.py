@@ -17,9 +17,9 @@ from support.gpu_check.serving import (
     SIMULATED,
     Alone,
     Client,
-    Company,
     DeviceMemory,
     Findings,
+    Sequences,
     Served,
     Step,
     graphs,
@@ -137,11 +137,11 @@ def loads(findings: Findings) -> None:
         for number in range(LOADS):
             server.load(served.name)
             with Client(server, served.name) as client:
-                company = Company(served, client, Alone(served.model), seed=number)
+                sequences = Sequences(served, client, Alone(served.model), seed=number)
                 for count in (4, 1, 3):
-                    company.round(count)
-                company.finish()
-            worst = max(worst, company.worst)
+                    sequences.round(count)
+                sequences.finish()
+            worst = max(worst, sequences.worst)
             unload(server, served.name)
             used.append(device.used() / MIB)
             resident.append(host_memory(server)["resident"] / MIB)
@@ -174,7 +174,7 @@ def full(findings: Findings) -> None:
         alone, random = Alone(served.model), np.random.default_rng(3)
         step = lambda number, **flags: Step(number, random_values(served.model, random), **flags)  # noqa: E731
         # Before the first START, which would add slots.
-        hog = None if SIMULATED else Hog()
+        other = None if SIMULATED else OtherUser()
         right = all(_is_right(client, alone, step(number, start=True)) for number in range(1, 5))
         refused = _refusal(server, served.name, step(9, start=True))
         findings(
@@ -185,11 +185,11 @@ def full(findings: Findings) -> None:
         )
         right &= all(_is_right(client, alone, step(number)) for number in range(1, 5))
         findings("full memory: the other sequences", "as on the CPU" if right else "differ", "as on the CPU", right)
-        if hog is None:
-            # Nobody gives memory back there, so a place has to become free.
+        if other is None:
+            # The simulated device has no other user, so a place has to become free.
             right = _is_right(client, alone, step(1, end=True))
         else:
-            hog.release()
+            other.release()
         again = right and _is_right(client, alone, step(10, start=True))
         findings("full memory: a START afterwards", "as on the CPU" if again else "differs", "as on the CPU", again)
         # The refused one, too: core counts it as live.
@@ -213,8 +213,8 @@ def _refusal(server: TritonServer, model: str, step: Step) -> str:
     return ""
 
 
-class Hog:
-    """Takes the GPU's memory until little is free."""
+class OtherUser:
+    """Takes the memory of the GPU, as another process would, until little is free."""
 
     def __init__(self) -> None:
         self._gpu, self._taken = Gpu(), []

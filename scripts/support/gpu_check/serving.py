@@ -234,7 +234,7 @@ def _one_row(dims: tuple[int, ...]) -> list[int]:
     return [{BATCH: 1, STEPS: 0}.get(dim, dim) for dim in dims]
 
 
-class Company:
+class Sequences:
     """Sequences in `seats`, of which some run in each round; some end, and others take their seats."""
 
     def __init__(self, served: Served, client: Client, alone: Alone, seed: int = 1) -> None:

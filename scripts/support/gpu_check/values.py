@@ -11,7 +11,7 @@ import sys
 import time
 
 from support.gpu_check.models import CHECKED
-from support.gpu_check.serving import BACKENDS, SIMULATED, Alone, Client, Company, Findings, Served, graphs, serving
+from support.gpu_check.serving import BACKENDS, SIMULATED, Alone, Client, Findings, Sequences, Served, graphs, serving
 
 ROUNDS = 40
 #: Where not all results are equal: sums are made in another order on a GPU, and a sum that ends beside the middle of two
@@ -57,13 +57,13 @@ def check(options: argparse.Namespace, findings: Findings) -> None:
     began = time.monotonic()
     with serving(served) as server, Client(server, served.name) as client:
         ready_s = time.monotonic() - began
-        company = Company(served, client, Alone(served.model, rounds=options.fp16))
+        sequences = Sequences(served, client, Alone(served.model, rounds=options.fp16))
         for number in range(rounds):
-            company.round(*_round(options, number, company))
-        company.finish()
+            sequences.round(*_round(options, number, sequences))
+        sequences.finish()
         batch, log = client.largest_batch(), server.log_text()
-    findings.most(f"{title}: largest difference", company.worst, _tolerance(options))
-    findings(f"{title}: sequences that ended", str(company.ended), "some", company.ended > 0)
+    findings.most(f"{title}: largest difference", sequences.worst, _tolerance(options))
+    findings(f"{title}: sequences that ended", str(sequences.ended), "some", sequences.ended > 0)
     # With two instances, each has some of the sequences.
     wanted = options.rows if options.instances == 1 else 1
     findings(f"{title}: rows of the largest batch", str(batch), f"at least {wanted}", batch >= wanted)
@@ -84,13 +84,13 @@ def _title(options: argparse.Namespace) -> str:
     return f"{options.model}, {', '.join(more)}"
 
 
-def _round(options: argparse.Namespace, number: int, company: Company) -> tuple[int, bool]:
+def _round(options: argparse.Namespace, number: int, sequences: Sequences) -> tuple[int, bool]:
     """Sequences of a round, and whether some may end: all, any number, or one of those that have graphs."""
     if options.graphs:
         return options.graphs[number % len(options.graphs)], number % 8 == 7
     if number % 4 == 0:
         return options.rows, options.rows == 1
-    return int(company.random.integers(1, options.rows + 1)), True
+    return int(sequences.random.integers(1, options.rows + 1)), True
 
 
 def _tolerance(options: argparse.Namespace) -> float:
