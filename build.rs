@@ -11,8 +11,4 @@ fn main() {
         }
         println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libtriton_stateful.so");
     }
-    // The kernel's source as C, for the device that tests simulate. Unit tests have one without asking, so it is always
-    // built; a release does not refer to it, and the linker leaves it out.
-    println!("cargo:rerun-if-changed=src/memory/device");
-    cc::Build::new().file("src/memory/device/emulate.c").opt_level(2).compile("triton_stateful_emulated");
 }

@@ -25,8 +25,8 @@
 //! | [`completion`] | fills in what the configuration doesn't say, from the model's signature | session, config |
 //! | [`session`] | ONNX Runtime: library, sessions, signatures, and the step; the only module that names `ort` | config, memory |
 //! | [`triton`] | safe types for Triton's objects; with the exports, the only module that names `triton_sys` | memory |
-//! | [`config`] | the model configuration, read once and then used in its resolved form | memory |
-//! | [`memory`] | buffers, slabs and copies of rows, on the host and on GPUs; its `device` is the only module that names `cudarc` | |
+//! | [`config`] | the model configuration, read once and then used in its resolved form | |
+//! | [`memory`] | slabs of state slots and buffers of growing states, on the host or on a GPU | |
 //! | [`mod@panic`] | the guard against panics | |
 
 mod backend;
@@ -41,7 +41,7 @@ pub mod exports;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod instance;
-pub mod memory;
+mod memory;
 mod model;
 mod panic;
 mod proof;
@@ -53,16 +53,13 @@ mod store;
 mod triton;
 mod workers;
 
-pub use rows::tensor;
-
 /// The version in the log and in `stateful-inspect --version`. `scripts/release` adds the commit.
 pub const VERSION: &str = match option_env!("STATEFUL_VERSION") {
     Some(version) => version,
     None => env!("CARGO_PKG_VERSION"),
 };
 
-/// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The other tools and the tests use
-/// [`exports`], [`memory`] and [`tensor`].
+/// What `stateful-inspect` uses, so that it shows what the backend makes of a model. The tests use [`exports`].
 pub mod inspect {
     pub use crate::completion::Settings;
     pub use crate::config::{PairsFrom, PartialConfig};

@@ -14,8 +14,8 @@ use std::sync::Once;
 use fake_triton::delay::{self, last};
 use fake_triton::running_sum::{self, Row, request};
 use fake_triton::{END, Failure, Loaded, LoadedInstance, LoadedModel, Request, START, Triton, onnx, with_parameters};
+use gpu_rows::{Counts, Device, DeviceBuffer};
 use serde_json::{Value, json};
-use triton_stateful::memory::device::{Counts, Device, DeviceBuffer};
 use triton_sys::{TRITONSERVER_ERROR_INVALID_ARG, TRITONSERVER_ERROR_UNAVAILABLE};
 
 /// Bytes that each simulated device has.

@@ -11,7 +11,7 @@ from pathlib import Path
 from support.nvrtc import Nvrtc
 from support.paths import ROOT
 
-SOURCE = ROOT / "src" / "memory" / "device" / "rows.cu"
+SOURCE = ROOT / "crates" / "gpu-rows" / "src" / "rows.cu"
 COMPILED = SOURCE.with_suffix(".ptx")
 
 #: The oldest architecture that the PTX is for; drivers finish it for later ones.

@@ -1,5 +1,6 @@
 //! Rows of the outputs into responses.
 
+use gpu_rows::Foreign;
 use rows::tensor::{DataType, WindowLayout};
 use rows::{copies, reserve, strings};
 use smallvec::SmallVec;
@@ -8,7 +9,6 @@ use super::{Row, fault};
 use crate::binding::{Binding, BoundOutput, ShapeForm, TrimBy};
 use crate::config::is_state_tensor;
 use crate::error::RequestError;
-use crate::memory::device::{self, Foreign};
 use crate::panic;
 use crate::session::{OutputCopy, Step};
 use crate::store::{OutputRows, StateStore};
@@ -227,7 +227,7 @@ impl<'r> OnGpus<'r> {
 
     /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
     fn write(self) -> Vec<(usize, RequestError)> {
-        let failed = device::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
+        let failed = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
         let error = |write: Write| {
             let gpu = write.to.gpu();
             let source = failed.get(&gpu)?.clone();

@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use gpu_rows::devices_for_cpu_instances;
 use sequences::pool::SlotLimits;
 
 use super::error::{ConfigError, field};
 use super::raw;
-use crate::memory::device::devices_for_cpu_instances;
 
 /// The kind of an instance group: the host, or one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,5 +1,6 @@
 //! Errors of loading: the backend, a model, an instance.
 
+use gpu_rows::DeviceError;
 use rows::tensor::PaddingSide;
 
 use super::{RequestError, memory_code, session_code};
@@ -8,7 +9,6 @@ use crate::completion::CompletionError;
 use crate::config::ConfigError;
 use crate::conversion::ConversionError;
 use crate::memory::MemoryError;
-use crate::memory::device::DeviceError;
 use crate::panic::Panic;
 use crate::session::{LibraryError, OpenError, SessionError};
 use crate::triton::{self, Code};

@@ -13,10 +13,10 @@ pub use load::LoadError;
 pub use request::{Reason, RequestError, SnapshotError};
 
 use crate::memory::MemoryError;
-use crate::memory::device::DeviceError;
 use crate::panic::Panic;
 use crate::session::SessionError;
 use crate::triton::{self, Code};
+use gpu_rows::DeviceError;
 
 const fn memory_code(error: &MemoryError) -> Code {
     match error {

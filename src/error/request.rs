@@ -2,13 +2,13 @@
 
 use std::num::NonZeroUsize;
 
+use gpu_rows::DeviceError;
 use rows::NoMemory;
 use rows::tensor::{DataType, Dims};
 use sequences::SequenceId;
 use sequences::scheduler::{IdleRule, Refused};
 
 use super::{device_code, memory_code, session_code};
-use crate::memory::device::DeviceError;
 use crate::memory::{MemoryError, NoRoom};
 use crate::panic::Panic;
 use crate::session::SessionError;

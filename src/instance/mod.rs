@@ -6,6 +6,7 @@ mod state_api;
 
 use std::sync::Arc;
 
+use gpu_rows::Queue;
 use sequences::scheduler::Over;
 use sequences::{Admission, Finished, Refusal, SequenceId};
 
@@ -21,7 +22,6 @@ use crate::batch::{Row, fault};
 use crate::config::{InstanceKind, Strategy};
 use crate::error::{LoadError, RequestError};
 use crate::memory::MemoryError;
-use crate::memory::device::Queue;
 use crate::model::{Answered, InitialStep, Lease, LiveSequences, Model, Opened, Ran};
 use crate::panic::{self, Panic};
 use crate::report::Report;

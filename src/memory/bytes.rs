@@ -2,48 +2,10 @@
 
 use std::sync::Arc;
 
+use gpu_rows::{Device, DeviceBuffer, Span};
 use rows::Buffer;
 
 use super::MemoryError;
-use super::device::{Device, DeviceBuffer, DeviceMemory};
-
-/// Bytes in a device's memory, borrowed like a slice. Only enqueued work can read or write them.
-#[derive(Clone, Copy)]
-pub struct Span<'a> {
-    address: u64,
-    bytes: usize,
-    memory: Option<&'a Arc<DeviceMemory>>,
-}
-
-impl<'a> Span<'a> {
-    /// An empty span.
-    pub const fn none() -> Self {
-        Self { address: 0, bytes: 0, memory: None }
-    }
-
-    /// The allocation that the bytes are in, for a queue to keep alive; `None` for an empty span.
-    pub const fn memory(self) -> Option<&'a Arc<DeviceMemory>> {
-        self.memory
-    }
-
-    /// Address of the first byte on the device.
-    pub const fn address(self) -> u64 {
-        self.address
-    }
-
-    /// Number of bytes.
-    pub const fn byte_len(self) -> usize {
-        self.bytes
-    }
-}
-
-impl DeviceBuffer {
-    /// The `bytes` bytes from `offset` on. Panics if the buffer ends before them.
-    pub fn span(&self, offset: usize, bytes: usize) -> Span<'_> {
-        assert!(offset + bytes <= self.byte_len(), "a span beyond the end of its buffer");
-        Span { address: self.address() + offset as u64, bytes, memory: Some(self.memory()) }
-    }
-}
 
 /// Bytes to read.
 #[derive(Clone, Copy)]

@@ -1,22 +1,20 @@
-//! Memory that holds tensors: batch buffers, slabs of state slots, and the copies of rows between them.
+//! Memory of states and tensors, on the host ([`rows`]) or on a GPU ([`gpu_rows`]).
 //!
 //! Rules:
-//! - A [`Buffer`] has one owner.
 //! - Only a [`SlotMemory`] gives access to a slot's bytes, and each slot has at most one.
-//! - Host memory is read and written as slices. Memory of a device ([`device`]) is read and written only by work that
-//!   is enqueued on a stream. [`Bytes`] may be either.
-//! - Memory that Triton lends ([`client`]) is only copied from and to.
+//! - Host memory is read and written as slices. Memory of a device is read and written only by work that is enqueued on a
+//!   stream. [`Bytes`] may be either.
 //!
 //! Not for: deciding which bytes are copied where.
 
 mod bytes;
-pub mod device;
 mod slab;
 mod varying;
 
 use rows::NoMemory;
 
-pub use bytes::{Bytes, BytesMut, Span, TensorMemory};
+pub use bytes::{Bytes, BytesMut, TensorMemory};
+
 pub use slab::{Slab, SlotMemory, SlotSpec};
 pub use varying::{Budget, Charge, NoRoom, PAGES_FROM, Shared, Varying};
 
@@ -28,5 +26,5 @@ pub enum MemoryError {
     Host(#[from] NoMemory),
     /// The device has too little memory, or it failed.
     #[error(transparent)]
-    Device(#[from] device::DeviceError),
+    Device(#[from] gpu_rows::DeviceError),
 }

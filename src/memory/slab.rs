@@ -4,10 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use gpu_rows::{Device, DeviceBuffer, Span};
 use rows::{Buffer, NoMemory};
 
-use super::device::{Device, DeviceBuffer};
-use super::{Bytes, BytesMut, MemoryError, Span};
+use super::{Bytes, BytesMut, MemoryError};
 
 /// How large a slot is, and where its bytes are.
 #[derive(Clone)]
@@ -166,6 +166,7 @@ mod tests {
 
     #[test]
     fn the_first_bytes_of_a_slot_may_lie_on_a_device() {
+        gpu_rows::simulate();
         let device = Device::open(0).unwrap();
         let slab = Arc::new(Slab::new(2, &SlotSpec { slot_bytes: 320, device: Some((device, 256)) }).unwrap());
         let (first, mut second) = (slab.take(0).unwrap(), slab.take(1).unwrap());

@@ -7,9 +7,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use gpu_rows::{Device, DeviceBuffer, DeviceError};
 use rows::{Buffer, NoMemory};
 
-use super::device::{Device, DeviceBuffer, DeviceError};
 use super::{Bytes, BytesMut, MemoryError};
 
 /// From here on a state has pages of its own: it grows without being copied and goes back to the system at once.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use gpu_rows::{Device, DeviceError, QueueReport};
 use parking_lot::{Condvar, Mutex};
 use rows::tensor::Gap;
 use sequences::pool::{SlotId, SlotLimits};
@@ -15,7 +16,6 @@ use sequences::{Admission, Admitted, Finished, Key, Outcome, Policy, Refusal, Se
 
 use super::metrics::{Ran, SequenceMetrics, Snapshot};
 use crate::error::Reason;
-use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, Charge, MemoryError, NoRoom, Slab, SlotMemory, SlotSpec};
 use crate::panic;
 use crate::session::MadeTensor;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use gpu_rows::{Device, DeviceError, QueueReport};
 use parking_lot::Mutex;
 use sequences::Policy;
 
@@ -15,7 +16,6 @@ use super::sessions::Sessions;
 use crate::binding::Binding;
 use crate::config::{Config, InstanceKind, PartialConfig, Placement, Strategy};
 use crate::error::LoadError;
-use crate::memory::device::{Device, DeviceError, QueueReport};
 use crate::memory::{Budget, SlotSpec};
 use crate::panic;
 use crate::session::Session;

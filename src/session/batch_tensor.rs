@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
+use gpu_rows::{Change, Device, Pieces, Pinned, Queue, RowIn, Span};
 use rows::tensor::{Chunk, DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
 use rows::{Buffer, NoMemory, copies};
 
 use super::copier::Copier;
 use super::spec::RowContent;
 use super::value::{MemoryKind, Value};
-use crate::memory::device::{Change, Device, Pieces, Pinned, Queue, RowIn};
-use crate::memory::{Bytes, BytesMut, MemoryError, Span, TensorMemory};
+use crate::memory::{Bytes, BytesMut, MemoryError, TensorMemory};
 
 /// A tensor over a buffer that is kept between runs. ONNX Runtime gets one for each number of rows that was asked for.
 pub struct BatchTensor {
@@ -449,7 +449,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::device::OwnedStream;
+    use gpu_rows::OwnedStream;
     use rows::tensor::{Gap, WindowLayout};
 
     /// Numbers that fp16 can represent, as they are stored.
@@ -474,6 +474,7 @@ mod tests {
             prop_assume!(batch_axis != axis);
             dims[batch_axis] = rows as i64;
             let storage = if is_narrow { StorageType::Fp16 } else { StorageType::Exact };
+            gpu_rows::simulate();
             let device = on_device.then(|| Device::open(0).unwrap());
             let copier = device.as_ref().map_or(Copier::on_host(), |device| {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use gpu_rows::{Change, Device, Queue};
 use parking_lot::{Mutex, MutexGuard};
 use rows::tensor::{RowLayout, StorageType};
 
 use super::batch_tensor::row_alone;
-use crate::memory::device::{Change, Device, Queue};
 use crate::memory::{Bytes, BytesMut, MemoryError};
 
 /// What copies rows for an instance, its step and its states.
@@ -100,7 +100,7 @@ mod tests {
     use super::super::spec::RowContent;
     use super::*;
     use crate::memory::TensorMemory;
-    use crate::memory::device::OwnedStream;
+    use gpu_rows::OwnedStream;
     use rows::tensor::{DataType, RowAt};
 
     const ROWS: usize = 3;
@@ -180,6 +180,7 @@ mod tests {
 
     impl Copied {
         fn new(on_device: bool) -> Self {
+            gpu_rows::simulate();
             let device = on_device.then(|| Device::open(0).unwrap());
             let copier = device.as_ref().map_or(Copier::on_host(), |device| {
                 Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())

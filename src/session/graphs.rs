@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 
 use super::open::{RunOptions, Session, SessionError};
-use crate::memory::device::{for_capture, for_run};
+use gpu_rows::{for_capture, for_run};
 
 /// What a graph is bound to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

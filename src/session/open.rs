@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use gpu_rows::{DeviceError, OwnedStream, for_session};
 use ort::AsPointer;
 use ort::session::SharedSessionInner;
 use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
@@ -21,7 +22,6 @@ use super::source::ModelSource;
 use super::value;
 use crate::config::{GraphOptimization, Providers, SessionOptions};
 use crate::memory::MemoryError;
-use crate::memory::device::{DeviceError, OwnedStream, for_session};
 
 /// Why a model cannot be opened, in ONNX Runtime's own words.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@ use std::ffi::CString;
 use std::ptr;
 use std::sync::Arc;
 
+use gpu_rows::{DeviceMemory, Pinned, Queue};
 use rows::strings::Strings;
 use rows::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType, element_count};
 
@@ -13,7 +14,6 @@ use super::batch_tensor::{
 use super::copier::Copier;
 use super::open::{Session, SessionError};
 use super::value::Value;
-use crate::memory::device::{DeviceMemory, Pinned, Queue};
 use crate::memory::{BytesMut, MemoryError, TensorMemory};
 
 /// An output.

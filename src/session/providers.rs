@@ -9,7 +9,7 @@ use ort::sys::{OrtCUDAProviderOptionsV2, OrtSessionOptions, OrtStatusPtr, OrtTen
 
 use super::value::check;
 use crate::config::{Options, Providers};
-use crate::memory::device::OwnedStream;
+use gpu_rows::OwnedStream;
 
 /// CUDA's options for small steps, where the configuration has none. Convolutions are chosen by rule, because a search
 /// at each new batch size would delay requests. Memory is taken as it is needed. Fp32 is not rounded to TF32.

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
+use gpu_rows::Device;
 use ort::sys::{ONNXTensorElementDataType as Element, OrtMemoryInfo, OrtStatusPtr, OrtValue};
 use parking_lot::Mutex;
 use rows::strings::Strings;
@@ -12,7 +13,6 @@ use rows::tensor::{DataType, STRING_BYTES, element_count};
 use rows::{NoMemory, zeros};
 
 use super::open::SessionError;
-use crate::memory::device::Device;
 
 /// Turns a status into its message.
 ///

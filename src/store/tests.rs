@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use gpu_rows::{Device, OwnedStream, Queue};
 use proptest::prelude::*;
 use rows::strings::Strings;
 use rows::tensor::StorageType::Exact;
@@ -14,7 +15,6 @@ use super::binding_of_tests::{binding, binding_of};
 use super::operations::SequenceState;
 use super::*;
 use crate::binding::InitialContent;
-use crate::memory::device::{Device, OwnedStream, Queue};
 use crate::memory::{Bytes, SlotSpec};
 use crate::session::RowContent;
 
@@ -39,6 +39,7 @@ impl World {
     }
 
     fn with_budget(binding: Arc<Binding>, sequences: usize, on_device: bool, budget: usize) -> Self {
+        gpu_rows::simulate();
         let device = on_device.then(|| Device::open(0).unwrap());
         let copier = device.as_ref().map_or(Copier::on_host(), |device| {
             Copier::on_device(Queue::new(OwnedStream::open(device).unwrap(), Arc::default()).unwrap())

@@ -6,6 +6,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu_rows::{DeviceError, Foreign};
 use rows::client::ClientBytes;
 use rows::strings::{self, Strings};
 use rows::tensor::DataType;
@@ -19,7 +20,6 @@ use super::response::{Answer, Response};
 use super::rows::{Part, Whole};
 use super::types;
 use crate::memory::Charge;
-use crate::memory::device::{self, DeviceError, Foreign};
 
 /// A request that this backend must answer and release.
 ///
@@ -529,7 +529,7 @@ fn copy_each<'p>(lists: impl Iterator<Item = &'p [Piece]> + Clone) -> Vec<Result
     if on_gpus.is_empty() {
         return copied;
     }
-    let failed = device::fetch(on_gpus);
+    let failed = gpu_rows::fetch(on_gpus);
     for (list, copied) in lists.zip(&mut copied) {
         let error = list.iter().filter_map(Piece::on_gpu).find_map(|of| Some((of.gpu(), failed.get(&of.gpu())?)));
         if let Some((gpu, source)) = error.filter(|_| copied.is_ok()) {

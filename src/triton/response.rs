@@ -5,6 +5,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use gpu_rows::Foreign;
 use parking_lot::Mutex;
 use rows::client::ClientBytesMut;
 use rows::reserve;
@@ -15,7 +16,6 @@ use triton_sys::{TRITONBACKEND_Response, call};
 use super::error::{Code, Error, check};
 use super::rows::{RowOutput, Whole};
 use super::types;
-use crate::memory::device::Foreign;
 
 /// Where Triton wants an output.
 pub enum OutputMemory<'a> {

@@ -12,7 +12,6 @@ use smallvec::SmallVec;
 use super::error::{Code, Error};
 use super::request::{Elements, NotCopied, Piece, RawDims, RawInput, RawRequest, copy_buffers, copy_part};
 use super::response::OutputMemory;
-use crate::memory::device;
 
 /// A row of a request.
 pub(super) struct Part {
@@ -127,7 +126,7 @@ impl Whole {
                     }
                     OutputMemory::Gpu(memory) => {
                         let all: Vec<u8> = outputs.flat_map(|of| of.bytes.iter().copied()).collect();
-                        if let Some(error) = device::write(vec![(memory, all.as_slice())]).pop_first() {
+                        if let Some(error) = gpu_rows::write(vec![(memory, all.as_slice())]).pop_first() {
                             return Err(Error::new(Code::Unavailable, error.1.to_string()));
                         }
                     }

@@ -117,7 +117,7 @@ fn assert_error(request: &Request, code: triton_sys::TRITONSERVER_Error_Code, pa
 #[test]
 #[ignore = "it reads a byte behind a buffer, which only a sanitizer notices"]
 fn a_byte_behind_a_buffer_is_read() {
-    let buffer = triton_stateful::memory::Buffer::new(100).unwrap();
+    let buffer = rows::Buffer::new(100).unwrap();
     // SAFETY: none: this reads one byte past the end on purpose. Run it only under a sanitizer.
     assert!(std::hint::black_box(unsafe { buffer.as_ptr().add(100).read_volatile() }) < 255);
 }

@@ -169,7 +169,7 @@ fn one_id_several_times_in_a_payload_is_answered_each_time() {
 #[test]
 fn a_gpu_that_is_not_there_is_a_plain_error_or_the_cpu_where_that_is_allowed() {
     let Some(triton) = Triton::start() else { return };
-    if triton_stateful::memory::device::Device::open(0).is_ok() {
+    if gpu_rows::Device::open(0).is_ok() {
         eprintln!("skipped: this machine has a GPU");
         return;
     }

@@ -17,6 +17,7 @@ use std::ffi::CString;
 use std::sync::Arc;
 use std::time::Duration;
 
+use gpu_rows::{Device, Foreign, Queue};
 use parking_lot::MutexGuard;
 use rows::strings::Strings;
 use rows::tensor::{DataType, GappedRow, RowAt, RowLayout, StorageType};
@@ -29,7 +30,6 @@ use super::open::{OpenError, RunOptions, Session, SessionError, TimeLimit};
 use super::output::{MadeTensor, Output};
 use super::spec::{OutputView, StepSpec};
 use super::value::{MemoryKind, Value};
-use crate::memory::device::{Device, Foreign, Queue};
 use crate::memory::{BytesMut, MemoryError, PAGES_FROM, TensorMemory};
 use run::Arguments;
 pub use run::{Given, Overlay, Run};

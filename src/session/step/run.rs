@@ -2,12 +2,12 @@
 
 use std::ffi::{CString, c_char};
 
+use gpu_rows::{Change, Foreign, RowIn, for_run};
 use rows::tensor::{RowAt, RowLayout, element_count};
 use smallvec::SmallVec;
 
 use super::{Input, Step, StringTensor};
 use crate::memory::Bytes;
-use crate::memory::device::{Change, Foreign, RowIn, for_run};
 use crate::session::batch_tensor::BatchTensor;
 use crate::session::bound_run::Fetch;
 use crate::session::graphs::GraphKey;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use fastrand::Rng;
-use triton_stateful::memory::device::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
-use triton_stateful::memory::rows;
-use triton_stateful::tensor::{RowAt, RowLayout};
+use gpu_rows::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
+use rows::copies;
+use rows::tensor::{RowAt, RowLayout};
 
 use crate::{Finding, Verdict, print};
 
@@ -132,12 +132,12 @@ impl Case {
             }
         }
         match self.way {
-            Way::Put | Way::Upload => rows::put(self.layout, &row, &mut batch, self.at),
-            Way::Take => rows::take(self.layout, &batch, self.at, &mut row),
-            Way::Zero => rows::zero(self.layout, &mut batch, self.at),
-            Way::PutWidened => rows::put_widened(self.layout, &row, &mut batch, self.at),
-            Way::TakeNarrowed => rows::take_narrowed(self.layout, &batch, self.at, &mut row),
-            Way::Round => _ = rows::round_to_fp16(self.layout, &mut batch, self.at),
+            Way::Put | Way::Upload => copies::put(self.layout, &row, &mut batch, self.at),
+            Way::Take => copies::take(self.layout, &batch, self.at, &mut row),
+            Way::Zero => copies::zero(self.layout, &mut batch, self.at),
+            Way::PutWidened => copies::put_widened(self.layout, &row, &mut batch, self.at),
+            Way::TakeNarrowed => copies::take_narrowed(self.layout, &batch, self.at, &mut row),
+            Way::Round => _ = copies::round_to_fp16(self.layout, &mut batch, self.at),
         }
         let wanted = [surrounded(&batch, self.offsets.0), surrounded(&row, self.offsets.1)];
         for (name, buffer, wanted) in [("the batch", &buffers.0, &wanted[0]), ("the row", &buffers.1, &wanted[1])] {
@@ -225,7 +225,7 @@ fn many_rows(device: &Arc<Device>, rows: usize) -> Result<Finding, DeviceError> 
     let mut wanted = vec![0; bytes];
     for (position, &number) in order.iter().enumerate() {
         let row = &slots[number * layout.row_bytes()..][..layout.row_bytes()];
-        rows::put(layout, row, &mut wanted, RowAt { position, rows });
+        copies::put(layout, row, &mut wanted, RowAt { position, rows });
     }
     let came = [downloaded(&mut queue, batch.address(), bytes)?, downloaded(&mut queue, back.address(), bytes)?];
     let differs = |name, came: &[u8], wanted: &[u8]| {

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use triton_stateful::memory::device::{Change, Device, DeviceError, OwnedStream, Queue, RowIn};
-use triton_stateful::tensor::RowLayout;
+use gpu_rows::{Change, Device, DeviceError, OwnedStream, Queue, RowIn};
+use rows::tensor::RowLayout;
 
 use crate::{Finding, Verdict, print};
 

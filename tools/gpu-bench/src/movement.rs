@@ -4,9 +4,9 @@
 use std::time::Instant;
 
 use clap::Args;
+use gpu_rows::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
+use rows::tensor::RowLayout;
 use serde::Serialize;
-use triton_stateful::memory::device::{Change, Device, DeviceBuffer, DeviceError, OwnedStream, Queue, RowIn};
-use triton_stateful::tensor::RowLayout;
 
 use crate::print_line;
 

@@ -23,6 +23,8 @@ mod simulated;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::ptr::NonNull;
+#[cfg(any(test, feature = "simulated-device"))]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -73,6 +75,17 @@ pub fn for_capture() -> Option<(RwLockWriteGuard<'static, ()>, RwLockWriteGuard<
     Some((sessions, CAPTURE.write()))
 }
 
+/// Whether devices are simulated; see [`simulate`].
+#[cfg(any(test, feature = "simulated-device"))]
+static SIMULATE: AtomicBool = AtomicBool::new(false);
+
+/// Makes all devices that this process opens from now on simulated ones, of 64 MiB each. For unit tests; servers do so with
+/// `TRITON_STATEFUL_SIMULATED_DEVICES`.
+#[cfg(any(test, feature = "simulated-device"))]
+pub fn simulate() {
+    SIMULATE.store(true, Ordering::Relaxed);
+}
+
 /// Devices in use, one for each GPU.
 static DEVICES: Mutex<BTreeMap<i32, Weak<Device>>> = Mutex::new(BTreeMap::new());
 
@@ -84,7 +97,11 @@ impl Device {
             return Ok(device);
         }
         let _no_capture = while_nothing_is_captured();
-        let driver: Box<dyn Driver> = match cfg!(test) || devices_for_cpu_instances() > 0 {
+        #[cfg(any(test, feature = "simulated-device"))]
+        let is_simulated = cfg!(test) || SIMULATE.load(Ordering::Relaxed) || devices_for_cpu_instances() > 0;
+        #[cfg(not(any(test, feature = "simulated-device")))]
+        let is_simulated = false;
+        let driver: Box<dyn Driver> = match is_simulated {
             #[cfg(any(test, feature = "simulated-device"))]
             true => Box::new(simulated::Simulated::new(number)),
             _ => Box::new(cuda::Cuda::open(number)?),
@@ -242,9 +259,45 @@ impl DeviceBuffer {
         self.bytes
     }
 
+    /// The `bytes` bytes from `offset` on. Panics if the buffer ends before them.
+    pub fn span(&self, offset: usize, bytes: usize) -> Span<'_> {
+        assert!(offset + bytes <= self.byte_len(), "a span beyond the end of its buffer");
+        Span { address: self.address() + offset as u64, bytes, memory: Some(self.memory()) }
+    }
+
     /// The device that the memory is on.
     pub fn device(&self) -> &Arc<Device> {
         &self.memory.device
+    }
+}
+
+/// Bytes in a device's memory, borrowed like a slice. Only enqueued work can read or write them.
+#[derive(Clone, Copy)]
+pub struct Span<'a> {
+    address: u64,
+    bytes: usize,
+    memory: Option<&'a Arc<DeviceMemory>>,
+}
+
+impl<'a> Span<'a> {
+    /// An empty span.
+    pub const fn none() -> Self {
+        Self { address: 0, bytes: 0, memory: None }
+    }
+
+    /// The allocation that the bytes are in, for a queue to keep alive; `None` for an empty span.
+    pub const fn memory(self) -> Option<&'a Arc<DeviceMemory>> {
+        self.memory
+    }
+
+    /// Address of the first byte on the device.
+    pub const fn address(self) -> u64 {
+        self.address
+    }
+
+    /// Number of bytes.
+    pub const fn byte_len(self) -> usize {
+        self.bytes
     }
 }
 
