@@ -142,7 +142,7 @@ impl Expected {
     /// Copies the inputs of rows that the instance cannot reach, or that a whole batch shares, from GPUs to the host. Waits
     /// once for each GPU.
     pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Row>) {
-        let runs = |row: &Row| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.runs);
+        let runs = |row: &Row| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.progress.runs);
         let is_far = |row: &Row, (index, expected): (usize, &ExpectedInput)| {
             row.request.input(index).is_some_and(|input| expected.is_to_be_fetched(input, self.gpu))
         };
@@ -178,7 +178,7 @@ impl Expected {
         }
         request.bind_inputs(&self.names)?;
         self.state.tensors(request, asked, &self.binding, &self.names, start)?;
-        if asked.as_ref().is_some_and(|asked| !asked.runs) {
+        if asked.as_ref().is_some_and(|asked| !asked.progress.runs) {
             return Ok(());
         }
         self.inputs.iter().enumerate().try_for_each(|(index, expected)| expected.check(request, index))

@@ -14,14 +14,44 @@ use crate::error::RequestError;
 use crate::snapshot::{self, Snapshot};
 use crate::triton::{HeldElements, HeldInput, ParameterValue, Request, Response, echo};
 
+/// Reads the value of a parameter, whose name is given too, into what a request asks for.
+type Read = fn(&mut StateRequest, &StateApi, &str, ParameterValue) -> Result<(), RequestError>;
+
 /// The request parameters of the State API.
-const PARAMETERS: [&str; 9] =
-    ["clone_of", "commit", "delete", "get_state", "query_state", "reset_state", "resume", "sequence_step", "snapshot"];
+const PARAMETERS: [(&str, Read); 9] = [
+    ("clone_of", |asked, _, name, value| {
+        asked.clone_of = Some(sequence(name, value)?);
+        Ok(())
+    }),
+    ("commit", |asked, _, name, value| flag(name, value).map(|commits| asked.discards = !commits)),
+    ("delete", |asked, _, name, value| flag(name, value).map(|deletes| asked.delete = deletes)),
+    ("get_state", |asked, api, name, value| states(api, name, value).map(|states| asked.get = states)),
+    ("query_state", |asked, _, name, value| flag(name, value).map(|queries| asked.query = queries)),
+    ("reset_state", |asked, api, name, value| {
+        asked.reset = states(api, name, value)?;
+        asked.resets_all = matches!(flag(name, value), Ok(true));
+        Ok(())
+    }),
+    ("resume", |asked, _, name, value| flag(name, value).map(|resumes| asked.resume = resumes)),
+    ("sequence_step", |asked, _, name, value| number(name, value).map(|step| asked.step = Some(step))),
+    ("snapshot", |asked, _, name, value| flag(name, value).map(|snapshot| asked.snapshot = snapshot)),
+];
+
+/// Their names.
+const NAMES: [&str; PARAMETERS.len()] = {
+    let mut names = [""; PARAMETERS.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = PARAMETERS[index].0;
+        index += 1;
+    }
+    names
+};
 
 /// Digits of the largest number of steps.
 const MOST_DIGITS: usize = 20;
 
-/// What a request asks for, and how far it got.
+/// What a request asks for.
 #[derive(Default)]
 pub struct StateRequest {
     /// The states that the answer carries.
@@ -48,9 +78,16 @@ pub struct StateRequest {
     pub delete: bool,
     /// How many steps the sequence must have made.
     pub step: Option<u64>,
+    /// How far it got.
+    pub progress: Progress,
+}
+
+/// What becomes of a request of the State API on its way.
+#[derive(Default)]
+pub struct Progress {
     /// The request carries inputs of the model, so it runs.
     pub runs: bool,
-    /// The lane of [`Self::clone_of`], if this backend schedules the sequences.
+    /// The lane of [`StateRequest::clone_of`], if this backend schedules the sequences.
     pub clone_lane: Option<u32>,
     /// It is a START whose sequence had its state before the run.
     pub began: bool,
@@ -83,22 +120,10 @@ impl StateReader {
     /// The parameters of a request; `None` if it has none of the State API's.
     pub fn parameters(&self, request: &Request) -> Result<Option<Box<StateRequest>>, RequestError> {
         let mut asked: Option<Box<StateRequest>> = None;
-        for (name, value) in request.parameters(&PARAMETERS) {
+        for (name, value) in request.parameters(&NAMES) {
             let Some(api) = &self.api else { return Err(RequestError::StateApiOff(name.to_owned())) };
-            let asked = asked.get_or_insert_default();
-            match name {
-                "get_state" => asked.get = states(api, name, value)?,
-                "reset_state" => {
-                    asked.reset = states(api, name, value)?;
-                    asked.resets_all = matches!(flag(name, value), Ok(true));
-                }
-                "query_state" => asked.query = flag(name, value)?,
-                "snapshot" => asked.snapshot = flag(name, value)?,
-                "commit" => asked.discards = !flag(name, value)?,
-                "delete" => asked.delete = flag(name, value)?,
-                "resume" => asked.resume = flag(name, value)?,
-                "clone_of" => asked.clone_of = Some(sequence(name, value)?),
-                _ => asked.step = Some(number(name, value)?),
+            if let Some((_, read)) = PARAMETERS.iter().find(|(known, _)| *known == name) {
+                read(asked.get_or_insert_default(), api, name, value)?;
             }
         }
         Ok(asked)
@@ -133,7 +158,7 @@ impl StateReader {
             request.bind_inputs(inputs)?;
         }
         if let Some(asked) = asked {
-            asked.runs = (bound > 0 || !asked.is_operation()) && !asked.delete;
+            asked.progress.runs = (bound > 0 || !asked.is_operation()) && !asked.delete;
         }
         match asked {
             Some(_) if request.is_part() => Err(several_rows()),
@@ -261,7 +286,9 @@ impl Row {
     /// Whether the model is told that its sequence starts. A request without a sequence runs as the start of one.
     pub fn starts_for_model(&self) -> bool {
         let fresh = self.state.is_fresh();
-        self.asked.as_ref().map_or(fresh, |asked| asked.restarts || ((fresh || asked.began) && !asked.goes_on))
+        self.asked.as_ref().map_or(fresh, |asked| {
+            asked.progress.restarts || ((fresh || asked.progress.began) && !asked.progress.goes_on)
+        })
     }
 
     /// Copies the inputs that its sequence keeps, by position.

@@ -460,7 +460,7 @@ impl Instance {
     /// come before the answer has left.
     fn depart(&mut self, row: Row, answered: &mut Vec<Answered>) {
         let Row { mut state, answer, request, key, asked, .. } = row;
-        let ends = asked.is_some_and(|asked| asked.ends);
+        let ends = asked.is_some_and(|asked| asked.progress.ends);
         state.lease.iter_mut().filter(|_| ends).for_each(Lease::end);
         let lane = key.and_then(|key| key.lane);
         let finished = lane.map(|lane| match &state.lease {

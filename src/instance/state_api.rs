@@ -54,20 +54,20 @@ impl Instance {
             return Err(conflict("a request without a sequence cannot use the State API"));
         };
         if row.end && !row.state.start && !self.model.config.infer_end_requests {
-            asked.runs = false;
+            asked.progress.runs = false;
         }
         self.check(row, asked, slot)?;
         let mut origin = match (asked.restore.take(), &asked.clone_of) {
             (Some(snapshot), _) => Some(*snapshot),
-            (None, Some(id)) => Some(self.read_source(id, asked.clone_lane)?),
+            (None, Some(id)) => Some(self.read_source(id, asked.progress.clone_lane)?),
             (None, None) => None,
         };
         if let Some(origin) = &mut origin {
             self.charge_held(&mut origin.extras.held)?;
         }
         let brings_all = !asked.set.is_empty() && asked.set.iter().all(Option::is_some);
-        asked.goes_on = origin.is_some() || (row.state.start && brings_all);
-        asked.restarts = asked.resets_all && asked.set.is_empty();
+        asked.progress.goes_on = origin.is_some() || (row.state.start && brings_all);
+        asked.progress.restarts = asked.resets_all && asked.set.is_empty();
         if self.model.binding.has_start_control() {
             check_start_control(row, asked)?;
         }
@@ -80,12 +80,12 @@ impl Instance {
                 None => Contexts::Kept,
             },
         };
-        if asked.runs {
+        if asked.progress.runs {
             self.prepare_run(row, asked, slot, change)?;
         } else {
             self.apply(row, slot, change)?;
         }
-        Ok(asked.runs)
+        Ok(asked.progress.runs)
     }
 
     /// What the sequence keeps from now on besides its states, if the request changes that before a run.
@@ -133,7 +133,7 @@ impl Instance {
             // The sequence begins with the state that the run reads, so this is kept first.
             let state = self.first_state(given, contexts);
             self.write(row, &state)?;
-            (given, row.state.start, asked.began) = (Vec::new(), false, true);
+            (given, row.state.start, asked.progress.began) = (Vec::new(), false, true);
             if let Some(extras) = row.extras.take() {
                 self.sequences.change_extras(slot, |kept| std::mem::replace(kept, *extras));
             }
@@ -145,7 +145,7 @@ impl Instance {
         }
         (row.state.given, row.state.discards) = (given, asked.discards);
         if asked.reads() {
-            asked.ends = row.state.lease.as_mut().is_some_and(Lease::postpone_end);
+            asked.progress.ends = row.state.lease.as_mut().is_some_and(Lease::postpone_end);
         }
         Ok(())
     }
@@ -201,7 +201,7 @@ impl Instance {
                 given[number] = Some(self.model.binding.states[number].initial.clone());
             }
             if !of_model.is_empty() {
-                if !asked.runs {
+                if !asked.progress.runs {
                     return Err(conflict(
                         "the initial state comes from the initial_state_model, which reads the inputs of the request: \
                          send them, or the state",
@@ -376,7 +376,7 @@ impl Instance {
             if let Err(error) = panic::catch_result(|| self.answer_reads(row, &asked, filled)) {
                 *response = Err(error);
                 // A START that fails leaves no sequence.
-                row.state.lease.iter_mut().filter(|_| row.state.start || asked.began).for_each(Lease::end);
+                row.state.lease.iter_mut().filter(|_| row.state.start || asked.progress.began).for_each(Lease::end);
             }
             row.asked = Some(asked);
         }
@@ -387,14 +387,14 @@ impl Instance {
 /// Refuses what a model that is told of START by an input cannot do: only an inference with that input gives a sequence
 /// its first state.
 fn check_start_control(row: &Row, asked: &StateRequest) -> Result<(), RequestError> {
-    let starts = row.state.start && (!asked.goes_on || asked.restarts);
-    if starts && (!asked.runs || asked.discards || !asked.set.is_empty()) {
+    let starts = row.state.start && (!asked.progress.goes_on || asked.progress.restarts);
+    if starts && (!asked.progress.runs || asked.discards || !asked.set.is_empty()) {
         return Err(conflict(
             "the model takes START as an input, so an inference that commits has to begin the sequence: send the inputs of \
              the model and no state; or send all states, a snapshot, or 'clone_of'",
         ));
     }
-    let begins_again = asked.runs && asked.restarts;
+    let begins_again = asked.progress.runs && asked.progress.restarts;
     if !asked.reset.is_empty() && !begins_again {
         return Err(conflict(
             "the model takes START as an input, so an inference has to begin the sequence again: reset all states, and \

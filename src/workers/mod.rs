@@ -424,7 +424,7 @@ impl Shared {
         let row = |Ready { lane, id, request, begins }: Ready<Box<Queued>>| {
             let Queued { mut row, since, deadline } = *request;
             match (begins, &mut row.asked) {
-                (Begins::Clone(of), Some(asked)) => asked.clone_lane = Some(of),
+                (Begins::Clone(of), Some(asked)) => asked.progress.clone_lane = Some(of),
                 (Begins::Resumed, _) => row.state.start = false,
                 _ => {}
             }
