@@ -6,7 +6,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// A panic in the code of this library, which is a bug; the server lives on.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("the stateful backend panicked: {0}; please report it")]
 pub struct Panic(pub String);
 

@@ -330,3 +330,44 @@ fn an_instance_whose_gpu_has_failed_is_not_ready() {
     other.unload();
     triton.assert_clean();
 }
+
+#[test]
+fn a_gpu_of_a_client_that_has_failed_costs_only_the_requests_that_use_it() {
+    let Some(triton) = start() else { return };
+    let mut by_us = config(&[0], 1);
+    by_us.as_object_mut().unwrap().remove("sequence_batching");
+    by_us["parameters"].as_object_mut().unwrap().remove("max_candidate_sequence_use_ratio");
+    let on = |id: u64, flags: u32, input: Option<i64>, output: Option<i64>| {
+        let mut request = request(id, flags, [1.0, 1.0]);
+        (request.inputs[0].gpu, request.outputs_gpu) = (input, output);
+        request
+    };
+    let lost = Some(5);
+    for (number, config) in [config(&[0], 1), by_us].into_iter().enumerate() {
+        let model = load(&triton, &config).unwrap();
+        if number == 0 {
+            // It fails from now on. No other test uses it.
+            std::fs::write(failure(), "").unwrap();
+            model.run(vec![on(50, START | END, lost, None)]);
+            std::fs::remove_file(failure()).unwrap();
+        }
+        model.run((1..=4).map(|id| request(id, START, [id as f32, 1.0])).collect());
+        let answered = model.run(vec![
+            on(1, 0, None, lost),
+            on(2, 0, Some(6), Some(6)),
+            on(3, END, lost, None),
+            on(4, 0, None, None),
+            on(5, START, lost, None),
+        ]);
+        let found: Vec<_> = answered.iter().map(|request| running_sum::sum(request)).collect();
+        assert_eq!(found, [None, Some([3.0, 2.0]), None, Some([5.0, 2.0]), None]);
+        for at in [0, 2, 4] {
+            assert!(answered[at].error().unwrap().1.contains("GPU 5"), "{:?}", answered[at].answer());
+        }
+        let answered = model.run([2, 4, 5].map(|id| request(id, END, [1.0, 1.0])).into());
+        let found: Vec<_> = answered.iter().map(|request| running_sum::sum(request)).collect();
+        assert_eq!(found, [Some([4.0, 3.0]), Some([6.0, 3.0]), None], "the START has failed");
+        model.unload();
+    }
+    triton.assert_clean();
+}

@@ -238,6 +238,59 @@ fn tensors_on_another_gpu_cost_one_wait_a_payload_and_no_memory() {
 }
 
 #[test]
+fn memory_that_the_driver_refuses_costs_only_its_request() {
+    let Some((triton, _)) = start() else { return };
+    let model = load(&triton, &config(&[0], &[])).unwrap();
+    let on_other = |id: u64, flags, first: f32| {
+        let mut request = request(id, flags, &[first, 2.0]);
+        request.inputs[0].gpu = Some(1);
+        request
+    };
+    model.run((1..=4).map(|id| on_other(id, START, id as f32)).collect());
+    let refused = f32::from_bits(0xdead_beef);
+    let answered = model.run((1..=4).map(|id| on_other(id, 0, if id == 3 { refused } else { 0.0 })).collect());
+    for (id, request) in (1..).zip(&answered) {
+        match request.error() {
+            Some((_, text)) => assert!(id == 3 && text.contains("GPU 1"), "{id}: {text}"),
+            None => assert_eq!(last(request)[0], id as f32),
+        }
+    }
+    let answered = model.run((1..=4).map(|id| on_other(id, END, 0.0)).collect());
+    assert_eq!(answered.iter().map(|request| last(request)[0]).collect::<Vec<_>>(), [0.0, 0.0, 3.0, 0.0]);
+    model.unload();
+    triton.assert_clean();
+}
+
+#[test]
+fn a_capture_is_ended_so_that_later_work_is_done() {
+    let Some((_triton, cuda)) = start() else { return };
+    let device = gpu_rows::Device::open(0).unwrap();
+    let stream = gpu_rows::OwnedStream::open(&device).unwrap();
+    stream.end_capture().unwrap();
+    for failures in [0, 1] {
+        cuda.fail_captures(failures);
+        // SAFETY: a function of that type of tests/fake_cuda, and a live stream.
+        let begun = unsafe {
+            let begin = cuda.runtime.get::<unsafe extern "C" fn(usize, i32) -> i32>(b"cudaStreamBeginCapture");
+            begin.unwrap()(stream.handle(), 0)
+        };
+        assert_eq!(begun, 0);
+        stream.end_capture().unwrap();
+        let mut queue = gpu_rows::Queue::new(stream.clone(), Default::default()).unwrap();
+        let (mut host, buffer) = (device.allocate_pinned(4).unwrap(), device.allocate(4).unwrap());
+        host.bytes_mut().fill(7);
+        // SAFETY: both live until the queue has waited.
+        unsafe { queue.upload(&host, &buffer, 4).unwrap() };
+        queue.synchronise().unwrap();
+        host.bytes_mut().fill(0);
+        // SAFETY: as above.
+        unsafe { queue.download(buffer.address(), &mut host, 4).unwrap() };
+        queue.synchronise().unwrap();
+        assert_eq!(host.bytes(), [7; 4], "nothing went into the capture");
+    }
+}
+
+#[test]
 fn instances_report_their_memory() {
     let Some((triton, cuda)) = start() else { return };
     REPORTED.lock().clear();

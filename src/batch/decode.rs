@@ -139,8 +139,8 @@ impl Expected {
         self.state.parameters(request)
     }
 
-    /// Copies the inputs of rows that the instance cannot reach, or that a whole batch shares, from GPUs to the host. Waits
-    /// once for each GPU.
+    /// Copies inputs on GPUs that this instance cannot reach, and those that a whole batch shares, to the host. Waits once for
+    /// each GPU. A row whose input cannot be copied gets a problem.
     pub fn fetch<'r>(&self, rows: impl Iterator<Item = &'r mut Row>) {
         let runs = |row: &Row| row.problem.is_none() && row.asked.as_ref().is_none_or(|asked| asked.progress.runs);
         let is_far = |row: &Row, (index, expected): (usize, &ExpectedInput)| {
@@ -157,10 +157,19 @@ impl Expected {
         };
         let far: Vec<_> = rows.iter().enumerate().flat_map(far).collect();
         let mut requests: Vec<_> = rows.iter_mut().map(|row| &mut row.request).collect();
-        let copied = Request::copy_inputs(&mut requests, &far);
-        for (&(row, index), copied) in far.iter().zip(copied) {
+        let copied = panic::catch(|| Request::copy_inputs(&mut requests, &far));
+        let copied: Vec<Result<(), RequestError>> = match copied {
+            Ok(copied) => {
+                let inputs = copied.into_iter().zip(&far);
+                inputs
+                    .map(|(copied, &(_, index))| copied.map_err(|error| self.inputs[index].not_copied(error)))
+                    .collect()
+            }
+            Err(panic) => far.iter().map(|_| Err(panic.clone().into())).collect(),
+        };
+        for (&(row, _), copied) in far.iter().zip(copied) {
             if let Err(error) = copied {
-                rows[row].problem.get_or_insert_with(|| Box::new(self.inputs[index].not_copied(error)));
+                rows[row].problem.get_or_insert_with(|| Box::new(error));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Rows of the outputs into responses.
 
-use gpu_rows::Foreign;
+use gpu_rows::{DeviceError, Foreign};
 use rows::tensor::{DataType, WindowLayout};
 use rows::{copies, reserve, strings};
 use smallvec::SmallVec;
@@ -227,13 +227,12 @@ impl<'r> OnGpus<'r> {
 
     /// Writes what was kept. Returns the positions and errors of the rows whose outputs could not be written.
     fn write(self) -> Vec<(usize, RequestError)> {
-        let failed = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
-        let error = |write: Write| {
-            let gpu = write.to.gpu();
-            let source = failed.get(&gpu)?.clone();
-            Some((write.position, RequestError::OutputOnGpu { name: write.output, gpu, source }))
+        let written = gpu_rows::write(self.writes.iter().map(|write| (write.to, write.bytes.as_slice())).collect());
+        let error = |(write, written): (Write, Result<(), DeviceError>)| {
+            let (name, gpu, source) = (write.output, write.to.gpu(), written.err()?);
+            Some((write.position, RequestError::OutputOnGpu { name, gpu, source }))
         };
-        self.writes.into_iter().filter_map(error).collect()
+        self.writes.into_iter().zip(written).filter_map(error).collect()
     }
 }
 

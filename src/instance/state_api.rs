@@ -372,7 +372,9 @@ impl Instance {
         self.copier.synchronise()?;
         self.store.release();
         for (row, response) in batch.iter_mut().zip(responses) {
-            let (Some(asked), Ok(filled)) = (row.asked.take(), &*response) else { continue };
+            // `asked` stays with a row whose response has failed: it may have a postponed END.
+            let Ok(filled) = &*response else { continue };
+            let Some(asked) = row.asked.take() else { continue };
             if let Err(error) = panic::catch_result(|| self.answer_reads(row, &asked, filled)) {
                 *response = Err(error);
                 // A START that fails leaves no sequence.

@@ -37,7 +37,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Makes the pool, and starts the thread that expires sequences.
+    /// Makes the pool, and starts the thread that expires sequences, if core schedules them.
     pub fn new(
         config: &Config,
         binding: &Binding,

@@ -1,9 +1,9 @@
 //! Runs as CUDA graphs: captured once for each number of rows and set of given tensors, and replayed from then on.
 //!
 //! Rules: a graph is bound to addresses, so the buffers of a step with graphs are never replaced. It is also bound to
-//! the thread that captured it, because ONNX Runtime keeps it there: so it is captured while requests are served. While
-//! one is captured, nothing else of this backend may allocate or run on a GPU. A capture waits for the runs under way.
-//! While a session is opened, runs go without a graph, and the next one tries again.
+//! the thread that captured it, because ONNX Runtime keeps it there. Triton loads a model on another thread, so graphs are
+//! captured while requests are served. While one is captured, nothing else of this backend may allocate or run on a GPU. A capture waits for the runs under way.
+//! While a session is opened or another graph is captured, runs go without a graph, and the next one tries again.
 
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
@@ -70,13 +70,12 @@ impl Graphs {
                 self.made.insert(key, Graph::Captured(graph));
                 return Ok(());
             };
-            session.end_capture()?;
-            run(session.run_options())?;
             let failures = failures + 1;
             let from_now_on = if failures < MOST_FAILURES { "this time" } else { "from now on" };
             log::warn!("no CUDA graph of {} rows, which run without {from_now_on}: {error}", key.1.rows);
             self.made.insert(key, Graph::Failed(failures));
-            return Ok(());
+            session.end_capture()?;
+            return run(session.run_options());
         }
         let _no_capture = for_run();
         run(session.run_options())

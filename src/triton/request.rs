@@ -504,36 +504,39 @@ pub(super) fn copy_buffers(buffers: &[Piece]) -> Result<Vec<u8>, NotCopied> {
     copy_each([buffers].into_iter()).pop().unwrap_or(Ok(Vec::new()))
 }
 
-/// Copies the buffers of each list, one after another, to memory of our own. Each GPU is waited for once.
+/// Copies the buffers of each list, one after another, to memory of our own. Those on GPUs are copied together.
 fn copy_each<'p>(lists: impl Iterator<Item = &'p [Piece]> + Clone) -> Vec<Result<Vec<u8>, NotCopied>> {
-    let room = |list: &[Piece]| {
+    let is_on_gpu = |list: &[Piece]| list.iter().any(|piece| piece.on_gpu().is_some());
+    let copy_or_make_room = |list: &[Piece]| {
         let bytes = list.iter().map(Piece::byte_len).fold(0, usize::saturating_add);
-        let mut room = reserve(bytes).map_err(NotCopied::Memory)?;
-        room.resize(bytes, 0);
-        Ok(room)
+        let mut copied = reserve(bytes).map_err(NotCopied::Memory)?;
+        if is_on_gpu(list) {
+            copied.resize(bytes, 0);
+        } else {
+            list.iter().for_each(|piece| piece.on_host().append_to(&mut copied));
+        }
+        Ok(copied)
     };
-    let mut copied: Vec<_> = lists.clone().map(room).collect();
-    let mut on_gpus = Vec::new();
-    for (list, copied) in lists.clone().zip(&mut copied) {
+    let mut copied: Vec<_> = lists.clone().map(copy_or_make_room).collect();
+    let (mut of_lists, mut on_gpus) = (Vec::new(), Vec::new());
+    for (index, (list, copied)) in lists.zip(&mut copied).enumerate().filter(|(_, (list, _))| is_on_gpu(list)) {
         let Ok(copied) = copied else { continue };
         let mut rest = copied.as_mut_slice();
         for piece in list {
             let (to, behind) = rest.split_at_mut(piece.byte_len());
             rest = behind;
             match piece.on_gpu() {
-                Some(on_gpu) => on_gpus.push((on_gpu, to)),
+                Some(on_gpu) => {
+                    of_lists.push((index, on_gpu.gpu()));
+                    on_gpus.push((on_gpu, to));
+                }
                 None => piece.on_host().copy_to(to),
             }
         }
     }
-    if on_gpus.is_empty() {
-        return copied;
-    }
-    let failed = gpu_rows::fetch(on_gpus);
-    for (list, copied) in lists.zip(&mut copied) {
-        let error = list.iter().filter_map(Piece::on_gpu).find_map(|of| Some((of.gpu(), failed.get(&of.gpu())?)));
-        if let Some((gpu, source)) = error.filter(|_| copied.is_ok()) {
-            *copied = Err(NotCopied::Gpu(gpu, source.clone()));
+    for ((index, gpu), fetched) in of_lists.into_iter().zip(gpu_rows::fetch(on_gpus)) {
+        if let Err(error) = fetched {
+            copied[index] = Err(NotCopied::Gpu(gpu, error));
         }
     }
     copied

@@ -126,8 +126,8 @@ impl Whole {
                     }
                     OutputMemory::Gpu(memory) => {
                         let all: Vec<u8> = outputs.flat_map(|of| of.bytes.iter().copied()).collect();
-                        if let Some(error) = gpu_rows::write(vec![(memory, all.as_slice())]).pop_first() {
-                            return Err(Error::new(Code::Unavailable, error.1.to_string()));
+                        for written in gpu_rows::write(vec![(memory, all.as_slice())]) {
+                            written.map_err(|error| Error::new(Code::Unavailable, error.to_string()))?;
                         }
                     }
                 }

@@ -436,13 +436,18 @@ impl Shared {
             row
         };
         let answered = instance.execute_rows(ready.into_iter().map(row).collect());
+        let mut dropped: Vec<u32> = Vec::new();
         let mut finished: Vec<_> = answered.iter().filter_map(|of| of.finished).collect();
         if finished.len() < lanes.len() {
             // A panic dropped rows. Their sequences are over.
             let is_dropped = |lane: &&u32| answered.iter().all(|of| of.finished.is_none_or(|of| of.lane != **lane));
-            finished.extend(lanes.iter().filter(is_dropped).map(|&lane| Finished::lost(lane)));
+            dropped.extend(lanes.iter().filter(is_dropped));
+            finished.extend(dropped.iter().map(|&lane| Finished::lost(lane)));
         }
         let settled = instance.sequences().finish(answered);
+        if !dropped.is_empty() {
+            instance.end(&dropped.iter().map(|&lane| Over { lane, expired: false }).collect::<Vec<_>>());
+        }
         instance.sequences().finish_payload(number, Vec::new());
         let (now, mut wake) = (Instant::now(), Vec::new());
         let mut scheduler = self.scheduler.lock();

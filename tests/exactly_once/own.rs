@@ -283,3 +283,37 @@ fn a_panic_costs_no_answer_and_no_other_sequence() {
         });
     }
 }
+
+#[cfg(feature = "fault-injection")]
+#[test]
+fn rows_that_a_panic_drops_give_their_slots_back() {
+    serve(&own(&[("max_sequence_number", "2")]), |model| {
+        for _ in 0..3 {
+            let started = model.run((1..=2).map(|id| request(id, START, [1.0, 1.0])).collect());
+            assert_eq!(sums(&started), [Some([1.0, 1.0]); 2]);
+            let panic = |id| request(id, 0, [1.0, 1.0]).with_parameter("inject_panic", "admit");
+            model.run((1..=2).map(panic).collect());
+        }
+    });
+}
+
+#[test]
+fn an_end_that_reads_a_state_ends_its_sequence_also_if_the_response_fails() {
+    let by_core = |config: Value| {
+        let mut stateful = stateful_config(&[]);
+        stateful["sequence_batching"] = config["sequence_batching"].clone();
+        stateful
+    };
+    for config in [stateful_config(&[]), by_core(oldest(2)), by_core(direct())] {
+        serve(&config, |model| {
+            model.run(vec![request(1, START, [1.0, 1.0])]);
+            let mut end = request(1, END, [1.0, 1.0]).with_parameter("get_state", "SUM_IN");
+            // There is no such GPU.
+            end.outputs_gpu = Some(3);
+            let ended = model.run(vec![end]);
+            assert_error(&ended[0], TRITONSERVER_ERROR_UNSUPPORTED, "memory of GPU 3");
+            let late = model.run(vec![request(1, 0, [1.0, 1.0])]);
+            assert_eq!(late[0].error().map(|(code, _)| code), Some(TRITONSERVER_ERROR_NOT_FOUND));
+        });
+    }
+}

@@ -313,18 +313,20 @@ const fn help(error: sys::CUresult) -> &'static str {
     }
 }
 
-/// Whether the driver refuses everything that this process asks of the device after the error: "the process must be
-/// terminated and relaunched", as CUDA's documentation of `CUresult` says of these.
+/// Whether the driver refuses everything that this process asks of the device after the error. Of most of these, CUDA's
+/// documentation of `CUresult` says that "the process must be terminated and relaunched". After an assertion in a kernel,
+/// the context must be destroyed, and ONNX Runtime uses it, too. Memory with uncorrectable errors stays wrong.
 const fn is_final(error: sys::CUresult) -> bool {
     use sys::CUresult::{
-        CUDA_ERROR_ASSERT, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_HARDWARE_STACK_ERROR, CUDA_ERROR_ILLEGAL_ADDRESS,
-        CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_INVALID_ADDRESS_SPACE, CUDA_ERROR_INVALID_PC,
-        CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_MISALIGNED_ADDRESS,
-        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_UNKNOWN,
+        CUDA_ERROR_ASSERT, CUDA_ERROR_CONTAINED, CUDA_ERROR_ECC_UNCORRECTABLE, CUDA_ERROR_HARDWARE_STACK_ERROR,
+        CUDA_ERROR_ILLEGAL_ADDRESS, CUDA_ERROR_ILLEGAL_INSTRUCTION, CUDA_ERROR_INVALID_ADDRESS_SPACE,
+        CUDA_ERROR_INVALID_PC, CUDA_ERROR_LAUNCH_FAILED, CUDA_ERROR_LAUNCH_TIMEOUT, CUDA_ERROR_MISALIGNED_ADDRESS,
+        CUDA_ERROR_NVLINK_UNCORRECTABLE, CUDA_ERROR_TENSOR_MEMORY_LEAK,
     };
     matches!(
         error,
         CUDA_ERROR_ASSERT
+            | CUDA_ERROR_CONTAINED
             | CUDA_ERROR_ECC_UNCORRECTABLE
             | CUDA_ERROR_HARDWARE_STACK_ERROR
             | CUDA_ERROR_ILLEGAL_ADDRESS
@@ -335,7 +337,7 @@ const fn is_final(error: sys::CUresult) -> bool {
             | CUDA_ERROR_LAUNCH_TIMEOUT
             | CUDA_ERROR_MISALIGNED_ADDRESS
             | CUDA_ERROR_NVLINK_UNCORRECTABLE
-            | CUDA_ERROR_UNKNOWN
+            | CUDA_ERROR_TENSOR_MEMORY_LEAK
     )
 }
 

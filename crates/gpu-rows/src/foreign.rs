@@ -1,12 +1,12 @@
 //! Memory of GPUs that the backend does not own, such as memory that clients share with the server.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::{Device, DeviceError, Pinned};
+use super::{Device, DeviceError, Pinned, while_nothing_is_captured};
 
 /// Memory of a GPU that the backend does not own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,12 +40,12 @@ impl Foreign<'_> {
     }
 }
 
-/// Copies foreign memory to slices of its size, and returns when the copies are complete. A GPU is waited for once for
-/// 4 MiB. The result has the GPUs whose copies failed. Panics if a slice has another size.
-pub fn fetch(copies: Vec<(Foreign, &mut [u8])>) -> BTreeMap<i32, DeviceError> {
-    for_each_gpu(copies, |gpu, copies| {
-        let mut staging = gpu.staging()?;
-        let parts = copies.into_iter().flat_map(|(from, to)| {
+/// Copies foreign memory to slices of its size, and returns when the copies are complete, with what became of each. Waits
+/// for each GPU once per 4 MiB. If copies fail together, each is tried again alone, so that a copy that cannot be made
+/// fails no other. Panics if a slice has another size.
+pub fn fetch(mut copies: Vec<(Foreign, &mut [u8])>) -> Vec<Result<(), DeviceError>> {
+    for_each_gpu(&mut copies, |staging, copies| {
+        let parts = copies.iter_mut().flat_map(|(from, to)| {
             assert_eq!(from.bytes, to.len(), "a copy to a slice of another size");
             (from.address..).step_by(STAGING).zip(to.chunks_mut(STAGING))
         });
@@ -69,9 +69,8 @@ pub fn fetch(copies: Vec<(Foreign, &mut [u8])>) -> BTreeMap<i32, DeviceError> {
 }
 
 /// Copies slices to foreign memory of their size. Returns, and panics, as [`fetch`].
-pub fn write(copies: Vec<(Foreign, &[u8])>) -> BTreeMap<i32, DeviceError> {
-    for_each_gpu(copies, |gpu, copies| {
-        let mut staging = gpu.staging()?;
+pub fn write(mut copies: Vec<(Foreign, &[u8])>) -> Vec<Result<(), DeviceError>> {
+    for_each_gpu(&mut copies, |staging, copies| {
         let mut used = 0;
         for (to, from) in copies {
             assert_eq!(to.bytes, from.len(), "a copy from a slice of another size");
@@ -89,14 +88,28 @@ pub fn write(copies: Vec<(Foreign, &[u8])>) -> BTreeMap<i32, DeviceError> {
     })
 }
 
-fn for_each_gpu<'f, T>(
-    copies: Vec<(Foreign<'f>, T)>,
-    copy: impl Fn(&Gpu, Vec<(Foreign<'f>, T)>) -> Result<(), DeviceError>,
-) -> BTreeMap<i32, DeviceError> {
-    let mut by_gpu: BTreeMap<i32, Vec<_>> = BTreeMap::new();
-    copies.into_iter().for_each(|copy| by_gpu.entry(copy.0.gpu).or_default().push(copy));
-    let copy = |(gpu, copies)| Some((gpu, Gpu::open(gpu).and_then(|of| copy(&of, copies)).err()?));
-    by_gpu.into_iter().filter_map(copy).collect()
+/// Makes the copies of each GPU together, and one by one if that fails.
+fn for_each_gpu<T>(
+    copies: &mut [(Foreign, T)],
+    copy: impl Fn(&mut Staging, &mut [&mut (Foreign, T)]) -> Result<(), DeviceError>,
+) -> Vec<Result<(), DeviceError>> {
+    let mut results = vec![Ok(()); copies.len()];
+    let gpus: BTreeSet<i32> = copies.iter().map(|(of, _)| of.gpu).collect();
+    for gpu in gpus {
+        let of_gpu = copies.iter_mut().enumerate().filter(|(_, (of, _))| of.gpu == gpu);
+        let (places, mut of_gpu): (Vec<usize>, Vec<_>) = of_gpu.unzip();
+        let copy = |copies: &mut [_]| copy(&mut Gpu::open(gpu)?.staging()?, copies);
+        match copy(&mut of_gpu) {
+            Ok(()) => {}
+            Err(error) if error.is_lost() => places.iter().for_each(|&place| results[place] = Err(error.clone())),
+            Err(_) => {
+                for (&place, alone) in places.iter().zip(&mut of_gpu) {
+                    results[place] = copy(std::slice::from_mut(alone));
+                }
+            }
+        }
+    }
+    results
 }
 
 /// A GPU that requests had memory on. It stays open, because opening a GPU takes long.
@@ -123,7 +136,7 @@ impl Gpu {
 
     fn staging(&self) -> Result<Staging<'_>, DeviceError> {
         self.device.make_current()?;
-        Ok(Staging { device: &self.device, pinned: self.pinned.lock() })
+        Ok(Staging { device: &self.device, pinned: self.pinned.lock(), is_busy: false })
     }
 }
 
@@ -131,11 +144,15 @@ impl Gpu {
 struct Staging<'a> {
     device: &'a Device,
     pinned: MutexGuard<'a, Pinned>,
+    is_busy: bool,
 }
 
 impl Staging<'_> {
-    fn wait(&self) -> Result<(), DeviceError> {
-        self.device.driver.synchronise(self.device.stream)
+    fn wait(&mut self) -> Result<(), DeviceError> {
+        let _no_capture = while_nothing_is_captured();
+        self.device.driver.synchronise(self.device.stream)?;
+        self.is_busy = false;
+        Ok(())
     }
 
     /// Enqueues a copy to the pinned memory, from its byte `at` on.
@@ -143,6 +160,7 @@ impl Staging<'_> {
     /// # Safety
     /// `from` must have `bytes` bytes, which stay allocated until the copy is complete.
     unsafe fn download(&mut self, from: u64, at: usize, bytes: usize) -> Result<(), DeviceError> {
+        self.is_busy = true;
         let to = self.pinned.part_mut(at..at + bytes).as_mut_ptr();
         // SAFETY: the pinned memory has these bytes and stays allocated; the caller guarantees the rest.
         unsafe { self.device.driver.download(self.device.stream, from, to, bytes) }
@@ -158,6 +176,7 @@ impl Staging<'_> {
     /// # Safety
     /// `to` must have as many bytes, which stay allocated until the copy is complete.
     unsafe fn upload(&mut self, at: usize, from: &[u8], to: u64) -> Result<(), DeviceError> {
+        self.is_busy = true;
         let part = self.pinned.part_mut(at..at + from.len());
         part.copy_from_slice(from);
         // SAFETY: as in `download`.
@@ -167,7 +186,10 @@ impl Staging<'_> {
 
 impl Drop for Staging<'_> {
     fn drop(&mut self) {
-        // After a failure, copies that were enqueued before it may be under way. A device that has failed copies nothing more.
-        let _ = self.wait();
+        // After a failure, copies that were enqueued before it may be under way. If this fails, too, the device copies nothing
+        // more.
+        if self.is_busy {
+            let _ = self.wait();
+        }
     }
 }

@@ -52,7 +52,8 @@ static CAPTURE: RwLock<()> = RwLock::new(());
 static SESSIONS: RwLock<()> = RwLock::new(());
 
 /// Waits until no CUDA graph is captured, and prevents a capture while the guard lives. Hold it for short work that CUDA
-/// forbids during a capture: making and freeing memory, streams and modules. A thread may hold several guards.
+/// may forbid during a capture: making and freeing memory, streams and modules, and waits. A thread may hold several
+/// guards.
 pub fn while_nothing_is_captured() -> RwLockReadGuard<'static, ()> {
     CAPTURE.read_recursive()
 }
@@ -68,8 +69,8 @@ pub fn for_session() -> RwLockReadGuard<'static, ()> {
     SESSIONS.read_recursive()
 }
 
-/// Waits for the runs and the short work under way, and prevents others while the guard lives. `None` while a session is
-/// opened or dropped.
+/// Waits for the runs and the short work under way on all GPUs, and prevents others while the guard lives. `None` while a
+/// session is opened or dropped, or another graph is captured.
 pub fn for_capture() -> Option<(RwLockWriteGuard<'static, ()>, RwLockWriteGuard<'static, ()>)> {
     let sessions = SESSIONS.try_write()?;
     Some((sessions, CAPTURE.write()))

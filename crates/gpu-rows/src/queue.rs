@@ -15,7 +15,7 @@ use rows::tensor::RowLayout;
 
 use super::driver::{DeviceError, Driver};
 use super::moves::{Change, Moves, Pieces, RowIn};
-use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned};
+use super::{Device, DeviceBuffer, Foreign, OwnedStream, Pinned, while_nothing_is_captured};
 
 /// What the queues of a model on a device have done.
 #[derive(Debug, Default)]
@@ -306,6 +306,7 @@ impl Queue {
     pub fn synchronise(&mut self) -> Result<(), DeviceError> {
         let flushed = self.flush();
         if std::mem::take(&mut self.is_busy) {
+            let _no_capture = while_nothing_is_captured();
             let waited = self.driver().make_current().and_then(|()| self.driver().synchronise(self.stream.stream));
             self.keep_failure(waited)?;
             self.arena.used = 0;

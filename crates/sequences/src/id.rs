@@ -54,7 +54,8 @@ pub struct Key {
 pub enum Outcome {
     /// The request succeeded. The sequence has a new state.
     Advanced,
-    /// The request failed. The sequence has the state from before it, and none before its START has advanced.
+    /// The request failed. The sequence has the state from before it. If its START has not succeeded yet, it has
+    /// no state.
     Failed,
     /// As [`Self::Failed`]: the run failed for this request alone.
     RunFailed,

@@ -18,7 +18,7 @@
 //!   sequences of a kind: [`Scheduler::take`] with those whose last run failed, and removing a sequence that waits for a
 //!   place with those that wait.
 //!
-//! Not for: states (the slots are in [`crate`]), tensors, or Triton's objects: a request is an `R`.
+//! Not for: states (the slots are in [`crate::pool`]), tensors, or Triton's objects: a request is an `R`.
 
 mod arrive;
 mod request;
