@@ -5,6 +5,7 @@ use std::fmt;
 
 use crate::graph::{Names, required_inputs};
 use crate::infer::{Shapes, Tensor};
+use crate::onnx::operators::Steps;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
 use crate::time::{Cut, Found, Hint, ONE_STEP, Place, Refusal, Refusals, Tracker, common_divisor, refuse};
@@ -164,7 +165,7 @@ fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Ob
 
 /// The recurrences that were found or refused. If the model continues from its own states, the windows, too.
 fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
-    let is_loop = |index: usize| matches!(graph.node[index].op(), "Loop" | "Scan");
+    let is_loop = |index: usize| matches!(graph.node[index].steps_rule(), Steps::Loop | Steps::Scan);
     let is_recurrence = |index: usize| is_loop(index) || found.recurrences.contains(&index);
     let is_refused = |index: usize| refusals.iter().any(|refusal| refusal.node == graph.node[index].label());
     let cut = found.cuts.iter().map(Cut::node).filter(|&index| is_recurrence(index));

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::InputAxis;
-use crate::graph::{Names, inputs_of, is_recurrent, required_inputs, sort};
+use crate::graph::{Names, inputs_of, required_inputs, sort};
 use crate::infer::shaping::list;
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
@@ -357,12 +357,12 @@ fn edit(graph: &GraphProto, followed: &Followed, names: &mut Names, done: &mut H
                 }
             } else if edited.is_some() {
                 // The other edits add nodes, so each has a turn of its own.
-                waits = node.op() == "ScatterND" || is_recurrent(node.op());
+                waits = node.op() == "ScatterND" || node.is_recurrent();
             } else if node.op() == "ScatterND"
                 && let Some(joined) = joined_block(graph, index, *layout, followed, names)
             {
                 return Some(joined);
-            } else if is_recurrent(node.op())
+            } else if node.is_recurrent()
                 && layout.axis == 1
                 && layout.outer == 1
                 && layout.inner > 1
@@ -602,7 +602,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[P
 fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names) {
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
-        let Some(x) = node.input_at(0).filter(|_| is_recurrent(node.op())) else { continue };
+        let Some(x) = node.input_at(0).filter(|_| node.is_recurrent()) else { continue };
         let of_rows = matches!(followed.places.get(x), Some(Place::At(layout)) if layout.axis == 1);
         for input in [5, 6] {
             let Some(start) = node.input_at(input).filter(|_| of_rows) else { continue };

@@ -9,9 +9,10 @@ use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
 use crate::batch_axis::{fixed_batch, name_batch, name_batch_of_states, two_batches};
 use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{SCALES_AT_RUN_TIME, is_recurrent, prune, required_inputs, sort};
+use crate::graph::{prune, required_inputs, sort};
 use crate::layout::put_time_in_front;
 use crate::lengths::{keeps_each, passes_lengths_on};
+use crate::onnx::operators::SCALES_AT_RUN_TIME;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
 use crate::pairs::{alike, check_pairs, describe, described_pairs, like_states};
@@ -19,7 +20,7 @@ use crate::report::{
     INITIAL_STATES, InitialState, Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput,
     StepsMultiple, Warning,
 };
-use crate::time::{Hint, Place, Refusal, Refusals};
+use crate::time::{CHECKER, Hint, Place, Refusal, Refusals};
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -214,7 +215,7 @@ pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
 /// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.
 fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
     let refused = |node: &NodeProto, why: String| {
-        let refusal = crate::time::refuse(node, why, "check the model with ONNX's checker");
+        let refusal = crate::time::refuse(node, why, CHECKER);
         Err(ConvertError::Refused(refusal.into()))
     };
     let mut made = HashSet::new();
@@ -289,7 +290,7 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     if !is_batch_name(&analysis.symbol) || dims.iter().enumerate().any(is_batch) {
         return Ok(());
     }
-    let reads = |node: &&NodeProto| is_recurrent(node.op()) && node.input.first() == Some(input);
+    let reads = |node: &&NodeProto| node.is_recurrent() && node.input.first() == Some(input);
     let node = graph.node.iter().find(reads).cloned().unwrap_or_else(|| NodeProto::make("input", input, &[], &[]));
     let refusal = Refusal {
         node: node.label().to_owned(),
@@ -386,7 +387,7 @@ fn has_scale_of_all(graph: &GraphProto) -> bool {
 fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
     // A FLOAT input may be a part of the steps, such as 0.5, and no length.
     let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
-    let lens = graph.node.iter().filter(|node| is_recurrent(node.op()));
+    let lens = graph.node.iter().filter(|node| node.is_recurrent());
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
     let producers = crate::graph::producers(graph);
     let mut seen = HashSet::new();

@@ -107,7 +107,7 @@ fn content_inputs(graph: &GraphProto) -> Content {
         .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
         .collect();
     for node in &graph.node {
-        if matches!(node.op(), "Shape" | "Size") {
+        if node.reads_size() {
             continue;
         }
         let found: HashSet<String> =

@@ -5,14 +5,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 
-/// Whether an operator has hidden states, which it passes from step to step.
-pub fn is_recurrent(operator: &str) -> bool {
-    matches!(operator, "DynamicQuantizeLSTM" | "GRU" | "LSTM" | "RNN")
-}
-
-/// Operators that compute a quantization scale at run time, over all elements of their first input.
-pub const SCALES_AT_RUN_TIME: [&str; 3] = ["DynamicQuantizeLinear", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul"];
-
 /// The node that makes each tensor.
 pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
     let outputs = |(index, node)| NodeProto::named_outputs(node).map(move |name| (name, index));

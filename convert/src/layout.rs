@@ -1,6 +1,6 @@
 //! Layers with the batch in front (`layout` 1), which ONNX Runtime doesn't run.
 
-use crate::graph::{Names, is_recurrent};
+use crate::graph::Names;
 use crate::onnx::schema::{GraphProto, NodeProto};
 
 /// Puts time in front in each such layer, by transposes around it. Whether there was one.
@@ -17,7 +17,7 @@ fn in_graph(graph: &mut GraphProto, names: &mut Names) -> bool {
             found |= in_graph(inner, names);
         }
         let node = &graph.node[index];
-        if is_recurrent(node.op()) && node.int("layout") == Some(1) {
+        if node.is_recurrent() && node.int("layout") == Some(1) {
             transpose_around(graph, index, names);
             found = true;
         }

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::analysis::Analysis;
-use crate::graph::{inputs_of, is_recurrent, producers};
+use crate::graph::{inputs_of, producers};
 use crate::onnx::DataType;
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::time::{Place, Refusal, refuse};
@@ -16,7 +16,7 @@ pub type Content = HashMap<String, HashSet<String>>;
 
 /// The lengths of a recurrent node's rows, if requests say them.
 pub fn of_requests<'a>(node: &'a NodeProto, content: &Content) -> Option<&'a str> {
-    let lens = node.input_at(4).filter(|_| is_recurrent(node.op()));
+    let lens = node.input_at(4).filter(|_| node.is_recurrent());
     lens.filter(|&lens| content.get(lens).is_some_and(|inputs| !inputs.is_empty()))
 }
 
@@ -30,7 +30,7 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
     };
     let is_cut = |index: usize| analysis.found.cuts.iter().any(|cut| cut.node() == index && cut.makes_state(graph));
     for (index, node) in graph.node.iter().enumerate() {
-        let has_own_state = !is_cut(index) && is_recurrent(node.op()) && runs_over_steps(node, analysis);
+        let has_own_state = !is_cut(index) && node.is_recurrent() && runs_over_steps(node, analysis);
         if has_own_state && source_of(node).is_some() {
             let why = "takes lengths of rows (sequence_lens) and starts from a state that the model has: a row without steps \
                        would lose it";
@@ -94,20 +94,19 @@ pub fn check_readers(
         layers.filter_map(|node| of_requests(node, content)).flat_map(|lens| &content[lens]).cloned().collect();
     let original = producers(graph);
     let is_new = |node: &NodeProto| !node.named_outputs().any(|name| original.contains_key(name));
-    let reads_size = |node: &NodeProto| matches!(node.op(), "Shape" | "Size");
-    for node in cut.node.iter().filter(|node| !is_new(node) && !reads_size(node)) {
+    for node in cut.node.iter().filter(|node| !is_new(node) && !node.reads_size()) {
         let passes_on = limits_to_steps(node, analysis, content) || passes_lengths_on(node);
         // The second input of others is a shape, or axes.
         let takes_all = matches!(node.op(), "Max" | "Min");
         let takes = |name: &str| {
-            if is_recurrent(node.op()) {
+            if node.is_recurrent() {
                 node.input_at(4) == Some(name)
             } else {
                 passes_on && (takes_all || node.input_at(0) == Some(name))
             }
         };
         let inputs = inputs_of(node);
-        if !is_recurrent(node.op()) && inputs.iter().any(|name| takes(name) && lengths.contains(name)) {
+        if !node.is_recurrent() && inputs.iter().any(|name| takes(name) && lengths.contains(name)) {
             lengths.extend(node.named_outputs().map(str::to_owned));
         }
         let others = inputs.iter().filter(|name| !takes(name));

@@ -48,7 +48,7 @@ pub use analysis::InputAxis;
 pub use batch::{BatchError, is_batch_name, is_made_up};
 pub use convert::{ConvertError, Converted, Options, convert};
 pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};
-pub use graph::SCALES_AT_RUN_TIME;
+pub use onnx::operators::SCALES_AT_RUN_TIME;
 pub use pairs::{crossed_states, pairs};
 pub use report::Pair;
 pub use rows::{OutputAxis, RowsInGraph, passes_on_rows, rows_meet_others, rows_stay_apart};

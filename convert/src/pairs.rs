@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::convert::{ConvertError, prepared};
-use crate::graph::{is_recurrent, producers, required_inputs};
+use crate::graph::{producers, required_inputs};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{self, Dim};
 use crate::report::{Pair, Report};
@@ -97,7 +97,7 @@ pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
         };
         std::iter::successors(Some(name.to_owned()), before).take(graph.node.len() + 1).last().unwrap_or_default()
     };
-    for node in graph.node.iter().filter(|node| is_recurrent(node.op())) {
+    for node in graph.node.iter().filter(|node| node.is_recurrent()) {
         let starts = [5, 6].map(|input| node.input_at(input).map(source));
         // One state may hold both.
         if starts[0] == starts[1] {

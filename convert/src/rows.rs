@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::analysis::{InputAxis, attempt};
 use crate::convert::{Prepared, prepared};
-use crate::graph::{is_recurrent, producers, prune, required_inputs};
+use crate::graph::{producers, prune, required_inputs};
 use crate::infer::{Shapes, Tensor};
 use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::onnx::{Dim, opset};
@@ -46,7 +46,7 @@ pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
     let stopped_at = found.stopped_at.unwrap_or(graph.node.len());
     let cuts = found.cuts.iter().filter(|cut| cut.makes_state(&graph)).map(Cut::node);
     // A refused loop may run over something else.
-    let layers = found.recurrences.iter().copied().filter(|&index| is_recurrent(graph.node[index].op()));
+    let layers = found.recurrences.iter().copied().filter(|&index| graph.node[index].is_recurrent());
     let first = cuts.chain(layers).filter(|&index| index <= stopped_at).min()?;
     Some(described(&graph.node[first]))
 }

@@ -151,16 +151,14 @@ fn elem_of(node: &NodeProto, inputs: &[Tensor]) -> i32 {
     let elem = |index: usize| inputs.get(index).map_or(0, |tensor| tensor.elem);
     match node.op() {
         "Cast" => node.int("to").and_then(|to| i32::try_from(to).ok()).unwrap_or_default(),
-        "CastLike" | "Where" | "DequantizeLinear" => elem(1),
-        "QuantizeLinear" => {
-            if elem(2) == 0 {
-                DataType::Uint8 as i32
-            } else {
-                elem(2)
-            }
-        }
+        "CastLike" | "Where" => elem(1),
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "And" | "Or" | "Xor" | "Not" | "IsNaN"
         | "IsInf" => DataType::Bool as i32,
         _ => elem(0),
     }
+}
+
+/// The type that a quantization makes: that of its zero point.
+pub fn quantized_elem(zero_point: &Tensor) -> i32 {
+    if zero_point.elem == 0 { DataType::Uint8 as i32 } else { zero_point.elem }
 }

@@ -14,6 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::graph::required_inputs;
+use crate::onnx::operators::Shape;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
 use crate::onnx::{Dim, element_count, numbers};
 
@@ -171,10 +172,10 @@ impl Shapes {
 
     fn infer_node(&self, node: &NodeProto, opset: i64) -> Result<Vec<Tensor>, String> {
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.get(name)).collect();
-        match node.op() {
-            "Loop" => Ok(loops::run_loop(self, node, &inputs, opset)),
-            "Scan" => Ok(loops::run_scan(self, node, opset)),
-            "If" if !inputs.is_empty() => Ok(loops::run_if(self, node, &inputs, opset)),
+        match node.shape_rule() {
+            Shape::Loop => Ok(loops::run_loop(self, node, &inputs, opset)),
+            Shape::Scan => Ok(loops::run_scan(self, node, opset)),
+            Shape::If if !inputs.is_empty() => Ok(loops::run_if(self, node, &inputs, opset)),
             _ => ops::infer(node, &inputs, opset),
         }
     }

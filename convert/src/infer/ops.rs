@@ -1,213 +1,94 @@
 //! The shapes of the operators that streaming models have. An operator that isn't here has outputs of open shapes.
 
 use super::Tensor;
-use super::arithmetic::{broadcast, element_wise};
+use super::arithmetic::{broadcast, element_wise, quantized_elem};
 use super::shaping::{self, axis_of, list};
-use crate::graph::is_recurrent;
+use crate::onnx::operators::Shape;
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count};
-
-/// Operators of one input and one output that work element by element.
-pub const UNARY: [&str; 52] = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BitwiseNot",
-    "Cast",
-    "CastLike",
-    "Ceil",
-    "Celu",
-    "Clip",
-    "Cos",
-    "Cosh",
-    "Dropout",
-    "Elu",
-    "Erf",
-    "Exp",
-    "FastGelu",
-    "Floor",
-    "Gelu",
-    "HardSigmoid",
-    "HardSwish",
-    "Identity",
-    "IsInf",
-    "IsNaN",
-    "LeakyRelu",
-    "Log",
-    "Mish",
-    "Neg",
-    "Not",
-    "QLinearLeakyRelu",
-    "QLinearSigmoid",
-    "QuickGelu",
-    "Reciprocal",
-    "Relu",
-    "Round",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "Silu",
-    "Sin",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tan",
-    "Tanh",
-    "ThresholdedRelu",
-];
-
-/// Operators of several inputs that broadcast.
-pub const BROADCAST: [&str; 26] = [
-    "Add",
-    "And",
-    "BiasGelu",
-    "BitShift",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Max",
-    "Mean",
-    "Min",
-    "Mod",
-    "Mul",
-    "Or",
-    "PRelu",
-    "Pow",
-    "QLinearAdd",
-    "QLinearMul",
-    "Sub",
-    "Sum",
-    "Xor",
-];
-
-/// Operators that give their first input's shape.
-const SAME_SHAPE: [&str; 18] = [
-    "BatchNormalization",
-    "CumSum",
-    "DequantizeLinear",
-    "DynamicQuantizeLinear",
-    "Hardmax",
-    "InstanceNormalization",
-    "GroupNormalization",
-    "LRN",
-    "LayerNormalization",
-    "LogSoftmax",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "QuantizeLinear",
-    "RMSNormalization",
-    "ScatterElements",
-    "ScatterND",
-    "SimplifiedLayerNormalization",
-    "Softmax",
-];
 
 /// No operator here has more inputs that matter.
 const MOST_INPUTS: usize = 8;
 
 /// The outputs of a node, or why its inputs don't fit together.
 pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
-    let op = node.op();
-    if BROADCAST.contains(&op) || op == "Where" {
-        return element_wise(node, inputs);
-    }
-    if op == "Concat" {
-        return Ok(if inputs.is_empty() { Vec::new() } else { vec![shaping::concat(node, inputs)?] });
+    let rule = node.shape_rule();
+    match rule {
+        Shape::Broadcast => return element_wise(node, inputs),
+        Shape::Concat if inputs.is_empty() => return Ok(Vec::new()),
+        Shape::Concat => return Ok(vec![shaping::concat(node, inputs)?]),
+        _ => {}
     }
     // Inputs that are left out are unknown.
     let mut inputs = inputs.to_vec();
     inputs.resize(inputs.len().max(MOST_INPUTS), Tensor::default());
     let inputs = inputs.as_slice();
     let first = &inputs[0];
-    if UNARY.contains(&op) {
-        return element_wise(node, &inputs[..1]).map(|mut outputs| {
-            if op == "CastLike" {
+    let same = |elem: i32| Tensor { elem, dims: first.dims.clone(), data: None, length: None };
+    Ok(match rule {
+        Shape::Each => {
+            let mut outputs = element_wise(node, &inputs[..1])?;
+            if node.op() == "CastLike" {
                 outputs[0].elem = inputs[1].elem;
             }
             outputs
-        });
-    }
-    if SAME_SHAPE.contains(&op) {
-        let elem = match op {
-            "DynamicQuantizeLinear" => DataType::Uint8 as i32,
-            "DequantizeLinear" => inputs[1].elem,
-            "QuantizeLinear" => {
-                if inputs[2].elem == 0 {
-                    DataType::Uint8 as i32
-                } else {
-                    inputs[2].elem
-                }
-            }
-            _ => first.elem,
-        };
-        let same = Tensor { elem, dims: first.dims.clone(), data: None, length: None };
-        let scale = Tensor::shaped(DataType::Float as i32, vec![]);
-        let zero = Tensor::shaped(DataType::Uint8 as i32, vec![]);
-        return Ok(if op == "DynamicQuantizeLinear" { vec![same, scale, zero] } else { vec![same] });
-    }
-    Ok(match op {
-        "Constant" => vec![shaping::constant(node)],
-        "ConstantOfShape" => vec![shaping::constant_of_shape(node, inputs)],
-        "Shape" => vec![shaping::shape(node, inputs)],
-        "Size" => vec![size(first)],
-        "Range" => vec![shaping::range(inputs)],
-        "Reshape" => vec![shaping::reshape(node, inputs)?],
-        "Flatten" => vec![shaping::flatten(node, inputs)],
-        "Squeeze" => vec![shaping::squeeze(node, inputs)?],
-        "Unsqueeze" => vec![shaping::unsqueeze(node, inputs)?],
-        "Transpose" => vec![shaping::transpose(node, inputs)?],
-        "Slice" => vec![shaping::slice(node, inputs)?],
-        "Gather" => vec![shaping::gather(node, inputs)?],
-        "Expand" => vec![shaping::expand(inputs)?],
-        "Tile" => vec![shaping::tile(inputs)],
-        "Split" => shaping::split(node, inputs)?,
-        "MatMul" | "MatMulInteger" => vec![mat_mul(first, &inputs[1], first.elem)?],
-        "FusedMatMul" => vec![fused_mat_mul(node, first, &inputs[1])?],
-        "DynamicQuantizeMatMul" => vec![mat_mul(first, &inputs[1], first.elem)?],
-        "MatMulIntegerToFloat" => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
-        "QLinearMatMul" => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
-        "Gemm" | "FusedGemm" => vec![gemm(node, inputs)?],
-        "Einsum" => vec![einsum(node, inputs)],
-        "Conv" | "FusedConv" | "ConvInteger" => vec![window(node, first, Some(&inputs[1]), false)?],
-        "ConvTranspose" => vec![transposed_window(node, first, &inputs[1])],
-        "QLinearConv" => {
+        }
+        Shape::Same => vec![same(first.elem)],
+        Shape::DequantizeLinear => vec![same(inputs[1].elem)],
+        Shape::QuantizeLinear => vec![same(quantized_elem(&inputs[2]))],
+        Shape::DynamicQuantizeLinear => {
+            let scalar = |elem: DataType| Tensor::shaped(elem as i32, vec![]);
+            vec![same(DataType::Uint8 as i32), scalar(DataType::Float), scalar(DataType::Uint8)]
+        }
+        Shape::Constant => vec![shaping::constant(node)],
+        Shape::ConstantOfShape => vec![shaping::constant_of_shape(node, inputs)],
+        Shape::Shape => vec![shaping::shape(node, inputs)],
+        Shape::Size => vec![size(first)],
+        Shape::Range => vec![shaping::range(inputs)],
+        Shape::Reshape => vec![shaping::reshape(node, inputs)?],
+        Shape::Flatten => vec![shaping::flatten(node, inputs)],
+        Shape::Squeeze => vec![shaping::squeeze(node, inputs)?],
+        Shape::Unsqueeze => vec![shaping::unsqueeze(node, inputs)?],
+        Shape::Transpose => vec![shaping::transpose(node, inputs)?],
+        Shape::Slice => vec![shaping::slice(node, inputs)?],
+        Shape::Gather => vec![shaping::gather(node, inputs)?],
+        Shape::Expand => vec![shaping::expand(inputs)?],
+        Shape::Tile => vec![shaping::tile(inputs)],
+        Shape::Split => shaping::split(node, inputs)?,
+        Shape::MatMul => vec![mat_mul(first, &inputs[1], first.elem)?],
+        Shape::FusedMatMul => vec![fused_mat_mul(node, first, &inputs[1])?],
+        Shape::MatMulIntegerToFloat => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
+        Shape::QLinearMatMul => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
+        Shape::Gemm => vec![gemm(node, inputs)?],
+        Shape::Einsum => vec![einsum(node, inputs)],
+        Shape::Conv => vec![window(node, first, Some(&inputs[1]), false)?],
+        Shape::ConvTranspose => vec![transposed_window(node, first, &inputs[1])],
+        Shape::QLinearConv => {
             let made = window(node, first, Some(&inputs[3]), false)?;
             vec![Tensor { elem: inputs[7].elem, ..made }]
         }
-        "MaxPool" | "AveragePool" | "LpPool" => vec![window(node, first, None, true)?],
-        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => vec![global_pool(first)],
-        "Pad" => vec![pad(node, inputs)],
-        "Resize" | "Upsample" => vec![resize(node, inputs, opset)],
-        "OneHot" => vec![one_hot(node, inputs)?],
-        "GatherElements" => vec![Tensor { dims: inputs[1].dims.clone(), ..Tensor::open(first.elem) }],
-        op if is_recurrent(op) => recurrent(node, inputs),
-        "ArgMax" | "ArgMin" => {
+        Shape::Pool => vec![window(node, first, None, true)?],
+        Shape::GlobalPool => vec![global_pool(first)],
+        Shape::Pad => vec![pad(node, inputs)],
+        Shape::Resize => vec![resize(node, inputs, opset)],
+        Shape::OneHot => vec![one_hot(node, inputs)?],
+        Shape::GatherElements => vec![Tensor { dims: inputs[1].dims.clone(), ..Tensor::open(first.elem) }],
+        Shape::Recurrent => recurrent(node, inputs),
+        Shape::ArgReduce => {
             let axes = [node.int("axis").unwrap_or(0)];
             vec![reduced(first, Some(&axes), node.int("keepdims").unwrap_or(1) != 0, DataType::Int64 as i32)?]
         }
-        _ if op.starts_with("Reduce") => vec![reduce(node, inputs, opset)?],
-        "TopK" => top_k(node, inputs),
-        "SequenceEmpty" => vec![Tensor { length: Some(0), ..Tensor::default() }],
-        "SequenceInsert" => {
+        Shape::Reduce => vec![reduce(node, inputs, opset)?],
+        Shape::TopK => top_k(node, inputs),
+        Shape::SequenceEmpty => vec![Tensor { length: Some(0), ..Tensor::default() }],
+        Shape::SequenceInsert => {
             let element = &inputs[1];
             vec![Tensor { length: first.length.map(|length| length.saturating_add(1)), data: None, ..element.clone() }]
         }
-        "ConcatFromSequence" => vec![concat_from_sequence(node, first)],
-        "OptionalGetElement" => vec![first.clone()],
-        _ => Vec::new(),
+        Shape::ConcatFromSequence => vec![concat_from_sequence(node, first)],
+        Shape::OptionalGetElement => vec![first.clone()],
+        // Bodies and branches are followed by the caller, which knows the tensors around them.
+        Shape::Loop | Shape::Scan | Shape::If | Shape::Broadcast | Shape::Concat | Shape::Open => Vec::new(),
     })
 }
 

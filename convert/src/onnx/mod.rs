@@ -6,6 +6,7 @@
 #[allow(missing_docs, clippy::all, rustdoc::all)]
 #[rustfmt::skip]
 pub mod schema;
+pub(crate) mod operators;
 mod values;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use std::fmt;
 use bytes::Bytes;
 use prost::Message;
 
+use operators::{Shape, Steps};
 pub use schema::tensor_proto::DataType;
 use schema::{
     AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
@@ -24,30 +26,6 @@ pub use values::{element_count, int64s, numbers};
 const ONNX_DOMAIN: &str = "ai.onnx";
 /// The domain of ONNX Runtime's own operators.
 const MICROSOFT_DOMAIN: &str = "com.microsoft";
-
-/// The operators of ONNX Runtime that are known here.
-const MICROSOFT_OPERATORS: [&str; 20] = [
-    "Attention",
-    "BiasGelu",
-    "DequantizeLinear",
-    "DynamicQuantizeLSTM",
-    "DynamicQuantizeMatMul",
-    "FastGelu",
-    "FusedConv",
-    "FusedGemm",
-    "FusedMatMul",
-    "Gelu",
-    "GroupQueryAttention",
-    "MatMulIntegerToFloat",
-    "MultiHeadAttention",
-    "QLinearAdd",
-    "QLinearLeakyRelu",
-    "QLinearMul",
-    "QLinearSigmoid",
-    "QuantizeLinear",
-    "QuickGelu",
-    "Range",
-];
 
 /// A dimension in a model's signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +113,7 @@ pub fn each_external<E>(
 fn known_operator<'a>(domain: &str, name: &'a str) -> &'a str {
     match domain {
         "" | ONNX_DOMAIN => name,
-        MICROSOFT_DOMAIN if MICROSOFT_OPERATORS.contains(&name) => name,
+        MICROSOFT_DOMAIN if operators::is_of_onnx_runtime(name) => name,
         _ => "",
     }
 }
@@ -269,6 +247,26 @@ impl NodeProto {
     /// The operator's name, by which nodes are told apart; empty for an operator that isn't known.
     pub fn op(&self) -> &str {
         known_operator(self.domain(), self.op_type())
+    }
+
+    /// How the shapes of its outputs follow from its inputs.
+    pub(crate) fn shape_rule(&self) -> Shape {
+        operators::find(self.op()).map_or(Shape::Open, |operator| operator.shape)
+    }
+
+    /// How the steps go through it.
+    pub(crate) fn steps_rule(&self) -> Steps {
+        operators::find(self.op()).map_or(Steps::Unknown, |operator| operator.steps)
+    }
+
+    /// Whether it has hidden states, which it passes from step to step.
+    pub(crate) fn is_recurrent(&self) -> bool {
+        self.steps_rule() == Steps::Recurrent
+    }
+
+    /// Whether it reads the shape of a tensor alone, and none of its elements.
+    pub(crate) fn reads_size(&self) -> bool {
+        self.steps_rule() == Steps::Size
     }
 
     /// The operator, with its domain unless that is ONNX's own.

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::rules::WHOLE_INPUT;
+use super::rules::{CHECKER, WHOLE_INPUT};
 use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
 use crate::analysis::{FAR_OVER_SHORT, check_far};
 use crate::graph::captured;
@@ -260,7 +260,7 @@ impl<'a> Tracker<'a> {
             return Ok(vec![Place::Last; node.output.len()]);
         }
         if node.input.is_empty() {
-            return Err(refuse(node, "has no condition", "check the model with ONNX's checker"));
+            return Err(refuse(node, "has no condition", CHECKER));
         }
         let taken = |shapes: &Shapes| branch(node, &shapes.get(&node.input[0]));
         let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {

@@ -40,13 +40,13 @@ pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     Ok(layout)
 }
 
-pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
+pub fn layer_normalization(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     let axis = axis_of(node.int("axis").unwrap_or(-1), tracker.rank(node, 0)?).unwrap_or_default();
     if layout.axis >= axis {
         return Err(refuse(node, NORMALIZES, "normalize each step by itself").always_mixing());
     }
-    Ok(vec![Place::At(layout); node.output.len()])
+    Ok(layout)
 }
 
 /// A normalization over these axes.

@@ -22,6 +22,7 @@ use crate::graph::{captured, inputs_of, producers, required_inputs};
 use crate::infer::loops::scan_counts;
 use crate::infer::shaping::{axis_of, permutation};
 use crate::infer::{Shapes, Tensor};
+use crate::onnx::operators::{Shape, Steps};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, element_count};
 
@@ -29,6 +30,7 @@ pub use moves::ONE_STEP;
 pub use place::{Layout, Place};
 use refusal::ONE_LENGTH;
 pub use refusal::{Hint, Refusal, Refusals};
+pub use rules::CHECKER;
 
 /// A place where a state takes over what one run had to itself.
 #[derive(Clone, Debug, PartialEq)]
@@ -264,9 +266,10 @@ impl<'a> Tracker<'a> {
         if let Some(refusal) = node.graphs().flat_map(captured).find_map(|name| certain(&name)) {
             return Err(refusal);
         }
-        let is_loop = matches!(node.op(), "Loop" | "Scan" | "If");
+        let rule = node.steps_rule();
+        let is_loop = matches!(rule, Steps::Loop | Steps::Scan | Steps::If);
         if let Some(refusal) = node.input.iter().find_map(certain)
-            && !matches!(node.op(), "Shape" | "Size")
+            && !node.reads_size()
         {
             let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
             let stays = !is_loop && node.input.iter().all(others);
@@ -283,15 +286,15 @@ impl<'a> Tracker<'a> {
                 "export the model with an open batch",
             ));
         }
-        match node.op() {
-            "Loop" => return self.loop_node(index, node),
-            "Scan" => return self.scan_node(index, node),
-            "If" => return self.if_node(index, node),
+        match rule {
+            Steps::Loop => return self.loop_node(index, node),
+            Steps::Scan => return self.scan_node(index, node),
+            Steps::If => return self.if_node(index, node),
             _ if node.graphs().flat_map(captured).any(|name| reads(&name)) => return Err(rules::unknown(node)),
             _ => {}
         }
         let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
-        if places.iter().all(|&place| place == Place::Free) || matches!(node.op(), "Shape" | "Size") {
+        if places.iter().all(|&place| place == Place::Free) || node.reads_size() {
             return Ok(vec![Place::Free; node.output.len()]);
         }
         if places.iter().any(|place| matches!(place, Place::At(_))) {
@@ -358,9 +361,8 @@ impl<'a> Tracker<'a> {
         if short.data.is_some() && long.data.is_some() && far.data.is_some() {
             return false;
         }
-        let reads_length = |input: &String| {
-            self.sized.contains(input) || (matches!(node.op(), "Shape" | "Size") && self.place(input) != Place::Free)
-        };
+        let reads_length =
+            |input: &String| self.sized.contains(input) || (node.reads_size() && self.place(input) != Place::Free);
         node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
     }
 
@@ -422,20 +424,17 @@ impl<'a> Tracker<'a> {
         let node = self.producers.get(name).map(|&index| &self.graph.node[index])?;
         let rank = self.dims(name)?.len();
         let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
-        match node.op() {
-            "ConstantOfShape" => Some(true),
-            "Expand" | "Tile" => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
-            "Transpose" => {
+        match node.steps_rule() {
+            Steps::Expand => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
+            Steps::Transpose => {
                 let from = *permutation(node, rank).get(axis)?;
                 node.input.first().map(|name| self.is_steady(name, Some(from)))
             }
-            "Concat" if axis_of(node.int("axis").unwrap_or(0), rank).is_ok_and(|joined| joined != axis) => {
+            Steps::Concat if axis_of(node.int("axis").unwrap_or(0), rank).is_ok_and(|joined| joined != axis) => {
                 Some(node.input.iter().all(|source| self.is_steady(source, Some(axis))))
             }
-            op if rules::is_element_wise(op) => {
-                Some(node.input.iter().all(|source| self.is_steady(source, source_axis(source))))
-            }
-            _ => None,
+            Steps::ElementWise => Some(node.input.iter().all(|source| self.is_steady(source, source_axis(source)))),
+            _ => (node.shape_rule() == Shape::ConstantOfShape).then_some(true),
         }
     }
 }

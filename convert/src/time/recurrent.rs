@@ -1,6 +1,6 @@
 //! `LSTM`, `GRU`, `RNN` and their like.
 
-use super::rules::WHOLE_INPUT;
+use super::rules::{CHECKER, WHOLE_INPUT};
 use super::{Cut, Hint, Place, Refusal, Tracker, refuse};
 use crate::analysis::FAR_OVER_SHORT;
 use crate::infer::Shapes;
@@ -86,7 +86,7 @@ pub fn recurrent(
     let rank = tracker.rank(node, 0)?;
     if rank != 3 {
         let why = format!("takes an input of rank {rank}, and 3 is wanted");
-        return Err(refuse(node, why, "check the model with ONNX's checker"));
+        return Err(refuse(node, why, CHECKER));
     }
     if !has_state {
         tracker.found.cuts.push(Cut::Recurrent { node: index });

@@ -1,148 +1,107 @@
 //! What each operator does to steps.
 
 use super::{Hint, Layout, Place, Refusal, Tracker, mixing, moves, products, recurrent, refuse, turns, windows};
-use crate::graph::is_recurrent;
-use crate::infer::ops::{BROADCAST, UNARY};
 use crate::infer::shaping::list;
+use crate::onnx::operators::{self, Steps};
 use crate::onnx::schema::NodeProto;
 
 pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
 
+pub const CHECKER: &str = "check the model with ONNX's checker";
+
 pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
                          values, or with attention limited to the past";
 
-/// Operators whose parameters may have the number of steps in them.
-const RESHAPES: [&str; 4] = ["Flatten", "Reshape", "Squeeze", "Unsqueeze"];
-
-/// Operators whose rules look at parameters that depend on the number of steps.
-const KNOW_LENGTHS: [&str; 8] = ["Concat", "Expand", "Gather", "Pad", "Resize", "Slice", "Tile", "Upsample"];
-
-/// Matrix products. Their rules look at such parameters, too.
-const PRODUCTS: [&str; 7] =
-    ["DynamicQuantizeMatMul", "FusedGemm", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "MatMulIntegerToFloat"];
-
-/// Operators that take at least two inputs, as matrix products do.
-const PAIRS: [&str; 12] = [
-    "Conv",
-    "ConvInteger",
-    "ConvTranspose",
-    "CumSum",
-    "DequantizeLinear",
-    "Expand",
-    "FusedConv",
-    "Gather",
-    "GatherElements",
-    "QuantizeLinear",
-    "ScatterElements",
-    "Tile",
-];
-
-/// Whether an operator works element by element on inputs that broadcast.
-pub fn is_element_wise(op: &str) -> bool {
-    UNARY.contains(&op) || BROADCAST.contains(&op) || op == "Where"
-}
-
 /// The places of a node's outputs. At least one of its inputs depends on steps.
 pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
-    let op = node.op();
-    let fewest = if PAIRS.contains(&op) || PRODUCTS.contains(&op) { 2 } else { 1 };
+    let rule = node.steps_rule();
+    let fewest = operators::find(node.op()).map_or(1, |operator| operator.least_inputs);
     if node.input.len() < fewest || node.output.is_empty() {
-        return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
+        return Err(refuse(node, "has too few inputs or outputs", CHECKER));
     }
     if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
         return turns::counted(tracker, node, places).map(|place| vec![place; node.output.len()]);
     }
-    if places.iter().any(|place| matches!(place, Place::Sequence { .. })) || op == "SequenceInsert" {
+    if places.iter().any(|place| matches!(place, Place::Sequence { .. })) || rule == Steps::Sequence {
         return turns::sequence(tracker, node, places).map(|place| vec![place]);
     }
     if !places.iter().any(|place| matches!(place, Place::At(_))) {
         // All is of the last step.
-        if !RESHAPES.contains(&op) {
+        if rule != Steps::Reshape {
             tracker.check_not_sized(node, &node.input)?;
         }
         return Ok(vec![Place::Last; node.output.len()]);
     }
-    let has_own_rule = [&RESHAPES[..], &KNOW_LENGTHS, &PRODUCTS].iter().any(|ops| ops.contains(&op));
-    if !has_own_rule && !is_element_wise(op) && !is_recurrent(op) {
+    if !rule.looks_at_sizes() {
         tracker.check_not_sized(node, &node.input)?;
     }
-    let one = |place: Result<Layout, Refusal>| place.map(|layout| vec![Place::At(layout); node.output.len()]);
-    match op {
-        _ if is_element_wise(op) => one(join(tracker, node, places)),
-        "Transpose" => one(moves::transpose(tracker, node, places)),
-        "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" => one(moves::reshape(tracker, node, places)),
-        "Concat" => moves::concat(tracker, index, node, places).map(|layout| vec![Place::At(layout)]),
-        "Split" => one(moves::split(tracker, node, places)),
-        "Slice" => moves::slice(tracker, index, node, places).map(|place| vec![place]),
-        "Gather" => moves::gather(tracker, node, places).map(|place| vec![place]),
-        "ScatterND" => one(moves::scatter(tracker, node, places)),
-        "GatherElements" | "ScatterElements" => one(moves::elements(tracker, node, places)),
-        "OneHot" => one(moves::one_hot(tracker, node, places)),
-        "Resize" | "Upsample" => one(moves::resize(tracker, node, places)),
-        "Expand" | "Tile" => one(moves::expand(tracker, node, places)),
-        "MatMul" | "MatMulInteger" | "FusedMatMul" | "DynamicQuantizeMatMul" | "MatMulIntegerToFloat" => {
-            if op == "DynamicQuantizeMatMul" {
-                tracker.found.quantized.push(node.label().to_owned());
-            }
-            one(products::mat_mul(tracker, node, places))
-        }
-        "QLinearMatMul" => {
-            one(operands(node, places).and_then(|(node, places)| products::mat_mul(tracker, &node, &places)))
-        }
-        "Gemm" | "FusedGemm" => one(products::gemm(tracker, node, places)),
-        "BatchNormalization" => one(mixing::batch_normalization(node, places)),
-        "QuantizeLinear" | "DequantizeLinear" => one(mixing::quantize(tracker, node, places)),
-        "DynamicQuantizeLinear" => {
+    let layout = match rule {
+        Steps::ElementWise => join(tracker, node, places),
+        Steps::Transpose => moves::transpose(tracker, node, places),
+        Steps::Reshape => moves::reshape(tracker, node, places),
+        Steps::Concat => moves::concat(tracker, index, node, places),
+        Steps::Split => moves::split(tracker, node, places),
+        Steps::Slice => return moves::slice(tracker, index, node, places).map(|place| vec![place]),
+        Steps::Gather => return moves::gather(tracker, node, places).map(|place| vec![place]),
+        Steps::ScatterND => moves::scatter(tracker, node, places),
+        Steps::Elements => moves::elements(tracker, node, places),
+        Steps::OneHot => moves::one_hot(tracker, node, places),
+        Steps::Resize => moves::resize(tracker, node, places),
+        Steps::Expand => moves::expand(tracker, node, places),
+        Steps::ReverseSequence => moves::reversed(tracker, node, places),
+        Steps::MatMul => products::mat_mul(tracker, node, places),
+        Steps::DynamicQuantizeMatMul => {
             tracker.found.quantized.push(node.label().to_owned());
-            Ok(vec![places[0], Place::Free, Place::Free])
+            products::mat_mul(tracker, node, places)
         }
-        "Softmax" | "LogSoftmax" | "Hardmax" => one(mixing::softmax(tracker, node, places)),
-        "LayerNormalization" | "RMSNormalization" | "SimplifiedLayerNormalization" => {
-            mixing::layer_normalization(tracker, node, places)
+        Steps::QLinearMatMul => {
+            operands(node, places).and_then(|(node, places)| products::mat_mul(tracker, &node, &places))
         }
-        "MeanVarianceNormalization" => {
-            let axes = node.ints("axes").unwrap_or(&[0, 2, 3]);
-            one(mixing::normalize(tracker, node, places, axes))
+        Steps::Gemm => products::gemm(tracker, node, places),
+        Steps::Einsum => products::einsum(node, places),
+        Steps::BatchNormalization => mixing::batch_normalization(node, places),
+        Steps::Quantize => mixing::quantize(tracker, node, places),
+        Steps::DynamicQuantizeLinear => {
+            tracker.found.quantized.push(node.label().to_owned());
+            return Ok(vec![places[0], Place::Free, Place::Free]);
         }
-        "LpNormalization" => one(mixing::normalize(tracker, node, places, &[node.int("axis").unwrap_or(-1)])),
-        "TopK" => {
-            one(moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), "picks the largest over time"))
+        Steps::Softmax => mixing::softmax(tracker, node, places),
+        Steps::LayerNormalization => mixing::layer_normalization(tracker, node, places),
+        Steps::MeanVarianceNormalization => {
+            mixing::normalize(tracker, node, places, node.ints("axes").unwrap_or(&[0, 2, 3]))
         }
-        "CumSum" => one(mixing::cumulative(tracker, node, places)),
-        "ArgMax" | "ArgMin" => {
-            let axes = [node.int("axis").unwrap_or(0)];
-            one(mixing::reduce(tracker, node, places, Some(&axes)))
+        Steps::LpNormalization => mixing::normalize(tracker, node, places, &[node.int("axis").unwrap_or(-1)]),
+        Steps::TopK => {
+            moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), "picks the largest over time")
         }
-        _ if op.starts_with("Reduce") => {
+        Steps::CumSum => mixing::cumulative(tracker, node, places),
+        Steps::ArgReduce => mixing::reduce(tracker, node, places, Some(&[node.int("axis").unwrap_or(0)])),
+        Steps::Reduce => {
             let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
-            let axes = list(node, &inputs, 1, "axes");
-            one(mixing::reduce(tracker, node, places, axes.as_deref()))
+            mixing::reduce(tracker, node, places, list(node, &inputs, 1, "axes").as_deref())
         }
-        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => {
-            one(mixing::global(node, places, "reduces over time"))
+        Steps::GlobalPool => mixing::global(node, places, "reduces over time"),
+        Steps::GlobalNormalization => mixing::global(node, places, NORMALIZES),
+        Steps::Window => windows::window(tracker, index, node, places),
+        Steps::QLinearConv => {
+            operands(node, places).and_then(|(node, places)| windows::window(tracker, index, &node, &places))
         }
-        "InstanceNormalization" | "GroupNormalization" => one(mixing::global(node, places, NORMALIZES)),
-        "Conv" | "FusedConv" | "ConvInteger" | "MaxPool" | "AveragePool" | "LpPool" => {
-            one(windows::window(tracker, index, node, places))
+        Steps::ConvTranspose => windows::transposed(tracker, index, node, places),
+        Steps::Pad => windows::pad(tracker, index, node, places),
+        Steps::Recurrent => return recurrent::recurrent(tracker, index, node, places),
+        Steps::Attention => return Err(refuse(node, "attends over the whole input", ATTENTION)),
+        Steps::Loop | Steps::Scan | Steps::If | Steps::Size | Steps::Sequence | Steps::Unknown => {
+            return Err(unknown(node));
         }
-        "QLinearConv" => {
-            one(operands(node, places).and_then(|(node, places)| windows::window(tracker, index, &node, &places)))
-        }
-        "ConvTranspose" => one(windows::transposed(tracker, index, node, places)),
-        "Pad" => one(windows::pad(tracker, index, node, places)),
-        op if is_recurrent(op) => recurrent::recurrent(tracker, index, node, places),
-        "Einsum" => one(products::einsum(node, places)),
-        op if op.ends_with("Attention") => Err(refuse(node, "attends over the whole input", ATTENTION)),
-        "ReverseSequence" => one(moves::reversed(tracker, node, places)),
-        _ => Err(unknown(node)),
-    }
+    };
+    Ok(vec![Place::At(layout?); node.output.len()])
 }
 
 /// The refusal of an operator that isn't known.
 pub fn unknown(node: &NodeProto) -> Refusal {
     let is_of_onnx_runtime = node.domain().starts_with("com.microsoft");
     match node.op_type() {
-        op if is_of_onnx_runtime && op.ends_with("Attention") => {
+        op if (is_of_onnx_runtime || !node.op().is_empty()) && op.ends_with("Attention") => {
             return refuse(node, "attends over the whole input", ATTENTION);
         }
         "AttnLSTM" if is_of_onnx_runtime => {
@@ -172,7 +131,7 @@ pub fn unknown(node: &NodeProto) -> Refusal {
 /// A quantized node as one without scales: its two operands, and the zero point of the first.
 fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]), Refusal> {
     let &[a, _, zero, b, ..] = places else {
-        return Err(refuse(node, "has too few inputs or outputs", "check the model with ONNX's checker"));
+        return Err(refuse(node, "has too few inputs or outputs", CHECKER));
     };
     if [1, 2].into_iter().chain(4..places.len()).any(|other| places[other] != Place::Free) {
         return Err(refuse(node, "takes its scale from the steps", WHOLE_INPUT));
