@@ -1,41 +1,25 @@
 //! Finds the time axis of a model's inputs, and what stands in the way of running in steps.
 
 use std::collections::HashMap;
-use std::fmt;
 
-use crate::graph::{Names, required_inputs};
-use crate::infer::{Shapes, Tensor};
-use crate::onnx::operators::Steps;
+use crate::graph::{InputAxis, Names, required_inputs};
+use crate::infer::Shapes;
+use crate::infer::tensor::Tensor;
+use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
-use crate::time::{Cut, Found, Hint, ONE_STEP, Place, Refusal, Refusals, Tracker, common_divisor, refuse};
+use crate::time::{
+    Cut, FAR_OVER_SHORT, Found, Hint, LONG_OVER_SHORT, Layout, ONE_STEP, Place, Refusal, Refusals, Tracker, check_far,
+    common_divisor, refuse,
+};
 
 /// Number of steps that shapes are computed for. It has many divisors, so that strides divide it.
 const SHORT: i64 = 48;
-/// The second length, which tells the steps from fixed axes.
-const LONG_OVER_SHORT: i64 = 2;
-/// The third length is beyond the limits that models have, such as a table of 5000 positions. Contents of 256 times 48
-/// elements are still followed.
-pub const FAR_OVER_SHORT: i64 = 256;
 /// Shapes are computed for longer inputs up to this product of strides. Encoders of audio have 320 or 1920.
 const MOST_STRIDE: i64 = 1 << 16;
 /// Other open dimensions, in two sizes that tell them from fixed ones.
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
-
-/// The axis of an input that has the steps, or the batch.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct InputAxis {
-    pub input: String,
-    pub axis: usize,
-}
-
-impl fmt::Display for InputAxis {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.input, self.axis)
-    }
-}
 
 /// Shapes of the whole graph for some sizes of its inputs.
 pub struct Probes {
@@ -165,7 +149,7 @@ fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Ob
 
 /// The recurrences that were found or refused. If the model continues from its own states, the windows, too.
 fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
-    let is_loop = |index: usize| matches!(graph.node[index].steps_rule(), Steps::Loop | Steps::Scan);
+    let is_loop = |index: usize| matches!(graph.node[index].steps_rule(), StepsRule::Loop | StepsRule::Scan);
     let is_recurrence = |index: usize| is_loop(index) || found.recurrences.contains(&index);
     let is_refused = |index: usize| refusals.iter().any(|refusal| refusal.node == graph.node[index].label());
     let cut = found.cuts.iter().map(Cut::node).filter(|&index| is_recurrence(index));
@@ -317,8 +301,7 @@ fn attempt_with(
         wide: infer(steps, WIDE),
     };
     let mut places: HashMap<String, Place> = states.iter().map(|state| (state.clone(), Place::Last)).collect();
-    places
-        .extend(time.iter().map(|seed| (seed.input.clone(), Place::At(crate::time::Layout::clean(seed.axis, steps)))));
+    places.extend(time.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, steps)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long, &probes.far), places);
     tracker.of_states = states.iter().cloned().collect();
     let result = tracker.run();
@@ -346,23 +329,6 @@ fn attempt_with(
         })
     });
     (Analysis { time, symbol, batch, found, probes, uncut: None }, result)
-}
-
-/// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the
-/// first 100.
-pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), Refusal> {
-    for node in &graph.node {
-        for name in node.named_outputs() {
-            let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };
-            let padding = layout.lead + layout.trail;
-            let wanted = ((layout.len - padding) * FAR_OVER_SHORT + padding) * layout.outer * layout.inner;
-            if let Some(made) = dims.get(layout.axis).filter(|&&made| made != wanted) {
-                let why = format!("limits the length of the input (it makes {made} of {wanted})");
-                return Err(refuse(node, why, "export the model without this limit"));
-            }
-        }
-    }
-    Ok(())
 }
 
 /// The symbol of the inputs, if they have one only.

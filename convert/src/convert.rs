@@ -5,22 +5,22 @@ use std::num::NonZeroUsize;
 
 use bytes::Bytes;
 
-use crate::analysis::{Analysis, InputAxis, Obstacle, Uncut, analyse};
+use crate::analysis::{Analysis, Obstacle, Uncut, analyse};
+use crate::batch::naming::{fixed_batch, name_batch, name_batch_of_states, two_batches};
 use crate::batch::{self, BatchError, Opened, is_batch_name};
-use crate::batch_axis::{fixed_batch, name_batch, name_batch_of_states, two_batches};
-use crate::cut::{CutGraph, Start, cut, starts};
-use crate::graph::{prune, required_inputs, sort};
-use crate::layout::put_time_in_front;
-use crate::lengths::{keeps_each, passes_lengths_on};
+use crate::cut::lengths::{keeps_each, passes_lengths_on};
+use crate::cut::{CutGraph, NewState, Start, cut, starts};
+use crate::graph::{InputAxis, prune, required_inputs, sort};
 use crate::onnx::operators::SCALES_AT_RUN_TIME;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
-use crate::onnx::{self, DataType, Dim, ReadError, external_files, function_like_operator, opset};
-use crate::pairs::{alike, check_pairs, describe, described_pairs, like_states};
+use crate::onnx::{self, DataType, Dim, ReadError, external_files, opset};
+use crate::pairs::{Pair, alike, check_pairs, describe, described_pairs, like_states};
+use crate::prepared::{ConvertError, Prepared, prepared};
 use crate::report::{
-    INITIAL_STATES, InitialState, Pair, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput,
-    StepsMultiple, Warning,
+    INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,
+    Warning,
 };
-use crate::time::{CHECKER, Hint, Place, Refusal, Refusals};
+use crate::time::{Hint, Place, Refusal};
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -68,79 +68,14 @@ impl Converted {
     }
 }
 
-/// Why a model isn't converted.
-#[derive(Debug, thiserror::Error)]
-pub enum ConvertError {
-    /// Not a model.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// Nodes need more than the steps so far.
-    #[error("{0}")]
-    Refused(Refusals),
-    /// A function has the name and the domain of an operator.
-    #[error(
-        "the model has a function '{0}' with the name and the domain of an operator, so it isn't known what its nodes do; \
-         inline the functions, as onnx.inliner does"
-    )]
-    Function(String),
-    /// The batch can't be opened.
-    #[error(transparent)]
-    Batch(#[from] BatchError),
-    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, and `stopped` says of
-    /// each axis what is in the way. `like_states` are inputs that may be states of a graph that makes a single step.
-    #[error("{}", nothing(alike, like_states, stopped))]
-    #[expect(missing_docs, reason = "the text says it")]
-    Nothing { alike: Vec<Pair>, like_states: Vec<String>, stopped: Vec<String> },
-    /// The graph's description names states in another form than the backend reads.
-    #[error("{0}")]
-    Description(String),
-    /// An option names something that isn't there.
-    #[error("{0}")]
-    Option(String),
-}
-
-impl ConvertError {
-    /// What the caller could say that would help.
-    pub fn hints(&self) -> Vec<Hint> {
-        match self {
-            Self::Nothing { .. } => vec![Hint::States, Hint::Time],
-            Self::Refused(refusals) => {
-                let hinted = |hint: &Hint| refusals.iter().any(|refusal| refusal.hint == Some(*hint));
-                [Hint::States, Hint::Time].into_iter().filter(hinted).collect()
-            }
-            Self::Read(_) | Self::Function(_) | Self::Batch(_) | Self::Description(_) | Self::Option(_) => Vec::new(),
-        }
-    }
-}
-
-fn nothing(alike: &[Pair], like_states: &[String], stopped: &[String]) -> String {
-    let pairs: Vec<String> = alike.iter().map(Pair::to_string).collect();
-    let states = if pairs.is_empty() { format!("the inputs {}", like_states.join(", ")) } else { pairs.join(" ") };
-    let mut text = String::new();
-    if !like_states.is_empty() {
-        text += &format!(
-            "by their types and dims, {states} may be states that the model has: then this graph makes one step and needs \
-             no conversion; serve it as it is, with its pairs in 'state_pairs'; else, "
-        );
-    } else if !alike.is_empty() {
-        text += &format!("by their types and dims, {states} may be states that the model has; else, ");
-    }
-    text += "no axis of the inputs leads to a recurrence or a causal convolution";
-    // Of a single step, shapes say nothing.
-    for line in stopped.iter().filter(|_| like_states.is_empty()) {
-        text += &format!("\n  {line}");
-    }
-    text
-}
-
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     let Prepared { model, graph, had_batch_in_front } = prepared(bytes)?;
     let original = had_batch_in_front.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
-    let described = described_pairs(graph.doc_string())?;
+    let described = described_pairs(graph.doc_string()).map_err(ConvertError::Description)?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
-    check_pairs(&graph, &pairs)?;
+    check_pairs(&graph, &pairs).map_err(ConvertError::Option)?;
     let mut opened = if options.open_batch {
         batch::open(&graph, opset, &pairs, &options.time, &options.batch)?
     } else {
@@ -161,7 +96,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         return Err(ConvertError::Nothing { alike: Vec::new(), like_states: Vec::new(), stopped });
     }
     report.batch_was = batch_was;
-    let fixed = fixed_batch(&opened, &analysis);
+    let fixed = fixed_batch(&opened.graph, &analysis).filter(|_| opened.axes.is_empty());
     report.warnings.extend(fixed.map(|warning| unless_closed(warning, &opened.graph, opset, &pairs, options)));
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
     report.warnings.extend(uncut);
@@ -169,7 +104,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
-    describe(&mut cut_graph, &described, &report);
+    describe(&mut cut_graph, &described, report.states.iter().map(|state| &state.pair));
     let mut converted = with_graph(&model, cut_graph);
     note_multiple(&mut converted, &report);
     note_initial_states(&mut converted, &report);
@@ -189,47 +124,6 @@ fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[Pair
         Err(BatchError::Refused(refusals)) => Warning::ClosedBatch { axis: axis.clone(), refusal: refusals.first },
         _ => warning,
     }
-}
-
-/// A model whose nodes stand behind those that they read, in the graph and in those inside it.
-pub struct Prepared {
-    /// Without its graph.
-    pub model: ModelProto,
-    pub graph: GraphProto,
-    /// Layers had the batch in front.
-    pub had_batch_in_front: bool,
-}
-
-/// Reads a model.
-pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
-    let mut model = onnx::read(bytes)?;
-    if let Some(name) = function_like_operator(&model) {
-        return Err(ConvertError::Function(name.to_owned()));
-    }
-    let mut graph = model.graph.take().unwrap_or_default();
-    let had_batch_in_front = put_time_in_front(&mut graph);
-    sort_all(&mut graph)?;
-    Ok(Prepared { model, graph, had_batch_in_front })
-}
-
-/// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.
-fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
-    let refused = |node: &NodeProto, why: String| {
-        let refusal = crate::time::refuse(node, why, CHECKER);
-        Err(ConvertError::Refused(refusal.into()))
-    };
-    let mut made = HashSet::new();
-    for node in &graph.node {
-        if let Some(twice) = node.named_outputs().find(|name| !made.insert(*name)) {
-            return refused(node, format!("makes '{twice}', which another node makes too"));
-        }
-    }
-    if let Some(node) = crate::graph::in_a_circle(graph) {
-        return refused(node, "waits for its own output, or for a node that does".to_owned());
-    }
-    sort(graph);
-    let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
-    attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs)).try_for_each(sort_all)
 }
 
 /// Follows the steps. Where that isn't possible and isn't needed either, the recurrences inside the model stay as they
@@ -319,7 +213,7 @@ fn kept_states(graph: &GraphProto, pairs: &[Pair], initial: &[InitialState]) -> 
     pairs.iter().filter_map(state).collect()
 }
 
-fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[crate::cut::NewState]) -> Report {
+fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[NewState]) -> Report {
     let mut states = kept;
     states.extend(made.iter().map(|state| {
         let starts = match state.start {

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 use bytes::Bytes;
 use prost::Message;
 
-use crate::infer::MOST_ELEMENTS;
+use crate::infer::tensor::MOST_ELEMENTS;
 use crate::onnx::schema::{TensorProto, tensor_proto::DataLocation};
 use crate::onnx::{self, ReadError, element_count, type_bytes};
 

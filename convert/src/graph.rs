@@ -1,9 +1,32 @@
 //! What a graph's names connect, and the edits that keep it whole: fresh names, order, removal of what nothing uses.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+
+/// The axis of an input that has the steps, or the batch.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct InputAxis {
+    pub input: String,
+    pub axis: usize,
+}
+
+impl fmt::Display for InputAxis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.input, self.axis)
+    }
+}
+
+/// The axis of an output that is the batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the names say it")]
+pub struct OutputAxis {
+    pub output: String,
+    pub axis: usize,
+}
 
 /// The node that makes each tensor.
 pub fn producers(graph: &GraphProto) -> HashMap<&str, usize> {
@@ -166,6 +189,27 @@ impl NodeProto {
     pub fn named_outputs(&self) -> impl Iterator<Item = &str> {
         self.output.iter().map(String::as_str).filter(|name| !name.is_empty())
     }
+}
+
+/// The inputs whose content each tensor depends on.
+pub type Content = HashMap<String, HashSet<String>>;
+
+/// The inputs whose content each tensor depends on. Shapes are no content.
+pub fn content_inputs(graph: &GraphProto) -> Content {
+    let mut content: Content = required_inputs(graph)
+        .map(|input| (input.name().to_owned(), HashSet::from([input.name().to_owned()])))
+        .collect();
+    for node in &graph.node {
+        if node.reads_size() {
+            continue;
+        }
+        let found: HashSet<String> =
+            inputs_of(node).iter().filter_map(|name| content.get(name)).flatten().cloned().collect();
+        for output in node.named_outputs() {
+            content.insert(output.to_owned(), found.clone());
+        }
+    }
+    content
 }
 
 #[cfg(test)]

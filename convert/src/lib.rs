@@ -7,20 +7,19 @@
 //!
 //! | module | |
 //! |---|---|
-//! | [`onnx`] | reading and writing models |
+//! | `convert` | the conversion: bytes in, bytes out |
+//! | `rows` | what the backend asks of a graph that it serves: what it does with the rows of its batch |
+//! | `prepared` | reads a model and puts it in order, and says why one isn't converted |
+//! | `cut` | the edits that make states, and lengths of rows that requests say |
+//! | [`report`] | what was done |
+//! | `batch` | opens a batch dimension that is fixed to 1, and names the batch beside the steps |
+//! | `analysis` | which axis of the inputs has the steps |
+//! | `time` | which tensors carry the steps, and what stands in the way |
+//! | `infer` | shapes and small values, for inputs of given sizes |
 //! | `pairs` | inputs and outputs that are the two ends of a state already |
 //! | `graph` | what a graph's names connect |
-//! | `infer` | shapes and small values, for inputs of given sizes |
-//! | `time` | which tensors carry the steps, and what stands in the way |
-//! | `analysis` | which axis of the inputs has the steps |
-//! | `batch` | opens a batch dimension that is fixed to 1 |
-//! | `batch_axis` | the name of the batch beside the steps, and warnings about it |
-//! | `cut` | the edits |
-//! | `layout` | layers with the batch in front, which ONNX Runtime doesn't run |
-//! | `lengths` | lengths of rows that requests say, and what they need of a model |
-//! | `rows` | finds a node that takes the batch for its steps, or brings rows together with another dimension |
+//! | [`onnx`] | reading and writing models, and the table of the operators |
 //! | `external` | weights in files of their own |
-//! | [`report`] | what was done |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
 //! Only `verify` knows ONNX Runtime. Only `verify` opens files, the models that it compares, and `external`, those of
@@ -28,28 +27,26 @@
 
 mod analysis;
 mod batch;
-mod batch_axis;
 mod convert;
 mod cut;
 mod external;
 mod graph;
 mod infer;
-mod layout;
-mod lengths;
 pub mod onnx;
 mod pairs;
+mod prepared;
 pub mod report;
 mod rows;
 mod time;
 #[cfg(feature = "verify")]
 pub mod verify;
 
-pub use analysis::InputAxis;
 pub use batch::{BatchError, is_batch_name, is_made_up};
-pub use convert::{ConvertError, Converted, Options, convert};
+pub use convert::{Converted, Options, convert};
 pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};
+pub use graph::{InputAxis, OutputAxis};
 pub use onnx::operators::SCALES_AT_RUN_TIME;
-pub use pairs::{crossed_states, pairs};
-pub use report::Pair;
-pub use rows::{OutputAxis, RowsInGraph, passes_on_rows, rows_meet_others, rows_stay_apart};
+pub use pairs::{Pair, pairs};
+pub use prepared::ConvertError;
+pub use rows::{RowsInGraph, crossed_states, passes_on_rows, rows_meet_others, rows_stay_apart};
 pub use time::{Hint, Refusal, Refusals};

@@ -1,15 +1,30 @@
 //! Inputs and outputs that are the two ends of a state already: in options, in the graph's description, and by their shapes.
 
-use bytes::Bytes;
+use std::fmt;
 
-use crate::convert::{ConvertError, prepared};
+use serde::Serialize;
+
 use crate::graph::{producers, required_inputs};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{self, Dim};
-use crate::report::{Pair, Report};
+
+/// The two ends of a state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Pair {
+    /// The input that takes the state.
+    pub input: String,
+    /// The output that gives the next one.
+    pub output: String,
+}
+
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "<<<{}, {}>>>", self.input, self.output)
+    }
+}
 
 /// The pairs that a graph's description names, in the lines that the backend reads.
-pub fn described_pairs(description: &str) -> Result<Vec<Pair>, ConvertError> {
+pub fn described_pairs(description: &str) -> Result<Vec<Pair>, String> {
     let mut described = Vec::new();
     for line in description.lines() {
         for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
@@ -20,7 +35,7 @@ pub fn described_pairs(description: &str) -> Result<Vec<Pair>, ConvertError> {
             let form =
                 || format!("the graph's description names states as '{groups}': '<<<input, output>>>' is expected");
             let swap = |pair: Pair| if input < output { pair } else { Pair { input: pair.output, output: pair.input } };
-            described.extend(pairs(groups).ok_or_else(|| ConvertError::Description(form()))?.into_iter().map(swap));
+            described.extend(pairs(groups).ok_or_else(form)?.into_iter().map(swap));
         }
     }
     Ok(described)
@@ -46,12 +61,12 @@ pub fn pairs(text: &str) -> Option<Vec<Pair>> {
 }
 
 /// Refuses pairs of names that the model lacks, and of tensors whose types or dims differ.
-pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertError> {
+pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), String> {
     let find = |values: &[ValueInfoProto], name: &str, kind: &str| {
         let found = values.iter().find(|value| value.name() == name).cloned();
         found.ok_or_else(|| {
             let names: Vec<&str> = values.iter().map(ValueInfoProto::name).collect();
-            ConvertError::Option(format!("the model has no {kind} '{name}' (it has {})", names.join(", ")))
+            format!("the model has no {kind} '{name}' (it has {})", names.join(", "))
         })
     };
     for pair in pairs {
@@ -65,22 +80,16 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), ConvertErro
             let shape = |value: &ValueInfoProto| {
                 format!("{} {}", onnx::type_name(value.elem()), onnx::bracketed(&value.dims().unwrap_or_default()))
             };
-            return Err(ConvertError::Option(format!(
+            return Err(format!(
                 "'{}' ({}) and '{}' ({}) can't be the two ends of a state: type and dims must agree",
                 pair.input,
                 shape(&input),
                 pair.output,
                 shape(&output)
-            )));
+            ));
         }
     }
-    crossed_ends(graph, pairs).map_or(Ok(()), |why| Err(ConvertError::Option(why)))
-}
-
-/// Why a pair can't be a state: it joins the hidden state and the cell state of one layer. `None`, too, if the converter
-/// can't read the model.
-pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
-    crossed_ends(&prepared(model).ok()?.graph, pairs)
+    crossed_ends(graph, pairs).map_or(Ok(()), Err)
 }
 
 /// Why a pair can't be a state, if it is of the hidden state and the cell state of one layer.
@@ -145,13 +154,8 @@ pub fn alike(graph: &GraphProto) -> Vec<Pair> {
 }
 
 /// Writes the pairs into the graph's description, where the backend finds them.
-pub fn describe(graph: &mut GraphProto, described: &[Pair], report: &Report) {
-    let new: Vec<String> = report
-        .states
-        .iter()
-        .filter(|state| !described.contains(&state.pair))
-        .map(|state| state.pair.to_string())
-        .collect();
+pub fn describe<'a>(graph: &mut GraphProto, described: &[Pair], pairs: impl Iterator<Item = &'a Pair>) {
+    let new: Vec<String> = pairs.filter(|pair| !described.contains(pair)).map(Pair::to_string).collect();
     if new.is_empty() {
         return;
     }

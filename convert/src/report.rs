@@ -7,24 +7,10 @@ use std::num::NonZeroUsize;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::analysis::InputAxis;
+use crate::graph::InputAxis;
 use crate::onnx::{Dim, type_bytes, type_name};
+use crate::pairs::Pair;
 use crate::time::{Hint, Refusal, Refusals};
-
-/// The two ends of a state.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Pair {
-    /// The input that takes the state.
-    pub input: String,
-    /// The output that gives the next one.
-    pub output: String,
-}
-
-impl fmt::Display for Pair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<<<{}, {}>>>", self.input, self.output)
-    }
-}
 
 /// Where a state starts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

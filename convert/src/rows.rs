@@ -1,29 +1,16 @@
-//! What a graph does with the rows of its batch: runs along them as if they were steps, combines them with another
-//! dimension, or keeps them apart.
-
-use std::collections::HashMap;
+//! What the backend asks of a graph that it serves: whether it runs along the rows of its batch as if they were steps,
+//! combines them with another dimension, or keeps them apart; and whether pairs cross the states of a layer.
 
 use bytes::Bytes;
 
-use crate::analysis::{InputAxis, attempt};
-use crate::convert::{Prepared, prepared};
-use crate::graph::{producers, prune, required_inputs};
-use crate::infer::{Shapes, Tensor};
-use crate::onnx::schema::{GraphProto, NodeProto};
-use crate::onnx::{Dim, opset};
+use crate::analysis::attempt;
+use crate::batch::naming::{OTHER, ROWS, shapes};
+use crate::graph::{InputAxis, OutputAxis, producers, prune};
+use crate::onnx::opset;
+use crate::onnx::schema::NodeProto;
+use crate::pairs::{Pair, crossed_ends};
+use crate::prepared::{Prepared, prepared};
 use crate::time::{Cut, Place, Refusal};
-
-/// Rows and other open dimensions: two lengths with many divisors, neither a multiple of the other.
-pub const ROWS: i64 = 120;
-const OTHER: i64 = 48;
-
-/// The axis of an output that is the batch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct OutputAxis {
-    pub output: String,
-    pub axis: usize,
-}
 
 /// What a graph says of the rows of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,18 +81,10 @@ pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis],
     })
 }
 
-/// The shapes where the batch has this length, and each other open dimension another.
-pub fn shapes(graph: &GraphProto, opset: i64, rows: &[InputAxis], batch: i64) -> Shapes {
-    let inputs = required_inputs(graph).filter_map(|input| {
-        let length = |(axis, dim): (usize, &Dim)| match dim {
-            Dim::Known(length) => *length,
-            _ if rows.iter().any(|of| of.input == input.name() && of.axis == axis) => batch,
-            _ => OTHER,
-        };
-        let dims = input.dims()?.iter().enumerate().map(length).collect();
-        Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
-    });
-    Shapes::infer(graph, opset, inputs.collect::<HashMap<_, _>>(), None)
+/// Why a pair can't be a state: it joins the hidden state and the cell state of one layer. `None`, too, if the converter
+/// can't read the model.
+pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
+    crossed_ends(&prepared(model).ok()?.graph, pairs)
 }
 
 fn described(node: &NodeProto) -> String {

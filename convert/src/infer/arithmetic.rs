@@ -1,53 +1,8 @@
 //! Operators that work element by element: their shapes, and their values where those are known.
 
-use super::Tensor;
+use super::tensor::{Tensor, broadcast, spread};
+use crate::onnx::DataType;
 use crate::onnx::schema::NodeProto;
-use crate::onnx::{DataType, element_count};
-
-/// The shape that shapes broadcast to.
-pub fn broadcast(all: &[&[i64]]) -> Result<Vec<i64>, String> {
-    let rank = all.iter().map(|dims| dims.len()).max().unwrap_or_default();
-    let mut out = vec![1; rank];
-    for dims in all {
-        for (slot, &dim) in out[rank - dims.len()..].iter_mut().zip(*dims) {
-            if *slot == 1 {
-                *slot = dim;
-            } else if dim != 1 && dim != *slot {
-                return Err(format!("the shapes {all:?} don't broadcast"));
-            }
-        }
-    }
-    Ok(out)
-}
-
-/// The elements of a tensor, broadcast to a shape.
-pub fn spread(tensor: &Tensor, dims: &[i64]) -> Option<Vec<f64>> {
-    let (own, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
-    if own == dims {
-        return Some(data.to_vec());
-    }
-    let count = element_count(dims);
-    if count > super::MOST_ELEMENTS {
-        return None;
-    }
-    let front = dims.len().checked_sub(own.len())?;
-    let mut strides = vec![0; dims.len()];
-    let mut stride = 1;
-    for axis in (0..own.len()).rev() {
-        strides[front + axis] = if own[axis] == 1 { 0 } else { stride };
-        stride *= own[axis];
-    }
-    let at = |flat: i64| {
-        let mut rest = flat;
-        let mut position = 0;
-        for axis in (0..dims.len()).rev() {
-            position += rest % dims[axis] * strides[axis];
-            rest /= dims[axis];
-        }
-        usize::try_from(position).ok()
-    };
-    (0..count).map(|flat| data.get(at(flat)?).copied()).collect()
-}
 
 /// The value of an operator with one input.
 fn unary(op: &str) -> Option<fn(f64) -> f64> {

@@ -4,98 +4,26 @@
 //! and follows whatever arithmetic an exporter wrote. What isn't known stays open; nothing is guessed.
 
 mod arithmetic;
-pub mod loops;
 pub mod ops;
 pub mod shaping;
+pub mod tensor;
 
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use crate::graph::required_inputs;
-use crate::onnx::operators::Shape;
-use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
-use crate::onnx::{Dim, element_count, numbers};
+use crate::graph::{captured, required_inputs};
+use crate::onnx::operators::ShapeRule;
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::{DataType, Dim};
+use tensor::{Tensor, axis_of};
 
-/// Contents of larger tensors aren't followed.
-pub const MOST_ELEMENTS: i64 = 1 << 14;
-/// No tensor has more elements or a longer axis. So sums of lengths, and a length times a window, fit an i64. Products of
-/// lengths saturate.
-const MOST_LENGTH: i64 = 1 << 40;
-/// No tensor has more axes.
-const MOST_AXES: usize = 64;
 /// Turns of loops are followed until they have taken this many tensors, in all loops together: loops in loops would
 /// take hours.
 const MOST_FOLLOWED: usize = 1 << 18;
 
-/// What is known about a tensor.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Tensor {
-    /// The data type; 0 if unknown.
-    pub elem: i32,
-    /// The shape; that of an element for a sequence.
-    pub dims: Option<Vec<i64>>,
-    /// The content of a small tensor.
-    pub data: Option<Arc<[f64]>>,
-    /// For a sequence, how many tensors it has.
-    pub length: Option<i64>,
-}
-
-impl Tensor {
-    /// A tensor of a known shape.
-    pub fn shaped(elem: i32, dims: Vec<i64>) -> Self {
-        Self { elem, dims: Some(dims), ..Self::default() }
-    }
-
-    /// A tensor with a known type and an unknown shape.
-    pub fn open(elem: i32) -> Self {
-        Self { elem, ..Self::default() }
-    }
-
-    /// A tensor with its content, which is dropped if it is large or doesn't fit.
-    pub fn with_data(elem: i32, dims: Vec<i64>, data: Vec<f64>) -> Self {
-        let fits = element_count(&dims) <= MOST_ELEMENTS && usize::try_from(element_count(&dims)) == Ok(data.len());
-        Self { elem, dims: Some(dims), data: fits.then(|| data.into()), length: None }
-    }
-
-    /// The tensor, or one of unknown shape where no tensor can have this one.
-    fn possible(self) -> Self {
-        let is_possible = |dims: &[i64]| {
-            let counts = dims.iter().map(|&dim| dim.max(1)).collect::<Vec<_>>();
-            dims.len() <= MOST_AXES && dims.iter().all(|&dim| dim >= 0) && element_count(&counts) <= MOST_LENGTH
-        };
-        if self.dims.as_deref().is_none_or(is_possible) {
-            self
-        } else {
-            Self { length: self.length, ..Self::open(self.elem) }
-        }
-    }
-
-    /// The content as integers.
-    pub fn ints(&self) -> Option<Vec<i64>> {
-        self.data.as_ref().map(|data| data.iter().map(|&value| value as i64).collect())
-    }
-
-    /// Whether each element is known to have this value.
-    pub fn is_full_of(&self, value: f64) -> bool {
-        self.data.as_ref().is_some_and(|data| data.iter().all(|&element| element == value))
-    }
-
-    /// The only element.
-    pub fn scalar(&self) -> Option<f64> {
-        match self.data.as_deref() {
-            Some(&[value]) => Some(value),
-            _ => None,
-        }
-    }
-
-    fn of_weight(tensor: &TensorProto) -> Self {
-        let small = element_count(&tensor.dims) <= MOST_ELEMENTS;
-        let data = if small { numbers(tensor) } else { None };
-        Self { elem: tensor.data_type(), dims: Some(tensor.dims.clone()), data: data.map(Into::into), length: None }
-    }
-}
+/// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
+const MOST_TURNS: i64 = 1000;
 
 /// What is known about the tensors of a graph, for one size of its inputs.
 #[derive(Clone, Debug, Default)]
@@ -173,9 +101,9 @@ impl Shapes {
     fn infer_node(&self, node: &NodeProto, opset: i64) -> Result<Vec<Tensor>, String> {
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.get(name)).collect();
         match node.shape_rule() {
-            Shape::Loop => Ok(loops::run_loop(self, node, &inputs, opset)),
-            Shape::Scan => Ok(loops::run_scan(self, node, opset)),
-            Shape::If if !inputs.is_empty() => Ok(loops::run_if(self, node, &inputs, opset)),
+            ShapeRule::Loop => Ok(run_loop(self, node, &inputs, opset)),
+            ShapeRule::Scan => Ok(run_scan(self, node, opset)),
+            ShapeRule::If if !inputs.is_empty() => Ok(run_if(self, node, &inputs, opset)),
             _ => ops::infer(node, &inputs, opset),
         }
     }
@@ -185,5 +113,192 @@ fn known(dim: &Dim) -> Option<i64> {
     match dim {
         Dim::Known(length) => Some(*length),
         _ => None,
+    }
+}
+
+/// What a `Loop` gives: its carried values, then the values of each turn stacked.
+pub fn run_loop(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
+    let Some(body) = node.graph("body") else { return Vec::new() };
+    let turns = turns(outer, node, inputs, opset);
+    let carried = inputs.get(2..).unwrap_or_default();
+    let shapes = Shapes::infer(body, opset, body_inputs(body, None, carried, false), Some(outer));
+    let of_body = |output: usize| body.output.get(output).map(|value| shapes.get(value.name())).unwrap_or_default();
+    let mut outputs: Vec<Tensor> =
+        (0..carried.len()).map(|index| after(&carried[index], &of_body(index + 1), turns)).collect();
+    for index in carried.len() + 1..body.output.len() {
+        outputs.push(stacked(&of_body(index), turns, 0));
+    }
+    outputs
+}
+
+/// The inputs of a `Loop`'s body. With `follows` the small carried values keep their content.
+pub fn body_inputs(body: &GraphProto, turn: Option<i64>, carried: &[Tensor], follows: bool) -> HashMap<String, Tensor> {
+    let name = |index: usize| body.input.get(index).map(|input| input.name().to_owned()).unwrap_or_default();
+    let turn = Tensor { data: turn.map(|turn| [turn as f64].into()), ..Tensor::shaped(DataType::Int64 as i32, vec![]) };
+    let go = Tensor { data: follows.then(|| [1.0].into()), ..Tensor::shaped(DataType::Bool as i32, vec![]) };
+    let mut inputs = HashMap::from([(name(0), turn), (name(1), go)]);
+    for (index, value) in carried.iter().enumerate() {
+        let mut value = value.clone();
+        if !follows || value.data.as_ref().is_some_and(|data| data.len() > 1) {
+            value.data = None;
+        }
+        if let Some(input) = body.input.get(index + 2).filter(|_| value.elem == 0) {
+            value.elem = input.elem();
+        }
+        inputs.insert(name(index + 2), value);
+    }
+    inputs
+}
+
+/// How often a `Loop` turns, if that depends on sizes only.
+pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Option<i64> {
+    let body = node.graph("body")?;
+    let most = match node.input_at(0) {
+        Some(_) => Some(inputs[0].scalar()? as i64),
+        None => None,
+    };
+    let mut goes = match node.input_at(1) {
+        Some(_) => inputs[1].scalar()? != 0.0,
+        None => true,
+    };
+    let mut carried = inputs.get(2..).unwrap_or_default().to_vec();
+    let outer = outer.of(captured(body));
+    let mut turn = 0;
+    while goes && most.is_none_or(|most| turn < most) {
+        if turn > MOST_TURNS || !outer.may_turn(body) {
+            return None;
+        }
+        let shapes = Shapes::infer(body, opset, body_inputs(body, Some(turn), &carried, true), Some(&outer));
+        let keeps = is_passed_on(body, 1, 0) || goes_on_forever(body, &shapes);
+        goes = keeps || shapes.get(body.output.first()?.name()).scalar()? != 0.0;
+        if keeps && most.is_some() {
+            return most;
+        }
+        for (index, value) in carried.iter_mut().enumerate() {
+            let next = shapes.get(body.output.get(index + 1)?.name());
+            if value.length.is_none() {
+                *value = Tensor { elem: value.elem, ..next };
+            }
+        }
+        turn += 1;
+    }
+    Some(turn)
+}
+
+/// Whether the condition of a `Loop`'s body is a constant that is true. PyTorch writes such loops.
+fn goes_on_forever(body: &GraphProto, shapes: &Shapes) -> bool {
+    let Some(condition) = source(body, 0) else { return false };
+    let is_input = body.input.iter().any(|input| input.name() == condition);
+    let mut computed = body.node.iter().filter(|node| node.op() != "Constant").flat_map(NodeProto::named_outputs);
+    !is_input && !computed.any(|name| name == condition) && shapes.get(condition).scalar().is_some_and(|go| go != 0.0)
+}
+
+/// Whether a body gives an input back as an output, unchanged.
+pub fn is_passed_on(body: &GraphProto, input: usize, output: usize) -> bool {
+    body.input.get(input).is_some_and(|input| source(body, output) == Some(input.name()))
+}
+
+/// The tensor that an output of a body is a copy of.
+pub fn source(body: &GraphProto, output: usize) -> Option<&str> {
+    let mut name = body.output.get(output)?.name();
+    let copies = |name: &str| {
+        let mut nodes = body.node.iter();
+        let node = nodes.find(|node| node.output.first().is_some_and(|output| output == name))?;
+        node.input_at(0).filter(|_| node.op() == "Identity")
+    };
+    // No way through the body is longer; a circle would be.
+    for _ in &body.node {
+        let Some(from) = copies(name) else { break };
+        name = from;
+    }
+    Some(name)
+}
+
+fn after(before: &Tensor, turned: &Tensor, turns: Option<i64>) -> Tensor {
+    let elem = if turned.elem == 0 { before.elem } else { turned.elem };
+    if before.length.is_some() {
+        return Tensor { length: turns, data: None, elem, ..turned.clone() };
+    }
+    let same = before.dims == turned.dims;
+    Tensor { elem, dims: before.dims.clone().filter(|_| same), ..Tensor::default() }
+}
+
+fn stacked(each: &Tensor, turns: Option<i64>, axis: usize) -> Tensor {
+    let (Some(own), Some(turns)) = (&each.dims, turns) else { return Tensor::open(each.elem) };
+    let mut dims = own.clone();
+    dims.insert(axis.min(own.len()), turns);
+    Tensor::shaped(each.elem, dims)
+}
+
+/// A list of a `Scan`'s axes or directions, an entry for each of `count`.
+pub fn scan_list(node: &NodeProto, name: &str, count: usize) -> Vec<i64> {
+    node.ints(name).map_or_else(|| vec![0; count], <[i64]>::to_vec)
+}
+
+/// How many of a `Scan`'s inputs are states, and how many it scans.
+pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
+    let scanned = usize::try_from(node.int("num_scan_inputs").unwrap_or(0)).unwrap_or_default();
+    let scanned = scanned.min(node.input.len());
+    (node.input.len() - scanned, scanned)
+}
+
+/// The inputs of a `Scan`'s body, and the number of its steps.
+pub fn scan_body_inputs(outer: &Shapes, node: &NodeProto, body: &GraphProto) -> (HashMap<String, Tensor>, Option<i64>) {
+    let (states, scanned) = scan_counts(node);
+    let axes = scan_list(node, "scan_input_axes", scanned);
+    let mut inputs = HashMap::new();
+    let mut steps = None;
+    for (index, (input, name)) in body.input.iter().zip(&node.input).enumerate() {
+        let mut value = Tensor { data: None, ..outer.get(name) };
+        if let (Some(dims), true) = (&mut value.dims, index >= states) {
+            let axis = axes.get(index - states).copied().unwrap_or_default();
+            if let Ok(axis) = axis_of(axis, dims.len()) {
+                steps = Some(dims.remove(axis));
+            }
+        }
+        inputs.insert(input.name().to_owned(), value);
+    }
+    (inputs, steps)
+}
+
+/// What a `Scan` gives: its states, then the values of each step stacked.
+pub fn run_scan(outer: &Shapes, node: &NodeProto, opset: i64) -> Vec<Tensor> {
+    let Some(body) = node.graph("body") else { return Vec::new() };
+    let (states, _) = scan_counts(node);
+    let (inputs, steps) = scan_body_inputs(outer, node, body);
+    let shapes = Shapes::infer(body, opset, inputs, Some(outer));
+    let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
+    let each = |(index, output): (usize, &ValueInfoProto)| {
+        let value = shapes.get(output.name());
+        if index < states {
+            return Tensor { data: None, ..value };
+        }
+        let rank = value.dims.as_ref().map_or(0, Vec::len) as i64 + 1;
+        let axis = out_axes.get(index - states).copied().unwrap_or_default();
+        stacked(&value, steps, (if axis < 0 { axis + rank } else { axis }) as usize)
+    };
+    body.output.iter().enumerate().map(each).collect()
+}
+
+/// The branch that an `If` takes, if its condition depends on sizes only.
+pub fn branch<'a>(node: &'a NodeProto, condition: &Tensor) -> Option<&'a GraphProto> {
+    node.graph(if condition.scalar()? != 0.0 { "then_branch" } else { "else_branch" })
+}
+
+/// What an `If` gives.
+pub fn run_if(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -> Vec<Tensor> {
+    let of = |graph: &GraphProto| -> Vec<Tensor> {
+        let shapes = Shapes::infer(graph, opset, HashMap::new(), Some(outer));
+        graph.output.iter().map(|output| shapes.get(output.name())).collect()
+    };
+    match branch(node, &inputs[0]) {
+        Some(graph) => of(graph),
+        None => {
+            let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else {
+                return Vec::new();
+            };
+            let both = |(yes, no): (Tensor, Tensor)| if yes == no { yes } else { Tensor::open(yes.elem) };
+            of(yes).into_iter().zip(of(no)).map(both).collect()
+        }
     }
 }

@@ -1,9 +1,9 @@
 //! The shapes of the operators that streaming models have. An operator that isn't here has outputs of open shapes.
 
-use super::Tensor;
-use super::arithmetic::{broadcast, element_wise, quantized_elem};
-use super::shaping::{self, axis_of, list};
-use crate::onnx::operators::Shape;
+use super::arithmetic::{element_wise, quantized_elem};
+use super::shaping;
+use super::tensor::{MOST_LENGTH, Tensor, axis_of, broadcast, list};
+use crate::onnx::operators::ShapeRule;
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count};
 
@@ -14,9 +14,9 @@ const MOST_INPUTS: usize = 8;
 pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tensor>, String> {
     let rule = node.shape_rule();
     match rule {
-        Shape::Broadcast => return element_wise(node, inputs),
-        Shape::Concat if inputs.is_empty() => return Ok(Vec::new()),
-        Shape::Concat => return Ok(vec![shaping::concat(node, inputs)?]),
+        ShapeRule::Broadcast => return element_wise(node, inputs),
+        ShapeRule::Concat if inputs.is_empty() => return Ok(Vec::new()),
+        ShapeRule::Concat => return Ok(vec![shaping::concat(node, inputs)?]),
         _ => {}
     }
     // Inputs that are left out are unknown.
@@ -26,69 +26,74 @@ pub fn infer(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Vec<Tens
     let first = &inputs[0];
     let same = |elem: i32| Tensor { elem, dims: first.dims.clone(), data: None, length: None };
     Ok(match rule {
-        Shape::Each => {
+        ShapeRule::Each => {
             let mut outputs = element_wise(node, &inputs[..1])?;
             if node.op() == "CastLike" {
                 outputs[0].elem = inputs[1].elem;
             }
             outputs
         }
-        Shape::Same => vec![same(first.elem)],
-        Shape::DequantizeLinear => vec![same(inputs[1].elem)],
-        Shape::QuantizeLinear => vec![same(quantized_elem(&inputs[2]))],
-        Shape::DynamicQuantizeLinear => {
+        ShapeRule::Same => vec![same(first.elem)],
+        ShapeRule::DequantizeLinear => vec![same(inputs[1].elem)],
+        ShapeRule::QuantizeLinear => vec![same(quantized_elem(&inputs[2]))],
+        ShapeRule::DynamicQuantizeLinear => {
             let scalar = |elem: DataType| Tensor::shaped(elem as i32, vec![]);
             vec![same(DataType::Uint8 as i32), scalar(DataType::Float), scalar(DataType::Uint8)]
         }
-        Shape::Constant => vec![shaping::constant(node)],
-        Shape::ConstantOfShape => vec![shaping::constant_of_shape(node, inputs)],
-        Shape::Shape => vec![shaping::shape(node, inputs)],
-        Shape::Size => vec![size(first)],
-        Shape::Range => vec![shaping::range(inputs)],
-        Shape::Reshape => vec![shaping::reshape(node, inputs)?],
-        Shape::Flatten => vec![shaping::flatten(node, inputs)],
-        Shape::Squeeze => vec![shaping::squeeze(node, inputs)?],
-        Shape::Unsqueeze => vec![shaping::unsqueeze(node, inputs)?],
-        Shape::Transpose => vec![shaping::transpose(node, inputs)?],
-        Shape::Slice => vec![shaping::slice(node, inputs)?],
-        Shape::Gather => vec![shaping::gather(node, inputs)?],
-        Shape::Expand => vec![shaping::expand(inputs)?],
-        Shape::Tile => vec![shaping::tile(inputs)],
-        Shape::Split => shaping::split(node, inputs)?,
-        Shape::MatMul => vec![mat_mul(first, &inputs[1], first.elem)?],
-        Shape::FusedMatMul => vec![fused_mat_mul(node, first, &inputs[1])?],
-        Shape::MatMulIntegerToFloat => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
-        Shape::QLinearMatMul => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
-        Shape::Gemm => vec![gemm(node, inputs)?],
-        Shape::Einsum => vec![einsum(node, inputs)],
-        Shape::Conv => vec![window(node, first, Some(&inputs[1]), false)?],
-        Shape::ConvTranspose => vec![transposed_window(node, first, &inputs[1])],
-        Shape::QLinearConv => {
+        ShapeRule::Constant => vec![shaping::constant(node)],
+        ShapeRule::ConstantOfShape => vec![shaping::constant_of_shape(node, inputs)],
+        ShapeRule::Shape => vec![shaping::shape(node, inputs)],
+        ShapeRule::Size => vec![size(first)],
+        ShapeRule::Range => vec![shaping::range(inputs)],
+        ShapeRule::Reshape => vec![shaping::reshape(node, inputs)?],
+        ShapeRule::Flatten => vec![shaping::flatten(node, inputs)],
+        ShapeRule::Squeeze => vec![shaping::squeeze(node, inputs)?],
+        ShapeRule::Unsqueeze => vec![shaping::unsqueeze(node, inputs)?],
+        ShapeRule::Transpose => vec![shaping::transpose(node, inputs)?],
+        ShapeRule::Slice => vec![shaping::slice(node, inputs)?],
+        ShapeRule::Gather => vec![shaping::gather(node, inputs)?],
+        ShapeRule::Expand => vec![shaping::expand(inputs)?],
+        ShapeRule::Tile => vec![shaping::tile(inputs)],
+        ShapeRule::Split => shaping::split(node, inputs)?,
+        ShapeRule::MatMul => vec![mat_mul(first, &inputs[1], first.elem)?],
+        ShapeRule::FusedMatMul => vec![fused_mat_mul(node, first, &inputs[1])?],
+        ShapeRule::MatMulIntegerToFloat => vec![mat_mul(first, &inputs[1], DataType::Float as i32)?],
+        ShapeRule::QLinearMatMul => vec![mat_mul(first, &inputs[3], inputs[7].elem)?],
+        ShapeRule::Gemm => vec![gemm(node, inputs)?],
+        ShapeRule::Einsum => vec![einsum(node, inputs)],
+        ShapeRule::Conv => vec![window(node, first, Some(&inputs[1]), false)?],
+        ShapeRule::ConvTranspose => vec![transposed_window(node, first, &inputs[1])],
+        ShapeRule::QLinearConv => {
             let made = window(node, first, Some(&inputs[3]), false)?;
             vec![Tensor { elem: inputs[7].elem, ..made }]
         }
-        Shape::Pool => vec![window(node, first, None, true)?],
-        Shape::GlobalPool => vec![global_pool(first)],
-        Shape::Pad => vec![pad(node, inputs)],
-        Shape::Resize => vec![resize(node, inputs, opset)],
-        Shape::OneHot => vec![one_hot(node, inputs)?],
-        Shape::GatherElements => vec![Tensor { dims: inputs[1].dims.clone(), ..Tensor::open(first.elem) }],
-        Shape::Recurrent => recurrent(node, inputs),
-        Shape::ArgReduce => {
+        ShapeRule::Pool => vec![window(node, first, None, true)?],
+        ShapeRule::GlobalPool => vec![global_pool(first)],
+        ShapeRule::Pad => vec![pad(node, inputs)],
+        ShapeRule::Resize => vec![resize(node, inputs, opset)],
+        ShapeRule::OneHot => vec![one_hot(node, inputs)?],
+        ShapeRule::GatherElements => vec![Tensor { dims: inputs[1].dims.clone(), ..Tensor::open(first.elem) }],
+        ShapeRule::Recurrent => recurrent(node, inputs),
+        ShapeRule::ArgReduce => {
             let axes = [node.int("axis").unwrap_or(0)];
             vec![reduced(first, Some(&axes), node.int("keepdims").unwrap_or(1) != 0, DataType::Int64 as i32)?]
         }
-        Shape::Reduce => vec![reduce(node, inputs, opset)?],
-        Shape::TopK => top_k(node, inputs),
-        Shape::SequenceEmpty => vec![Tensor { length: Some(0), ..Tensor::default() }],
-        Shape::SequenceInsert => {
+        ShapeRule::Reduce => vec![reduce(node, inputs, opset)?],
+        ShapeRule::TopK => top_k(node, inputs),
+        ShapeRule::SequenceEmpty => vec![Tensor { length: Some(0), ..Tensor::default() }],
+        ShapeRule::SequenceInsert => {
             let element = &inputs[1];
             vec![Tensor { length: first.length.map(|length| length.saturating_add(1)), data: None, ..element.clone() }]
         }
-        Shape::ConcatFromSequence => vec![concat_from_sequence(node, first)],
-        Shape::OptionalGetElement => vec![first.clone()],
+        ShapeRule::ConcatFromSequence => vec![concat_from_sequence(node, first)],
+        ShapeRule::OptionalGetElement => vec![first.clone()],
         // Bodies and branches are followed by the caller, which knows the tensors around them.
-        Shape::Loop | Shape::Scan | Shape::If | Shape::Broadcast | Shape::Concat | Shape::Open => Vec::new(),
+        ShapeRule::Loop
+        | ShapeRule::Scan
+        | ShapeRule::If
+        | ShapeRule::Broadcast
+        | ShapeRule::Concat
+        | ShapeRule::Open => Vec::new(),
     })
 }
 
@@ -271,7 +276,7 @@ pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64
     for (index, &axis) in axes.iter().enumerate() {
         all[axis] = (*pads.get(index)?, *pads.get(index + axes.len())?);
     }
-    let is_possible = |pad: i64| (-super::MOST_LENGTH..=super::MOST_LENGTH).contains(&pad);
+    let is_possible = |pad: i64| (-MOST_LENGTH..=MOST_LENGTH).contains(&pad);
     all.iter().all(|&(before, behind)| is_possible(before) && is_possible(behind)).then_some(all)
 }
 

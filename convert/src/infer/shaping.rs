@@ -1,57 +1,8 @@
 //! Operators that move elements and leave them as they are: their shapes, and their values where those are known.
 
-use super::Tensor;
-use super::arithmetic::{broadcast, spread};
+use super::tensor::{MOST_ELEMENTS, Tensor, axis_of, broadcast, list, pick, spread};
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count, numbers};
-
-/// An axis counted from the front.
-pub fn axis_of(axis: i64, rank: usize) -> Result<usize, String> {
-    let rank = i64::try_from(rank).unwrap_or(i64::MAX);
-    let counted = if axis < 0 { axis + rank } else { axis };
-    if (0..rank).contains(&counted) { Ok(counted as usize) } else { Err(format!("axis {axis} of rank {rank}")) }
-}
-
-/// A list that newer versions of ONNX take as an input and older ones as an attribute.
-pub fn list(node: &NodeProto, inputs: &[Tensor], index: usize, attribute: &str) -> Option<Vec<i64>> {
-    match node.input_at(index) {
-        Some(_) => inputs.get(index)?.ints(),
-        None => node.ints(attribute).map(<[i64]>::to_vec),
-    }
-}
-
-/// Picks elements of a tensor by their position in it, given the output's shape.
-fn pick(from: &Tensor, dims: &[i64], position: impl Fn(&[i64]) -> Vec<i64>) -> Tensor {
-    let picked = || -> Option<Vec<f64>> {
-        let (own, data) = (from.dims.as_deref()?, from.data.as_deref()?);
-        let count = element_count(dims);
-        if count > super::MOST_ELEMENTS {
-            return None;
-        }
-        let mut at = vec![0; dims.len()];
-        let mut out = Vec::new();
-        for flat in 0..count {
-            let mut rest = flat;
-            for axis in (0..dims.len()).rev() {
-                at[axis] = rest % dims[axis];
-                rest /= dims[axis];
-            }
-            let mut index = 0;
-            for (&at, &dim) in position(&at).iter().zip(own) {
-                if !(0..dim).contains(&at) {
-                    return None;
-                }
-                index = index * dim + at;
-            }
-            out.push(*data.get(usize::try_from(index).ok()?)?);
-        }
-        Some(out)
-    };
-    match picked() {
-        Some(data) => Tensor::with_data(from.elem, dims.to_vec(), data),
-        None => Tensor::shaped(from.elem, dims.to_vec()),
-    }
-}
 
 /// The same elements in another shape.
 fn reshaped(from: &Tensor, dims: Vec<i64>) -> Tensor {
@@ -81,7 +32,7 @@ pub fn constant_of_shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let elem = value.map_or(DataType::Float as i32, |value| value.data_type());
     let fill = value.and_then(numbers).and_then(|numbers| numbers.first().copied()).unwrap_or_default();
     match inputs[0].ints() {
-        Some(dims) if element_count(&dims) <= super::MOST_ELEMENTS => {
+        Some(dims) if element_count(&dims) <= MOST_ELEMENTS => {
             let count = usize::try_from(element_count(&dims)).unwrap_or_default();
             Tensor::with_data(elem, dims, vec![fill; count])
         }
@@ -105,7 +56,7 @@ pub fn range(inputs: &[Tensor]) -> Tensor {
     match (inputs[0].scalar(), inputs[1].scalar(), inputs[2].scalar()) {
         (Some(start), Some(end), Some(step)) if step != 0.0 => {
             let count = ((end - start) / step).ceil().max(0.0) as i64;
-            if count > super::MOST_ELEMENTS {
+            if count > MOST_ELEMENTS {
                 return Tensor::shaped(elem, vec![count]);
             }
             Tensor::with_data(elem, vec![count], (0..count).map(|index| start + index as f64 * step).collect())
@@ -208,7 +159,7 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     dims[axis] = shapes.iter().map(|dims| dims[axis]).sum();
     // Outer times, the parts one after the other.
     let outer = element_count(&dims[..axis]);
-    if outer > super::MOST_ELEMENTS {
+    if outer > MOST_ELEMENTS {
         return Ok(Tensor::shaped(elem, dims));
     }
     let parts =

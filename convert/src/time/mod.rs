@@ -4,162 +4,32 @@
 //! Rule: an operator that isn't known to treat steps one by one, or to need earlier ones only in a way that a state can
 //! hold, is refused. Nothing is guessed.
 
-mod body;
+mod carried;
 mod mixing;
 mod moves;
 mod place;
-mod products;
 mod recurrent;
 mod refusal;
 mod rules;
-mod turns;
+mod tracker;
 mod windows;
 
-use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 
-use crate::graph::{captured, inputs_of, producers, required_inputs};
-use crate::infer::loops::scan_counts;
-use crate::infer::shaping::{axis_of, permutation};
-use crate::infer::{Shapes, Tensor};
-use crate::onnx::operators::{Shape, Steps};
+use crate::graph::{captured, required_inputs};
+use crate::infer::tensor::{Tensor, axis_of};
+use crate::infer::{Shapes, body_inputs, branch, scan_body_inputs, scan_counts, scan_list};
+use crate::onnx::Dim;
+use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
-use crate::onnx::{Dim, element_count};
 
-pub use moves::ONE_STEP;
-pub use place::{Layout, Place};
-use refusal::ONE_LENGTH;
-pub use refusal::{Hint, Refusal, Refusals};
-pub use rules::CHECKER;
-
-/// A place where a state takes over what one run had to itself.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Cut {
-    /// `LSTM`, `GRU`, `RNN` and their like: node.
-    Recurrent { node: usize },
-    /// The states of a `Scan`.
-    Scan { node: usize },
-    /// Carried values of a `Loop`, counted from 0.
-    Loop { node: usize, carried: Vec<usize> },
-    /// Padding in front of the steps: the `frames` last steps of the node's first input are kept for the next run. A `Pad`
-    /// leaves out the `cropped` last steps.
-    Frames { node: usize, axis: usize, frames: i64, cropped: i64, fill: f64 },
-    /// A tensor joined in front of the steps: input `input` of a `Concat`.
-    Prefix { node: usize, input: usize, axis: usize, frames: i64 },
-    /// A `Slice` that removes what padding added behind the last step.
-    Crop { node: usize },
-}
-
-impl Cut {
-    /// The node that it changes.
-    pub const fn node(&self) -> usize {
-        match *self {
-            Self::Recurrent { node }
-            | Self::Scan { node }
-            | Self::Loop { node, .. }
-            | Self::Frames { node, .. }
-            | Self::Prefix { node, .. }
-            | Self::Crop { node } => node,
-        }
-    }
-
-    /// Whether the node passes something from step to step. A loop without states does the same in each turn.
-    pub fn makes_state(&self, graph: &GraphProto) -> bool {
-        match self {
-            Self::Recurrent { .. } | Self::Frames { .. } | Self::Prefix { .. } => true,
-            Self::Scan { node } => scan_counts(&graph.node[*node]).0 > 0,
-            Self::Loop { carried, .. } => !carried.is_empty(),
-            Self::Crop { .. } => false,
-        }
-    }
-}
-
-/// What was found in a graph.
-#[derive(Clone, Debug, Default)]
-pub struct Found {
-    pub cuts: Vec<Cut>,
-    /// Where each tensor carries the steps.
-    pub places: HashMap<String, Place>,
-    /// The length of a request must be a multiple of this.
-    pub multiple: i64,
-    /// Nodes that take one quantization scale over all steps.
-    pub quantized: Vec<String>,
-    /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
-    pub reached: usize,
-    /// Nodes that pass a state from step to step, refused ones too. Not those that start at a state that the model already
-    /// has.
-    pub recurrences: Vec<usize>,
-    /// A layer starts at a state that the model already has.
-    pub goes_on: bool,
-    /// The first node in the way. What is found behind it rests on guesses.
-    pub stopped_at: Option<usize>,
-}
-
-impl Found {
-    /// The length of a request must be a multiple of this, too.
-    fn add_multiple(&mut self, steps: i64) {
-        self.multiple = self.multiple.saturating_mul(steps / common_divisor(self.multiple, steps).max(1));
-    }
-}
-
-/// The largest number that divides both.
-pub const fn common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { common_divisor(b, a % b) }
-}
-
-/// Follows the steps through a graph and the graphs inside it.
-pub struct Tracker<'a> {
-    graph: &'a GraphProto,
-    opset: i64,
-    /// What is known for an input of some length, for a longer one, and for one that is longer than most limits.
-    short: &'a Shapes,
-    long: &'a Shapes,
-    far: &'a Shapes,
-    producers: HashMap<&'a str, usize>,
-    /// Tensors without steps that depend on how many there are.
-    sized: HashSet<String>,
-    /// Whether tensors have the same entries all along an axis.
-    uniform: RefCell<HashMap<(String, usize), bool>>,
-    /// Why tensors of certain steps can't be used.
-    certain: HashMap<String, Refusal>,
-    /// Tensors that are made of the states which the model has already, and of nothing else that depends on steps.
-    pub of_states: HashSet<String>,
-    /// The tracker follows the rows of a batch in place of steps. Then no row may need another one.
-    pub follows_rows: bool,
-    /// It follows the body of a loop, where the last step means that of the turn.
-    in_body: bool,
-    pub found: Found,
-    /// Nodes in the way, in the order of the graph.
-    refused: Vec<Refusal>,
-}
+use carried::{Carried, LOOP_HELP, check_entry, kind, layouts, loop_output, without_steps};
+pub use place::{Cut, Found, Layout, Place, common_divisor};
+pub use refusal::{CHECKER, Hint, ONE_STEP, Refusal, Refusals, UNKNOWN_SHAPE, refuse};
+use refusal::{ONE_LENGTH, WHOLE_INPUT};
+pub use tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
 
 impl<'a> Tracker<'a> {
-    /// `places` are the places of the graph's inputs, and of what it takes from outside.
-    pub fn new(
-        graph: &'a GraphProto,
-        opset: i64,
-        (short, long, far): (&'a Shapes, &'a Shapes, &'a Shapes),
-        places: HashMap<String, Place>,
-    ) -> Self {
-        let found = Found { places, multiple: 1, ..Found::default() };
-        Self {
-            graph,
-            opset,
-            short,
-            long,
-            far,
-            producers: producers(graph),
-            sized: HashSet::new(),
-            uniform: RefCell::default(),
-            certain: HashMap::new(),
-            of_states: HashSet::new(),
-            follows_rows: false,
-            in_body: false,
-            found,
-            refused: Vec::new(),
-        }
-    }
-
     /// Follows the steps to the outputs.
     pub fn run(&mut self) -> Result<(), Refusals> {
         let mut reached = None;
@@ -225,7 +95,7 @@ impl<'a> Tracker<'a> {
         Err(refuse(
             &node,
             format!("gives '{}', which depends on the length of the whole input", value.name()),
-            rules::WHOLE_INPUT,
+            WHOLE_INPUT,
         ))
     }
 
@@ -243,7 +113,7 @@ impl<'a> Tracker<'a> {
                 let differs = |axis: usize| Some(axis) != axis_of_steps && other.get(axis) != short.get(axis);
                 if other.len() != short.len() || (0..short.len()).any(differs) {
                     let why = format!("makes '{name}', whose other axes depend on the length of the whole input");
-                    return Err(refuse(node, why, rules::WHOLE_INPUT));
+                    return Err(refuse(node, why, WHOLE_INPUT));
                 }
             }
         }
@@ -267,7 +137,7 @@ impl<'a> Tracker<'a> {
             return Err(refusal);
         }
         let rule = node.steps_rule();
-        let is_loop = matches!(rule, Steps::Loop | Steps::Scan | Steps::If);
+        let is_loop = matches!(rule, StepsRule::Loop | StepsRule::Scan | StepsRule::If);
         if let Some(refusal) = node.input.iter().find_map(certain)
             && !node.reads_size()
         {
@@ -287,9 +157,9 @@ impl<'a> Tracker<'a> {
             ));
         }
         match rule {
-            Steps::Loop => return self.loop_node(index, node),
-            Steps::Scan => return self.scan_node(index, node),
-            Steps::If => return self.if_node(index, node),
+            StepsRule::Loop => return self.loop_node(index, node),
+            StepsRule::Scan => return self.scan_node(index, node),
+            StepsRule::If => return self.if_node(index, node),
             _ if node.graphs().flat_map(captured).any(|name| reads(&name)) => return Err(rules::unknown(node)),
             _ => {}
         }
@@ -301,10 +171,6 @@ impl<'a> Tracker<'a> {
             self.check_shapes(node)?;
         }
         rules::apply(self, index, node, &places)
-    }
-
-    fn is_of_states(&self, node: &NodeProto) -> bool {
-        inputs_of(node).iter().all(|name| self.place(name) == Place::Free || self.of_states.contains(name))
     }
 
     /// Refuses a node whose shapes fit together for one length only.
@@ -333,116 +199,225 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    pub fn place(&self, name: &str) -> Place {
-        self.found.places.get(name).copied().unwrap_or(Place::Free)
+    /// Follows the steps through a body or a branch. The first node in the way stands for all.
+    fn run_inner(&mut self) -> Result<(), Refusal> {
+        self.run().map_err(|refused| *refused.first)
     }
 
-    fn tensor(&self, name: &str) -> Tensor {
-        self.short.get(name)
-    }
-
-    fn dims(&self, name: &str) -> Option<&'a [i64]> {
-        self.short.dims(name)
-    }
-
-    fn rank(&self, node: &NodeProto, index: usize) -> Result<usize, Refusal> {
-        let name = node.input_at(index).unwrap_or_default();
-        self.dims(name)
-            .map(<[i64]>::len)
-            .ok_or_else(|| refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE))
-    }
-
-    fn depends_on_length(&self, node: &NodeProto, name: &str) -> bool {
-        let (short, long, far) = (self.short.get(name), self.long.get(name), self.far.get(name));
-        let differs = |other: &Tensor| short.data.is_some() && other.data.is_some() && short.data != other.data;
-        if short.dims != long.dims || differs(&long) || differs(&far) {
-            return true;
+    pub(super) fn loop_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
+        let captured = captured(body);
+        let of_carried: Vec<Place> = node.input.iter().skip(2).map(|name| self.place(name)).collect();
+        if body.input.len() != node.input.len() || !(2..=body.output.len() + 1).contains(&node.input.len()) {
+            return Err(refuse(node, "has a body with other inputs or outputs", LOOP_HELP));
         }
-        if short.data.is_some() && long.data.is_some() && far.data.is_some() {
-            return false;
-        }
-        let reads_length =
-            |input: &String| self.sized.contains(input) || (node.reads_size() && self.place(input) != Place::Free);
-        node.input.iter().any(reads_length) || node.graphs().flat_map(captured).any(|name| self.sized.contains(&name))
-    }
-
-    /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
-    /// meets the steps, if the tensor has one.
-    pub fn is_steady(&self, name: &str, axis: Option<usize>) -> bool {
-        let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
-        let axis = axis.filter(|&axis| dims.get(axis).is_some_and(|&dim| dim != 1));
-        match axis {
-            None => !self.sized.contains(name),
-            Some(axis) => {
-                let key = (name.to_owned(), axis);
-                let known = self.uniform.borrow().get(&key).copied();
-                known.unwrap_or_else(|| {
-                    let is_uniform = self.is_uniform(name, axis);
-                    self.uniform.borrow_mut().insert(key, is_uniform);
-                    is_uniform
-                })
+        let places: Vec<Place> =
+            captured.iter().map(|name| self.place(name)).chain(of_carried.iter().copied()).collect();
+        let layouts = layouts(&places);
+        let Some(&steps) = layouts.first() else {
+            // It may still turn as often as a step says.
+            let turns = node.input.iter().take(2).map(|name| self.place(name));
+            let all: Vec<Place> = places.iter().copied().chain(turns).collect();
+            let place = without_steps(&all);
+            if place != Place::Free {
+                self.check_not_sized(node, captured.iter().chain(&node.input))?;
             }
-        }
-    }
-
-    /// Whether a tensor has the same entries all along an axis, whatever its length.
-    fn is_uniform(&self, name: &str, axis: usize) -> bool {
-        let (short, long, far) = (self.short.get(name), self.long.get(name), self.far.get(name));
-        let entries = |tensor: &Tensor| {
-            let (dims, data) = (tensor.dims.as_deref()?, tensor.data.as_deref()?);
-            let inner = usize::try_from(element_count(dims.get(axis + 1..)?)).ok()?;
-            let length = usize::try_from(*dims.get(axis)?).ok()?;
-            if inner == 0 || length == 0 {
-                return None;
-            }
-            let mut first = Vec::new();
-            for block in data.chunks(inner * length) {
-                let mut entries = block.chunks(inner);
-                let entry = entries.next()?;
-                if entries.any(|other| other != entry) {
-                    return None;
-                }
-                first.extend_from_slice(entry);
-            }
-            Some(first)
+            return Ok(vec![place; node.output.len()]);
         };
-        if short.data.is_some() && long.data.is_some() {
-            // Of a long input, large tensors aren't followed. What they are computed from is.
-            let is_same_far = match far.data {
-                Some(_) => entries(&far) == entries(&short),
-                None => self.sources_are_steady(name, axis) == Some(true),
-            };
-            let (short, long) = (entries(&short), entries(&long));
-            return short.is_some() && short == long && is_same_far;
+        let mut names = captured.iter().chain(node.input.iter().skip(2));
+        if let Some(name) = names.find(|name| self.place(name) == Place::Last) {
+            return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
         }
-        self.sources_are_steady(name, axis).unwrap_or(false)
+        self.found.reached += 1;
+        if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
+            return Err(refuse(node, "reads steps of different times", LOOP_HELP));
+        }
+        let of = |shapes: &Shapes| -> Vec<Tensor> { node.input.iter().skip(2).map(|name| shapes.get(name)).collect() };
+        let (short, long, far) = (of(self.short), of(self.long), of(self.far));
+        let kinds: Vec<Carried> = (0..short.len()).map(|carried| kind(body, carried, &short[carried])).collect();
+        self.check_turns(node, steps.len, kinds.contains(&Carried::State).then_some(index))?;
+        let mut inner: HashMap<String, Place> = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
+        let name = |input: usize| body.input.get(input).map(|input| input.name().to_owned()).unwrap_or_default();
+        inner.insert(name(0), Place::Counter { exact: true });
+        inner.insert(name(1), Place::Counter { exact: false });
+        for (carried, kind) in kinds.iter().enumerate() {
+            inner.insert(name(carried + 2), kind.place(of_carried[carried], steps.stride));
+        }
+        let inferred = |shapes: &Shapes, carried: &[Tensor]| {
+            Shapes::infer(body, self.opset, body_inputs(body, None, carried, false), Some(shapes))
+        };
+        let (short, long, far) = (inferred(self.short, &short), inferred(self.long, &long), inferred(self.far, &far));
+        let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        tracker.in_body = true;
+        tracker.sized = self.sized_inside(&captured);
+        let invariant = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::Invariant);
+        tracker
+            .sized
+            .extend(invariant.filter(|carried| self.sized.contains(&node.input[carried + 2])).map(|of| name(of + 2)));
+        tracker.run_inner()?;
+        self.absorb(node, &tracker)?;
+        let mut outputs = Vec::new();
+        for (carried, &kind) in kinds.iter().enumerate() {
+            let starts_sized = self.sized.contains(&node.input[carried + 2]);
+            outputs.push(loop_output(node, body, &tracker, carried, (kind, of_carried[carried], starts_sized))?);
+        }
+        for output in &body.output[kinds.len() + 1..] {
+            check_entry(node, tracker.place(output.name()), &[Place::Last, Place::Free])?;
+            tracker.check_not_sized(node, [output.name()])?;
+            outputs.push(Place::At(steps.stacked(0)));
+        }
+        let carried = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::State).collect();
+        self.found.cuts.push(Cut::Loop { node: index, carried });
+        Ok(outputs)
     }
 
-    /// Whether all is steady that a tensor is made of, if its operator repeats, moves or joins elements, or treats them one
-    /// by one. `None` if another operator makes it.
-    fn sources_are_steady(&self, name: &str, axis: usize) -> Option<bool> {
-        let node = self.producers.get(name).map(|&index| &self.graph.node[index])?;
-        let rank = self.dims(name)?.len();
-        let source_axis = |source: &str| (self.dims(source)?.len() + axis).checked_sub(rank);
-        match node.steps_rule() {
-            Steps::Expand => node.input.first().map(|from| self.is_steady(from, source_axis(from))),
-            Steps::Transpose => {
-                let from = *permutation(node, rank).get(axis)?;
-                node.input.first().map(|name| self.is_steady(name, Some(from)))
-            }
-            Steps::Concat if axis_of(node.int("axis").unwrap_or(0), rank).is_ok_and(|joined| joined != axis) => {
-                Some(node.input.iter().all(|source| self.is_steady(source, Some(axis))))
-            }
-            Steps::ElementWise => Some(node.input.iter().all(|source| self.is_steady(source, source_axis(source)))),
-            _ => (node.shape_rule() == Shape::ConstantOfShape).then_some(true),
+    pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
+        let scanned = node.int("num_scan_inputs").unwrap_or(0);
+        if body.input.len() != node.input.len() || !(1..=node.input.len() as i64).contains(&scanned) {
+            return Err(refuse(node, "has a body with other inputs", LOOP_HELP));
         }
+        let places: Vec<Place> = node.input.iter().map(|name| self.place(name)).collect();
+        let outside = captured(body);
+        if outside.iter().any(|name| matches!(self.place(name), Place::At(_))) {
+            return Err(refuse(node, "reads the whole input in each step", LOOP_HELP));
+        }
+        let Some(&steps) = layouts(&places).first() else {
+            let all: Vec<Place> = places.iter().copied().chain(outside.iter().map(|name| self.place(name))).collect();
+            return Ok(vec![without_steps(&all); node.output.len()]);
+        };
+        self.found.reached += 1;
+        if let Some(name) = outside.iter().find(|name| self.place(name) == Place::Last) {
+            return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
+        }
+        if self.opset < 9 {
+            return Err(refuse(node, "is of an opset before 9", "convert the model to a newer opset"));
+        }
+        let (states, scanned) = scan_counts(node);
+        let mut inner: HashMap<String, Place> = outside.iter().map(|name| (name.clone(), self.place(name))).collect();
+        for (input, of_body) in body.input.iter().enumerate() {
+            inner.insert(of_body.name().to_owned(), self.scan_input(node, input)?);
+        }
+        // All its states are states of the model already.
+        let goes_on = states > 0 && node.input[..states].iter().all(|name| self.of_states.contains(name));
+        if goes_on {
+            self.found.goes_on = true;
+        } else if states > 0 {
+            self.found.recurrences.push(index);
+        }
+        let directions = scan_list(node, "scan_input_directions", scanned);
+        let out_directions = scan_list(node, "scan_output_directions", body.output.len().saturating_sub(states));
+        if directions.iter().chain(&out_directions).any(|&direction| direction != 0) {
+            return Err(refuse(node, "scans backwards", "the answer to a step depends on later steps"));
+        }
+        let inferred = |shapes: &Shapes| {
+            let (inputs, _) = scan_body_inputs(shapes, node, body);
+            Shapes::infer(body, self.opset, inputs, Some(shapes))
+        };
+        let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
+        let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        tracker.in_body = true;
+        tracker.sized = self.sized_inside(&outside);
+        tracker.run_inner()?;
+        self.absorb(node, &tracker)?;
+        let out_axes = scan_list(node, "scan_output_axes", body.output.len().saturating_sub(states));
+        let output = |(output, value): (usize, &ValueInfoProto)| {
+            tracker.check_not_sized(node, [value.name()])?;
+            if output < states {
+                return Ok(Place::Last);
+            }
+            let rank = short.dims(value.name()).map_or(1, |dims| dims.len() + 1);
+            let axis = axis_of(out_axes.get(output - states).copied().unwrap_or_default(), rank);
+            axis.map(|axis| Place::At(steps.stacked(axis)))
+                .map_err(|why| refuse(node, format!("stacks its output along {why}"), LOOP_HELP))
+        };
+        let outputs = body.output.iter().enumerate().map(output).collect::<Result<_, _>>()?;
+        if !goes_on {
+            self.found.cuts.push(Cut::Scan { node: index });
+        }
+        Ok(outputs)
+    }
+
+    pub(super) fn if_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
+        let names: Vec<String> = node.graphs().flat_map(captured).chain(node.input.iter().cloned()).collect();
+        let places: Vec<Place> = names.iter().map(|name| self.place(name)).collect();
+        if places.iter().all(|&place| place == Place::Free) {
+            return Ok(vec![Place::Free; node.output.len()]);
+        }
+        if !places.iter().any(|place| matches!(place, Place::At(_) | Place::Counter { .. })) {
+            self.check_not_sized(node, &names)?;
+            return Ok(vec![Place::Last; node.output.len()]);
+        }
+        if node.input.is_empty() {
+            return Err(refuse(node, "has no condition", CHECKER));
+        }
+        let taken = |shapes: &Shapes| branch(node, &shapes.get(&node.input[0]));
+        let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {
+            return Err(refuse(node, "takes a branch that depends on data", "export the model without the condition"));
+        };
+        let is_other_far = match taken(self.far) {
+            Some(far) => !std::ptr::eq(graph, far),
+            // It isn't followed through all loops.
+            None => self.sized.contains(&node.input[0]),
+        };
+        if !std::ptr::eq(graph, other) || is_other_far {
+            return Err(refuse(
+                node,
+                "takes a branch that depends on the length of the input",
+                "export the model without the condition",
+            ));
+        }
+        let inferred = |shapes: &Shapes| Shapes::infer(graph, self.opset, HashMap::new(), Some(shapes));
+        let (short, long, far) = (inferred(self.short), inferred(self.long), inferred(self.far));
+        let captured = captured(graph);
+        let places = captured.iter().map(|name| (name.clone(), self.place(name))).collect();
+        let mut tracker = Tracker::new(graph, self.opset, (&short, &long, &far), places);
+        tracker.sized = self.sized_inside(&captured);
+        tracker.in_body = self.in_body;
+        let result = tracker.run_inner().and_then(|()| check_far(graph, &tracker.found, &far));
+        if !tracker.found.recurrences.is_empty() {
+            self.found.recurrences.push(index);
+        }
+        result?;
+        if !tracker.found.cuts.is_empty() {
+            return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
+        }
+        self.found.quantized.extend(tracker.found.quantized.iter().cloned());
+        self.found.add_multiple(tracker.found.multiple);
+        let sized = graph.output.iter().zip(&node.output).filter(|(value, _)| tracker.sized.contains(value.name()));
+        self.sized.extend(sized.map(|(_, output)| output.clone()));
+        Ok(graph.output.iter().map(|value| tracker.place(value.name())).collect())
+    }
+
+    /// Takes over what was found in a body. Cuts inside it are none: its nodes run once a step.
+    fn absorb(&mut self, node: &NodeProto, inner: &Tracker) -> Result<(), Refusal> {
+        if !inner.found.cuts.is_empty() {
+            return Err(refuse(node, "has a recurrence over the steps inside its body", LOOP_HELP));
+        }
+        self.found.quantized.extend(inner.found.quantized.iter().cloned());
+        self.found.add_multiple(inner.found.multiple);
+        Ok(())
+    }
+
+    /// Of the tensors that a body takes from outside, those that depend on how many steps there are.
+    fn sized_inside(&self, captured: &[String]) -> HashSet<String> {
+        captured.iter().filter(|name| self.sized.contains(*name)).cloned().collect()
     }
 }
 
-const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
-
-/// A refusal of a node.
-pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
-    let (node, operator) = (node.label().to_owned(), node.operator());
-    Refusal { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
+/// Refuses the first node that gives another number of steps for a long input than for short ones, such as a slice of the
+/// first 100.
+pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), Refusal> {
+    for node in &graph.node {
+        for name in node.named_outputs() {
+            let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };
+            let padding = layout.lead + layout.trail;
+            let wanted = ((layout.len - padding) * FAR_OVER_SHORT + padding) * layout.outer * layout.inner;
+            if let Some(made) = dims.get(layout.axis).filter(|&&made| made != wanted) {
+                let why = format!("limits the length of the input (it makes {made} of {wanted})");
+                return Err(refuse(node, why, "export the model without this limit"));
+            }
+        }
+    }
+    Ok(())
 }

@@ -1,9 +1,11 @@
 //! Operators that move, join or take elements.
 
-use super::rules::{ATTENTION, WHOLE_INPUT, first};
-use super::{Cut, Layout, Place, Refusal, Tracker, UNKNOWN_SHAPE, refuse};
+use super::place::{Cut, Layout, Place};
+use super::refusal::{ATTENTION, ONE_STEP, Refusal, UNKNOWN_SHAPE, WHOLE_INPUT, refuse};
+use super::tracker::{Tracker, first};
 use crate::infer::Shapes;
-use crate::infer::shaping::{Taken, axis_of, permutation, slices};
+use crate::infer::shaping::{Taken, permutation, slices};
+use crate::infer::tensor::axis_of;
 use crate::onnx::schema::NodeProto;
 
 pub fn transpose(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
@@ -100,11 +102,6 @@ pub fn reversed(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
         _ => Err(refuse(node, "turns time around", WHOLE_INPUT)),
     }
 }
-
-/// The help for a node that takes certain steps, such as those of an unrolled loop.
-pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop; where the \
-                            model wants one answer, take the last step; to delay the steps, pad in front first, and then \
-                            cut off the last ones";
 
 pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     let layout = first(node, places)?;

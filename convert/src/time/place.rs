@@ -1,6 +1,10 @@
-//! Where a tensor carries time.
+//! Where a tensor carries time, and where states take over.
 
+use std::collections::HashMap;
+
+use crate::infer::scan_counts;
 use crate::onnx::element_count;
+use crate::onnx::schema::GraphProto;
 
 /// How a tensor depends on the steps of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +83,81 @@ impl Layout {
         }
         None
     }
+}
+
+/// A place where a state takes over what one run had to itself.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cut {
+    /// `LSTM`, `GRU`, `RNN` and their like: node.
+    Recurrent { node: usize },
+    /// The states of a `Scan`.
+    Scan { node: usize },
+    /// Carried values of a `Loop`, counted from 0.
+    Loop { node: usize, carried: Vec<usize> },
+    /// Padding in front of the steps: the `frames` last steps of the node's first input are kept for the next run. A `Pad`
+    /// leaves out the `cropped` last steps.
+    Frames { node: usize, axis: usize, frames: i64, cropped: i64, fill: f64 },
+    /// A tensor joined in front of the steps: input `input` of a `Concat`.
+    Prefix { node: usize, input: usize, axis: usize, frames: i64 },
+    /// A `Slice` that removes what padding added behind the last step.
+    Crop { node: usize },
+}
+
+impl Cut {
+    /// The node that it changes.
+    pub const fn node(&self) -> usize {
+        match *self {
+            Self::Recurrent { node }
+            | Self::Scan { node }
+            | Self::Loop { node, .. }
+            | Self::Frames { node, .. }
+            | Self::Prefix { node, .. }
+            | Self::Crop { node } => node,
+        }
+    }
+
+    /// Whether the node passes something from step to step. A loop without states does the same in each turn.
+    pub fn makes_state(&self, graph: &GraphProto) -> bool {
+        match self {
+            Self::Recurrent { .. } | Self::Frames { .. } | Self::Prefix { .. } => true,
+            Self::Scan { node } => scan_counts(&graph.node[*node]).0 > 0,
+            Self::Loop { carried, .. } => !carried.is_empty(),
+            Self::Crop { .. } => false,
+        }
+    }
+}
+
+/// What was found in a graph.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    pub cuts: Vec<Cut>,
+    /// Where each tensor carries the steps.
+    pub places: HashMap<String, Place>,
+    /// The length of a request must be a multiple of this.
+    pub multiple: i64,
+    /// Nodes that take one quantization scale over all steps.
+    pub quantized: Vec<String>,
+    /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
+    pub reached: usize,
+    /// Nodes that pass a state from step to step, refused ones too. Not those that start at a state that the model already
+    /// has.
+    pub recurrences: Vec<usize>,
+    /// A layer starts at a state that the model already has.
+    pub goes_on: bool,
+    /// The first node in the way. What is found behind it rests on guesses.
+    pub stopped_at: Option<usize>,
+}
+
+impl Found {
+    /// The length of a request must be a multiple of this, too.
+    pub fn add_multiple(&mut self, steps: i64) {
+        self.multiple = self.multiple.saturating_mul(steps / common_divisor(self.multiple, steps).max(1));
+    }
+}
+
+/// The largest number that divides both.
+pub const fn common_divisor(a: i64, b: i64) -> i64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 #[cfg(test)]

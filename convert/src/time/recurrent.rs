@@ -1,8 +1,8 @@
 //! `LSTM`, `GRU`, `RNN` and their like.
 
-use super::rules::{CHECKER, WHOLE_INPUT};
-use super::{Cut, Hint, Place, Refusal, Tracker, refuse};
-use crate::analysis::FAR_OVER_SHORT;
+use super::place::{Cut, Place};
+use super::refusal::{CHECKER, Hint, Refusal, WHOLE_INPUT, refuse};
+use super::tracker::{FAR_OVER_SHORT, LONG_OVER_SHORT, Tracker};
 use crate::infer::Shapes;
 use crate::onnx::schema::NodeProto;
 
@@ -131,7 +131,7 @@ fn check_sized(tracker: &Tracker, node: &NodeProto, len: i64) -> Result<(), Refu
     }
     let is = |shapes: &Shapes, len: i64| shapes.get(lens).is_full_of(len as f64);
     let far = len * FAR_OVER_SHORT;
-    if is(tracker.short, len) && is(tracker.long, 2 * len) && is(tracker.far, far) {
+    if is(tracker.short, len) && is(tracker.long, len * LONG_OVER_SHORT) && is(tracker.far, far) {
         return Ok(());
     }
     let why = format!("takes sequence_lens from '{lens}', which depends on the length of the whole input");

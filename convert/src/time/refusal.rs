@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::onnx::schema::NodeProto;
+
 /// A node in the way, and what would help.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -36,6 +38,28 @@ pub enum Hint {
 
 /// Why a node is refused whose shapes fit one number of steps only.
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
+
+pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
+
+pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
+                         values, or with attention limited to the past";
+
+pub const CHECKER: &str = "check the model with ONNX's checker";
+
+pub const NORMALIZES: &str = "normalizes over time";
+
+/// The help for a node that takes certain steps, such as those of an unrolled loop.
+pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a layer (LSTM, GRU), a Scan or a Loop; where the \
+                            model wants one answer, take the last step; to delay the steps, pad in front first, and then \
+                            cut off the last ones";
+
+pub const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
+
+/// A refusal of a node.
+pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
+    let (node, operator) = (node.label().to_owned(), node.operator());
+    Refusal { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
+}
 
 impl Refusal {
     /// The same, of a node that always combines steps.

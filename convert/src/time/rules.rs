@@ -1,16 +1,12 @@
 //! What each operator does to steps.
 
-use super::{Hint, Layout, Place, Refusal, Tracker, mixing, moves, products, recurrent, refuse, turns, windows};
-use crate::infer::shaping::list;
-use crate::onnx::operators::{self, Steps};
+use super::place::{Layout, Place};
+use super::refusal::{ATTENTION, CHECKER, Hint, NORMALIZES, Refusal, WHOLE_INPUT, refuse};
+use super::tracker::Tracker;
+use super::{carried, mixing, moves, recurrent, windows};
+use crate::infer::tensor::list;
+use crate::onnx::operators::{self, StepsRule};
 use crate::onnx::schema::NodeProto;
-
-pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
-
-pub const CHECKER: &str = "check the model with ONNX's checker";
-
-pub const ATTENTION: &str = "attention over the whole input can't run in steps: export the model with a cache of keys and \
-                         values, or with attention limited to the past";
 
 /// The places of a node's outputs. At least one of its inputs depends on steps.
 pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Place]) -> Result<Vec<Place>, Refusal> {
@@ -20,14 +16,14 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         return Err(refuse(node, "has too few inputs or outputs", CHECKER));
     }
     if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
-        return turns::counted(tracker, node, places).map(|place| vec![place; node.output.len()]);
+        return carried::counted(tracker, node, places).map(|place| vec![place; node.output.len()]);
     }
-    if places.iter().any(|place| matches!(place, Place::Sequence { .. })) || rule == Steps::Sequence {
-        return turns::sequence(tracker, node, places).map(|place| vec![place]);
+    if places.iter().any(|place| matches!(place, Place::Sequence { .. })) || rule == StepsRule::Sequence {
+        return carried::sequence(tracker, node, places).map(|place| vec![place]);
     }
     if !places.iter().any(|place| matches!(place, Place::At(_))) {
         // All is of the last step.
-        if rule != Steps::Reshape {
+        if rule != StepsRule::Reshape {
             tracker.check_not_sized(node, &node.input)?;
         }
         return Ok(vec![Place::Last; node.output.len()]);
@@ -36,61 +32,66 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         tracker.check_not_sized(node, &node.input)?;
     }
     let layout = match rule {
-        Steps::ElementWise => join(tracker, node, places),
-        Steps::Transpose => moves::transpose(tracker, node, places),
-        Steps::Reshape => moves::reshape(tracker, node, places),
-        Steps::Concat => moves::concat(tracker, index, node, places),
-        Steps::Split => moves::split(tracker, node, places),
-        Steps::Slice => return moves::slice(tracker, index, node, places).map(|place| vec![place]),
-        Steps::Gather => return moves::gather(tracker, node, places).map(|place| vec![place]),
-        Steps::ScatterND => moves::scatter(tracker, node, places),
-        Steps::Elements => moves::elements(tracker, node, places),
-        Steps::OneHot => moves::one_hot(tracker, node, places),
-        Steps::Resize => moves::resize(tracker, node, places),
-        Steps::Expand => moves::expand(tracker, node, places),
-        Steps::ReverseSequence => moves::reversed(tracker, node, places),
-        Steps::MatMul => products::mat_mul(tracker, node, places),
-        Steps::DynamicQuantizeMatMul => {
+        StepsRule::ElementWise => join(tracker, node, places),
+        StepsRule::Transpose => moves::transpose(tracker, node, places),
+        StepsRule::Reshape => moves::reshape(tracker, node, places),
+        StepsRule::Concat => moves::concat(tracker, index, node, places),
+        StepsRule::Split => moves::split(tracker, node, places),
+        StepsRule::Slice => return moves::slice(tracker, index, node, places).map(|place| vec![place]),
+        StepsRule::Gather => return moves::gather(tracker, node, places).map(|place| vec![place]),
+        StepsRule::ScatterND => moves::scatter(tracker, node, places),
+        StepsRule::Elements => moves::elements(tracker, node, places),
+        StepsRule::OneHot => moves::one_hot(tracker, node, places),
+        StepsRule::Resize => moves::resize(tracker, node, places),
+        StepsRule::Expand => moves::expand(tracker, node, places),
+        StepsRule::ReverseSequence => moves::reversed(tracker, node, places),
+        StepsRule::MatMul => mixing::mat_mul(tracker, node, places),
+        StepsRule::DynamicQuantizeMatMul => {
             tracker.found.quantized.push(node.label().to_owned());
-            products::mat_mul(tracker, node, places)
+            mixing::mat_mul(tracker, node, places)
         }
-        Steps::QLinearMatMul => {
-            operands(node, places).and_then(|(node, places)| products::mat_mul(tracker, &node, &places))
+        StepsRule::QLinearMatMul => {
+            operands(node, places).and_then(|(node, places)| mixing::mat_mul(tracker, &node, &places))
         }
-        Steps::Gemm => products::gemm(tracker, node, places),
-        Steps::Einsum => products::einsum(node, places),
-        Steps::BatchNormalization => mixing::batch_normalization(node, places),
-        Steps::Quantize => mixing::quantize(tracker, node, places),
-        Steps::DynamicQuantizeLinear => {
+        StepsRule::Gemm => mixing::gemm(tracker, node, places),
+        StepsRule::Einsum => mixing::einsum(node, places),
+        StepsRule::BatchNormalization => mixing::batch_normalization(node, places),
+        StepsRule::Quantize => mixing::quantize(tracker, node, places),
+        StepsRule::DynamicQuantizeLinear => {
             tracker.found.quantized.push(node.label().to_owned());
             return Ok(vec![places[0], Place::Free, Place::Free]);
         }
-        Steps::Softmax => mixing::softmax(tracker, node, places),
-        Steps::LayerNormalization => mixing::layer_normalization(tracker, node, places),
-        Steps::MeanVarianceNormalization => {
+        StepsRule::Softmax => mixing::softmax(tracker, node, places),
+        StepsRule::LayerNormalization => mixing::layer_normalization(tracker, node, places),
+        StepsRule::MeanVarianceNormalization => {
             mixing::normalize(tracker, node, places, node.ints("axes").unwrap_or(&[0, 2, 3]))
         }
-        Steps::LpNormalization => mixing::normalize(tracker, node, places, &[node.int("axis").unwrap_or(-1)]),
-        Steps::TopK => {
+        StepsRule::LpNormalization => mixing::normalize(tracker, node, places, &[node.int("axis").unwrap_or(-1)]),
+        StepsRule::TopK => {
             moves::along(tracker, node, places, node.int("axis").unwrap_or(-1), "picks the largest over time")
         }
-        Steps::CumSum => mixing::cumulative(tracker, node, places),
-        Steps::ArgReduce => mixing::reduce(tracker, node, places, Some(&[node.int("axis").unwrap_or(0)])),
-        Steps::Reduce => {
+        StepsRule::CumSum => mixing::cumulative(tracker, node, places),
+        StepsRule::ArgReduce => mixing::reduce(tracker, node, places, Some(&[node.int("axis").unwrap_or(0)])),
+        StepsRule::Reduce => {
             let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
             mixing::reduce(tracker, node, places, list(node, &inputs, 1, "axes").as_deref())
         }
-        Steps::GlobalPool => mixing::global(node, places, "reduces over time"),
-        Steps::GlobalNormalization => mixing::global(node, places, NORMALIZES),
-        Steps::Window => windows::window(tracker, index, node, places),
-        Steps::QLinearConv => {
+        StepsRule::GlobalPool => mixing::global(node, places, "reduces over time"),
+        StepsRule::GlobalNormalization => mixing::global(node, places, NORMALIZES),
+        StepsRule::Window => windows::window(tracker, index, node, places),
+        StepsRule::QLinearConv => {
             operands(node, places).and_then(|(node, places)| windows::window(tracker, index, &node, &places))
         }
-        Steps::ConvTranspose => windows::transposed(tracker, index, node, places),
-        Steps::Pad => windows::pad(tracker, index, node, places),
-        Steps::Recurrent => return recurrent::recurrent(tracker, index, node, places),
-        Steps::Attention => return Err(refuse(node, "attends over the whole input", ATTENTION)),
-        Steps::Loop | Steps::Scan | Steps::If | Steps::Size | Steps::Sequence | Steps::Unknown => {
+        StepsRule::ConvTranspose => windows::transposed(tracker, index, node, places),
+        StepsRule::Pad => windows::pad(tracker, index, node, places),
+        StepsRule::Recurrent => return recurrent::recurrent(tracker, index, node, places),
+        StepsRule::Attention => return Err(refuse(node, "attends over the whole input", ATTENTION)),
+        StepsRule::Loop
+        | StepsRule::Scan
+        | StepsRule::If
+        | StepsRule::Size
+        | StepsRule::Sequence
+        | StepsRule::Unknown => {
             return Err(unknown(node));
         }
     };
@@ -138,16 +139,6 @@ fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]
     }
     let input = vec![node.input[0].clone(), node.input[3].clone(), node.input[2].clone()];
     Ok((NodeProto { input, ..node.clone() }, [a, b, zero]))
-}
-
-pub const NORMALIZES: &str = "normalizes over time";
-
-/// The layout of the first input; the others must not depend on steps.
-pub fn first(node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
-    match places {
-        [Place::At(layout), others @ ..] if others.iter().all(|&place| place == Place::Free) => Ok(*layout),
-        _ => Err(refuse(node, "takes its parameters from the steps", WHOLE_INPUT)),
-    }
 }
 
 /// Inputs that broadcast to one shape.

@@ -1,7 +1,8 @@
 //! Convolutions and pooling over time, and the padding in front of them.
 
-use super::rules::first;
-use super::{Cut, Layout, Place, Refusal, Tracker, refuse};
+use super::place::{Cut, Layout, Place};
+use super::refusal::{Refusal, UNKNOWN_SHAPE, refuse};
+use super::tracker::{Tracker, first};
 use crate::infer::Shapes;
 use crate::infer::ops::{Window, pads, window_at};
 use crate::onnx::DataType;
@@ -24,7 +25,7 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     let rank = tracker.rank(node, 0)?;
     let weights = if is_conv { tracker.dims(&node.input[1]) } else { None };
     let window = window_at(node, weights, layout.axis - 2, rank)
-        .ok_or_else(|| refuse(node, "has a window of unknown or impossible size", super::UNKNOWN_SHAPE))?;
+        .ok_or_else(|| refuse(node, "has a window of unknown or impossible size", UNKNOWN_SHAPE))?;
     if window.reach() == 0 && window.stride == 1 && window.before == 0 && window.behind == 0 {
         return Ok(layout);
     }
@@ -67,7 +68,7 @@ pub fn transposed(tracker: &mut Tracker, index: usize, node: &NodeProto, places:
     let rank = tracker.rank(node, 0)?;
     let window = window_at(node, tracker.dims(&node.input[1]), spatial, rank);
     let (Some(window), Some(_)) = (window, tracker.dims(&node.output[0])) else {
-        return Err(refuse(node, "has a window or an output of unknown or impossible size", super::UNKNOWN_SHAPE));
+        return Err(refuse(node, "has a window or an output of unknown or impossible size", UNKNOWN_SHAPE));
     };
     let added = node.ints("output_padding").and_then(|added| added.get(spatial).copied()).unwrap_or(0);
     let reach = window.reach();
@@ -155,7 +156,7 @@ pub fn pad(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Plac
     let layout = first(node, places)?;
     let inputs: Vec<_> = node.input.iter().map(|name| tracker.tensor(name)).collect();
     let Some(pads) = pads(node, &inputs, tracker.rank(node, 0)?) else {
-        return Err(refuse(node, "has padding that isn't known before it runs", super::UNKNOWN_SHAPE));
+        return Err(refuse(node, "has padding that isn't known before it runs", UNKNOWN_SHAPE));
     };
     let of = |shapes: &Shapes| {
         let inputs: Vec<_> = node.input.iter().map(|name| shapes.get(name)).collect();

@@ -1,16 +1,25 @@
-//! Rows: which axis of a tensor has them, and rows together against rows alone.
+//! Rows together against rows alone, and rows of different lengths: each is shorter than some requests, and goes on in
+//! later ones.
 
-use super::host::Host;
-use super::{Compared, Comparison, VerifyError};
-use crate::batch::{is_batch_name, is_made_up};
-use crate::onnx::Dim;
+use super::comparison::{Compared, Comparison, ROWS_TOGETHER};
+use super::given::{batch_dim, row_axis_of};
+use super::host::{Host, Random};
+use super::models::VerifyError;
+use crate::onnx::{Dim, element_count};
 use crate::report::{Report, Role, StepInput};
 
-pub(super) const ROWS_TOGETHER: &str = "rows together and alone";
+/// The steps of requests, before strides.
+const REQUESTS: [i64; 4] = [3, 2, 4, 2];
+
+/// Those that rows have of each request. In the last request they have all, so that its last step is theirs.
+const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
+
+/// The inputs of one row, its states, or its outputs.
+type Row = Vec<Host>;
 
 impl Comparison<'_> {
     /// Compares rows together with rows alone. `None` if the batch isn't open.
-    pub(super) fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
+    pub fn rows(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Option<Compared>, VerifyError> {
         let axes = self.axes_of_inputs();
         if axes.iter().all(Option::is_none) {
             return Ok(None);
@@ -42,63 +51,153 @@ impl Comparison<'_> {
         // The steps are along one axis here, too: one chunk of all of them.
         self.compare(ROWS_TOGETHER.to_owned(), &joined, &[together]).map(Some)
     }
+}
 
-    /// The number of rows of these inputs.
-    pub(super) fn rows_of(&self, inputs: &[(String, Host)]) -> i64 {
-        let length = |((_, value), axis): (&(String, Host), Option<usize>)| value.dims.get(axis?).copied();
-        inputs.iter().zip(self.axes_of_inputs()).find_map(length).unwrap_or(1)
+impl Comparison<'_> {
+    /// Compares rows of different lengths with runs of the original over the steps of each row alone. `None` if rows have
+    /// no lengths, or can't be told apart.
+    pub fn rows_of_different_lengths(
+        &mut self,
+        inputs: &[(String, Host)],
+        total: i64,
+    ) -> Result<Option<Compared>, VerifyError> {
+        if !self.has_lengths() || self.fixed_steps().is_some() || !self.rows_can_be_told_apart(inputs) {
+            return Ok(None);
+        }
+        let steps = |row: i64| {
+            STEPS_OF_ROWS[row as usize % STEPS_OF_ROWS.len()].map(|steps| steps * self.report.steps_multiple)
+        };
+        let steps: Vec<_> = (0..self.rows_of(inputs)).map(steps).collect();
+        if steps.iter().any(|steps| steps.iter().sum::<i64>() > total) {
+            return Ok(None);
+        }
+        let (mut expected, mut states) = (Vec::new(), Vec::new());
+        for (row, steps) in steps.iter().enumerate() {
+            let own = steps.iter().sum();
+            let inputs = self.named(self.row(inputs, row, (0, own), own, &mut Random::new(0)));
+            expected.push(self.whole(&inputs, own)?);
+            states.push(self.first_states(&inputs)?);
+        }
+        let made = self.answers_of_rows(inputs, &steps, states)?;
+        let mut worst: Option<Compared> = None;
+        for (expected, made) in expected.iter().zip(&made) {
+            let compared = self.compare("rows of different lengths".to_owned(), expected, made)?;
+            if worst.as_ref().is_none_or(|worst| compared.largest > worst.largest) {
+                worst = Some(compared);
+            }
+        }
+        Ok(worst)
     }
 
-    pub(super) fn axes_of_inputs(&self) -> Vec<Option<usize>> {
-        self.report.inputs.iter().map(|input| row_axis_of(self.report, input)).collect()
+    /// What the converted model gives for the steps of each row, by request. In each request, the rows are at other places
+    /// of the batch.
+    fn answers_of_rows(
+        &mut self,
+        inputs: &[(String, Host)],
+        steps: &[[i64; REQUESTS.len()]],
+        mut states: Vec<Row>,
+    ) -> Result<Vec<Vec<Row>>, VerifyError> {
+        let mut names = self.output_names();
+        names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
+        let mut answers = vec![Vec::new(); steps.len()];
+        let mut random = Random::new(13);
+        for (request, length) in REQUESTS.map(|steps| steps * self.report.steps_multiple).into_iter().enumerate() {
+            let order: Vec<usize> = (0..steps.len()).map(|place| (place + request) % steps.len()).collect();
+            let of_row = |&row: &usize| {
+                let start = steps[row][..request].iter().sum();
+                self.row(inputs, row, (start, steps[row][request]), length, &mut random)
+            };
+            let rows: Vec<Row> = order.iter().map(of_row).collect();
+            let before: Vec<Row> = order.iter().map(|&row| states[row].clone()).collect();
+            let mut feeds = self.named(joined(&rows, &self.axes_of_inputs()));
+            let ends = self.report.states.iter().map(|state| state.pair.input.clone());
+            feeds.extend(ends.zip(joined(&before, &self.axes_of_states())));
+            let mut outputs = self.converted.run(&feeds, &names)?;
+            let after = outputs.split_off(self.report.outputs.len());
+            for (place, &row) in order.iter().enumerate() {
+                states[row] = parts(&after, &self.axes_of_states(), place);
+                let answer = parts(&outputs, &self.axes_of_outputs(), place);
+                answers[row].push(self.own_steps(answer, steps[row][request], length));
+            }
+        }
+        Ok(answers)
     }
 
-    pub(super) fn axes_of_outputs(&self) -> Vec<Option<usize>> {
-        self.report.outputs.iter().map(|output| row_axis(self.report, &output.dims, output.axis)).collect()
+    /// Whether each tensor that goes with the steps has an axis for the rows. One row needs none.
+    fn rows_can_be_told_apart(&self, inputs: &[(String, Host)]) -> bool {
+        let rows = self.rows_of(inputs);
+        // What a caller gives as lengths isn't changed.
+        let is_given = |name: &str| self.given.values.iter().any(|(given, _)| given == name);
+        let mut lengths = self.report.inputs.iter().zip(inputs).filter(|(input, _)| input.role == Role::Lengths);
+        let fits = |(input, (_, value)): (&StepInput, &(String, Host))| {
+            element_count(&value.dims) == rows && !is_given(&input.name)
+        };
+        let of_inputs = self
+            .report
+            .inputs
+            .iter()
+            .filter(|input| input.role != Role::Other)
+            .map(|input| row_axis_of(self.report, input));
+        let mut axes = of_inputs.chain(self.axes_of_outputs()).chain(self.axes_of_states());
+        lengths.all(fits) && (rows == 1 || axes.all(|axis| axis.is_some()))
     }
 
-    pub(super) fn axes_of_states(&self) -> Vec<Option<usize>> {
-        self.report.states.iter().map(|state| row_axis(self.report, &state.dims, None)).collect()
+    fn named(&self, values: Row) -> Vec<(String, Host)> {
+        self.report.inputs.iter().map(|input| input.name.clone()).zip(values).collect()
+    }
+
+    /// The inputs of one row for a request: its steps, and padding behind them.
+    fn row(
+        &self,
+        inputs: &[(String, Host)],
+        row: usize,
+        (start, count): (i64, i64),
+        length: i64,
+        random: &mut Random,
+    ) -> Row {
+        let mut of_row = Row::new();
+        for (input, (_, value)) in self.report.inputs.iter().zip(inputs) {
+            let value = part(value, row_axis_of(self.report, input), row);
+            of_row.push(match input.role {
+                Role::Steps { axis } => {
+                    let mut padding = value.dims.clone();
+                    padding[axis] = length - count;
+                    let padding = Host::random(value.elem, padding, random);
+                    Host::joined(&[&value.part(axis, start, count), &padding], axis)
+                }
+                Role::Lengths => Host::filled_with(value.elem, value.dims, count as f64),
+                Role::Other => value,
+            });
+        }
+        of_row
+    }
+
+    /// What the first `count` of the `length` steps of a request gave. An output of the last step stays.
+    fn own_steps(&self, outputs: Row, count: i64, length: i64) -> Row {
+        let own = |(output, axis): (Host, Option<usize>)| match axis {
+            Some(axis) => output.part(axis, 0, output.dims[axis] * count / length),
+            None => output,
+        };
+        outputs.into_iter().zip(self.report.outputs.iter().map(|output| output.axis)).map(own).collect()
     }
 }
 
-/// Whether all that a model of single steps leaves open is one dimension, which its states have.
-pub(super) fn has_batch(report: &Report) -> bool {
-    let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
-    let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
-    let of_states: Vec<Vec<Dim>> = report.states.iter().map(|state| open(&state.dims)).collect();
-    let Some(batch) = of_states.first().filter(|open| open.len() == 1) else { return false };
-    of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
+/// One row of a tensor. One without an axis for rows is the same for all.
+fn part(value: &Host, axis: Option<usize>, row: usize) -> Host {
+    axis.map_or_else(|| value.clone(), |axis| value.part(axis, row as i64, 1))
 }
 
-/// The axis of an input's rows.
-pub(super) fn row_axis_of(report: &Report, input: &StepInput) -> Option<usize> {
-    row_axis(report, &input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
+fn parts(values: &[Host], axes: &[Option<usize>], row: usize) -> Row {
+    values.iter().zip(axes).map(|(value, axis)| part(value, *axis, row)).collect()
 }
 
-/// The axis of the rows: the one that has the batch's name, else the first open one that isn't time.
-fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<usize> {
-    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
-    let mut open = dims.iter().enumerate().filter(is_open).map(|(axis, _)| axis);
-    let batch = batch_dim(report);
-    open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
-}
-
-/// Whether the backend takes a state's dimension for a length that varies, and starts it without elements: it has a name
-/// that no input of requests has.
-pub(super) fn varies(report: &Report, dim: &Dim) -> bool {
-    let Dim::Symbol(name) = dim else { return false };
-    let is_of_requests = || report.inputs.iter().any(|input| input.dims.contains(dim));
-    !is_batch_name(name) && !is_made_up(name) && !is_of_requests()
-}
-
-/// The name of the batch: that of the open dimension beside the steps.
-fn batch_dim(report: &Report) -> Option<&Dim> {
-    report.inputs.iter().find_map(|input| {
-        let Role::Steps { axis: time } = input.role else { return None };
-        let is_batch = |(axis, dim): &(usize, &Dim)| *axis != time && matches!(dim, Dim::Symbol(_));
-        input.dims.iter().enumerate().find(is_batch).map(|(_, dim)| dim)
-    })
+/// The tensors of several rows together.
+fn joined(rows: &[Row], axes: &[Option<usize>]) -> Vec<Host> {
+    let of_all = |(index, axis): (usize, &Option<usize>)| {
+        let values: Vec<&Host> = rows.iter().map(|row| &row[index]).collect();
+        axis.map_or_else(|| values[0].clone(), |axis| Host::joined(&values, axis))
+    };
+    axes.iter().enumerate().map(of_all).collect()
 }
 
 /// The error of an output that isn't the same for all rows and has no axis for them. `answers` are those for all rows

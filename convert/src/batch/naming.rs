@@ -1,14 +1,22 @@
 //! The batch beside the steps: its name, and warnings about it.
 
-use crate::analysis::{Analysis, InputAxis};
-use crate::batch::{self, Opened, is_batch_name};
-use crate::graph::Names;
+use std::collections::HashMap;
+
+use super::follow::{SYMBOL, is_batch_name};
+use crate::analysis::Analysis;
+use crate::graph::{InputAxis, Names, required_inputs};
 use crate::infer::Shapes;
+use crate::infer::tensor::Tensor;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::report::{Pair, Warning};
-use crate::rows::{ROWS, shapes};
+use crate::pairs::Pair;
+use crate::report::Warning;
 use crate::time::Cut;
+
+/// Rows and other open dimensions: two lengths with many divisors, neither a multiple of the other.
+pub const ROWS: i64 = 120;
+
+pub const OTHER: i64 = 48;
 
 /// Gives the batch its usual name, by which the backend knows it, and returns its old name. An exporter may have numbered it,
 /// as in `s77`. The batch keeps its name if an output doesn't have it exactly once, or another dimension has such a name.
@@ -23,7 +31,7 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
             name_dims(value, &steps, |_, dim| *dim == wrong);
         }
     }
-    let usual = Dim::Symbol(batch::SYMBOL.to_owned());
+    let usual = Dim::Symbol(SYMBOL.to_owned());
     let old = analysis.batch.clone().map(Dim::Symbol).filter(|_| !analysis.time.is_empty())?;
     let dims_of = |value: &ValueInfoProto| value.dims().unwrap_or_default();
     let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
@@ -43,7 +51,7 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
     for value in &mut graph.value_info {
         name_dims(value, &usual, |_, dim| *dim == old);
     }
-    let was = analysis.batch.replace(batch::SYMBOL.to_owned());
+    let was = analysis.batch.replace(SYMBOL.to_owned());
     was.filter(|was| !is_batch_name(was))
 }
 
@@ -81,16 +89,16 @@ pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analy
 }
 
 /// The warning where a layer takes a fixed number of rows, so that sequences don't share runs.
-pub fn fixed_batch(opened: &Opened, analysis: &Analysis) -> Option<Warning> {
-    let seed = analysis.time.first().filter(|_| opened.axes.is_empty() && analysis.batch.is_none())?;
-    let input = opened.graph.input.iter().find(|input| input.name() == seed.input)?;
+pub fn fixed_batch(graph: &GraphProto, analysis: &Analysis) -> Option<Warning> {
+    let seed = analysis.time.first().filter(|_| analysis.batch.is_none())?;
+    let input = graph.input.iter().find(|input| input.name() == seed.input)?;
     let dims = input.dims().filter(|dims| dims.len() > 2)?;
     let axis = usize::from(seed.axis == 0);
     let Dim::Known(rows) = dims[axis] else { return None };
     if rows > 1 {
         // Other axes may be merged into the rows of a layer.
         let layers = analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. }));
-        let mut shapes = layers.filter_map(|cut| analysis.dims(opened.graph.node[cut.node()].input_at(0)?));
+        let mut shapes = layers.filter_map(|cut| analysis.dims(graph.node[cut.node()].input_at(0)?));
         if !shapes.any(|shape| shape.get(1) == Some(&Dim::Known(rows))) {
             return None;
         }
@@ -116,4 +124,18 @@ pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
         differ.map(|InputAxis { input, axis }| format!("{input}@{axis}")).collect::<Vec<_>>().join(",")
     };
     Warning::TwoBatches { taken: listed(opened, others), other: listed(others, opened) }
+}
+
+/// The shapes where the batch has this length, and each other open dimension another.
+pub fn shapes(graph: &GraphProto, opset: i64, rows: &[InputAxis], batch: i64) -> Shapes {
+    let inputs = required_inputs(graph).filter_map(|input| {
+        let length = |(axis, dim): (usize, &Dim)| match dim {
+            Dim::Known(length) => *length,
+            _ if rows.iter().any(|of| of.input == input.name() && of.axis == axis) => batch,
+            _ => OTHER,
+        };
+        let dims = input.dims()?.iter().enumerate().map(length).collect();
+        Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
+    });
+    Shapes::infer(graph, opset, inputs.collect::<HashMap<_, _>>(), None)
 }

@@ -1,10 +1,26 @@
-//! Recordings that a comparison takes in place of random data.
+//! What a comparison is given: recordings, values and lengths in place of random data. And which axis of a tensor has
+//! rows.
 
-use super::VerifyError;
+use super::element::is_comparable;
 use super::host::Host;
-use super::rows::row_axis_of;
+use super::models::VerifyError;
+use crate::batch::{is_batch_name, is_made_up};
+use crate::graph::InputAxis;
 use crate::onnx::{Dim, bracketed, type_name};
 use crate::report::{Report, Role, StepInput};
+
+/// What a comparison takes for inputs that can't be just anything.
+#[derive(Clone, Debug, Default)]
+pub struct Given {
+    /// Steps of a chunk beside 1, 2, 7 and all.
+    pub chunk: Option<i64>,
+    /// The lengths of open axes, by input.
+    pub lengths: Vec<(InputAxis, i64)>,
+    /// The value of each element of an input.
+    pub values: Vec<(String, f64)>,
+    /// Whole inputs.
+    pub recordings: Vec<Recording>,
+}
 
 /// An array for an input, with all steps. Of a model of single steps, which has no axis for them, they are in front.
 #[derive(Clone, Debug)]
@@ -18,7 +34,7 @@ pub struct Recording {
 
 impl Recording {
     /// What one run takes: all, or a step of a model of single steps.
-    pub(super) fn host(&self, report: &Report, step: i64) -> Host {
+    pub fn host(&self, report: &Report, step: i64) -> Host {
         let all = Host { elem: self.elem, dims: self.dims.clone(), bytes: self.bytes.clone() };
         if !report.time.is_empty() {
             return all;
@@ -120,4 +136,97 @@ pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>
         return Err(VerifyError::Recording(format!("{steps} steps are no multiple of {multiple}")));
     }
     Ok((steps, rows))
+}
+
+/// Refuses tensors that can't be compared.
+pub fn check_types(report: &Report) -> Result<(), VerifyError> {
+    let inputs = report.inputs.iter().map(|input| (&input.name, input.elem));
+    let outputs = report.outputs.iter().map(|output| (&output.name, output.elem));
+    let states = report.states.iter().map(|state| (&state.pair.input, state.elem));
+    match inputs.chain(outputs).chain(states).find(|(_, elem)| !is_comparable(*elem)) {
+        Some((name, elem)) => Err(VerifyError::Type { name: name.clone(), elem: type_name(elem) }),
+        None => Ok(()),
+    }
+}
+
+/// Refuses values and lengths for what the model doesn't have.
+pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
+    let names: Vec<&str> = report.inputs.iter().map(|input| input.name.as_str()).collect();
+    let input = |name: &str| {
+        let found = report.inputs.iter().find(|input| input.name == name);
+        let why = || format!("the model has no input '{name}' for requests (it has {})", names.join(", "));
+        found.ok_or_else(|| VerifyError::Given(why()))
+    };
+    if let Some(chunk) = given.chunk.filter(|chunk| chunk % report.steps_multiple != 0) {
+        let multiple = report.steps_multiple;
+        return Err(VerifyError::Given(format!(
+            "the model has a stride over time, so the steps of a request must be a multiple of {multiple}, and not {chunk}"
+        )));
+    }
+    for (name, _) in &given.values {
+        input(name)?;
+        if given.recordings.iter().any(|recording| recording.input == *name) {
+            return Err(VerifyError::Given(format!("input '{name}' has a value and a recording: give one of them")));
+        }
+    }
+    for (InputAxis { input: name, axis }, length) in &given.lengths {
+        let dims = &input(name)?.dims;
+        if report.time.iter().any(|time| time.input == *name && time.axis == *axis) {
+            let why = format!(
+                "axis {axis} of input '{name}' has the steps, and these are compared in chunks of several lengths"
+            );
+            return Err(VerifyError::Given(why));
+        }
+        match dims.get(*axis) {
+            Some(Dim::Known(known)) if known != length => {
+                let why = format!("axis {axis} of input '{name}' is {known} in the model, and can't be {length}");
+                return Err(VerifyError::Given(why));
+            }
+            Some(_) => {}
+            None => {
+                let why = format!("input '{name}' has no axis {axis}: it is {}", bracketed(dims));
+                return Err(VerifyError::Given(why));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether all that a model of single steps leaves open is one dimension, which its states have.
+pub fn has_batch(report: &Report) -> bool {
+    let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
+    let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
+    let of_states: Vec<Vec<Dim>> = report.states.iter().map(|state| open(&state.dims)).collect();
+    let Some(batch) = of_states.first().filter(|open| open.len() == 1) else { return false };
+    of_states.iter().all(|open| open == batch) && tensors.map(open).all(|open| open.is_empty() || open == *batch)
+}
+
+/// The axis of an input's rows.
+pub fn row_axis_of(report: &Report, input: &StepInput) -> Option<usize> {
+    row_axis(report, &input.dims, if let Role::Steps { axis } = input.role { Some(axis) } else { None })
+}
+
+/// The axis of the rows: the one that has the batch's name, else the first open one that isn't time.
+pub fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<usize> {
+    let is_open = |(axis, dim): &(usize, &Dim)| Some(*axis) != time && !matches!(dim, Dim::Known(_));
+    let mut open = dims.iter().enumerate().filter(is_open).map(|(axis, _)| axis);
+    let batch = batch_dim(report);
+    open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
+}
+
+/// Whether the backend takes a state's dimension for a length that varies, and starts it without elements: it has a name
+/// that no input of requests has.
+pub fn varies(report: &Report, dim: &Dim) -> bool {
+    let Dim::Symbol(name) = dim else { return false };
+    let is_of_requests = || report.inputs.iter().any(|input| input.dims.contains(dim));
+    !is_batch_name(name) && !is_made_up(name) && !is_of_requests()
+}
+
+/// The name of the batch: that of the open dimension beside the steps.
+pub fn batch_dim(report: &Report) -> Option<&Dim> {
+    report.inputs.iter().find_map(|input| {
+        let Role::Steps { axis: time } = input.role else { return None };
+        let is_batch = |(axis, dim): &(usize, &Dim)| *axis != time && matches!(dim, Dim::Symbol(_));
+        input.dims.iter().enumerate().find(is_batch).map(|(_, dim)| dim)
+    })
 }

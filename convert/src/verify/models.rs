@@ -1,6 +1,7 @@
-//! A model in ONNX Runtime.
+//! Models that run in ONNX Runtime, and what can go wrong with them.
 
 use std::borrow::Cow;
+use std::path::Path;
 
 use ort::environment::Environment;
 use ort::session::{Session, SessionInputValue};
@@ -8,8 +9,68 @@ use ort::value::{DynValue, Tensor};
 
 use super::element::{Element, of_runtime, with_type};
 use super::host::Host;
-use super::{Source, VerifyError};
 use crate::onnx::type_name;
+
+/// Elements of an input or a state: memory that can't be had would end the process.
+pub const MOST_ELEMENTS: i64 = 1 << 26;
+
+/// Why two models can't be compared.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
+pub enum VerifyError {
+    #[error("the ONNX Runtime library {library} cannot be used: {why}")]
+    Library { library: String, why: String },
+    #[error("ONNX Runtime refuses the {model} model: {why}")]
+    Load { model: &'static str, why: String },
+    #[error("the {model} model fails: {why}")]
+    Run { model: &'static str, why: String },
+    #[error("the converted model isn't the original: {0}")]
+    Differs(String),
+    #[error("'{name}' is {elem}, and such tensors can't be compared")]
+    Type { name: String, elem: &'static str },
+    #[error(
+        "'{name}' would have {elements} elements, and a comparison can hold {MOST_ELEMENTS}: give its open or too long \
+         dimensions their real length in the model"
+    )]
+    TooLarge { name: String, elements: i64 },
+    /// A value or a length is given for what isn't there.
+    #[error("the comparison can't be made with these values: {0}")]
+    Given(String),
+    #[error("a recording can't be compared with: {0}")]
+    Recording(String),
+    /// An output that differs from row to row, but hasn't one element for each row along an axis.
+    #[error("{0}")]
+    NoRows(String),
+    #[error("the comparison says nothing: on random data, the original's output '{0}' has no finite number")]
+    Nothing(String),
+}
+
+/// A model to run. One in memory has no weights in files of their own.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Source<'a> {
+    File(&'a Path),
+    Bytes(&'a [u8]),
+}
+
+/// The three models of a comparison.
+#[expect(missing_docs, reason = "the names say it")]
+pub struct Models<'a> {
+    pub original: Source<'a>,
+    pub converted: Source<'a>,
+    /// The one that computes where states start.
+    pub initial_states: Option<Source<'a>>,
+}
+
+/// Loads ONNX Runtime.
+pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
+    let failed = |why: String| VerifyError::Library { library: library.display().to_string(), why };
+    let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
+    let quiet = builder.with_name("stateful-convert").with_telemetry(false);
+    let environment = quiet.build().map_err(|error| failed(error.to_string()))?;
+    environment.set_log_level(ort::logging::LogLevel::Fatal);
+    Ok(environment)
+}
 
 /// A model that runs.
 pub struct Graph {

@@ -5,14 +5,12 @@
 
 use std::collections::{HashMap, HashSet};
 
+use super::cutter::{Cutter, base_name};
 use crate::analysis::Analysis;
-use crate::graph::{inputs_of, producers};
-use crate::onnx::DataType;
-use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::graph::{Content, inputs_of, producers};
+use crate::onnx::schema::{GraphProto, NodeProto, TensorProto};
+use crate::onnx::{DataType, int64s};
 use crate::time::{Place, Refusal, refuse};
-
-/// The inputs whose content each tensor depends on.
-pub type Content = HashMap<String, HashSet<String>>;
 
 /// The lengths of a recurrent node's rows, if requests say them.
 pub fn of_requests<'a>(node: &'a NodeProto, content: &Content) -> Option<&'a str> {
@@ -136,4 +134,103 @@ fn source<'a>(graph: &'a GraphProto, producers: &HashMap<&str, usize>, lens: &'a
         node.input_at(0).filter(|_| passes_on && node.output_at(0) == Some(name))
     };
     std::iter::successors(Some(lens), before).take(graph.node.len()).last().unwrap_or(lens)
+}
+
+impl Cutter<'_> {
+    /// A tensor that says which rows have no steps, for a recurrent node with lengths of rows: ONNX Runtime gives back
+    /// states of zeros for such rows.
+    pub fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
+        let Some(lens) = of_requests(node, &self.content) else { return Ok(None) };
+        if self.opset < 9 {
+            let why = "takes sequence_lens, which needs the operator Where to keep the state of a row without steps";
+            return Err(refuse(node, why, "convert the model to opset 9 or newer"));
+        }
+        let label = base_name(node.label());
+        let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
+        let [zero, shape, is_zero, is_empty_row] = ["zero", "rows", "is_zero", "is_empty_row"].map(&mut fresh);
+        self.graph.initializer.push(TensorProto {
+            name: Some(zero.clone()),
+            data_type: Some(DataType::Int32.into()),
+            int32_data: vec![0],
+            ..TensorProto::default()
+        });
+        self.graph.initializer.push(int64s(&shape, &[3], &[1, -1, 1]));
+        let [equal, reshape] = ["is_zero/Equal", "is_empty_row/Reshape"].map(&mut fresh);
+        self.graph.node.push(NodeProto::make("Equal", &equal, &[lens, &zero], &[&is_zero]));
+        self.graph.node.push(NodeProto::make("Reshape", &reshape, &[&is_zero, &shape], &[&is_empty_row]));
+        Ok(Some(is_empty_row))
+    }
+
+    /// Removes the sort of the rows by their lengths that PyTorch writes for packed sequences. States stay in the order of
+    /// the sequences, so sorted rows would get the states of other rows. ONNX Runtime needs no sort. Refuses lengths that
+    /// are made by a node which may put the rows in another order.
+    pub fn remove_sorts_of_rows(&mut self, layer: &NodeProto) -> Result<(), Refusal> {
+        let mut open: Vec<String> = layer.input_at(4).map(str::to_owned).into_iter().collect();
+        let mut seen = HashSet::new();
+        while let Some(name) = open.pop() {
+            let is_of_requests = self.content.get(&name).is_some_and(|inputs| !inputs.is_empty());
+            let makes = |node: &NodeProto| node.named_outputs().any(|output| output == name);
+            let Some(index) = self.graph.node.iter().position(makes) else { continue };
+            if !is_of_requests || !seen.insert(name.clone()) {
+                continue;
+            }
+            let is_sort = self.graph.node[index].output_at(0) == Some(&name) && self.remove_sort(index);
+            let node = &self.graph.node[index];
+            let is_kept = passes_lengths_on(node) || limits_to_steps(node, self.analysis, &self.content);
+            if !is_sort && !is_kept {
+                let why = format!(
+                    "makes the lengths of rows of {} '{}' (sequence_lens), and it isn't known whether it leaves them and their \
+                     order as they are; in another order, rows would get the states of others",
+                    layer.operator(),
+                    layer.label()
+                );
+                let help = "export the model without this node: let requests say the lengths, and don't sort the rows";
+                return Err(refuse(node, why, help));
+            }
+            open.extend(inputs_of(node));
+        }
+        Ok(())
+    }
+
+    /// Puts the rows that a `TopK` sorts by their lengths back in their order. Whether it was such a sort.
+    fn remove_sort(&mut self, index: usize) -> bool {
+        let sort = self.graph.node[index].clone();
+        let dims = |name: Option<&str>| name.and_then(|name| self.analysis.dims(name)).filter(|dims| dims.len() == 1);
+        let (lens, order) = (sort.input_at(0), sort.output_at(1));
+        if sort.op() != "TopK" || dims(lens).is_none() || dims(lens) != dims(sort.output_at(0)) {
+            return false;
+        }
+        let lens = lens.unwrap_or_default();
+        self.graph.node[index] = NodeProto::make("Identity", sort.name(), &[lens], &[&sort.output[0]]);
+        let Some(order) = order else { return true };
+        let label = base_name(sort.label());
+        let mut fresh = |part: &str| self.names.fresh(&format!("{label}.{part}"));
+        let [all, rows, ones, numbers] = ["all", "rows", "ones", "numbers"].map(&mut fresh);
+        let [shape, fill, non_zero, reshape] = ["Shape", "ConstantOfShape", "NonZero", "Reshape"].map(&mut fresh);
+        self.graph.initializer.push(int64s(&all, &[1], &[-1]));
+        // `Range` needs opset 11, and PyTorch sorts rows from opset 9 on.
+        self.graph.node.extend([
+            NodeProto::make("Shape", &shape, &[lens], &[&rows]),
+            NodeProto::make("ConstantOfShape", &fill, &[&rows], &[&ones]).with_tensor("value", int64s("", &[1], &[1])),
+            NodeProto::make("NonZero", &non_zero, &[&ones], &[&numbers]),
+            NodeProto::make("Reshape", &reshape, &[&numbers, &all], &[order]),
+        ]);
+        true
+    }
+
+    /// Puts a `Where` behind an output of a recurrent node. Rows without steps keep their state. Returns the new node.
+    pub fn keep_state_of_empty_rows(
+        &mut self,
+        index: usize,
+        output: usize,
+        is_empty_row: &str,
+        state_in: &str,
+    ) -> usize {
+        let made = self.names.fresh(&format!("{state_in}/made"));
+        let name = self.names.fresh(&format!("{state_in}/Where"));
+        let given = self.graph.node[index].output_at(output).unwrap_or_default().to_owned();
+        self.graph.node[index].set_output(output, &made);
+        self.graph.node.push(NodeProto::make("Where", &name, &[is_empty_row, state_in, &made], &[&given]));
+        self.graph.node.len() - 1
+    }
 }

@@ -1,0 +1,256 @@
+//! Puts the batch into nodes that have the 1 written into their shapes.
+
+use std::collections::HashSet;
+
+use super::follow::{FEW, Followed};
+use crate::graph::{Names, inputs_of};
+use crate::infer::tensor::{Tensor, list};
+use crate::onnx::schema::{GraphProto, NodeProto};
+use crate::onnx::{element_count, int64s, numbers};
+use crate::time::{Layout, Place, Refusals};
+
+/// Puts the batch into the first node that needs it, and into each `Reshape` behind that doesn't depend on an edited one.
+/// `done` has the nodes that are right as they are.
+pub fn edit(
+    graph: &GraphProto,
+    followed: &Followed,
+    names: &mut Names,
+    done: &mut HashSet<String>,
+) -> Option<GraphProto> {
+    let scatters: Vec<&NodeProto> = graph.node.iter().filter(|node| node.op() == "ScatterND").collect();
+    let refused: HashSet<&str> = followed
+        .result
+        .as_ref()
+        .err()
+        .into_iter()
+        .flat_map(Refusals::iter)
+        .map(|refusal| refusal.node.as_str())
+        .collect();
+    let mut edited: Option<GraphProto> = None;
+    // Tensors that may be others once an edit is made.
+    let mut changed: HashSet<String> = HashSet::new();
+    for (index, node) in graph.node.iter().enumerate() {
+        let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
+        let place = node.input_at(0).and_then(|input| followed.places.get(input));
+        if let (Some(Place::At(layout)), false, false) = (place, waits, done.contains(node.name())) {
+            if node.op() == "Reshape" {
+                let is_reader =
+                    |reader: &&&NodeProto| reader.input_at(2).is_some_and(|of| node.output_at(0) == Some(of));
+                let reader = scatters.iter().find(is_reader);
+                waits = reader.and_then(|reader| reader.input_at(0)).is_some_and(|data| changed.contains(data));
+                let wanted = reader.and_then(|reader| wanted_axis(reader, followed));
+                if let Some(target) = opened_target(node, *layout, wanted, followed).filter(|_| !waits) {
+                    let edited = edited.get_or_insert_with(|| graph.clone());
+                    let name = names.fresh(&format!("{}.shape", node.label()));
+                    edited.initializer.push(int64s(&name, &[target.len() as i64], &target));
+                    edited.node[index].set_input(1, &name);
+                    waits = true;
+                }
+            } else if edited.is_some() {
+                // The other edits add nodes, so each has a turn of its own.
+                waits = node.op() == "ScatterND" || node.is_recurrent();
+            } else if node.op() == "ScatterND"
+                && let Some(joined) = joined_block(graph, index, *layout, followed, names)
+            {
+                return Some(joined);
+            } else if node.is_recurrent()
+                && layout.axis == 1
+                && layout.outer == 1
+                && layout.inner > 1
+                && let Some(merged) = merge_starts(graph, index, layout.inner, followed, names, done)
+            {
+                return Some(merged);
+            }
+        }
+        if refused.contains(node.label()) {
+            // Without an edit in front of it, it stays refused.
+            edited.as_ref()?;
+            waits = true;
+        }
+        if waits {
+            changed.extend(node.named_outputs().map(str::to_owned));
+        }
+    }
+    edited
+}
+
+/// The axis on which the updates of a `ScatterND` must have the rows, so that it can put them into a tensor with rows.
+fn wanted_axis(reader: &NodeProto, followed: &Followed) -> Option<usize> {
+    let Place::At(layout) = followed.places.get(&reader.input[0])? else { return None };
+    let indices = followed.few.dims(&reader.input[1])?;
+    let depth = usize::try_from(*indices.last()?).ok()?;
+    (indices.len() - 1 + layout.axis).checked_sub(depth)
+}
+
+/// A `ScatterND` whose indices name the only row, and put a block between what stays in front of it and behind it: the
+/// three joined, which needs no indices.
+fn joined_block(
+    graph: &GraphProto,
+    index: usize,
+    layout: Layout,
+    followed: &Followed,
+    names: &mut Names,
+) -> Option<GraphProto> {
+    let node = &graph.node[index];
+    let (data, updates) = (node.input_at(0)?, node.input_at(2)?);
+    let indices = graph.initializer.iter().find(|weight| Some(weight.name()) == node.input_at(1))?;
+    let (&depth, grid) = indices.dims.split_last()?;
+    if node.text("reduction").is_some_and(|kind| kind != "none")
+        || !layout.is_clean()
+        || layout.axis as i64 >= depth
+        || depth != grid.len() as i64
+    {
+        return None;
+    }
+    let mut dims = followed.few.dims(data)?.to_vec();
+    *dims.get_mut(layout.axis)? = 1;
+    let Block { axis, start, end } = block(grid, &dims[..grid.len().min(dims.len())], &numbers(indices)?)?;
+    let length = dims[axis];
+    let (data, updates, output) = (data.to_owned(), updates.to_owned(), node.output.first()?.clone());
+    let mut edited = graph.clone();
+    let mut slice = |edited: &mut GraphProto, part: &str, from: i64, to: i64| {
+        let name = names.fresh(&format!("{}.{part}", node.label()));
+        let mut inputs = vec![data.clone()];
+        for (what, value) in [("start", from), ("end", to), ("axis", axis as i64)] {
+            let constant = names.fresh(&format!("{name}.{what}"));
+            edited.initializer.push(int64s(&constant, &[1], &[value]));
+            inputs.push(constant);
+        }
+        let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
+        edited.node.push(NodeProto::make("Slice", &format!("{name}/Slice"), &inputs, &[&name]));
+        name
+    };
+    let front = (start > 0).then(|| slice(&mut edited, "front", 0, start));
+    let behind = (end < length).then(|| slice(&mut edited, "behind", end, length));
+    let parts: Vec<&str> = [front.as_deref(), Some(&updates), behind.as_deref()].into_iter().flatten().collect();
+    edited.node[index] = NodeProto::make("Concat", node.name(), &parts, &[&output]).with_int("axis", axis as i64);
+    Some(edited)
+}
+
+/// A part of a tensor along an axis.
+struct Block {
+    axis: usize,
+    start: i64,
+    end: i64,
+}
+
+/// The block that indices name, if they name all positions of one. `grid` is their shape, without the last axis.
+fn block(grid: &[i64], dims: &[i64], indices: &[f64]) -> Option<Block> {
+    let depth = grid.len();
+    let mut differ = (0..depth).filter(|&axis| dims.get(axis) != Some(&grid[axis]));
+    let axis = differ.next().filter(|_| differ.next().is_none())?;
+    let start = *indices.get(axis)? as i64;
+    let end = start.checked_add(grid[axis])?;
+    let is_named = |(at, index): (usize, &[f64])| {
+        let mut rest = at as i64;
+        (0..depth).rev().all(|of| {
+            let position = rest % grid[of] + if of == axis { start } else { 0 };
+            rest /= grid[of];
+            index.get(of) == Some(&(position as f64))
+        })
+    };
+    let is_whole =
+        depth == dims.len() && start >= 0 && end <= dims[axis] && indices.chunks(depth).enumerate().all(is_named);
+    is_whole.then_some(Block { axis, start, end })
+}
+
+/// A recurrent node whose rows are the batch and `others` more, with states that have the batch in front of the
+/// others, where the model has a 1. The states are merged in front of the node, and taken apart behind it.
+fn merge_starts(
+    graph: &GraphProto,
+    index: usize,
+    others: i64,
+    followed: &Followed,
+    names: &mut Names,
+    done: &mut HashSet<String>,
+) -> Option<GraphProto> {
+    let node = &graph.node[index];
+    let mut edited = graph.clone();
+    let mut is_edited = false;
+    for (input, output) in [(5, 1), (6, 2)] {
+        let Some(start) = node.input_at(input) else { continue };
+        let Some(&[FEW, rows, hidden]) = followed.few.dims(start) else { continue };
+        let in_front =
+            matches!(followed.places.get(start), Some(Place::At(layout)) if layout.axis == 0 && layout.is_clean());
+        if !in_front || rows != others {
+            continue;
+        }
+        let mut reshape =
+            |edited: &mut GraphProto, names: &mut Names, [what, from, to]: [&str; 3], target: [i64; 3]| {
+                let name = names.fresh(&format!("{}.{what}", node.label()));
+                let shape = names.fresh(&format!("{name}.shape"));
+                edited.initializer.push(int64s(&shape, &[3], &target));
+                edited.node.push(NodeProto::make("Reshape", &name, &[from, &shape], &[to]));
+                done.insert(name);
+            };
+        let merged = names.fresh(&format!("{start}/rows"));
+        reshape(&mut edited, names, ["merged", start, &merged], [1, -1, hidden]);
+        edited.node[index].set_input(input, &merged);
+        if let Some(last) = node.output_at(output) {
+            let rows_of_last = names.fresh(&format!("{last}/rows"));
+            reshape(&mut edited, names, ["apart", &rows_of_last, last], [-1, others, hidden]);
+            edited.node[index].set_output(output, &rows_of_last);
+        }
+        is_edited = true;
+    }
+    is_edited.then_some(edited)
+}
+
+/// The target of a `Reshape` with the batch in it, if it has a 1 in its place.
+/// `wanted` is the axis on which a node behind it must have the batch.
+fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, followed: &Followed) -> Option<Vec<i64>> {
+    let shapes = &followed.few;
+    let from = shapes.dims(&node.input[0])?;
+    let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
+    let mut target = list(node, &inputs, 1, "shape")?;
+    if node.int("allowzero").unwrap_or(0) != 0 || target.contains(&FEW) {
+        return None;
+    }
+    // The shape as it was for one row.
+    let one_row = element_count(from).checked_div(layout.len)?;
+    if one_row <= 0 {
+        return None;
+    }
+    let mut old = target.clone();
+    for (axis, dim) in old.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
+        *dim = *from.get(axis)?;
+        if axis == layout.axis {
+            return None;
+        }
+    }
+    if let Some(open) = old.iter().position(|&dim| dim == -1) {
+        let others: Vec<i64> = old.iter().copied().filter(|&dim| dim != -1).collect();
+        old[open] = one_row.checked_div(element_count(&others))?;
+    }
+    if old.iter().any(|&dim| dim < 1) || element_count(&old) != one_row {
+        return None;
+    }
+    let behind = layout.inner.checked_mul(element_count(from.get(layout.axis + 1..)?)).filter(|&behind| behind > 0)?;
+    let mut suffix = 1;
+    let mut places: Vec<(usize, i64)> = Vec::new();
+    for axis in (0..old.len()).rev() {
+        if behind >= suffix && behind % suffix == 0 && old[axis] % (behind / suffix) == 0 {
+            places.push((axis, behind / suffix));
+        }
+        suffix *= old[axis];
+    }
+    // A dimension of 1 is the batch; of several, the one on the same axis, or the first. Without one, the batch merges
+    // into the dimension that it lies in.
+    let ones = || places.iter().filter(|&&(axis, inner)| inner == 1 && old[axis] == 1);
+    let same_axis = ones().find(|(axis, _)| *axis == wanted.unwrap_or(layout.axis));
+    let &(axis, _) = same_axis.or_else(|| ones().next_back()).or_else(|| places.last())?;
+    if old[axis] == 1 && axis == layout.axis && layout.is_clean() {
+        // Copied from the input.
+        target[axis] = 0;
+    } else {
+        // Only one dimension can be open.
+        if let Some(open) = target.iter().position(|&dim| dim == -1) {
+            if open == axis || !followed.has_fixed_lengths {
+                return None;
+            }
+            target[open] = old[open];
+        }
+        target[axis] = -1;
+    }
+    Some(target)
+}

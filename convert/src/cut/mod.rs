@@ -1,0 +1,223 @@
+//! Gives a graph its state inputs and outputs.
+
+mod cutter;
+pub mod lengths;
+
+use std::cell::OnceCell;
+use std::collections::HashSet;
+
+use crate::analysis::Analysis;
+use crate::graph::{Names, ancestors, content_inputs, producers, prune, sort, uses};
+use crate::infer::ops::{hidden_size, pads};
+use crate::infer::scan_counts;
+use crate::infer::tensor::Tensor;
+use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
+use crate::onnx::{DataType, Dim, int64s};
+use crate::time::{Cut, Refusal, refuse};
+use cutter::{Cutter, base_name};
+pub use cutter::{NewState, Start};
+
+/// A graph with states.
+pub struct CutGraph {
+    pub graph: GraphProto,
+    /// The original graph, with the tensors that states start at.
+    pub original: GraphProto,
+    pub states: Vec<NewState>,
+}
+
+/// Cuts a graph at the places that the analysis found.
+pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGraph, Refusal> {
+    let content = content_inputs(graph);
+    lengths::check(graph, analysis, &content)?;
+    let mut cutter = Cutter {
+        analysis,
+        opset,
+        uses: uses(graph),
+        names: Names::of(graph),
+        graph: graph.clone(),
+        original: graph.clone(),
+        states: Vec::new(),
+        content,
+        rows: OnceCell::new(),
+    };
+    for cut in &analysis.found.cuts {
+        match cut {
+            Cut::Recurrent { node } => cutter.recurrent(*node)?,
+            Cut::Scan { node } => {
+                let (states, _) = scan_counts(&cutter.graph.node[*node]);
+                cutter.carried(*node, 0, &(0..states).collect::<Vec<_>>())?;
+            }
+            Cut::Loop { node, carried } => cutter.carried(*node, 2, carried)?,
+            Cut::Frames { node, axis, frames, cropped, fill } => {
+                cutter.frames(*node, *axis, *frames, *cropped, *fill)?;
+            }
+            Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
+            Cut::Crop { node } => {
+                let input = cutter.graph.node[*node].input[0].clone();
+                let (name, output) =
+                    (cutter.graph.node[*node].name().to_owned(), cutter.graph.node[*node].output[0].clone());
+                cutter.graph.node[*node] = NodeProto::make("Identity", &name, &[&input], &[&output]);
+            }
+        }
+    }
+    lengths::check_readers(graph, &cutter.graph, analysis, &cutter.content)?;
+    Ok(CutGraph { graph: cutter.graph, original: cutter.original, states: cutter.states })
+}
+
+impl Cutter<'_> {
+    fn recurrent(&mut self, index: usize) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+        let x = self.dims(&node, &node.input[0])?;
+        let hidden = hidden_size(&node, &inputs)
+            .ok_or_else(|| refuse(&node, "has a hidden state of unknown size", "give it the attribute hidden_size"))?;
+        let dims = vec![Dim::Known(1), x[1].clone(), Dim::Known(hidden)];
+        // Weights may be quantized; the input has the type of the states.
+        let elem =
+            [0, 3, 1].iter().map(|&input| inputs.get(input).map_or(0, |tensor| tensor.elem)).find(|&elem| elem != 0);
+        let elem = elem.unwrap_or(DataType::Float as i32);
+        let is_empty_row = self.add_mask_of_empty_rows(&node)?;
+        if is_empty_row.is_some() {
+            self.remove_sorts_of_rows(&node)?;
+        }
+        let has_cell = node.op().ends_with("LSTM");
+        let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
+        for &(part, input, output) in parts {
+            let start = self.graph.node[index].input_at(input).map(str::to_owned);
+            let (state_in, state_out) = self.state(&node, part, (elem, dims.clone()), start.as_deref(), 0.0)?;
+            self.graph.node[index].set_input(input, &state_in);
+            let (index, output) = match &is_empty_row {
+                Some(is_empty_row) => (self.keep_state_of_empty_rows(index, output, is_empty_row, &state_in), 0),
+                None => (index, output),
+            };
+            self.give(index, output, &state_out);
+        }
+        Ok(())
+    }
+
+    /// The carried values of a `Loop` (behind two other inputs) or the states of a `Scan`.
+    fn carried(&mut self, index: usize, front: usize, carried: &[usize]) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        for &number in carried {
+            let start = node.input_at(front + number).map(str::to_owned).unwrap_or_default();
+            let dims = self.dims(&node, &start)?;
+            let of_body =
+                node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
+            let elem = if of_body == 0 { self.tensor(&start).elem } else { of_body };
+            let (state_in, state_out) = self.state(&node, &number.to_string(), (elem, dims), Some(&start), 0.0)?;
+            self.graph.node[index].set_input(front + number, &state_in);
+            self.give(index, number, &state_out);
+        }
+        Ok(())
+    }
+
+    /// Keeps the last frames of a node's input in place of the padding in front of it.
+    fn frames(&mut self, index: usize, axis: usize, frames: i64, cropped: i64, fill: f64) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        let source = node.input[0].clone();
+        let mut dims = self.dims(&node, &source)?;
+        dims[axis] = Dim::Known(frames);
+        let elem = self.tensor(&source).elem;
+        let (state_in, state_out) = self.state(&node, "frames", (elem, dims.clone()), None, fill)?;
+        let label = base_name(node.label());
+        let joined = if node.op() == "Pad" {
+            let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+            let mut pads = pads(&node, &inputs, dims.len()).unwrap_or_default();
+            pads[axis] = (0, 0);
+            let pads_others = pads.iter().any(|&pad| pad != (0, 0));
+            let output = node.output[0].clone();
+            let joined =
+                if cropped > 0 || pads_others { self.names.fresh(&format!("{label}.joined")) } else { output.clone() };
+            let join = NodeProto::make("Concat", node.name(), &[&state_in, &source], &[&joined]);
+            self.graph.node[index] = join.with_int("axis", axis as i64);
+            let mut steps = joined.clone();
+            if cropped > 0 {
+                steps = if pads_others { self.names.fresh(&format!("{label}.cropped")) } else { output };
+                self.slice(&label, &joined, axis, (0, -cropped), &steps);
+            }
+            if pads_others {
+                self.pad(&node, &steps, &pads);
+            }
+            joined
+        } else {
+            let joined = self.names.fresh(&format!("{label}.joined"));
+            let name = self.names.fresh(&format!("{label}/Concat"));
+            let join =
+                NodeProto::make("Concat", &name, &[&state_in, &source], &[&joined]).with_int("axis", axis as i64);
+            self.graph.node.push(join);
+            let spatial = dims.len() - 2;
+            let mut pads = node.ints("pads").map_or_else(|| vec![0; 2 * spatial], <[i64]>::to_vec);
+            // Padding of a transposed convolution cuts off what it gives: the kept frames, and what later steps add to.
+            let of_time = if node.op() == "ConvTranspose" { frames } else { 0 };
+            pads[axis - 2] = of_time;
+            pads[axis - 2 + spatial] = of_time;
+            let target = &mut self.graph.node[index];
+            target.set_input(0, &joined);
+            *target = target.clone().with_ints("pads", &pads);
+            joined
+        };
+        self.keep_last(&label, &joined, axis, frames, &state_out);
+        Ok(())
+    }
+
+    /// Pads the other axes of what a `Pad` padded along time, too.
+    fn pad(&mut self, node: &NodeProto, steps: &str, pads: &[(i64, i64)]) {
+        let mut pad = node.clone();
+        pad.name = Some(self.names.fresh(&format!("{}/other_axes", node.label())));
+        pad.set_input(0, steps);
+        let (before, behind): (Vec<i64>, Vec<i64>) = pads.iter().copied().unzip();
+        let pads = [before, behind].concat();
+        if node.input_at(1).is_some() {
+            let name = self.names.fresh(&format!("{}.pads", base_name(node.label())));
+            self.graph.initializer.push(int64s(&name, &[pads.len() as i64], &pads));
+            pad.set_input(1, &name);
+            pad.input.truncate(3);
+        } else {
+            pad = pad.with_ints("pads", &pads);
+        }
+        self.graph.node.push(pad);
+    }
+
+    fn prefix(&mut self, index: usize, input: usize, axis: usize, frames: i64) -> Result<(), Refusal> {
+        let node = self.graph.node[index].clone();
+        let start = node.input[input].clone();
+        let dims = self.dims(&node, &start)?;
+        let elem = self.tensor(&start).elem;
+        let (state_in, state_out) = self.state(&node, "frames", (elem, dims), Some(&start), 0.0)?;
+        self.graph.node[index].set_input(input, &state_in);
+        self.keep_last(&base_name(node.label()), &node.output[0], axis, frames, &state_out);
+        Ok(())
+    }
+}
+
+/// The part of the original graph that computes where states start: a model with an output for each, of its name.
+pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
+    let mut graph = cut.original.clone();
+    graph.output.clear();
+    for state in &cut.states {
+        if let Start::Tensor(tensor) = &state.start {
+            match &state.split {
+                None => {
+                    let name = format!("{}/Identity", state.input);
+                    graph.node.push(NodeProto::make("Identity", &name, &[tensor], &[&state.input]));
+                }
+                Some(split) => {
+                    let (name, shape) = (format!("{}/Reshape", state.input), format!("{}/shape", state.input));
+                    graph.initializer.push(int64s(&shape, &[split.len() as i64], split));
+                    graph.node.push(NodeProto::make("Reshape", &name, &[tensor, &shape], &[&state.input]));
+                }
+            }
+            graph.output.push(ValueInfoProto::tensor(&state.input, state.elem, &state.dims));
+        }
+    }
+    if graph.output.is_empty() {
+        return None;
+    }
+    sort(&mut graph);
+    prune(&mut graph);
+    let made: HashSet<String> = producers(&graph).into_keys().map(str::to_owned).collect();
+    let needed = ancestors(&graph, graph.output.iter().map(|output| output.name().to_owned()));
+    graph.input.retain(|input| needed.contains(input.name()) && !made.contains(input.name()));
+    graph.value_info.clear();
+    Some(graph)
+}

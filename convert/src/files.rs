@@ -1,0 +1,303 @@
+//! The files of a conversion: a folder where the converted model is before it is known to be right, and what is written
+//! then.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use stateful_convert::verify::VerifyError;
+use stateful_convert::{ConvertError, Converted, Hint, WeightsError, path_in};
+
+use crate::texts::config;
+
+/// The name of a model's configuration in a model repository.
+const CONFIG: &str = "config.pbtxt";
+
+/// Why nothing was written.
+#[derive(Debug, thiserror::Error)]
+pub enum Problem {
+    #[error("{} can't be read: {error}", path.display())]
+    Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("{} can't be written: {error}; nothing was written", path.display())]
+    Unwritable { path: PathBuf, error: std::io::Error },
+    #[error("{} exists; --force replaces it{}", .0.display(), if is_config(.0) { ", and --no-config leaves it" } else { "" })]
+    Exists(PathBuf),
+    #[error("{} belongs to the model that is converted: write the result to another file or folder", .0.display())]
+    Original(PathBuf),
+    #[error("{} would be written twice, as two files: choose another name for the model", .0.display())]
+    Twice(PathBuf),
+    #[error("{}: {why}", path.display())]
+    Recordings { path: PathBuf, why: String },
+    #[error("{folder} is a folder: write the name of a file in it, such as {folder}/1/model.onnx", folder = .0.display().to_string().trim_end_matches('/'))]
+    Folder(PathBuf),
+    #[error("-o: the name of a file that ends with .onnx is expected, such as {name}/1/model.onnx, not {name}", name = .0.display())]
+    Name(PathBuf),
+    #[error("--states: '<<<input, output>>>' is expected, with each name in one pair, not '{0}'")]
+    States(String),
+    #[error("--states: every input of the model is one of the states {0}, so requests would carry nothing")]
+    NothingToCarry(String),
+    #[error(
+        "no ONNX Runtime library was found to compare the models with: name one with --ort-library or ORT_DYLIB_PATH"
+    )]
+    NoLibrary,
+    #[error("{}: {why}", model.display())]
+    Weights { model: PathBuf, why: WeightsError },
+    #[error("{}: {error}", model.display())]
+    Read { model: PathBuf, error: ConvertError },
+    #[error("{0}{advice}", advice = advice(.0))]
+    Convert(ConvertError),
+    #[error("{0}; nothing was written")]
+    Verify(#[from] VerifyError),
+}
+
+fn is_config(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name == CONFIG)
+}
+
+/// The options that help.
+fn advice(error: &ConvertError) -> String {
+    let options: Vec<&str> = error.hints().into_iter().map(option).collect();
+    if options.is_empty() { String::new() } else { format!("\n{}", options.join("; ")) }
+}
+
+/// The option for a hint.
+pub const fn option(hint: Hint) -> &'static str {
+    match hint {
+        Hint::Time => "name the axis of the steps with --time INPUT@AXIS",
+        Hint::States => {
+            "if the model has state inputs, name the pairs with --states (stateful-inspect prints those that their names \
+             tell)"
+        }
+        Hint::Batch => "--batch-axis INPUT@AXIS says which it is",
+        Hint::OpenBatch => "--open-batch lets them",
+        Hint::StartAtZero => "--zero-initial-states starts them at zero",
+    }
+}
+
+/// A folder of its own, with the files of weights that are beside the original. It is removed in the end.
+pub struct WorkFolder {
+    path: PathBuf,
+    /// The folder of the original.
+    source: PathBuf,
+    /// Files of weights, relative to it.
+    weights: Vec<String>,
+}
+
+impl WorkFolder {
+    pub fn new(original: &Path, converted: &Converted, beside: Option<&Path>) -> Result<Self, Problem> {
+        let source = here(original.parent()).to_owned();
+        let weights = converted.weights.clone();
+        for file in &weights {
+            path_in(&source, file).map_err(|why| Problem::Weights { model: original.to_owned(), why })?;
+        }
+        // Links to weights need the same file system.
+        let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
+        let folder = near.map(Path::to_owned).chain([std::env::temp_dir()]);
+        let folder = folder.map(|folder| folder.join(format!(".stateful-convert-{}", std::process::id())));
+        let mut result = Err(std::io::ErrorKind::NotFound.into());
+        let mut path = PathBuf::new();
+        for candidate in folder {
+            result = fs::create_dir(&candidate);
+            path = candidate;
+            if result.is_ok() {
+                break;
+            }
+        }
+        result.map_err(at(&path))?;
+        let folder = Self { path, source, weights };
+        for file in &folder.weights {
+            link(&folder.source.join(file), &folder.path.join(file))?;
+        }
+        let files = [
+            (folder.model(), Some(&converted.model)),
+            (folder.original(), converted.original.as_ref()),
+            (folder.initial_states(), converted.initial_states.as_ref()),
+        ];
+        for (path, bytes) in files.iter().filter_map(|(path, bytes)| Some((path, (*bytes)?))) {
+            // A link to weights of this name would be written through.
+            fs::File::create_new(path).and_then(|mut file| file.write_all(bytes)).map_err(at(path))?;
+        }
+        Ok(folder)
+    }
+
+    pub fn model(&self) -> PathBuf {
+        self.path.join("converted.onnx")
+    }
+
+    /// The original as ONNX Runtime can run it, if it can't run the original.
+    pub fn original(&self) -> PathBuf {
+        self.path.join("original.onnx")
+    }
+
+    pub fn initial_states(&self) -> PathBuf {
+        self.path.join("initial_states.onnx")
+    }
+
+    /// The files of weights of the original.
+    pub fn weights(&self) -> impl Iterator<Item = PathBuf> {
+        self.weights.iter().map(|file| self.source.join(file))
+    }
+
+    /// The files of weights that another folder needs. The original's folder has them.
+    pub fn weights_of(&self, to: &Path) -> Vec<PathBuf> {
+        let to = here(Some(to));
+        if to.canonicalize().ok() == self.source.canonicalize().ok() {
+            return Vec::new();
+        }
+        self.weights.iter().map(|file| to.join(file)).collect()
+    }
+}
+
+/// The folder, where an empty path is that of the process.
+fn here(folder: Option<&Path>) -> &Path {
+    folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Makes the folder of a file.
+pub fn make_parent(path: &Path) -> Result<(), Problem> {
+    path.parent().map_or(Ok(()), |parent| fs::create_dir_all(parent).map_err(at(parent)))
+}
+
+/// The same file in the new folder: a link, or a copy on another file system. ONNX Runtime refuses symbolic links.
+fn link(from: &Path, to: &Path) -> Result<(), Problem> {
+    make_parent(to)?;
+    match fs::hard_link(from, to) {
+        Ok(()) => Ok(()),
+        Err(_) => fs::copy(from, to).map(|_| ()).map_err(at(to)),
+    }
+}
+
+impl Drop for WorkFolder {
+    fn drop(&mut self) {
+        // What stays is in the system's folder of temporary files.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// The files that are written.
+pub struct Targets {
+    model: PathBuf,
+    initial_states: PathBuf,
+    config: Option<PathBuf>,
+}
+
+impl Targets {
+    pub fn new(output: &Path, with_config: bool) -> Self {
+        let folder = output.parent().unwrap_or(Path::new(""));
+        let stem = output.file_stem().unwrap_or_default().to_string_lossy();
+        let is_version = folder.file_name().is_some_and(|name| name.to_string_lossy().parse::<u64>().is_ok());
+        let of_config = if is_version { folder.parent().unwrap_or(Path::new("")) } else { folder };
+        Self {
+            model: output.to_owned(),
+            initial_states: folder.join(format!("{stem}_initial_states.onnx")),
+            config: with_config.then(|| of_config.join(CONFIG)),
+        }
+    }
+
+    pub fn folder(&self) -> &Path {
+        self.model.parent().unwrap_or(Path::new(""))
+    }
+
+    /// The files that this model needs.
+    pub fn names(&self, converted: &Converted) -> Vec<PathBuf> {
+        let initial_states = converted.initial_states.as_ref().map(|_| self.initial_states.clone());
+        [Some(self.model.clone()), initial_states, self.config.clone()].into_iter().flatten().collect()
+    }
+
+    /// What is written: these, and the files of weights.
+    pub fn written(&self, converted: &Converted, folder: &WorkFolder) -> Vec<PathBuf> {
+        let mut files = self.names(converted);
+        let weights = folder.weights_of(self.folder());
+        files.splice(1..1, weights);
+        files
+    }
+
+    pub fn check_folders(&self, converted: &Converted) -> Result<(), Problem> {
+        let ends_as_folder = self.model.as_os_str().to_string_lossy().ends_with('/');
+        match self.names(converted).into_iter().find(|path| path.is_dir() || ends_as_folder) {
+            Some(folder) => Err(Problem::Folder(folder)),
+            None if self.model.extension().is_none() => Err(Problem::Name(self.model.clone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses to change files of the original, and others without `--force`.
+    pub fn check(&self, converted_from: &Path, force: bool, folder: &WorkFolder) -> Result<(), Problem> {
+        // Initial states of the model that is replaced are removed.
+        let own = [Some(self.model.clone()), Some(self.initial_states.clone()), self.config.clone()];
+        let changed: Vec<PathBuf> = own.into_iter().flatten().chain(folder.weights_of(self.folder())).collect();
+        let original: Vec<PathBuf> = folder.weights().chain([converted_from.to_owned()]).collect();
+        for (index, path) in changed.iter().enumerate() {
+            if changed[..index].contains(path) {
+                return Err(Problem::Twice(path.clone()));
+            }
+            if original.iter().any(|of| is_same_file(of, path)) {
+                return Err(Problem::Original(path.clone()));
+            }
+        }
+        match changed.into_iter().find(|path| path.exists()) {
+            Some(path) if !force => Err(Problem::Exists(path)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes all files, or none.
+    pub fn write(&self, folder: &WorkFolder, converted: &Converted, chunk: Option<i64>) -> Result<(), Problem> {
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let initial_states = converted.initial_states.as_ref().map(|_| name(&self.initial_states));
+        let config = config(&converted.report, &name(&self.model), initial_states.as_deref(), chunk);
+        let weights = folder.weights().zip(folder.weights_of(self.folder()));
+        let mut files: Vec<(PathBuf, Content)> = weights.map(|(from, to)| (to, Content::CopyOf(from))).collect();
+        let bytes = converted.initial_states.as_deref();
+        files.extend(bytes.map(|bytes| (self.initial_states.clone(), Content::Bytes(bytes))));
+        files.push((self.model.clone(), Content::Bytes(&converted.model)));
+        files.extend(self.config.as_ref().map(|path| (path.clone(), Content::Bytes(config.as_bytes()))));
+        let done = write_parts(&files)
+            .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
+        if done.is_err() {
+            files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
+        } else if converted.initial_states.is_none() && self.initial_states.exists() {
+            // That of the model which is replaced.
+            fs::remove_file(&self.initial_states).map_err(at(&self.initial_states))?;
+        }
+        done
+    }
+}
+
+/// What a file gets.
+enum Content<'a> {
+    Bytes(&'a [u8]),
+    /// Links would change with the original.
+    CopyOf(PathBuf),
+}
+
+/// Where a file is until all are written.
+fn part(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".part");
+    name.into()
+}
+
+fn write_parts(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
+    files.iter().try_for_each(|(path, content)| {
+        make_parent(path)?;
+        let written = match content {
+            Content::Bytes(bytes) => fs::write(part(path), bytes),
+            Content::CopyOf(from) => fs::copy(from, part(path)).map(|_| ()),
+        };
+        written.map_err(at(path))
+    })
+}
+
+/// Whether two names are one file, through links, too.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    let id = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    id(a).is_some() && id(a) == id(b)
+}
+
+/// Names the file that can't be written.
+fn at(path: &Path) -> impl Fn(std::io::Error) -> Problem {
+    let path = path.to_owned();
+    move |error| Problem::Unwritable { path: path.clone(), error }
+}
