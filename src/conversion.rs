@@ -17,8 +17,8 @@ use stateful_convert::onnx::{external_files, numbers};
 use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
 use stateful_convert::{
-    ConvertError, Converted, Hint, InputAxis, Options, Pair, SMALL_WEIGHT_BYTES, WeightsError,
-    with_small_weights_shown, with_weights,
+    ConvertError, Converted, Hint, InputAxis, Options, SMALL_WEIGHT_BYTES, WeightsError, with_small_weights_shown,
+    with_weights,
 };
 
 use crate::completion::{CompletionError, Settings, own_pairs};
@@ -130,7 +130,7 @@ fn made_states(report: &Report) -> impl Iterator<Item = &State> {
 
 /// Names the recurrences inside a model that has states, which have none of them.
 fn left_inside(file: &Path, pairs: &[StatePair]) -> Result<Vec<String>, ConversionError> {
-    let options = Options { states: pairs.iter().map(converter_pair).collect(), ..Options::default() };
+    let options = Options { states: pairs.to_vec(), ..Options::default() };
     let converted = match stateful_convert::convert(read(&file.to_owned().into())?, &options) {
         Ok(converted) => converted,
         // The model is served as it is.
@@ -204,7 +204,7 @@ fn convert(
     };
     let options = Options {
         time: if cuts { axes(&asked.recurrences) } else { Vec::new() },
-        states: pairs.iter().map(converter_pair).collect(),
+        states: pairs.to_vec(),
         keep_recurrences: !cuts,
         open_batch: asked.batch.is_some(),
         batch: axes(&asked.batch),
@@ -268,10 +268,6 @@ fn folder_of(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new(""))
 }
 
-fn converter_pair(pair: &StatePair) -> Pair {
-    Pair { input: pair.input.clone(), output: pair.output.clone() }
-}
-
 /// Names the parameter that asks for what is refused, and the parameters that would help.
 fn refused(file: &Path, cuts: bool, error: &ConvertError) -> ConversionError {
     let is_batch = !cuts || matches!(error, ConvertError::Batch(_));
@@ -311,11 +307,10 @@ fn check(library: &Library, file: &Path, converted: &Converted) -> Result<Vec<Co
 
 /// Gives the configuration the states of the converted model, and where they start.
 fn add_states(partial: &mut PartialConfig, converted: &Converted) -> Result<(), ConfigError> {
-    let pair = |pair: &Pair| StatePair { input: pair.input.clone(), output: pair.output.clone() };
     let states = &converted.report.states;
     let value = |starts_at| if let StartsAt::Value(value) = starts_at { Some(value) } else { None };
     partial.states.set_converted(ConvertedStates {
-        pairs: states.iter().map(|state| pair(&state.pair)).collect(),
+        pairs: states.iter().map(|state| state.pair.clone()).collect(),
         values: states.iter().filter_map(|state| Some((state.pair.input.clone(), value(state.starts_at)?))).collect(),
         has_initial_model: converted.initial_states.is_some(),
     })

@@ -14,7 +14,7 @@ use crate::graph::{InputAxis, prune, required_inputs, sort};
 use crate::onnx::operators::SCALES_AT_RUN_TIME;
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto, StringStringEntryProto, ValueInfoProto};
 use crate::onnx::{self, DataType, Dim, ReadError, external_files, opset};
-use crate::pairs::{Pair, alike, check_pairs, describe, described_pairs, like_states};
+use crate::pairs::{StatePair, alike, check_pairs, describe, described_state_pairs, like_states};
 use crate::prepared::{ConvertError, Prepared, prepared};
 use crate::report::{
     INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,
@@ -28,7 +28,7 @@ pub struct Options {
     /// The axes of the inputs that have the steps. Without them, the axes that lead to a recurrence are taken.
     pub time: Vec<InputAxis>,
     /// Inputs and outputs of the model that are the two ends of a state already.
-    pub states: Vec<Pair>,
+    pub states: Vec<StatePair>,
     /// Give no states to recurrences inside the model.
     pub keep_recurrences: bool,
     /// Open the batch dimension, which the model fixes to 1.
@@ -73,7 +73,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let Prepared { model, graph, had_batch_in_front } = prepared(bytes)?;
     let original = had_batch_in_front.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
-    let described = described_pairs(graph.doc_string()).map_err(ConvertError::Description)?;
+    let described = described_state_pairs(graph.doc_string()).map_err(ConvertError::Description)?;
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs).map_err(ConvertError::Option)?;
     let mut opened = if options.open_batch {
@@ -118,7 +118,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
 }
 
 /// What is in the way, if the batch of 1 can't be opened: else the advice to open it would lead nowhere.
-fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[Pair], options: &Options) -> Warning {
+fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[StatePair], options: &Options) -> Warning {
     let Warning::FixedBatch { axis, rows: 1 } = &warning else { return warning };
     match batch::open(graph, opset, pairs, &options.time, &[]) {
         Err(BatchError::Refused(refusals)) => Warning::ClosedBatch { axis: axis.clone(), refusal: refusals.first },
@@ -131,7 +131,7 @@ fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[Pair
 fn analysed(
     graph: &GraphProto,
     opset: i64,
-    pairs: &[Pair],
+    pairs: &[StatePair],
     options: &Options,
 ) -> Result<(Analysis, Option<Warning>), ConvertError> {
     let without_time = || Analysis::without_time(graph, opset);
@@ -201,8 +201,8 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
 }
 
 /// The states that the model had.
-fn kept_states(graph: &GraphProto, pairs: &[Pair], initial: &[InitialState]) -> Vec<State> {
-    let state = |pair: &Pair| {
+fn kept_states(graph: &GraphProto, pairs: &[StatePair], initial: &[InitialState]) -> Vec<State> {
+    let state = |pair: &StatePair| {
         let input = graph.input.iter().find(|input| input.name() == pair.input)?;
         let (elem, dims) = (input.elem(), input.dims().unwrap_or_default());
         let known = initial.iter().find(|known| known.state == pair.input);
@@ -221,7 +221,7 @@ fn report(graph: &GraphProto, analysis: &Analysis, kept: Vec<State>, made: &[New
             Start::Fill(value) => StartsAt::Value(value),
             Start::Tensor(_) => StartsAt::Model,
         };
-        let pair = Pair { input: state.input.clone(), output: state.output.clone() };
+        let pair = StatePair { input: state.input.clone(), output: state.output.clone() };
         State::new(pair, state.elem, &state.dims, starts, &state.node, &state.operator)
     }));
     let own: Vec<&str> = states.iter().map(|state| state.pair.input.as_str()).collect();

@@ -46,7 +46,7 @@ pub use convert::{Converted, Options, convert};
 pub use external::{SMALL_WEIGHT_BYTES, WeightsError, path_in, with_small_weights_shown, with_weights};
 pub use graph::{InputAxis, OutputAxis};
 pub use onnx::operators::SCALES_AT_RUN_TIME;
-pub use pairs::{Pair, pairs};
+pub use pairs::{BadPairs, StatePair, described_state_pairs, state_pairs};
 pub use prepared::ConvertError;
 pub use rows::{RowsInGraph, crossed_states, passes_on_rows, rows_meet_others, rows_stay_apart};
 pub use time::{Hint, Refusal, Refusals};

@@ -18,7 +18,8 @@ use stateful_convert::onnx::Dim;
 use stateful_convert::report::{Report, Role, StepInput, Warning};
 use stateful_convert::verify::{self, Compared, Given, Models, Source};
 use stateful_convert::{
-    ConvertError, Converted, InputAxis, Options, Pair, WeightsError, convert, pairs, with_small_weights_shown,
+    ConvertError, Converted, InputAxis, Options, StatePair, WeightsError, convert, state_pairs,
+    with_small_weights_shown,
 };
 
 /// What `--version` says. `scripts/release` adds the commit.
@@ -115,7 +116,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     let unreadable = |error| Problem::Unreadable { path: arguments.model.clone(), error };
     let bytes = small_weights_shown(&arguments.model, fs::read(&arguments.model).map_err(unreadable)?.into())?;
     let states = match &arguments.states {
-        Some(text) => pairs(text).ok_or_else(|| Problem::States(text.clone()))?,
+        Some(text) => state_pairs(text).map_err(|_| Problem::States(text.clone()))?,
         None => Vec::new(),
     };
     let options = Options {
@@ -185,7 +186,7 @@ fn unpaired(report: &Report) -> Option<String> {
         let mut outputs = report.outputs.iter().filter(|output| alike(output.elem, &output.dims));
         let output = outputs.next().filter(|_| outputs.next().is_none())?;
         let is_only = inputs.iter().filter(|input| alike(input.elem, &input.dims)).count() == 1;
-        is_only.then(|| Pair { input: input.name.clone(), output: output.name.clone() }.to_string())
+        is_only.then(|| StatePair { input: input.name.clone(), output: output.name.clone() }.to_string())
     };
     let pairs: Vec<String> = inputs.iter().filter_map(pair).collect();
     let text = format!(

@@ -10,21 +10,57 @@ use crate::onnx::{self, Dim};
 
 /// The two ends of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Pair {
+pub struct StatePair {
     /// The input that takes the state.
     pub input: String,
     /// The output that gives the next one.
     pub output: String,
 }
 
-impl fmt::Display for Pair {
+impl fmt::Display for StatePair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "<<<{}, {}>>>", self.input, self.output)
     }
 }
 
-/// The pairs that a graph's description names, in the lines that the backend reads.
-pub fn described_pairs(description: &str) -> Result<Vec<Pair>, String> {
+/// A text that is no list of pairs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BadPairs {
+    /// The text.
+    pub text: String,
+    /// A name that is in two pairs. Without it, the form is wrong.
+    pub twice: Option<String>,
+}
+
+/// Reads `<<<input, output>>>`, several of them separated by spaces, commas or nothing.
+pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, BadPairs> {
+    let bad = |twice: Option<&str>| BadPairs { text: text.to_owned(), twice: twice.map(str::to_owned) };
+    let mut found: Vec<StatePair> = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (pair, behind) =
+            rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>")).ok_or_else(|| bad(None))?;
+        let (input, output) = pair.split_once(',').ok_or_else(|| bad(None))?;
+        let (input, output) = (input.trim(), output.trim());
+        if input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
+            return Err(bad(None));
+        }
+        if found.iter().any(|known| known.input == input) {
+            return Err(bad(Some(input)));
+        }
+        if found.iter().any(|known| known.output == output) {
+            return Err(bad(Some(output)));
+        }
+        found.push(StatePair { input: input.to_owned(), output: output.to_owned() });
+        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
+    }
+    if found.is_empty() { Err(bad(None)) } else { Ok(found) }
+}
+
+/// Reads the pairs that a graph's description names. They are in lines that have both `InputState` and `OutputState`, or
+/// both `PastValueInput` and `PastValueOutput`. The word that comes first says which name of each `<<<a, b>>>` in the line
+/// comes first.
+pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, BadPairs> {
     let mut described = Vec::new();
     for line in description.lines() {
         for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
@@ -32,36 +68,17 @@ pub fn described_pairs(description: &str) -> Result<Vec<Pair>, String> {
             let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
                 continue;
             };
-            let form =
-                || format!("the graph's description names states as '{groups}': '<<<input, output>>>' is expected");
-            let swap = |pair: Pair| if input < output { pair } else { Pair { input: pair.output, output: pair.input } };
-            described.extend(pairs(groups).ok_or_else(form)?.into_iter().map(swap));
+            let swap = |pair: StatePair| {
+                if input < output { pair } else { StatePair { input: pair.output, output: pair.input } }
+            };
+            described.extend(state_pairs(groups)?.into_iter().map(swap));
         }
     }
     Ok(described)
 }
 
-/// Reads pairs in the form of the backend's `state_pairs`: `<<<input, output>>>`, separated by spaces, commas or
-/// nothing. `None` if the text is anything else, or a name is in two pairs.
-pub fn pairs(text: &str) -> Option<Vec<Pair>> {
-    let mut found: Vec<Pair> = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let (pair, behind) = rest.strip_prefix("<<<")?.split_once(">>>")?;
-        let (input, output) = pair.split_once(',')?;
-        let (input, output) = (input.trim(), output.trim());
-        let is_known = found.iter().any(|known| known.input == input || known.output == output);
-        if is_known || input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
-            return None;
-        }
-        found.push(Pair { input: input.to_owned(), output: output.to_owned() });
-        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
-    }
-    (!found.is_empty()).then_some(found)
-}
-
 /// Refuses pairs of names that the model lacks, and of tensors whose types or dims differ.
-pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), String> {
+pub fn check_pairs(graph: &GraphProto, pairs: &[StatePair]) -> Result<(), String> {
     let find = |values: &[ValueInfoProto], name: &str, kind: &str| {
         let found = values.iter().find(|value| value.name() == name).cloned();
         found.ok_or_else(|| {
@@ -93,7 +110,7 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[Pair]) -> Result<(), String> {
 }
 
 /// Why a pair can't be a state, if it is of the hidden state and the cell state of one layer.
-pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
+pub fn crossed_ends(graph: &GraphProto, pairs: &[StatePair]) -> Option<String> {
     // Operators that keep elements as they are. The layers of PyTorch's LSTM have one tensor for all their states: each
     // layer takes its part, and the ends are joined.
     const MOVE: [&str; 10] =
@@ -115,7 +132,7 @@ pub fn crossed_ends(graph: &GraphProto, pairs: &[Pair]) -> Option<String> {
         for (start, other_end) in starts.into_iter().zip([2, 1]) {
             let (Some(start), Some(end)) = (start, node.output_at(other_end)) else { continue };
             let crossed = pairs.iter().find(|pair| pair.input == start && source(&pair.output) == end);
-            let Some(Pair { input, output }) = crossed else { continue };
+            let Some(StatePair { input, output }) = crossed else { continue };
             return Some(format!(
                 "'{input}' and '{output}' can't be the two ends of a state: in {} '{}', one is the hidden state (initial_h, \
                  Y_h) and the other the cell state (initial_c, Y_c)",
@@ -139,23 +156,23 @@ pub fn like_states(graph: &GraphProto) -> Vec<String> {
 }
 
 /// Inputs and outputs of one type and shape, where only one of each has it.
-pub fn alike(graph: &GraphProto) -> Vec<Pair> {
+pub fn alike(graph: &GraphProto) -> Vec<StatePair> {
     let only = |of: &ValueInfoProto, values: &[ValueInfoProto]| {
         let mut found = values.iter().filter(|value| is_alike(value, of)).map(|value| value.name().to_owned());
         found.next().filter(|_| found.next().is_none())
     };
     let pair = |input: &ValueInfoProto| {
         only(input, &graph.input)?;
-        Some(Pair { input: input.name().to_owned(), output: only(input, &graph.output)? })
+        Some(StatePair { input: input.name().to_owned(), output: only(input, &graph.output)? })
     };
-    let found: Vec<Pair> = required_inputs(graph).filter_map(pair).collect();
+    let found: Vec<StatePair> = required_inputs(graph).filter_map(pair).collect();
     // Requests must carry something.
     if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
 }
 
 /// Writes the pairs into the graph's description, where the backend finds them.
-pub fn describe<'a>(graph: &mut GraphProto, described: &[Pair], pairs: impl Iterator<Item = &'a Pair>) {
-    let new: Vec<String> = pairs.filter(|pair| !described.contains(pair)).map(Pair::to_string).collect();
+pub fn describe<'a>(graph: &mut GraphProto, described: &[StatePair], pairs: impl Iterator<Item = &'a StatePair>) {
+    let new: Vec<String> = pairs.filter(|pair| !described.contains(pair)).map(StatePair::to_string).collect();
     if new.is_empty() {
         return;
     }
@@ -168,20 +185,25 @@ pub fn describe<'a>(graph: &mut GraphProto, described: &[Pair], pairs: impl Iter
 mod tests {
     use super::*;
 
-    fn pair(input: &str, output: &str) -> Pair {
-        Pair { input: input.to_owned(), output: output.to_owned() }
+    fn pair(input: &str, output: &str) -> StatePair {
+        StatePair { input: input.to_owned(), output: output.to_owned() }
     }
 
     #[test]
     fn pairs_are_read_as_the_backend_reads_them() {
-        let two = Some(vec![pair("a", "b"), pair("c d", "e/f:0")]);
+        let two = Ok(vec![pair("a", "b"), pair("c d", "e/f:0")]);
         for text in ["<<<a, b>>> <<<c d, e/f:0>>>", "<<<a,b>>>,<<<c d,e/f:0>>>", "  <<< a ,b>>><<<c d,e/f:0 >>>\n"] {
-            assert_eq!(pairs(text), two, "{text}");
+            assert_eq!(state_pairs(text), two, "{text}");
         }
         let wrong =
             ["", "a, b", "<<<a>>>", "<<<a,b>>", "<<<a,b,c>>>", "<<<,b>>>", "<<<a,b>>> x", "x <<<a,b>>>", "<<<<a,b>>>"];
-        for text in wrong.into_iter().chain(["<<<a,b>>> <<<a,c>>>", "<<<a,b>>> <<<c,b>>>"]) {
-            assert_eq!(pairs(text), None, "{text}");
+        for (text, twice) in wrong
+            .map(|text| (text, None))
+            .into_iter()
+            .chain([("<<<a,b>>> <<<a,c>>>", Some("a")), ("<<<a,b>>> <<<c,b>>>", Some("b"))])
+        {
+            let bad = BadPairs { text: text.to_owned(), twice: twice.map(str::to_owned) };
+            assert_eq!(state_pairs(text), Err(bad));
         }
     }
 
@@ -190,9 +212,9 @@ mod tests {
         let description = "for speech\nInputState, OutputState pairs: <<<a, b>>> <<<c, d>>> (two)\n\
                            PastValueOutput/PastValueInput <<<e_out, e_in>>>\nOutputState only <<<x, y>>>";
         let expected = [pair("a", "b"), pair("c", "d"), pair("e_in", "e_out")];
-        assert_eq!(described_pairs(description).unwrap(), expected);
-        assert_eq!(described_pairs("").unwrap(), []);
-        let error = described_pairs("InputState OutputState <<<a>>>").unwrap_err().to_string();
-        assert!(error.contains("'<<<a>>>'") && error.contains("<<<input, output>>>"), "{error}");
+        assert_eq!(described_state_pairs(description).unwrap(), expected);
+        assert_eq!(described_state_pairs("").unwrap(), []);
+        let bad = BadPairs { text: "<<<a>>>".to_owned(), twice: None };
+        assert_eq!(described_state_pairs("InputState OutputState <<<a>>>"), Err(bad));
     }
 }

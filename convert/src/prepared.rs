@@ -8,7 +8,7 @@ use crate::batch::BatchError;
 use crate::graph::{Names, in_a_circle, sort};
 use crate::onnx::schema::{GraphProto, ModelProto, NodeProto};
 use crate::onnx::{self, ReadError, function_like_operator};
-use crate::pairs::Pair;
+use crate::pairs::{BadPairs, StatePair};
 use crate::time::{CHECKER, Hint, Refusals, refuse};
 
 /// Why a model isn't converted.
@@ -33,10 +33,10 @@ pub enum ConvertError {
     /// each axis what is in the way. `like_states` are inputs that may be states of a graph that makes a single step.
     #[error("{}", nothing(alike, like_states, stopped))]
     #[expect(missing_docs, reason = "the text says it")]
-    Nothing { alike: Vec<Pair>, like_states: Vec<String>, stopped: Vec<String> },
+    Nothing { alike: Vec<StatePair>, like_states: Vec<String>, stopped: Vec<String> },
     /// The graph's description names states in another form than the backend reads.
-    #[error("{0}")]
-    Description(String),
+    #[error("the graph's description names states as '{}': '<<<input, output>>>' is expected", .0.text)]
+    Description(BadPairs),
     /// An option names something that isn't there.
     #[error("{0}")]
     Option(String),
@@ -56,8 +56,8 @@ impl ConvertError {
     }
 }
 
-fn nothing(alike: &[Pair], like_states: &[String], stopped: &[String]) -> String {
-    let pairs: Vec<String> = alike.iter().map(Pair::to_string).collect();
+fn nothing(alike: &[StatePair], like_states: &[String], stopped: &[String]) -> String {
+    let pairs: Vec<String> = alike.iter().map(StatePair::to_string).collect();
     let states = if pairs.is_empty() { format!("the inputs {}", like_states.join(", ")) } else { pairs.join(" ") };
     let mut text = String::new();
     if !like_states.is_empty() {

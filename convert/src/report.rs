@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize, Serializer};
 
 use crate::graph::InputAxis;
 use crate::onnx::{Dim, type_bytes, type_name};
-use crate::pairs::Pair;
+use crate::pairs::StatePair;
 use crate::time::{Hint, Refusal, Refusals};
 
 /// Where a state starts.
@@ -30,7 +30,7 @@ pub enum StartsAt {
 #[derive(Clone, Debug, Serialize)]
 pub struct State {
     #[serde(flatten)]
-    pub pair: Pair,
+    pub pair: StatePair,
     /// The node that it belongs to.
     pub node: String,
     pub operator: String,
@@ -44,7 +44,14 @@ pub struct State {
 }
 
 impl State {
-    pub(crate) fn new(pair: Pair, elem: i32, dims: &[Dim], starts_at: StartsAt, node: &str, operator: &str) -> Self {
+    pub(crate) fn new(
+        pair: StatePair,
+        elem: i32,
+        dims: &[Dim],
+        starts_at: StartsAt,
+        node: &str,
+        operator: &str,
+    ) -> Self {
         let open = dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count();
         let length = |dim: &Dim| if let Dim::Known(length) = dim { *length } else { 1 };
         let bytes = dims.iter().map(length).try_fold(type_bytes(elem) as i64, i64::checked_mul).filter(|_| open <= 1);

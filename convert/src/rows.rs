@@ -8,7 +8,7 @@ use crate::batch::naming::{OTHER, ROWS, shapes};
 use crate::graph::{InputAxis, OutputAxis, producers, prune};
 use crate::onnx::opset;
 use crate::onnx::schema::NodeProto;
-use crate::pairs::{Pair, crossed_ends};
+use crate::pairs::{StatePair, crossed_ends};
 use crate::prepared::{Prepared, prepared};
 use crate::time::{Cut, Place, Refusal};
 
@@ -83,7 +83,7 @@ pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis],
 
 /// Why a pair can't be a state: it joins the hidden state and the cell state of one layer. `None`, too, if the converter
 /// can't read the model.
-pub fn crossed_states(model: Bytes, pairs: &[Pair]) -> Option<String> {
+pub fn crossed_states(model: Bytes, pairs: &[StatePair]) -> Option<String> {
     crossed_ends(&prepared(model).ok()?.graph, pairs)
 }
 

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use prost::bytes::Bytes;
 use stateful_convert::report::{INITIAL_STATES, InitialState, STEPS_MULTIPLE, StepsMultiple as OfInput};
-use stateful_convert::{InputAxis, OutputAxis, Pair, RowsInGraph, crossed_states, passes_on_rows, rows_stay_apart};
+use stateful_convert::{
+    InputAxis, OutputAxis, RowsInGraph, StatePair, crossed_states, passes_on_rows, rows_stay_apart,
+};
 
 use super::{Binding, BindingError, BoundInput, BoundOutput, BoundState, Source, StepsMultiple};
 use crate::config::{DeclaredState, StatePairs, States, parameter_line};
@@ -65,11 +67,11 @@ impl Binding {
 
     /// Refuses a state of a layer's hidden state and its cell state. `model` is the ONNX file.
     pub fn check_ends(&self, model: Bytes) -> Result<(), BindingError> {
-        let name = |state: &BoundState| Pair {
+        let name = |state: &BoundState| StatePair {
             input: self.inputs[state.input].name.clone(),
             output: self.outputs[state.output].name.clone(),
         };
-        let pairs: Vec<Pair> = self.states.iter().map(name).collect();
+        let pairs: Vec<StatePair> = self.states.iter().map(name).collect();
         crossed_states(model, &pairs).map_or(Ok(()), |why| Err(BindingError::Crossed { why }))
     }
 

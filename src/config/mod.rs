@@ -45,9 +45,10 @@ pub use partial::{
 };
 pub use placement::{InstanceKind, Placement};
 pub use providers::{ARENA_EXTEND_STRATEGY, Options, Providers};
-pub use resolved::{Config, StatePair, TensorConfig};
+pub use resolved::{Config, TensorConfig};
 pub use scheduling::Strategy;
 pub use session_options::{GraphOptimization, SessionOptions};
+pub use stateful_convert::StatePair;
 pub use states::{
     BY_SHAPE, ConvertedStates, DeclaredState, GROWING_PADDING, InitialValue, PairsFrom, StateDims, StatePairs, States,
     state_dims_line,

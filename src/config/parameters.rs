@@ -5,10 +5,11 @@ use std::fmt::{self, Display};
 use std::ops::RangeBounds;
 use std::str::FromStr;
 
+use stateful_convert::{BadPairs, StatePair};
+
 use super::error::ConfigError;
 use super::providers::{CUDA_PARAMETERS, Options, TENSORRT_PREFIX, cuda_value};
 use super::raw::Parameter;
-use super::resolved::StatePair;
 
 /// Every parameter of this backend.
 const KNOWN: [&str; 64] = [
@@ -228,33 +229,15 @@ pub fn similarity(one: &str, other: &str) -> Option<f64> {
     (similarity >= 0.5).then_some(similarity)
 }
 
-/// Reads `<<<in, out>>> <<<in, out>>>`. Groups are separated by spaces, commas or nothing; spaces around names do not
-/// matter.
+/// Reads `state_pairs`.
 pub fn state_pairs(text: &str) -> Result<Vec<StatePair>, ConfigError> {
-    const NAME: &str = "state_pairs";
+    stateful_convert::state_pairs(text).map_err(bad_pairs)
+}
+
+fn bad_pairs(BadPairs { text, twice }: BadPairs) -> ConfigError {
     const FORM: &str = "pairs '<<<input, output>>>' separated by spaces, 'auto' or 'auto-by-shape' are expected";
-    let mut pairs: Vec<StatePair> = Vec::new();
-    let mut rest = text.trim();
-    while !rest.is_empty() {
-        let inner = rest.strip_prefix("<<<").and_then(|rest| rest.split_once(">>>"));
-        let (pair, behind) = inner.ok_or_else(|| bad(NAME, text, FORM))?;
-        let (input, output) = pair.split_once(',').ok_or_else(|| bad(NAME, text, FORM))?;
-        let (input, output) = (input.trim(), output.trim());
-        if input.is_empty() || output.is_empty() || output.contains(',') || pair.contains('<') {
-            return Err(bad(NAME, text, FORM));
-        }
-        for (side, twice) in [
-            (input, pairs.iter().any(|pair| pair.input == input)),
-            (output, pairs.iter().any(|pair| pair.output == output)),
-        ] {
-            if twice {
-                return Err(bad(NAME, text, format!("'{side}' may stand in one pair only")));
-            }
-        }
-        pairs.push(StatePair { input: input.to_owned(), output: output.to_owned() });
-        rest = behind.trim_start_matches([' ', ',', '\t', '\n']);
-    }
-    if pairs.is_empty() { Err(bad(NAME, text, FORM)) } else { Ok(pairs) }
+    let allowed = twice.map_or_else(|| FORM.to_owned(), |name| format!("'{name}' may stand in one pair only"));
+    bad("state_pairs", text, allowed)
 }
 
 /// The names of a state pair, or of several: a `*` in both names stands for the same text.
@@ -330,24 +313,9 @@ pub fn pair_patterns(text: &str) -> Result<Vec<PairPattern>, ConfigError> {
     pairs.iter().map(pattern).collect()
 }
 
-/// Reads the pairs that a model's graph description names. They are in lines that have both `InputState` and
-/// `OutputState`, or both `PastValueInput` and `PastValueOutput`. The word that comes first says which name of each
-/// `<<<a, b>>>` in the line comes first.
+/// Reads the pairs that a model's graph description names.
 pub fn described_state_pairs(description: &str) -> Result<Vec<StatePair>, ConfigError> {
-    let mut pairs = Vec::new();
-    for line in description.lines() {
-        for (input, output) in [("InputState", "OutputState"), ("PastValueInput", "PastValueOutput")] {
-            let (Some(input), Some(output)) = (line.find(input), line.find(output)) else { continue };
-            let Some(groups) = line.find("<<<").and_then(|from| line.get(from..line.rfind(">>>")? + 3)) else {
-                continue;
-            };
-            let swap = |pair: StatePair| {
-                if input < output { pair } else { StatePair { input: pair.output, output: pair.input } }
-            };
-            pairs.extend(state_pairs(groups)?.into_iter().map(swap));
-        }
-    }
-    Ok(pairs)
+    stateful_convert::described_state_pairs(description).map_err(bad_pairs)
 }
 
 /// A value of a list of assignments.

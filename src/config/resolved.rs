@@ -94,19 +94,6 @@ pub struct TensorConfig {
     pub optional: bool,
 }
 
-/// One state: an output whose value is the input of the next request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StatePair {
-    pub input: String,
-    pub output: String,
-}
-
-impl fmt::Display for StatePair {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "<<<{}, {}>>>", self.input, self.output)
-    }
-}
-
 impl Config {
     /// Reads a complete configuration, with these parameters on top.
     #[cfg(test)]

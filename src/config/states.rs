@@ -1,11 +1,12 @@
 //! States: their pairs, their initial values, and how much memory those that vary in size may have.
 
 use rows::tensor::{DataType, Dims, PaddingSide, element_count};
+use stateful_convert::StatePair;
 
 use super::error::{ConfigError, field};
 use super::parameters::{self, Assigned, PairPattern, Parameters, bad};
 use super::raw;
-use super::resolved::{StatePair, data_type, dims};
+use super::resolved::{data_type, dims};
 
 pub const GROWING_PADDING: &str = "growing_padding";
 

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use crate::graph::{InputAxis, Names, required_inputs, sort};
 use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s};
-use crate::pairs::Pair;
+use crate::pairs::StatePair;
 use crate::time::{Place, Refusal, Refusals, refuse};
 use edit::edit;
 use follow::{Followed, HELP, SYMBOL, follow};
@@ -56,7 +56,7 @@ pub enum BatchError {
 pub fn open(
     graph: &GraphProto,
     opset: i64,
-    pairs: &[Pair],
+    pairs: &[StatePair],
     time: &[InputAxis],
     given: &[InputAxis],
 ) -> Result<Opened, BatchError> {
@@ -163,7 +163,7 @@ fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<V
     choices
 }
 
-fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair]) -> Result<GraphProto, Refusals> {
+fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[StatePair]) -> Result<GraphProto, Refusals> {
     let mut graph = graph.clone();
     for axis in axes {
         let Some(input) = graph.input.iter_mut().find(|input| input.name() == axis.input) else { continue };
@@ -201,7 +201,7 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[Pair])
 }
 
 /// Refuses outputs that lost the batch, and states whose ends have it on different axes.
-fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[Pair]) -> Result<(), Refusal> {
+fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[StatePair]) -> Result<(), Refusal> {
     let lost = |output: &ValueInfoProto, why: &str| {
         let producer = graph.node.iter().find(|node| node.output.iter().any(|name| name == output.name()));
         let node = producer.cloned().unwrap_or_else(|| NodeProto::make("output", output.name(), &[], &[]));

@@ -9,7 +9,7 @@ use crate::infer::Shapes;
 use crate::infer::tensor::Tensor;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
-use crate::pairs::Pair;
+use crate::pairs::StatePair;
 use crate::report::Warning;
 use crate::time::Cut;
 
@@ -58,7 +58,7 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
 /// Gives the name of the batch to an open dimension of a state that must be the batch, because the state's next value has as
 /// many rows as requests there, whatever the state's own length is. An exporter may have given each tensor another name for
 /// it, and the backend would take the dimension for a length that varies.
-pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analysis, pairs: &[Pair]) {
+pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analysis, pairs: &[StatePair]) {
     let Some(batch) = analysis.batch.clone().map(Dim::Symbol) else { return };
     let axes = |input: &ValueInfoProto, is_row: &dyn Fn(&Dim) -> bool| -> Vec<InputAxis> {
         let dims = input.dims().unwrap_or_default();

@@ -10,7 +10,7 @@ use crate::infer::scan_counts;
 use crate::infer::tensor::Tensor;
 use crate::onnx::schema::{GraphProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed, int64s, is_float};
-use crate::pairs::Pair;
+use crate::pairs::StatePair;
 use crate::time::{Cut, Hint, Place, Refusal, UNKNOWN_SHAPE, refuse};
 
 /// Where a state starts.
@@ -77,7 +77,7 @@ impl Cutter<'_> {
             Some(name) if self.analysis.is_zero(name) => Start::Fill(0.0),
             Some(name) => {
                 if let Some(from) = self.content.get(name).and_then(|inputs| inputs.iter().min()) {
-                    let pairs: Vec<String> = self.given_states().iter().map(Pair::to_string).collect();
+                    let pairs: Vec<String> = self.given_states().iter().map(StatePair::to_string).collect();
                     let help = format!(
                         "if the model has its states as inputs, name all of them and their outputs: '{}'; if requests carry \
                          '{from}', export the model with its states as inputs and outputs",
@@ -121,8 +121,8 @@ impl Cutter<'_> {
     }
 
     /// The inputs at which recurrences start, and the outputs that give the last state; OUTPUT if none is seen to.
-    pub fn given_states(&self) -> Vec<Pair> {
-        let mut given: Vec<Pair> = Vec::new();
+    pub fn given_states(&self) -> Vec<StatePair> {
+        let mut given: Vec<StatePair> = Vec::new();
         for cut in &self.analysis.found.cuts {
             let node = &self.original.node[cut.node()];
             let ends: Vec<(usize, usize)> = match cut {
@@ -136,7 +136,8 @@ impl Cutter<'_> {
                 let Some(from) = content.and_then(|inputs| inputs.iter().min()) else { continue };
                 if given.iter().all(|pair| pair.input != *from) {
                     let output = node.output_at(output).and_then(|name| self.given_out(name));
-                    given.push(Pair { input: from.clone(), output: output.unwrap_or_else(|| "OUTPUT".to_owned()) });
+                    given
+                        .push(StatePair { input: from.clone(), output: output.unwrap_or_else(|| "OUTPUT".to_owned()) });
                 }
             }
         }

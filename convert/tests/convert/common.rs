@@ -10,7 +10,7 @@ use stateful_convert::onnx::schema::{
 };
 use stateful_convert::onnx::{DataType, Dim, write};
 use stateful_convert::verify::{Compared, Given, Models, Source, VerifyError, environment, verify};
-use stateful_convert::{ConvertError, Converted, Options, Pair, convert};
+use stateful_convert::{ConvertError, Converted, Options, StatePair, convert};
 
 /// ONNX Runtime: `ORT_DYLIB_PATH`, or the library of the repository's Python environment.
 pub fn runtime() -> &'static Environment {
@@ -74,8 +74,8 @@ pub fn refusal(bytes: Vec<u8>, options: &Options) -> String {
     convert(bytes.into(), options).unwrap_err().to_string()
 }
 
-pub fn pair(input: &str, output: &str) -> Pair {
-    Pair { input: input.to_owned(), output: output.to_owned() }
+pub fn pair(input: &str, output: &str) -> StatePair {
+    StatePair { input: input.to_owned(), output: output.to_owned() }
 }
 
 /// The names of the states' inputs.

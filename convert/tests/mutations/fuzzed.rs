@@ -9,7 +9,7 @@ use stateful_convert::onnx::schema::{
     AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, attribute_proto::AttributeType,
 };
 use stateful_convert::onnx::{DataType, Dim, element_count, read, write};
-use stateful_convert::{InputAxis, Options, Pair, convert};
+use stateful_convert::{InputAxis, Options, StatePair, convert};
 
 /// Changes of a model at most.
 const CHANGES_MAX: usize = 4;
@@ -194,7 +194,7 @@ fn options(choices: &mut Choices, graph: &GraphProto) -> Options {
     if choices.below(16) == 0 {
         let input = graph.input[choices.below(graph.input.len())].name().to_owned();
         let output = graph.output[choices.below(graph.output.len())].name().to_owned();
-        options.states = vec![Pair { input, output }];
+        options.states = vec![StatePair { input, output }];
     }
     options
 }
