@@ -17,13 +17,12 @@ use stateful_convert::onnx::{external_files, numbers};
 use stateful_convert::report::{Report, StartsAt, State, Warning};
 use stateful_convert::verify::{Compared, Models, Source, VerifyError};
 use stateful_convert::{
-    ConvertError, Converted, Hint, InputAxis, Options, SMALL_WEIGHT_BYTES, WeightsError, with_small_weights_shown,
-    with_weights,
+    ConvertError, Converted, Hint, InputAxis, Options, WeightsError, with_small_weights_shown, with_weights,
 };
 
 use crate::completion::{CompletionError, Settings, own_pairs};
 use crate::config::{ConfigError, ConvertedStates, PartialConfig, StatePair, parameter_line};
-use crate::session::{FileBytes, Library, ModelSource, Nodes, OpenError, Provider, Recurrence, Session, compare};
+use crate::session::{Library, ModelSource, Nodes, OpenError, Provider, Recurrence, Session, compare, without_weights};
 
 /// Why a model is not converted.
 #[derive(Debug, thiserror::Error)]
@@ -219,7 +218,10 @@ fn convert(
 /// Runtime has loaded the model, or says what is wrong with it.
 pub fn read(model: &ModelSource) -> Result<Bytes, ConversionError> {
     let failed = |why| ConversionError::Read { file: model.file().to_owned(), why };
-    let bytes = if model.bytes().is_some() { bytes_of(model)? } else { graph_of(model.file()).map_err(failed)? };
+    let bytes = match model.bytes() {
+        Some(_) => bytes_of(model)?,
+        None => without_weights(model.file()).map_err(failed)?.encode_to_vec().into(),
+    };
     Ok(with_small_weights_shown(bytes.clone(), folder_of(model.file())).unwrap_or(bytes))
 }
 
@@ -250,14 +252,6 @@ pub fn default_values(model: &ModelSource, inputs: &[&str]) -> Result<BTreeMap<S
         None => Err(unread(&name)),
     };
     found.into_iter().map(read).collect()
-}
-
-/// The bytes of a model without large weights, which would take long to read.
-fn graph_of(file: &Path) -> io::Result<Bytes> {
-    let mut bytes = FileBytes::open(file, SMALL_WEIGHT_BYTES as usize)?;
-    let decoded = ModelProto::decode(&mut bytes);
-    bytes.check()?;
-    Ok(decoded.map_err(io::Error::other)?.encode_to_vec().into())
 }
 
 fn bytes_of(model: &ModelSource) -> Result<Bytes, ConversionError> {

@@ -25,7 +25,7 @@ mod value;
 
 pub use batch_tensor::BatchTensor;
 pub use copier::Copier;
-pub use file_bytes::FileBytes;
+pub use file_bytes::without_weights;
 pub use library::{EnvironmentOptions, Library, LibraryError, LogLevel, SearchPath, compare};
 pub use nodes::{BatchScale, Nodes, Recurrence};
 pub use open::{OpenError, Provider, Session, SessionError};
