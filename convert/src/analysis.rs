@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use crate::graph::{InputAxis, Names, required_inputs};
 use crate::infer::Shapes;
-use crate::infer::tensor::Tensor;
 use crate::onnx::operators::StepsRule;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{Dim, bracketed};
@@ -204,7 +203,7 @@ fn recurrence_on_another_input(graph: &GraphProto, best: &Analysis, other: &Anal
     let why = format!("passes a state along {axis}, and {} could have the steps as well", best.time[0]);
     let help = format!("name the axes that have them, which may be all: {}", all.join(","));
     let refusal = refuse(&graph.node[cut.node()], why, &help);
-    Some(Refusal { hint: Some(Hint::Time), ..refusal })
+    Some(refusal.with_hint(Hint::Time))
 }
 
 /// The open axes of the inputs, those of one symbol together.
@@ -282,16 +281,11 @@ fn attempt_with(
     steps: i64,
 ) -> (Analysis, Result<(), Refusals>) {
     let infer = |steps: i64, other: i64| {
-        let sized = |input: &ValueInfoProto| {
-            let size = |(axis, dim): (usize, Dim)| match dim {
-                _ if time.iter().any(|seed| seed.input == input.name() && seed.axis == axis) => steps,
-                Dim::Known(length) => length,
-                _ => other,
-            };
-            let dims = input.dims()?.into_iter().enumerate().map(size).collect();
-            Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
-        };
-        Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
+        Shapes::of_lengths(graph, opset, |input, axis, dim| match dim {
+            _ if time.iter().any(|of| of.is(input, axis)) => steps,
+            Dim::Known(length) => *length,
+            _ => other,
+        })
     };
     let probes = Probes {
         steps,

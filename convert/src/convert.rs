@@ -20,7 +20,7 @@ use crate::report::{
     INITIAL_STATES, InitialState, Report, Role, STEPS_MULTIPLE, StartsAt, State, StepInput, StepOutput, StepsMultiple,
     Warning,
 };
-use crate::time::{Hint, Place, Refusal};
+use crate::time::{Hint, Place, refuse};
 
 /// What a conversion may be told.
 #[derive(Clone, Debug, Default)]
@@ -186,17 +186,12 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     }
     let reads = |node: &&NodeProto| node.is_recurrent() && node.input.first() == Some(input);
     let node = graph.node.iter().find(reads).cloned().unwrap_or_else(|| NodeProto::make("input", input, &[], &[]));
-    let refusal = Refusal {
-        node: node.label().to_owned(),
-        operator: node.operator(),
-        why: format!("runs along axis {axis} of '{input}', which the model names '{}'", analysis.symbol),
-        help: format!(
-            "if that is the batch, export the model with a transpose in front of the layer (batch_first); if it is \
-               the steps, name {input}@{axis}"
-        ),
-        hint: Some(Hint::Time),
-        mixes: false,
-    };
+    let why = format!("runs along axis {axis} of '{input}', which the model names '{}'", analysis.symbol);
+    let help = format!(
+        "if that is the batch, export the model with a transpose in front of the layer (batch_first); if it is the steps, \
+         name {input}@{axis}"
+    );
+    let refusal = refuse(&node, why, &help).with_hint(Hint::Time);
     Err(ConvertError::Refused(refusal.into()))
 }
 

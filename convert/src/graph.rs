@@ -14,6 +14,12 @@ pub struct InputAxis {
     pub axis: usize,
 }
 
+impl InputAxis {
+    pub(crate) fn is(&self, input: &str, axis: usize) -> bool {
+        self.input == input && self.axis == axis
+    }
+}
+
 impl fmt::Display for InputAxis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", self.input, self.axis)

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use crate::graph::{InputAxis, required_inputs};
 use crate::infer::Shapes;
-use crate::infer::tensor::Tensor;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::time::{Layout, Place, Refusal, Refusals, Tracker, refuse};
@@ -92,16 +91,11 @@ pub fn follow(graph: &GraphProto, opset: i64, axes: &[InputAxis]) -> Followed {
 /// `other` gives the lengths of other open dimensions, by input and axis.
 fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn Fn(&str, usize) -> i64) -> Followed {
     let infer = |rows: i64| {
-        let sized = |input: &ValueInfoProto| {
-            let size = |(axis, dim): (usize, Dim)| match dim {
-                _ if axes.iter().any(|seed| seed.input == input.name() && seed.axis == axis) => rows,
-                Dim::Known(length) => length,
-                _ => other(input.name(), axis),
-            };
-            let dims = input.dims()?.into_iter().enumerate().map(size).collect();
-            Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
-        };
-        Shapes::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
+        Shapes::of_lengths(graph, opset, |input, axis, dim| match dim {
+            _ if axes.iter().any(|of| of.is(input, axis)) => rows,
+            Dim::Known(length) => *length,
+            _ => other(input, axis),
+        })
     };
     let is_fixed = |input: &ValueInfoProto| {
         let opened = axes.iter().filter(|seed| seed.input == input.name()).count();
@@ -116,14 +110,8 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
     let found = std::mem::take(&mut tracker.found);
     let cuts = found.cuts.iter().filter(|cut| cut.makes_state(graph)).map(|cut| &graph.node[cut.node()]);
     refused.extend(cuts.map(|node| refuse(node, "passes a state from one row of the batch to the next", HELP)));
-    refused.extend(found.quantized.iter().map(|node| Refusal {
-        node: node.clone(),
-        operator: "quantization".to_owned(),
-        why: "takes one scale over all rows, so rows would change each other's answers".to_owned(),
-        help: HELP.to_owned(),
-        hint: None,
-        mixes: false,
-    }));
+    let why = "takes one scale over all rows, so rows would change each other's answers";
+    refused.extend(found.quantized.iter().map(|node| Refusal::of("quantization", node, why, HELP)));
     Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }
 

@@ -83,14 +83,8 @@ pub fn open(
 }
 
 fn no_batch(graph: &GraphProto) -> Refusal {
-    Refusal {
-        node: graph.input.first().map_or("", ValueInfoProto::name).to_owned(),
-        operator: "input".to_owned(),
-        why: "has no dimension of 1 that could be a batch".to_owned(),
-        help: HELP.to_owned(),
-        hint: None,
-        mixes: false,
-    }
+    let input = graph.input.first().map_or("", ValueInfoProto::name);
+    Refusal::of("input", input, "has no dimension of 1 that could be a batch", HELP)
 }
 
 /// Refuses an axis for the batch that the model doesn't fix to 1.
@@ -135,7 +129,7 @@ fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<V
     let mut shapes: Vec<AlikeInputs> = Vec::new();
     for input in required_inputs(graph) {
         let dims = input.dims().unwrap_or_default();
-        let is_time = |axis: usize| time.iter().any(|seed| seed.input == input.name() && seed.axis == axis);
+        let is_time = |axis: usize| time.iter().any(|seed| seed.is(input.name(), axis));
         let is_other = |axis: usize| given.iter().any(|seed| seed.input == input.name() && seed.axis != axis);
         let is_open = |&axis: &usize| dims[axis] == Dim::Known(1) && !is_time(axis) && !is_other(axis);
         let axes: Vec<usize> = (0..dims.len()).filter(is_open).collect();
@@ -190,14 +184,7 @@ fn open_axes(graph: &GraphProto, opset: i64, axes: &[InputAxis], pairs: &[StateP
         finish(&mut graph, &followed);
         return Ok(graph);
     }
-    Err(Refusals::from(Refusal {
-        node: String::new(),
-        operator: "graph".to_owned(),
-        why: "has shapes that can't be opened".to_owned(),
-        help: HELP.to_owned(),
-        hint: None,
-        mixes: false,
-    }))
+    Err(Refusal::of("graph", "", "has shapes that can't be opened", HELP).into())
 }
 
 /// Refuses outputs that lost the batch, and states whose ends have it on different axes.

@@ -1,12 +1,9 @@
 //! The batch beside the steps: its name, and warnings about it.
 
-use std::collections::HashMap;
-
 use super::follow::{SYMBOL, is_batch_name};
 use crate::analysis::Analysis;
-use crate::graph::{InputAxis, Names, required_inputs};
+use crate::graph::{InputAxis, Names};
 use crate::infer::Shapes;
-use crate::infer::tensor::Tensor;
 use crate::onnx::Dim;
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::pairs::StatePair;
@@ -128,14 +125,9 @@ pub fn two_batches(opened: &[InputAxis], others: &[InputAxis]) -> Warning {
 
 /// The shapes where the batch has this length, and each other open dimension another.
 pub fn shapes(graph: &GraphProto, opset: i64, rows: &[InputAxis], batch: i64) -> Shapes {
-    let inputs = required_inputs(graph).filter_map(|input| {
-        let length = |(axis, dim): (usize, &Dim)| match dim {
-            Dim::Known(length) => *length,
-            _ if rows.iter().any(|of| of.input == input.name() && of.axis == axis) => batch,
-            _ => OTHER,
-        };
-        let dims = input.dims()?.iter().enumerate().map(length).collect();
-        Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
-    });
-    Shapes::infer(graph, opset, inputs.collect::<HashMap<_, _>>(), None)
+    Shapes::of_lengths(graph, opset, |input, axis, dim| match dim {
+        Dim::Known(length) => *length,
+        _ if rows.iter().any(|of| of.is(input, axis)) => batch,
+        _ => OTHER,
+    })
 }

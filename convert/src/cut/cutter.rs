@@ -84,7 +84,7 @@ impl Cutter<'_> {
                         pairs.join(" ")
                     );
                     let refusal = refuse(node, format!("starts from input '{from}'"), &help);
-                    return Err(Refusal { hint: Some(Hint::States), ..refusal });
+                    return Err(refusal.with_hint(Hint::States));
                 }
                 Start::Tensor(name.to_owned())
             }

@@ -71,6 +71,15 @@ impl Shapes {
         shapes
     }
 
+    /// Follows the graph of a model. `length` gives the length of each dimension of its inputs.
+    pub fn of_lengths(graph: &GraphProto, opset: i64, length: impl Fn(&str, usize, &Dim) -> i64) -> Self {
+        let sized = |input: &ValueInfoProto| {
+            let dims = input.dims()?.iter().enumerate().map(|(axis, dim)| length(input.name(), axis, dim)).collect();
+            Some((input.name().to_owned(), Tensor::shaped(input.elem(), dims)))
+        };
+        Self::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
+    }
+
     /// What is known about these tensors alone, so that a turn of a loop copies no others.
     fn of(&self, names: Vec<String>) -> Self {
         let known = names.into_iter().filter_map(|name| Some((self.known.get(&name)?.clone(), name)));

@@ -142,38 +142,22 @@ impl NodeProto {
     }
 
     /// The same node with an attribute of one integer.
-    pub fn with_int(mut self, name: &str, value: i64) -> Self {
-        let attribute = AttributeProto {
-            name: Some(name.to_owned()),
-            r#type: Some(AttributeType::Int.into()),
-            i: Some(value),
-            ..AttributeProto::default()
-        };
-        self.set(attribute);
-        self
+    pub fn with_int(self, name: &str, value: i64) -> Self {
+        self.with(name, AttributeType::Int, AttributeProto { i: Some(value), ..AttributeProto::default() })
     }
 
     /// The same node with an attribute of a tensor.
-    pub fn with_tensor(mut self, name: &str, value: TensorProto) -> Self {
-        let attribute = AttributeProto {
-            name: Some(name.to_owned()),
-            r#type: Some(AttributeType::Tensor.into()),
-            t: Some(value),
-            ..AttributeProto::default()
-        };
-        self.set(attribute);
-        self
+    pub fn with_tensor(self, name: &str, value: TensorProto) -> Self {
+        self.with(name, AttributeType::Tensor, AttributeProto { t: Some(value), ..AttributeProto::default() })
     }
 
     /// The same node with an attribute of integers.
-    pub fn with_ints(mut self, name: &str, values: &[i64]) -> Self {
-        let attribute = AttributeProto {
-            name: Some(name.to_owned()),
-            r#type: Some(AttributeType::Ints.into()),
-            ints: values.to_vec(),
-            ..AttributeProto::default()
-        };
-        self.set(attribute);
+    pub fn with_ints(self, name: &str, values: &[i64]) -> Self {
+        self.with(name, AttributeType::Ints, AttributeProto { ints: values.to_vec(), ..AttributeProto::default() })
+    }
+
+    fn with(mut self, name: &str, kind: AttributeType, value: AttributeProto) -> Self {
+        self.set(AttributeProto { name: Some(name.to_owned()), r#type: Some(kind.into()), ..value });
         self
     }
 

@@ -57,11 +57,21 @@ pub const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or exp
 
 /// A refusal of a node.
 pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
-    let (node, operator) = (node.label().to_owned(), node.operator());
-    Refusal { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
+    Refusal::of(&node.operator(), node.label(), why, help)
 }
 
 impl Refusal {
+    /// A refusal of what is no node, such as an input: `operator` says what it is.
+    pub fn of(operator: &str, name: &str, why: impl Into<String>, help: &str) -> Self {
+        let (node, operator) = (name.to_owned(), operator.to_owned());
+        Self { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
+    }
+
+    /// The same, which the caller could prevent by saying more.
+    pub fn with_hint(self, hint: Hint) -> Self {
+        Self { hint: Some(hint), ..self }
+    }
+
     /// The same, of a node that always combines steps.
     pub fn always_mixing(self) -> Self {
         Self { mixes: true, ..self }

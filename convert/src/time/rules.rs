@@ -186,7 +186,7 @@ fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout,
                     let help = "positions and masks over the whole input can't run in steps; if it is an input that \
                                 has the steps too, name its axis";
                     let refusal = refuse(node, format!("takes '{name}', which has its own value for each step"), help);
-                    return Err(Refusal { hint: Some(Hint::Time), ..refusal });
+                    return Err(refusal.with_hint(Hint::Time));
                 }
             }
             _ => {}

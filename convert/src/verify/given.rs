@@ -171,7 +171,7 @@ pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
     }
     for (InputAxis { input: name, axis }, length) in &given.lengths {
         let dims = &input(name)?.dims;
-        if report.time.iter().any(|time| time.input == *name && time.axis == *axis) {
+        if report.time.iter().any(|time| time.is(name, *axis)) {
             let why = format!(
                 "axis {axis} of input '{name}' has the steps, and these are compared in chunks of several lengths"
             );
