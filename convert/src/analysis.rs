@@ -12,11 +12,11 @@ use crate::time::{
     common_divisor, refuse,
 };
 
-/// Number of steps that shapes are computed for. It has many divisors, so that strides divide it.
+/// Shapes are computed for this number of steps. It has many divisors, so that most strides divide it.
 const SHORT: i64 = 48;
-/// Shapes are computed for longer inputs up to this product of strides. Encoders of audio have 320 or 1920.
+/// Strides whose product is larger are not tried. Encoders of audio have 320 or 1920.
 const MOST_STRIDE: i64 = 1 << 16;
-/// Other open dimensions, in two sizes that tell them from fixed ones.
+/// Two sizes for the other open dimensions: a dimension that changes with them is open.
 const NARROW: i64 = 2;
 const WIDE: i64 = 3;
 
@@ -60,7 +60,8 @@ pub enum Obstacle {
         /// A layer along the axis starts at a state that the model has.
         goes_on: bool,
     },
-    /// Neither recurrence nor window; with what stopped each axis that was tried. `may_be_one_step`: nothing did but lengths.
+    /// No axis leads to a recurrence or a window. `stopped` says why, for each. `may_be_one_step`: only lengths stood in the
+    /// way.
     Nothing {
         stopped: Vec<String>,
         may_be_one_step: bool,
@@ -70,6 +71,7 @@ pub enum Obstacle {
 
 /// Follows the steps from the axes that are given, or from those that lead to a recurrence.
 pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[String]) -> Result<Analysis, Obstacle> {
+    // A state has no steps of its own: what it holds is of the last one.
     let inputs: Vec<&ValueInfoProto> =
         required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
     if !given.is_empty() {
@@ -82,6 +84,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
         });
     }
     let (mut stopped, mut may_be_one_step) = (Vec::new(), true);
+    // An exporter that leaves an axis open does so for the steps or the batch; fixed axes are mostly features.
     for axes in [open_axes(&inputs), fixed_axes(&inputs)] {
         let mut refused: Vec<(Vec<InputAxis>, Found, Refusals)> = Vec::new();
         let mut followed: Vec<Analysis> = Vec::new();
@@ -97,16 +100,18 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
                 }
             }
         }
-        // The first of those that reach most.
+        // The first of the axes that reach the most recurrences.
         let best = (0..followed.len()).rev().max_by_key(|&index| followed[index].found.reached);
         if let Some(mut best) = best.map(|index| followed.remove(index)) {
             best.uncut = uncut_on_other_inputs(graph, &best, &refused);
+            // Cutting along one input only would silently restart the recurrences over the other.
             let beside = followed.iter().find_map(|other| recurrence_on_another_input(graph, &best, other));
             return beside.map_or(Ok(best), |refusal| {
                 let node = format!("{} '{}'", refusal.operator, refusal.node);
                 Err(Obstacle::Refused { refusals: refusal.into(), without_state: vec![node], goes_on: false })
             });
         }
+        // The axis that reaches most recurrences is the one that the user means, so its refusals are the useful ones.
         let furthest = (0..refused.len()).rev().max_by_key(|&index| refused[index].1.reached);
         let furthest = furthest.map(|index| refused.swap_remove(index)).filter(|(_, found, _)| found.reached > 0);
         if let Some((_, found, refusals)) = furthest {
@@ -114,7 +119,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
             return Err(Obstacle::Refused { refusals, without_state, goes_on: found.goes_on });
         }
     }
-    // An unrolled loop shows in a node that takes certain steps, so its line comes first.
+    // A node that takes certain steps betrays an unrolled loop, so its line comes first.
     stopped.sort_by_key(|(takes_certain_steps, _)| !takes_certain_steps);
     let stopped = stopped.into_iter().map(|(_, line)| line).collect();
     Err(Obstacle::Nothing { stopped, may_be_one_step })
@@ -146,8 +151,9 @@ fn check_given(inputs: &[&ValueInfoProto], given: &[InputAxis]) -> Result<(), Ob
     Ok(())
 }
 
-/// The recurrences that were found or refused. If the model continues from its own states, the windows, too.
+/// Lists the recurrences that were found or refused, and the windows if the model continues from its own states.
 fn without_state(graph: &GraphProto, found: &Found, refusals: &Refusals) -> Vec<String> {
+    // A loop that is refused early is in no list of recurrences yet.
     let is_loop = |index: usize| matches!(graph.node[index].steps_rule(), StepsRule::Loop | StepsRule::Scan);
     let is_recurrence = |index: usize| is_loop(index) || found.recurrences.contains(&index);
     let is_refused = |index: usize| refusals.iter().any(|refusal| refusal.node == graph.node[index].label());
@@ -163,14 +169,14 @@ fn cut_windows(found: &Found) -> impl Iterator<Item = usize> {
     found.cuts.iter().filter(|cut| matches!(cut, Cut::Frames { .. } | Cut::Prefix { .. })).map(Cut::node)
 }
 
-/// The recurrences and causal windows on other inputs than those with the steps, which get no state because nodes are in
-/// the way.
+/// Lists recurrences and causal windows over inputs that aren't the steps. They get no state, because nodes are in the way.
 fn uncut_on_other_inputs(
     graph: &GraphProto,
     best: &Analysis,
     refused: &[(Vec<InputAxis>, Found, Refusals)],
 ) -> Option<Uncut> {
     let mut uncut: Option<Uncut> = None;
+    // Another axis of the same input is the batch or a feature, and no second sequence.
     let is_of_steps = |axis: &InputAxis| best.time.iter().any(|taken| taken.input == axis.input);
     for (axes, found, refusals) in refused.iter().filter(|(axes, ..)| !axes.iter().any(is_of_steps)) {
         let passes_on = found.recurrences.iter().copied().chain(cut_windows(found));
@@ -194,7 +200,7 @@ fn uncut_on_other_inputs(
     uncut
 }
 
-/// A node that passes a state along another input than those that have the steps. It would begin anew in each request.
+/// Refuses a node that passes a state along an input without the steps. It would begin anew in each request.
 fn recurrence_on_another_input(graph: &GraphProto, best: &Analysis, other: &Analysis) -> Option<Refusal> {
     let is_beside = |axis: &&InputAxis| best.time.iter().all(|taken| taken.input != axis.input);
     let axis = other.time.iter().find(is_beside)?;
@@ -219,6 +225,7 @@ fn open_axes(inputs: &[&ValueInfoProto]) -> Vec<Vec<InputAxis>> {
             let found = InputAxis { input: input.name().to_owned(), axis };
             match by_symbol.iter_mut().find(|(known, _)| symbol.is_some() && *known == symbol) {
                 Some((_, axes)) => axes.push(found),
+                // Two axes without names are not known to have one length, so each is tried by itself.
                 None => by_symbol.push((symbol, vec![found])),
             }
         }
@@ -250,19 +257,22 @@ pub fn attempt(
 ) -> (Analysis, Result<(), Refusals>) {
     let first = attempt_with(graph, opset, time.clone(), states, SHORT);
     let stride = common_stride(graph);
+    // Inference takes time for each step, so longer inputs are tried only where a stride may be the reason.
     if first.1.is_ok() || SHORT % stride == 0 || stride > MOST_STRIDE {
         return first;
     }
     let second = attempt_with(graph, opset, time, states, SHORT * stride);
+    // With more steps, some graphs fail earlier, at a limit on the length.
     let gets_further = second.1.is_ok() || second.0.found.stopped_at > first.0.found.stopped_at;
     if gets_further { second } else { first }
 }
 
-/// A multiple of the strides on each way through the graph, whichever axes they are of.
+/// A common multiple of the strides on every path through the graph, along any axis.
 fn common_stride(graph: &GraphProto) -> i64 {
     const fn multiple(a: i64, b: i64) -> i64 {
         a.saturating_mul(b / common_divisor(a, b))
     }
+    // The nodes are in order, so the strides in front of each are known when it comes.
     let mut strides: HashMap<&str, i64> = HashMap::new();
     for node in &graph.node {
         let before = node.input.iter().filter_map(|name| strides.get(name.as_str())).copied().fold(1, multiple);
@@ -272,7 +282,7 @@ fn common_stride(graph: &GraphProto) -> i64 {
     strides.into_values().fold(1, multiple)
 }
 
-/// Follows the steps through shapes for inputs of so many steps, and of more.
+/// Follows the steps through the shapes of inputs with this many steps, and with more.
 fn attempt_with(
     graph: &GraphProto,
     opset: i64,
@@ -311,6 +321,7 @@ fn attempt_with(
     };
     let symbol = time.iter().find_map(name);
     let symbol = symbol.unwrap_or_else(|| Names::of_dimensions(graph.input.iter()).fresh("time"));
+    // A state needs the name of the batch, and an input with steps has it beside them.
     let batch = if time.is_empty() { only_symbol(graph) } else { None }.or_else(|| {
         of_time.and_then(|(seed, dims)| {
             let mut open =
@@ -325,7 +336,7 @@ fn attempt_with(
     (Analysis { time, symbol, batch, found, probes, uncut: None }, result)
 }
 
-/// The symbol of the inputs, if they have one only.
+/// The only symbol that the inputs have, if there is one.
 fn only_symbol(graph: &GraphProto) -> Option<String> {
     let dims = required_inputs(graph).flat_map(|input| input.dims().unwrap_or_default());
     let mut symbols: Vec<String> =
@@ -336,7 +347,7 @@ fn only_symbol(graph: &GraphProto) -> Option<String> {
 }
 
 impl Analysis {
-    /// Nothing carries steps: the states of the model are those that it has.
+    /// For a model that keeps its own states and gets no others.
     pub fn without_time(graph: &GraphProto, opset: i64) -> Self {
         attempt(graph, opset, Vec::new(), &[]).0
     }
@@ -345,6 +356,7 @@ impl Analysis {
     pub fn dims(&self, name: &str) -> Option<Vec<Dim>> {
         let (short, long, wide) =
             (self.probes.short.dims(name)?, self.probes.long.dims(name)?, self.probes.wide.dims(name)?);
+        // A rank that depends on the length has no dimensions that a signature could show.
         if short.len() != long.len() || short.len() != wide.len() {
             return None;
         }
@@ -378,6 +390,7 @@ impl Analysis {
     /// Whether a tensor is zero throughout, whatever the size of the input.
     pub fn is_zero(&self, name: &str) -> bool {
         let zero = |shapes: &Shapes| shapes.get(name).is_full_of(0.0);
+        // Of long inputs, large contents are unknown; those of the short ones decide then.
         let is_zero_far = self.probes.far.get(name).data.is_none() || zero(&self.probes.far);
         zero(&self.probes.short) && zero(&self.probes.long) && zero(&self.probes.wide) && is_zero_far
     }

@@ -27,7 +27,7 @@ use crate::time::{Hint, Place, refuse};
 pub struct Options {
     /// The axes of the inputs that have the steps. Without them, the axes that lead to a recurrence are taken.
     pub time: Vec<InputAxis>,
-    /// Inputs and outputs of the model that are the two ends of a state already.
+    /// States that the model has already.
     pub states: Vec<StatePair>,
     /// Give no states to recurrences inside the model.
     pub keep_recurrences: bool,
@@ -42,7 +42,7 @@ pub struct Options {
 pub struct Converted {
     /// The model with states. Its graph's description names the pairs.
     pub model: Vec<u8>,
-    /// The original as ONNX Runtime can run it, if it can't run the original: what the converted model is compared with.
+    /// What the converted model is compared with, if ONNX Runtime can't run the original: the same model in a form that it runs.
     pub original: Option<Vec<u8>>,
     /// A model that computes where states start, if that isn't zero: what `initial_state_model` takes.
     pub initial_states: Option<Vec<u8>>,
@@ -53,8 +53,8 @@ pub struct Converted {
 }
 
 impl Converted {
-    /// The same model, whose states start at zero in place of learned or constant values. Padding of convolutions and
-    /// pooling keeps its value. Compare the models before, because this changes their answers.
+    /// Lets the states start at zero in place of learned or constant values. Padding of convolutions and pooling keeps its
+    /// value. Compare the models first, because this changes the answers.
     pub fn starting_at_zero(mut self) -> Result<Self, ReadError> {
         self.initial_states = None;
         for state in self.report.states.iter_mut().filter(|state| state.starts_at == StartsAt::Model) {
@@ -74,6 +74,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     let original = had_batch_in_front.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
     let described = described_state_pairs(graph.doc_string()).map_err(ConvertError::Description)?;
+    // Pairs that the caller names replace those of the description, which an exporter may have got wrong.
     let pairs = if options.states.is_empty() { described.clone() } else { options.states.clone() };
     check_pairs(&graph, &pairs).map_err(ConvertError::Option)?;
     let mut opened = if options.open_batch {
@@ -83,6 +84,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     };
     let (mut analysis, uncut) = analysed(&opened.graph, opset, &pairs, options)?;
     check_time(&opened.graph, &analysis, options)?;
+    // After the analysis, which must see the names that the model has.
     let batch_was = name_batch(&mut opened.graph, &mut analysis);
     name_batch_of_states(&mut opened.graph, opset, &analysis, &pairs);
     let made = cut(&opened.graph, opset, &analysis).map_err(|refusal| ConvertError::Refused(refusal.into()))?;
@@ -101,6 +103,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
     report.warnings.extend(uncut);
     report.opened = opened.axes;
+    // The edits append nodes, and ONNX wants each behind those that it reads from.
     sort(&mut cut_graph);
     prune(&mut cut_graph);
     relax(&mut cut_graph, &analysis);
@@ -117,7 +120,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
     })
 }
 
-/// What is in the way, if the batch of 1 can't be opened: else the advice to open it would lead nowhere.
+/// Adds what is in the way, if the batch of 1 can't be opened. The advice to open it would lead nowhere.
 fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[StatePair], options: &Options) -> Warning {
     let Warning::FixedBatch { axis, rows: 1 } = &warning else { return warning };
     match batch::open(graph, opset, pairs, &options.time, &[]) {
@@ -126,8 +129,8 @@ fn unless_closed(warning: Warning, graph: &GraphProto, opset: i64, pairs: &[Stat
     }
 }
 
-/// Follows the steps. Where that isn't possible and isn't needed either, the recurrences inside the model stay as they
-/// are, with a warning.
+/// Follows the steps. If that is neither possible nor needed, the recurrences inside the model stay as they are, with a
+/// warning.
 fn analysed(
     graph: &GraphProto,
     opset: i64,
@@ -139,7 +142,7 @@ fn analysed(
         return Ok((without_time(), None));
     }
     let states: Vec<String> = pairs.iter().map(|pair| pair.input.clone()).collect();
-    // What the user asked for may be done although nothing is to be cut. A model without any state can't be served.
+    // A model with pairs can be served although nothing is cut. A model without any state can't.
     let is_done_without = options.time.is_empty() && !pairs.is_empty();
     match analyse(graph, opset, &options.time, &states) {
         Ok(mut analysis) => {
@@ -176,11 +179,12 @@ fn check_time(graph: &GraphProto, analysis: &Analysis, options: &Options) -> Res
     let Some(InputAxis { input, axis }) = analysis.time.first().filter(|_| options.time.is_empty()) else {
         return Ok(());
     };
+    // Only axes that were found get here: there is no doubt about one that the caller names.
     let value = required_inputs(graph).find(|value| value.name() == input);
     let dims = value.and_then(ValueInfoProto::dims).unwrap_or_default();
     let is_batch =
         |(other, dim): (usize, &Dim)| other != *axis && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
-    // In [B, 1, n], n are the steps.
+    // In [B, 1, n], n is the steps, although it is a usual name of the batch.
     if !is_batch_name(&analysis.symbol) || dims.iter().enumerate().any(is_batch) {
         return Ok(());
     }
@@ -278,7 +282,9 @@ fn is_lengths(graph: &GraphProto, input: &ValueInfoProto) -> bool {
     let is_integer = [DataType::Int32, DataType::Int64].iter().any(|&elem| input.elem() == elem as i32);
     let lens = graph.node.iter().filter(|node| node.is_recurrent());
     let mut names: Vec<String> = lens.filter_map(|node| node.input_at(4).map(str::to_owned)).collect();
+    // Exporters cast, sort and gather lengths before a layer takes them.
     let producers = crate::graph::producers(graph);
+    // Graphs with very many paths to one tensor would be followed again and again.
     let mut seen = HashSet::new();
     while let Some(name) = names.pop() {
         if name == input.name() {
@@ -320,7 +326,7 @@ fn relax(graph: &mut GraphProto, analysis: &Analysis) {
     graph.value_info.retain(|value| !matches!(analysis.found.places.get(value.name()), None | Some(Place::At(_))));
 }
 
-/// Writes into the model's metadata which multiple the steps of a request must be, if strides over time want that.
+/// Notes in the model's metadata which multiple of steps a request must have, if there are strides over time.
 fn note_multiple(model: &mut ModelProto, report: &Report) {
     let multiple = usize::try_from(report.steps_multiple).ok().and_then(NonZeroUsize::new);
     let Some(multiple) = multiple.filter(|multiple| multiple.get() > 1) else { return };
@@ -329,14 +335,13 @@ fn note_multiple(model: &mut ModelProto, report: &Report) {
     note(model, STEPS_MULTIPLE, &serde_json::json!(all));
 }
 
-/// What a model's metadata says of states that start elsewhere than at zero.
+/// The states that don't start at zero, by the model's metadata.
 fn initial_states_of(model: &ModelProto) -> Vec<InitialState> {
     let entry = model.metadata_props.iter().find(|entry| entry.key() == INITIAL_STATES);
     entry.and_then(|entry| serde_json::from_str(entry.value()).ok()).unwrap_or_default()
 }
 
-/// Writes into the model's metadata which states start elsewhere than at zero. What it says of states that the model had
-/// stays.
+/// Notes in the model's metadata which states don't start at zero. Entries of states that the model had stay.
 fn note_initial_states(model: &mut ModelProto, report: &Report) {
     let mut old = initial_states_of(model);
     let initial = |state: &State| {
@@ -352,6 +357,7 @@ fn note_initial_states(model: &mut ModelProto, report: &Report) {
         Some(InitialState { state: state.pair.input.clone(), value })
     };
     let made: Vec<InitialState> = report.states.iter().filter_map(initial).collect();
+    // An earlier conversion may have noted states that start elsewhere now.
     model.metadata_props.retain(|entry| entry.key() != INITIAL_STATES);
     if !made.is_empty() {
         note(model, INITIAL_STATES, &serde_json::json!(made));

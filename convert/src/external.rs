@@ -15,7 +15,7 @@ use crate::onnx::{self, ReadError, element_count, type_bytes};
 
 /// Weights whose contents a conversion looks at, such as shapes, have at most so many bytes.
 pub const SMALL_WEIGHT_BYTES: u64 = MOST_ELEMENTS as u64 * 8;
-/// Most bytes of a model in memory: what protobuf can write.
+/// Protobuf can't write a model of more bytes.
 const MOST_BYTES: u64 = 1 << 31;
 
 /// Why weights aren't read.
@@ -72,11 +72,13 @@ pub fn path_in(folder: &Path, file: &str) -> Result<PathBuf, WeightsError> {
     if !Path::new(file).components().all(is_inside) {
         return Err(outside());
     }
+    // The parent of a bare file name is an empty path, which cannot be made canonical.
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let path = folder.join(file);
     let (Ok(here), Ok(real)) = (folder.canonicalize(), path.canonicalize()) else {
         return Err(WeightsError::Absent(file.to_owned()));
     };
+    // A link is followed before it is judged: only the file behind it counts.
     if !real.starts_with(here) {
         return Err(outside());
     }
@@ -104,9 +106,10 @@ impl Reader<'_> {
             })
         };
         let (offset, written) = (number("offset")?.unwrap_or(0), number("length")?);
+        // A negative dimension has no count, and then only the written length can be used.
         let of_type = u64::try_from(element_count(&tensor.dims)).ok();
         let of_type = of_type.and_then(|count| count.checked_mul(type_bytes(tensor.data_type()) as u64));
-        // Types of less than a byte have 0 here.
+        // Types of less than a byte count 0 bytes here.
         let of_type = of_type.filter(|&bytes| bytes > 0 || element_count(&tensor.dims) == 0);
         let length = match (written, of_type) {
             (Some(written), Some(of_type)) if written != of_type => {
@@ -118,6 +121,7 @@ impl Reader<'_> {
         if self.stay && length > SMALL_WEIGHT_BYTES {
             return Ok(());
         }
+        // Checked before the file is opened, so that a model that is too large costs no reading.
         self.total = self.total.saturating_add(length);
         if self.total >= MOST_BYTES {
             return Err(WeightsError::TooLarge(self.total));
@@ -126,6 +130,7 @@ impl Reader<'_> {
         let unreadable = |why| WeightsError::Unreadable { file: file.clone(), why };
         let mut opened = File::open(path).map_err(unreadable)?;
         let size = opened.metadata().map_err(unreadable)?.len();
+        // Reading to the end of a short file would fail with less to say.
         if offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(place(format!("it would be {length} bytes at {offset}, and the file has {size}")));
         }

@@ -1,5 +1,4 @@
-//! The files of a conversion: a folder where the converted model is before it is known to be right, and what is written
-//! then.
+//! The files of a conversion: a folder for the model until the comparison is done, and the files that are written then.
 
 use std::fs;
 use std::io::Write;
@@ -75,7 +74,7 @@ pub const fn option(hint: Hint) -> &'static str {
     }
 }
 
-/// A folder of its own, with the files of weights that are beside the original. It is removed in the end.
+/// A temporary folder with the converted model and the original's files of weights. It is removed in the end.
 pub struct WorkFolder {
     path: PathBuf,
     /// The folder of the original.
@@ -115,7 +114,7 @@ impl WorkFolder {
             (folder.initial_states(), converted.initial_states.as_ref()),
         ];
         for (path, bytes) in files.iter().filter_map(|(path, bytes)| Some((path, (*bytes)?))) {
-            // A link to weights of this name would be written through.
+            // If a file of weights had this name, writing would follow the link and overwrite it.
             fs::File::create_new(path).and_then(|mut file| file.write_all(bytes)).map_err(at(path))?;
         }
         Ok(folder)
@@ -139,7 +138,7 @@ impl WorkFolder {
         self.weights.iter().map(|file| self.source.join(file))
     }
 
-    /// The files of weights that another folder needs. The original's folder has them.
+    /// The files of weights that another folder needs. The original's folder needs none.
     pub fn weights_of(&self, to: &Path) -> Vec<PathBuf> {
         let to = here(Some(to));
         if to.canonicalize().ok() == self.source.canonicalize().ok() {
@@ -149,7 +148,7 @@ impl WorkFolder {
     }
 }
 
-/// The folder, where an empty path is that of the process.
+/// The folder. An empty path means the current one.
 fn here(folder: Option<&Path>) -> &Path {
     folder.filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
@@ -170,7 +169,7 @@ fn link(from: &Path, to: &Path) -> Result<(), Problem> {
 
 impl Drop for WorkFolder {
     fn drop(&mut self) {
-        // What stays is in the system's folder of temporary files.
+        // If this fails, the system's folder of temporary files keeps it.
         let _ = fs::remove_dir_all(&self.path);
     }
 }
@@ -186,6 +185,7 @@ impl Targets {
     pub fn new(output: &Path, with_config: bool) -> Self {
         let folder = output.parent().unwrap_or(Path::new(""));
         let stem = output.file_stem().unwrap_or_default().to_string_lossy();
+        // Triton wants the configuration above the folders of the versions.
         let is_version = folder.file_name().is_some_and(|name| name.to_string_lossy().parse::<u64>().is_ok());
         let of_config = if is_version { folder.parent().unwrap_or(Path::new("")) } else { folder };
         Self {
@@ -222,9 +222,9 @@ impl Targets {
         }
     }
 
-    /// Refuses to change files of the original, and others without `--force`.
+    /// Refuses to overwrite files of the original, and without `--force` any file.
     pub fn check(&self, converted_from: &Path, force: bool, folder: &WorkFolder) -> Result<(), Problem> {
-        // Initial states of the model that is replaced are removed.
+        // The initial states of a replaced model are removed.
         let own = [Some(self.model.clone()), Some(self.initial_states.clone()), self.config.clone()];
         let changed: Vec<PathBuf> = own.into_iter().flatten().chain(folder.weights_of(self.folder())).collect();
         let original: Vec<PathBuf> = folder.weights().chain([converted_from.to_owned()]).collect();
@@ -253,12 +253,13 @@ impl Targets {
         files.extend(bytes.map(|bytes| (self.initial_states.clone(), Content::Bytes(bytes))));
         files.push((self.model.clone(), Content::Bytes(&converted.model)));
         files.extend(self.config.as_ref().map(|path| (path.clone(), Content::Bytes(config.as_bytes()))));
+        // A rename is atomic, and all files are complete by then.
         let done = write_parts(&files)
             .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
         if done.is_err() {
             files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
         } else if converted.initial_states.is_none() && self.initial_states.exists() {
-            // That of the model which is replaced.
+            // It belongs to the replaced model.
             fs::remove_file(&self.initial_states).map_err(at(&self.initial_states))?;
         }
         done
@@ -268,11 +269,11 @@ impl Targets {
 /// What a file gets.
 enum Content<'a> {
     Bytes(&'a [u8]),
-    /// Links would change with the original.
+    /// A copy, because a link would change with the original.
     CopyOf(PathBuf),
 }
 
-/// Where a file is until all are written.
+/// The name of a file until all files are written.
 fn part(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".part");
@@ -290,7 +291,7 @@ fn write_parts(files: &[(PathBuf, Content)]) -> Result<(), Problem> {
     })
 }
 
-/// Whether two names are one file, through links, too.
+/// Whether two names lead to one file, also through links.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     let id = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
     id(a).is_some() && id(a) == id(b)

@@ -73,6 +73,7 @@ pub fn captured(graph: &GraphProto) -> Vec<String> {
 fn names(graph: &GraphProto) -> impl Iterator<Item = &str> {
     let inputs = graph.input.iter().map(ValueInfoProto::name);
     let weights = graph.initializer.iter().map(|tensor| tensor.name());
+    // A sparse weight has its name in its values.
     let sparse = graph.sparse_initializer.iter().filter_map(|tensor| Some(tensor.values.as_ref()?.name()));
     inputs.chain(weights).chain(sparse).chain(graph.node.iter().flat_map(NodeProto::named_outputs))
 }
@@ -118,10 +119,10 @@ fn take(graph: &GraphProto, taken: &mut HashSet<String>) {
     }
 }
 
-/// Puts each node behind those that it reads from. The order stays where it can.
+/// Puts each node after those that it reads from, and changes the order no further.
 pub fn sort(graph: &mut GraphProto) {
     let order = order(graph);
-    // A circle would stay out. No edit makes one.
+    // Nodes in a circle would be dropped, but no edit makes one.
     let mut nodes: Vec<Option<NodeProto>> = std::mem::take(&mut graph.node).into_iter().map(Some).collect();
     graph.node = order.into_iter().filter_map(|index| nodes[index].take()).collect();
 }
@@ -133,7 +134,7 @@ pub fn in_a_circle(graph: &GraphProto) -> Option<&NodeProto> {
     graph.node.get(index)
 }
 
-/// The nodes in an order in which each stands behind those that it reads from, without those in a circle.
+/// Orders the nodes so that each follows those that it reads from. Nodes in a circle are left out.
 fn order(graph: &GraphProto) -> Vec<usize> {
     let producers = producers(graph);
     let sources = |node: &NodeProto| -> HashSet<usize> {
@@ -146,6 +147,7 @@ fn order(graph: &GraphProto) -> Vec<usize> {
             readers[source].push(index);
         }
     }
+    // A set in order, so that nodes that could go either way keep the order of the model.
     let mut ready: std::collections::BTreeSet<usize> =
         (0..graph.node.len()).filter(|&index| waits_for[index].is_empty()).collect();
     let mut order = Vec::with_capacity(graph.node.len());
@@ -163,6 +165,7 @@ fn order(graph: &GraphProto) -> Vec<usize> {
 /// Removes the nodes and weights that no output needs. Inputs stay, unless they are such weights.
 pub fn prune(graph: &mut GraphProto) {
     let needed = ancestors(graph, graph.output.iter().map(|output| output.name().to_owned()));
+    // The signature must not change: a client may send an input that no node reads.
     let required: HashSet<String> = required_inputs(graph).map(|input| input.name().to_owned()).collect();
     graph.input.retain(|input| required.contains(input.name()) || needed.contains(input.name()));
     graph.node.retain(|node| NodeProto::named_outputs(node).any(|name| needed.contains(name)));
@@ -174,7 +177,7 @@ pub fn prune(graph: &mut GraphProto) {
     graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
 }
 
-/// The tensors that these are made from, and these themselves.
+/// These tensors, and all that they are made from.
 pub fn ancestors(graph: &GraphProto, of: impl IntoIterator<Item = String>) -> HashSet<String> {
     let producers = producers(graph);
     let mut open: VecDeque<String> = of.into_iter().collect();

@@ -143,6 +143,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
     if let Some(targets) = &targets {
         targets.check(&arguments.model, arguments.force, &folder)?;
     }
+    // Before states are set to zero, which changes the answers on purpose.
     let compared = compare(arguments, &folder, &converted)?;
     let converted = if arguments.zero_initial_states {
         converted.starting_at_zero().map_err(|error| Problem::Convert(error.into()))?

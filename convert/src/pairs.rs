@@ -1,4 +1,4 @@
-//! Inputs and outputs that are the two ends of a state already: in options, in the graph's description, and by their shapes.
+//! Pairs of an input and an output that are one state: as options and descriptions write them, and as shapes suggest them.
 
 use std::fmt;
 
@@ -8,12 +8,11 @@ use crate::graph::{producers, required_inputs};
 use crate::onnx::schema::{GraphProto, ValueInfoProto};
 use crate::onnx::{self, Dim};
 
-/// The two ends of a state.
+/// The input that takes a state, and the output that gives the next one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "the names say it")]
 pub struct StatePair {
-    /// The input that takes the state.
     pub input: String,
-    /// The output that gives the next one.
     pub output: String,
 }
 
@@ -88,6 +87,7 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[StatePair]) -> Result<(), String
     };
     for pair in pairs {
         let (input, output) = (find(&graph.input, &pair.input, "input")?, find(&graph.output, &pair.output, "output")?);
+        // An exporter may name the same dimension differently at both ends, so only numbers count.
         let agree = |a: &Dim, b: &Dim| !matches!((a, b), (Dim::Known(a), Dim::Known(b)) if a != b);
         let same_dims = match (input.dims(), output.dims()) {
             (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| agree(a, b)),
@@ -109,10 +109,10 @@ pub fn check_pairs(graph: &GraphProto, pairs: &[StatePair]) -> Result<(), String
     crossed_ends(graph, pairs).map_or(Ok(()), Err)
 }
 
-/// Why a pair can't be a state, if it is of the hidden state and the cell state of one layer.
+/// Says why, if a pair joins the hidden state and the cell state of one layer.
 pub fn crossed_ends(graph: &GraphProto, pairs: &[StatePair]) -> Option<String> {
-    // Operators that keep elements as they are. The layers of PyTorch's LSTM have one tensor for all their states: each
-    // layer takes its part, and the ends are joined.
+    // These operators keep elements as they are. PyTorch keeps the states of all layers in one tensor: each layer takes
+    // its part, and the ends are joined.
     const MOVE: [&str; 10] =
         ["Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"];
     let producers = producers(graph);
@@ -121,11 +121,12 @@ pub fn crossed_ends(graph: &GraphProto, pairs: &[StatePair]) -> Option<String> {
             let node = &graph.node[*producers.get(name.as_str())?];
             node.input_at(0).filter(|_| MOVE.contains(&node.op())).map(str::to_owned)
         };
+        // A way through the graph has at most as many nodes as the graph: a malformed one may have a circle.
         std::iter::successors(Some(name.to_owned()), before).take(graph.node.len() + 1).last().unwrap_or_default()
     };
     for node in graph.node.iter().filter(|node| node.is_recurrent()) {
         let starts = [5, 6].map(|input| node.input_at(input).map(source));
-        // One state may hold both.
+        // One tensor may hold both states.
         if starts[0] == starts[1] {
             continue;
         }
@@ -151,6 +152,7 @@ fn is_alike(a: &ValueInfoProto, b: &ValueInfoProto) -> bool {
 /// Inputs with the type and shape of an output; none if all have them, because requests must carry something.
 pub fn like_states(graph: &GraphProto) -> Vec<String> {
     let has_output = |input: &&ValueInfoProto| graph.output.iter().any(|output| is_alike(input, output));
+    // An input with a default need not be carried, so it is no state that a client would miss.
     let found: Vec<String> = required_inputs(graph).filter(has_output).map(|input| input.name().to_owned()).collect();
     if found.len() < required_inputs(graph).count() { found } else { Vec::new() }
 }

@@ -1,4 +1,4 @@
-//! Reads a model and puts it in order: nodes behind those that they read, and time in front in each layer.
+//! Reads a model and puts it in order: each node follows those that it reads from, and each layer has time in front.
 
 use std::collections::HashSet;
 
@@ -29,8 +29,8 @@ pub enum ConvertError {
     /// The batch can't be opened.
     #[error(transparent)]
     Batch(#[from] BatchError),
-    /// No recurrence was found. `alike` are inputs and outputs that may be the two ends of a state, and `stopped` says of
-    /// each axis what is in the way. `like_states` are inputs that may be states of a graph that makes a single step.
+    /// No recurrence was found. `alike` are pairs that may be states, and `stopped` says for each axis what is in the way.
+    /// `like_states` are inputs that may be states of a graph that makes a single step.
     #[error("{}", nothing(alike, like_states, stopped))]
     #[expect(missing_docs, reason = "the text says it")]
     Nothing { alike: Vec<StatePair>, like_states: Vec<String>, stopped: Vec<String> },
@@ -69,14 +69,14 @@ fn nothing(alike: &[StatePair], like_states: &[String], stopped: &[String]) -> S
         text += &format!("by their types and dims, {states} may be states that the model has; else, ");
     }
     text += "no axis of the inputs leads to a recurrence or a causal convolution";
-    // Of a single step, shapes say nothing.
+    // For a single step, it says nothing what stopped each axis: there are no steps to follow.
     for line in stopped.iter().filter(|_| like_states.is_empty()) {
         text += &format!("\n  {line}");
     }
     text
 }
 
-/// A model whose nodes stand behind those that they read, in the graph and in those inside it.
+/// A model in which each node follows those that it reads from, also in inner graphs.
 pub struct Prepared {
     /// Without its graph.
     pub model: ModelProto,
@@ -88,6 +88,7 @@ pub struct Prepared {
 /// Reads a model.
 pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
     let mut model = onnx::read(bytes)?;
+    // Nodes of such a function would be followed by the rules of the operator.
     if let Some(name) = function_like_operator(&model) {
         return Err(ConvertError::Function(name.to_owned()));
     }
@@ -97,12 +98,13 @@ pub fn prepared(bytes: Bytes) -> Result<Prepared, ConvertError> {
     Ok(Prepared { model, graph, had_batch_in_front })
 }
 
-/// Sorts a graph and those inside it. Refuses nodes that wait for each other, and two that make one tensor.
+/// Sorts a graph and its inner graphs. Refuses nodes that wait for each other, and two nodes that make one tensor.
 fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
     let refused = |node: &NodeProto, why: String| {
         let refusal = refuse(node, why, CHECKER);
         Err(ConvertError::Refused(refusal.into()))
     };
+    // Two makers of one name would make every look-up by name ambiguous.
     let mut made = HashSet::new();
     for node in &graph.node {
         if let Some(twice) = node.named_outputs().find(|name| !made.insert(*name)) {
@@ -112,13 +114,16 @@ fn sort_all(graph: &mut GraphProto) -> Result<(), ConvertError> {
     if let Some(node) = in_a_circle(graph) {
         return refused(node, "waits for its own output, or for a node that does".to_owned());
     }
+    // All that follows walks the nodes once, from front to back.
     sort(graph);
     let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
     attributes.flat_map(|attribute| attribute.g.iter_mut().chain(&mut attribute.graphs)).try_for_each(sort_all)
 }
 
-/// Puts time in front in each such layer, by transposes around it. Whether there was one.
+/// Puts transposes around each layer with the batch in front (`layout` 1), which ONNX Runtime doesn't run. Answers whether
+/// there was one.
 fn put_time_in_front(graph: &mut GraphProto) -> bool {
+    // Names in bodies hide those outside, so new names must differ from both.
     let names = &mut Names::of(graph);
     in_graph(graph, names)
 }

@@ -22,7 +22,7 @@ pub enum StartsAt {
     Value(f64),
     /// What the model of initial states gives.
     Model,
-    /// The model had the state before: where it started then.
+    /// The model had the state before. It starts where it did.
     Unchanged,
 }
 
@@ -112,7 +112,7 @@ pub struct Report {
     pub steps_multiple: i64,
     /// Some node takes one quantization scale over a whole request.
     pub quantizes: bool,
-    /// Each caller writes them with the names that it has for the hints.
+    /// Each caller adds its own names for the hints.
     #[serde(skip)]
     pub warnings: Vec<Warning>,
 }
@@ -129,8 +129,8 @@ pub struct StepsMultiple {
     pub multiple: NonZeroUsize,
 }
 
-/// The key of a model's metadata that has the [`InitialState`]s which aren't zero, as JSON. The backend reads it, and loads the
-/// model only with a configuration that has them.
+/// The key of a model's metadata that holds the [`InitialState`]s which aren't zero, as JSON. The backend loads the model
+/// only with a configuration that has them.
 pub const INITIAL_STATES: &str = "stateful.initial_states";
 
 /// A state that doesn't start at zero.
@@ -161,7 +161,7 @@ pub enum Warning {
     /// These recurrences got no state, because nodes are in the way. `time` are the axes that have the steps; empty if none
     /// has.
     Uncut { nodes: Vec<String>, refusals: Refusals, time: Vec<InputAxis> },
-    /// The model goes on from its states, and these nodes need other steps of the same request.
+    /// The model continues from its own states, but these nodes need other steps of the same request.
     OfRequests(Refusals),
 }
 

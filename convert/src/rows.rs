@@ -24,12 +24,13 @@ pub enum RowsInGraph {
 }
 
 /// The first node that passes a state from one row of a batch to the next, such as an LSTM that gets the batch where it
-/// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes behind one that the converter refuses
-/// aren't looked at. `None`, too, if the converter can't read the model.
+/// takes the steps. `rows` are the axes of the inputs that have the batch. Nodes after a refused one aren't checked. Also
+/// `None` if the converter can't read the model.
 pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
     let Prepared { model, graph, .. } = prepared(bytes).ok()?;
     let (analysis, _) = attempt(&graph, opset(&model), rows.to_vec(), &[]);
     let found = analysis.found;
+    // What was found after a refused node rests on a guess of where the rows are.
     let stopped_at = found.stopped_at.unwrap_or(graph.node.len());
     let cuts = found.cuts.iter().filter(|cut| cut.makes_state(&graph)).map(Cut::node);
     // A refused loop may run over something else.
@@ -44,7 +45,7 @@ pub fn passes_on_rows(bytes: Bytes, rows: &[InputAxis]) -> Option<String> {
 pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]) -> Option<String> {
     let Prepared { model, graph, .. } = prepared(bytes).ok()?;
     let apart = shapes(&graph, opset(&model), rows, ROWS);
-    // What doesn't fit in both has another reason, such as two lengths that must be equal.
+    // A conflict in both has another reason, such as two lengths that must be equal.
     let alike = shapes(&graph, opset(&model), rows, OTHER);
     let differs = |(output, _): &&(String, String)| alike.conflicts.iter().all(|(other, _)| other != output);
     let conflict = apart.conflicts.iter().find(differs).map(|(output, _)| output.as_str());
@@ -55,12 +56,13 @@ pub fn rows_meet_others(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis]
 }
 
 /// Whether each row of a batch is computed from that row alone; if not, the first node in the way. `rows` and `outputs` are
-/// the axes that have the batch. Nodes that no tensor of `fetched` needs aren't looked at. An operator that isn't known is
-/// in the way, too.
+/// the axes that have the batch. Nodes that no tensor of `fetched` needs aren't checked. An unknown operator is in the way as
+/// well.
 pub fn rows_stay_apart(bytes: Bytes, rows: &[InputAxis], outputs: &[OutputAxis], fetched: &[&str]) -> RowsInGraph {
     let Ok(Prepared { model, mut graph, .. }) = prepared(bytes) else {
         return RowsInGraph::Unproven("the graph can't be read".to_owned());
     };
+    // An output that nobody fetches may mix rows without harm.
     graph.output.retain(|output| fetched.contains(&output.name()));
     prune(&mut graph);
     let followed = crate::batch::rows(&graph, opset(&model), rows);

@@ -140,6 +140,7 @@ fn signature(report: &Report, chunk: i64) -> String {
         .collect();
     let of_states = report.states.iter().map(|state| state.dims.iter().any(|dim| !matches!(dim, Dim::Known(_))));
     let of_states: Vec<bool> = of_states.collect();
+    // Triton adds one batch dimension to all tensors or to none.
     let has_batch = open.iter().all(|axes| *axes == [0]) && of_states.iter().all(|&open| open);
     if !has_batch && (open.iter().any(|axes| !axes.is_empty()) || of_states.contains(&true)) {
         return String::new();

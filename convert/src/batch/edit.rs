@@ -9,7 +9,7 @@ use crate::onnx::schema::{GraphProto, NodeProto};
 use crate::onnx::{element_count, int64s, numbers};
 use crate::time::{Layout, Place, Refusals};
 
-/// Puts the batch into the first node that needs it, and into each `Reshape` behind that doesn't depend on an edited one.
+/// Puts the batch into the first node that needs it, and into each later `Reshape` that doesn't depend on an edited one.
 /// `done` has the nodes that are right as they are.
 pub fn edit(
     graph: &GraphProto,
@@ -27,7 +27,7 @@ pub fn edit(
         .map(|refusal| refusal.node.as_str())
         .collect();
     let mut edited: Option<GraphProto> = None;
-    // Tensors that may be others once an edit is made.
+    // Tensors whose shapes an edit may change.
     let mut changed: HashSet<String> = HashSet::new();
     for (index, node) in graph.node.iter().enumerate() {
         let mut waits = inputs_of(node).iter().any(|input| changed.contains(input));
@@ -63,7 +63,7 @@ pub fn edit(
             }
         }
         if refused.contains(node.label()) {
-            // Without an edit in front of it, it stays refused.
+            // Only an earlier edit can help it.
             edited.as_ref()?;
             waits = true;
         }
@@ -82,8 +82,8 @@ fn wanted_axis(reader: &NodeProto, followed: &Followed) -> Option<usize> {
     (indices.len() - 1 + layout.axis).checked_sub(depth)
 }
 
-/// A `ScatterND` whose indices name the only row, and put a block between what stays in front of it and behind it: the
-/// three joined, which needs no indices.
+/// Replaces a `ScatterND` whose indices name the only row. It puts a block between two parts that stay, so a join of the three
+/// does the same without indices.
 fn joined_block(
     graph: &GraphProto,
     index: usize,
@@ -95,6 +95,7 @@ fn joined_block(
     let (data, updates) = (node.input_at(0)?, node.input_at(2)?);
     let indices = graph.initializer.iter().find(|weight| Some(weight.name()) == node.input_at(1))?;
     let (&depth, grid) = indices.dims.split_last()?;
+    // A reduction combines what was there with the updates, which a join does not.
     if node.text("reduction").is_some_and(|kind| kind != "none")
         || !layout.is_clean()
         || layout.axis as i64 >= depth
@@ -102,6 +103,7 @@ fn joined_block(
     {
         return None;
     }
+    // The indices were written for one row.
     let mut dims = followed.few.dims(data)?.to_vec();
     *dims.get_mut(layout.axis)? = 1;
     let Block { axis, start, end } = block(grid, &dims[..grid.len().min(dims.len())], &numbers(indices)?)?;
@@ -154,8 +156,8 @@ fn block(grid: &[i64], dims: &[i64], indices: &[f64]) -> Option<Block> {
     is_whole.then_some(Block { axis, start, end })
 }
 
-/// A recurrent node whose rows are the batch and `others` more, with states that have the batch in front of the
-/// others, where the model has a 1. The states are merged in front of the node, and taken apart behind it.
+/// Merges the states of a recurrent node before it, and splits them after it. The rows of the node are the batch times
+/// `others`, and its states have the batch first, where the model has a 1.
 fn merge_starts(
     graph: &GraphProto,
     index: usize,
@@ -196,13 +198,14 @@ fn merge_starts(
     is_edited.then_some(edited)
 }
 
-/// The target of a `Reshape` with the batch in it, if it has a 1 in its place.
-/// `wanted` is the axis on which a node behind it must have the batch.
+/// The target of a `Reshape` with the batch in place of its 1. `wanted` is the axis on which a later node must have the
+/// batch.
 fn opened_target(node: &NodeProto, layout: Layout, wanted: Option<usize>, followed: &Followed) -> Option<Vec<i64>> {
     let shapes = &followed.few;
     let from = shapes.dims(&node.input[0])?;
     let inputs: Vec<Tensor> = node.input.iter().map(|name| shapes.get(name)).collect();
     let mut target = list(node, &inputs, 1, "shape")?;
+    // Such a target means another shape, or has the batch already.
     if node.int("allowzero").unwrap_or(0) != 0 || target.contains(&FEW) {
         return None;
     }

@@ -51,6 +51,7 @@ pub fn rows_of_odd_lengths(
     opset: i64,
     axes: &[InputAxis],
 ) -> Result<HashMap<String, Place>, Refusal> {
+    // A prime length is no multiple of a kernel, so a window that reaches over rows shows.
     let mut primes = PRIMES.iter().copied().cycle();
     let mut by_name: HashMap<String, i64> = HashMap::new();
     let mut lengths: HashMap<(String, usize), i64> = HashMap::new();
@@ -102,6 +103,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
         input.dims().is_some_and(|dims| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() == opened)
     };
     let has_fixed_lengths = required_inputs(graph).all(is_fixed);
+    // The rows need no far length. A single row shows shapes that depend on their number.
     let (few, many, one) = (infer(FEW), infer(MANY), infer(1));
     let places = axes.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, FEW)))).collect();
     let mut tracker = Tracker::new(graph, opset, (&few, &many, &one), places);
@@ -115,7 +117,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
     Followed { few, has_fixed_lengths, places: found.places, result: Refusals::new(refused).map_or(Ok(()), Err) }
 }
 
-/// The words for rows in place of those for steps.
+/// Words the refusal for rows in place of steps.
 fn of_rows(refusal: Refusal) -> Refusal {
     let why = refusal
         .why

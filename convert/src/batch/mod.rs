@@ -61,6 +61,7 @@ pub fn open(
     given: &[InputAxis],
 ) -> Result<Opened, BatchError> {
     check_given(graph, given)?;
+    // Opening a second dimension would give the model two batches.
     check_closed(graph)?;
     let position = |refusals: &Refusals| graph.node.iter().position(|node| node.label() == refusals.first.node);
     let mut refused: Option<Refusals> = None;
@@ -68,6 +69,7 @@ pub fn open(
     for axes in choices(graph, time, given).into_iter().take(MOST_CHOICES) {
         match (open_axes(graph, opset, &axes, pairs), &mut opened) {
             (Ok(_), Some(opened)) => {
+                // One more choice is enough for the warning; the others may be very many.
                 opened.others = Some(axes);
                 break;
             }
@@ -234,6 +236,7 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
                 continue;
             }
             let name = |names: &mut Names, part: &str| names.fresh(&format!("{}.{part}", node.label()));
+            // Expand needs the number of rows, which only the running model knows.
             let (shape, place, rows, one, target, spread) = (
                 name(names, "x_shape"),
                 name(names, "batch_axis"),

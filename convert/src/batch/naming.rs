@@ -48,13 +48,14 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
     for value in &mut graph.value_info {
         name_dims(value, &usual, |_, dim| *dim == old);
     }
+    // The report names the old one, so that its user recognizes it.
     let was = analysis.batch.replace(SYMBOL.to_owned());
     was.filter(|was| !is_batch_name(was))
 }
 
-/// Gives the name of the batch to an open dimension of a state that must be the batch, because the state's next value has as
-/// many rows as requests there, whatever the state's own length is. An exporter may have given each tensor another name for
-/// it, and the backend would take the dimension for a length that varies.
+/// Names the batch in states. An open dimension of a state must be the batch if the state's next value has as many rows as
+/// requests there, whatever the state's own length is. An exporter may have named it differently in each tensor, and the
+/// backend would take it for a length that varies.
 pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analysis, pairs: &[StatePair]) {
     let Some(batch) = analysis.batch.clone().map(Dim::Symbol) else { return };
     let axes = |input: &ValueInfoProto, is_row: &dyn Fn(&Dim) -> bool| -> Vec<InputAxis> {
@@ -74,7 +75,7 @@ pub fn name_batch_of_states(graph: &mut GraphProto, opset: i64, analysis: &Analy
     for InputAxis { input, axis } in other {
         let Some(pair) = pairs.iter().find(|pair| pair.input == input) else { continue };
         let next = |shapes: &Shapes| shapes.dims(&pair.output).and_then(|dims| dims.get(axis)).copied();
-        // Where the lengths don't fit together apart, nothing is known.
+        // If two lengths don't fit together, the next value has no known shape.
         if next(&together) != Some(ROWS) || !matches!(next(&apart), None | Some(ROWS)) {
             continue;
         }

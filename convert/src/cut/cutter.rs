@@ -48,7 +48,7 @@ pub struct Cutter<'a> {
     pub original: GraphProto,
     pub states: Vec<NewState>,
     pub content: Content,
-    /// Where tensors have the rows of the batch, once that is asked.
+    /// Where tensors have the rows of the batch. Followed when it is first asked.
     pub rows: OnceCell<Result<HashMap<String, Place>, Refusal>>,
 }
 
@@ -71,6 +71,7 @@ impl Cutter<'_> {
     ) -> Result<(String, String), Refusal> {
         let base = format!("{}.{part}", base_name(node.label()));
         let (input, output) = (self.names.fresh(&format!("{base}_in")), self.names.fresh(&format!("{base}_out")));
+        // Nothing of a request reaches it: a learned value, or what a Keras layer held when it was exported.
         let constant = start.is_some_and(|start| self.content.get(start).is_none_or(HashSet::is_empty));
         let start = match start {
             None => Start::Fill(fill),
@@ -94,6 +95,7 @@ impl Cutter<'_> {
         let merged = dims;
         let dims = self.split(node, &merged)?;
         let split = (dims != merged).then(|| shape(&dims));
+        // The layer keeps its merged rows; only the signature has the batch apart, by which sequences are told.
         let ends = match &split {
             None => (input.clone(), output.clone()),
             Some(split) => {
@@ -120,7 +122,7 @@ impl Cutter<'_> {
         Ok(ends)
     }
 
-    /// The inputs at which recurrences start, and the outputs that give the last state; OUTPUT if none is seen to.
+    /// Pairs each input at which a recurrence starts with the output that gives its last state, or with OUTPUT if none does.
     pub fn given_states(&self) -> Vec<StatePair> {
         let mut given: Vec<StatePair> = Vec::new();
         for cut in &self.analysis.found.cuts {
@@ -147,7 +149,7 @@ impl Cutter<'_> {
     /// The output of the graph that a tensor becomes, in another shape or joined with others.
     pub fn given_out(&self, name: &str) -> Option<String> {
         let mut name = name.to_owned();
-        // The nodes are in order, so each reader stands behind.
+        // The nodes are in order, so each reader comes later.
         for node in &self.original.node {
             if self.original.output.iter().any(|output| output.name() == name) {
                 return Some(name);
@@ -160,8 +162,8 @@ impl Cutter<'_> {
         self.original.output.iter().any(|output| output.name() == name).then_some(name)
     }
 
-    /// The dims of a state with the batch in a dimension of its own. The rows of a layer may be those of the batch times
-    /// another axis, such as frequencies.
+    /// Gives the batch a dimension of its own in the dims of a state. The rows of a layer may be the batch times another axis,
+    /// such as frequencies.
     pub fn split(&self, node: &NodeProto, dims: &[Dim]) -> Result<Vec<Dim>, Refusal> {
         let (Some(batch), Some(axis)) = (&self.analysis.batch, dims.iter().position(|dim| *dim == Dim::Open)) else {
             return Ok(dims.to_vec());
@@ -197,6 +199,7 @@ impl Cutter<'_> {
     pub fn followed_rows(&self, batch: &str) -> Result<HashMap<String, Place>, Refusal> {
         let mut graph = self.original.clone();
         for cut in self.analysis.found.cuts.iter().filter(|cut| matches!(cut, Cut::Recurrent { .. })) {
+            // States take the place of these inputs, so it does not matter whether they keep rows apart.
             graph.node[cut.node()].input.iter_mut().skip(5).take(2).for_each(String::clear);
         }
         batch::rows(&graph, self.opset, &self.batch_axes(batch))
@@ -246,6 +249,7 @@ impl Cutter<'_> {
 
     pub fn slice(&mut self, label: &str, of: &str, axis: usize, (start, end): (i64, i64), output: &str) {
         let name = self.names.fresh(&format!("{label}/Slice"));
+        // Slice takes its bounds as inputs from opset 10 on.
         if self.opset < 10 {
             let node = NodeProto::make("Slice", &name, &[of], &[output]);
             let node = node.with_ints("starts", &[start]).with_ints("ends", &[end]).with_ints("axes", &[axis as i64]);

@@ -1,7 +1,7 @@
 //! Lengths of rows (`sequence_lens`) that requests say. A row may be shorter than its request, and go on in a later one.
 //!
-//! Rules: each new state leaves out the padding of shorter rows, so each must belong to a layer with the same lengths. The
-//! model leaves the rows in their order, because states stay in that of the sequences.
+//! Rules: a new state must leave out the padding of shorter rows, so it must belong to a layer with the same lengths. The
+//! model must keep the order of the rows, because states stay in the order of the sequences.
 
 use std::collections::{HashMap, HashSet};
 
@@ -55,6 +55,7 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
 
 /// Whether a node passes lengths of rows on: as they are, and in the order of the rows.
 pub fn passes_lengths_on(node: &NodeProto) -> bool {
+    // A maximum over all lengths is a length that a layer may take for every row.
     let merges = ["Expand", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"];
     keeps_each(node) || merges.contains(&node.op())
 }
@@ -141,6 +142,7 @@ impl Cutter<'_> {
     /// states of zeros for such rows.
     pub fn add_mask_of_empty_rows(&mut self, node: &NodeProto) -> Result<Option<String>, Refusal> {
         let Some(lens) = of_requests(node, &self.content) else { return Ok(None) };
+        // Where came with opset 9.
         if self.opset < 9 {
             let why = "takes sequence_lens, which needs the operator Where to keep the state of a row without steps";
             return Err(refuse(node, why, "convert the model to opset 9 or newer"));

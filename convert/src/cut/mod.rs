@@ -52,6 +52,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
                 cutter.frames(*node, *axis, *frames, *cropped, *fill)?;
             }
             Cut::Prefix { node, input, axis, frames } => cutter.prefix(*node, *input, *axis, *frames)?,
+            // The state replaces the padding, so nothing is left that the node could cut off.
             Cut::Crop { node } => {
                 let input = cutter.graph.node[*node].input[0].clone();
                 let (name, output) =
@@ -60,6 +61,7 @@ pub fn cut(graph: &GraphProto, opset: i64, analysis: &Analysis) -> Result<CutGra
             }
         }
     }
+    // After the cuts, because only then the sorts of rows are gone.
     lengths::check_readers(graph, &cutter.graph, analysis, &cutter.content)?;
     Ok(CutGraph { graph: cutter.graph, original: cutter.original, states: cutter.states })
 }
@@ -80,6 +82,7 @@ impl Cutter<'_> {
         if is_empty_row.is_some() {
             self.remove_sorts_of_rows(&node)?;
         }
+        // Of these operators, only LSTMs have a second state.
         let has_cell = node.op().ends_with("LSTM");
         let parts: &[(&str, usize, usize)] = if has_cell { &[("h", 5, 1), ("c", 6, 2)] } else { &[("h", 5, 1)] };
         for &(part, input, output) in parts {
@@ -95,12 +98,13 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// The carried values of a `Loop` (behind two other inputs) or the states of a `Scan`.
+    /// Cuts the carried values of a `Loop`, which follow two other inputs, or the states of a `Scan`.
     fn carried(&mut self, index: usize, front: usize, carried: &[usize]) -> Result<(), Refusal> {
         let node = self.graph.node[index].clone();
         for &number in carried {
             let start = node.input_at(front + number).map(str::to_owned).unwrap_or_default();
             let dims = self.dims(&node, &start)?;
+            // The body states the type of what it carries, where a shape of the graph may be unknown.
             let of_body =
                 node.graph("body").and_then(|body| body.input.get(front + number)).map_or(0, ValueInfoProto::elem);
             let elem = if of_body == 0 { self.tensor(&start).elem } else { of_body };
@@ -123,6 +127,7 @@ impl Cutter<'_> {
         let joined = if node.op() == "Pad" {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
             let mut pads = pads(&node, &inputs, dims.len()).unwrap_or_default();
+            // The state replaces the padding along time; that along other axes stays.
             pads[axis] = (0, 0);
             let pads_others = pads.iter().any(|&pad| pad != (0, 0));
             let output = node.output[0].clone();
@@ -147,7 +152,7 @@ impl Cutter<'_> {
             self.graph.node.push(join);
             let spatial = dims.len() - 2;
             let mut pads = node.ints("pads").map_or_else(|| vec![0; 2 * spatial], <[i64]>::to_vec);
-            // Padding of a transposed convolution cuts off what it gives: the kept frames, and what later steps add to.
+            // Padding of a transposed convolution cuts its output: here the kept frames, and what later steps will add to.
             let of_time = if node.op() == "ConvTranspose" { frames } else { 0 };
             pads[axis - 2] = of_time;
             pads[axis - 2 + spatial] = of_time;
@@ -160,7 +165,7 @@ impl Cutter<'_> {
         Ok(())
     }
 
-    /// Pads the other axes of what a `Pad` padded along time, too.
+    /// Keeps the padding along other axes, for a `Pad` whose padding along time became a state.
     fn pad(&mut self, node: &NodeProto, steps: &str, pads: &[(i64, i64)]) {
         let mut pad = node.clone();
         pad.name = Some(self.names.fresh(&format!("{}/other_axes", node.label())));
@@ -190,7 +195,7 @@ impl Cutter<'_> {
     }
 }
 
-/// The part of the original graph that computes where states start: a model with an output for each, of its name.
+/// The part of the original graph that computes where states start. It has an output for each state, with its name.
 pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
     let mut graph = cut.original.clone();
     graph.output.clear();
@@ -218,6 +223,7 @@ pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
     let made: HashSet<String> = producers(&graph).into_keys().map(str::to_owned).collect();
     let needed = ancestors(&graph, graph.output.iter().map(|output| output.name().to_owned()));
     graph.input.retain(|input| needed.contains(input.name()) && !made.contains(input.name()));
+    // The shapes were those of the whole model.
     graph.value_info.clear();
     Some(graph)
 }

@@ -32,6 +32,7 @@ fn binary(op: &str, integers: bool) -> Option<fn(f64, f64) -> f64> {
         "Add" | "Sum" => |a, b| a + b,
         "Sub" => |a, b| a - b,
         "Mul" => |a, b| a * b,
+        // The result of an integer division by zero is undefined, so any number does.
         "Div" if integers => |a, b| if b == 0.0 { 0.0 } else { (a / b).trunc() },
         "Div" => |a, b| a / b,
         "Mod" => |a, b| if b == 0.0 { 0.0 } else { a - b * (a / b).floor() },
@@ -62,6 +63,7 @@ pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
         return Ok(Vec::new());
     }
     let present: Vec<&Tensor> =
+        // Optional inputs may be left out by an empty name, as in Clip.
         inputs.iter().zip(&node.input).filter(|(_, name)| !name.is_empty()).map(|(tensor, _)| tensor).collect();
     let Some(shapes) = present.iter().map(|tensor| tensor.dims.as_deref()).collect::<Option<Vec<_>>>() else {
         return Ok(vec![Tensor::open(elem_of(node, inputs))]);
@@ -73,6 +75,7 @@ pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
         match columns.as_slice() {
             [only] => {
                 let of = unary(op)?;
+                // Contents are f64 here, whatever the type of the tensor.
                 let truncates = op == "Cast" && is_integer(elem_of(node, inputs)) && !is_integer(inputs[0].elem);
                 let is_bool = elem_of(node, inputs) == DataType::Bool as i32;
                 let cast = |x: f64| {

@@ -18,8 +18,8 @@ use crate::onnx::schema::{GraphProto, NodeProto, ValueInfoProto};
 use crate::onnx::{DataType, Dim};
 use tensor::{Tensor, axis_of};
 
-/// Turns of loops are followed until they have taken this many tensors, in all loops together: loops in loops would
-/// take hours.
+/// The turns of all loops together are followed through this many tensors. Without a limit, loops in loops would take
+/// hours.
 const MOST_FOLLOWED: usize = 1 << 18;
 
 /// A loop that turns more often is not followed: each turn takes as long as the graph inside it.
@@ -38,6 +38,7 @@ pub struct Shapes {
 impl Shapes {
     /// Follows a graph. `inputs` are its inputs as they are; the names of outer graphs are in `outer`.
     pub fn infer(graph: &GraphProto, opset: i64, inputs: HashMap<String, Tensor>, outer: Option<&Self>) -> Self {
+        // A body sees all names around it. Conflicts outside are not its own.
         let mut shapes = Self { conflicts: Vec::new(), ..outer.cloned().unwrap_or_default() };
         let weights = graph.initializer.iter();
         shapes.known.extend(weights.map(|weight| (weight.name().to_owned(), Tensor::of_weight(weight).possible())));
@@ -60,6 +61,7 @@ impl Shapes {
             let mut outputs = outputs.into_iter();
             for name in &node.output {
                 let mut tensor = outputs.next().unwrap_or_default().possible();
+                // Rules give shapes first of all; for the type, the model itself may say it.
                 if tensor.elem == 0 {
                     tensor.elem = declared.get(name.as_str()).copied().unwrap_or_default();
                 }
@@ -80,7 +82,7 @@ impl Shapes {
         Self::infer(graph, opset, required_inputs(graph).filter_map(sized).collect(), None)
     }
 
-    /// What is known about these tensors alone, so that a turn of a loop copies no others.
+    /// Keeps only what is known about these tensors, so that a turn of a loop copies no others.
     fn of(&self, names: Vec<String>) -> Self {
         let known = names.into_iter().filter_map(|name| Some((self.known.get(&name)?.clone(), name)));
         Self {
@@ -148,6 +150,7 @@ pub fn body_inputs(body: &GraphProto, turn: Option<i64>, carried: &[Tensor], fol
     let mut inputs = HashMap::from([(name(0), turn), (name(1), go)]);
     for (index, value) in carried.iter().enumerate() {
         let mut value = value.clone();
+        // Counters and conditions have one element; larger contents would be copied for each turn.
         if !follows || value.data.as_ref().is_some_and(|data| data.len() > 1) {
             value.data = None;
         }
@@ -178,6 +181,8 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
             return None;
         }
         let shapes = Shapes::infer(body, opset, body_inputs(body, Some(turn), &carried, true), Some(&outer));
+        // A condition that stays as it is leaves the count alone to end the loop, so no further turn needs to be
+        // followed.
         let keeps = is_passed_on(body, 1, 0) || goes_on_forever(body, &shapes);
         goes = keeps || shapes.get(body.output.first()?.name()).scalar()? != 0.0;
         if keeps && most.is_some() {
@@ -185,6 +190,7 @@ pub fn turns(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) ->
         }
         for (index, value) in carried.iter_mut().enumerate() {
             let next = shapes.get(body.output.get(index + 1)?.name());
+            // A sequence grows with each turn; its number of tensors follows from the turns.
             if value.length.is_none() {
                 *value = Tensor { elem: value.elem, ..next };
             }
@@ -215,7 +221,7 @@ pub fn source(body: &GraphProto, output: usize) -> Option<&str> {
         let node = nodes.find(|node| node.output.first().is_some_and(|output| output == name))?;
         node.input_at(0).filter(|_| node.op() == "Identity")
     };
-    // No way through the body is longer; a circle would be.
+    // No path through the body is longer. A circle would be endless.
     for _ in &body.node {
         let Some(from) = copies(name) else { break };
         name = from;
@@ -228,6 +234,7 @@ fn after(before: &Tensor, turned: &Tensor, turns: Option<i64>) -> Tensor {
     if before.length.is_some() {
         return Tensor { length: turns, data: None, elem, ..turned.clone() };
     }
+    // A shape that changes from turn to turn is not that of the last turn either.
     let same = before.dims == turned.dims;
     Tensor { elem, dims: before.dims.clone().filter(|_| same), ..Tensor::default() }
 }
@@ -306,6 +313,7 @@ pub fn run_if(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64) -
             let (Some(yes), Some(no)) = (node.graph("then_branch"), node.graph("else_branch")) else {
                 return Vec::new();
             };
+            // Data decides, so only what both branches give is known.
             let both = |(yes, no): (Tensor, Tensor)| if yes == no { yes } else { Tensor::open(yes.elem) };
             of(yes).into_iter().zip(of(no)).map(both).collect()
         }

@@ -7,7 +7,7 @@ use crate::onnx::operators::ShapeRule;
 use crate::onnx::schema::NodeProto;
 use crate::onnx::{DataType, element_count};
 
-/// No operator here has more inputs that matter.
+/// Rules look at no more inputs than this.
 const MOST_INPUTS: usize = 8;
 
 /// The outputs of a node, or why its inputs don't fit together.
@@ -105,7 +105,7 @@ fn size(of: &Tensor) -> Tensor {
     }
 }
 
-/// Of an equation with an output and without an ellipsis.
+/// Follows an equation that names its output and has no ellipsis.
 fn einsum(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let equation = node.text("equation").unwrap_or_default().replace(' ', "");
     let length = |letter: char, terms: &str| {
@@ -144,7 +144,7 @@ fn mat_mul(a: &Tensor, b: &Tensor, elem: i32) -> Result<Tensor, String> {
     Ok(Tensor::shaped(elem, dims))
 }
 
-/// A product of factors that may lie the other way around.
+/// A product whose factors may be transposed.
 fn fused_mat_mul(node: &NodeProto, a: &Tensor, b: &Tensor) -> Result<Tensor, String> {
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
     if is_set("transBatchA") || is_set("transBatchB") {
@@ -229,6 +229,7 @@ fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: boo
     for spatial in 0..own.len() - 2 {
         let Some(window) = window_at(node, weights, spatial, own.len()) else { return Ok(Tensor::open(elem)) };
         let length = own[spatial + 2];
+        // With SAME padding, the output depends on the stride alone.
         if window.automatic {
             dims.push((length + window.stride - 1) / window.stride);
             continue;
@@ -237,6 +238,7 @@ fn window(node: &NodeProto, input: &Tensor, weights: Option<&Tensor>, pools: boo
         if free < 0 {
             return Err(format!("a window of {} doesn't fit {length} elements", window.reach() + 1));
         }
+        // Convolutions have no ceil_mode.
         let ceils = pools && node.int("ceil_mode").unwrap_or(0) != 0;
         dims.push((if ceils { (free + window.stride - 1) / window.stride } else { free / window.stride }) + 1);
     }
@@ -255,6 +257,7 @@ fn transposed_window(node: &NodeProto, input: &Tensor, weights: &Tensor) -> Tens
         }
         Some(dims)
     };
+    // Then the padding follows from the output, and not the output from the padding.
     let is_given =
         node.attribute("output_shape").is_some() || node.attribute("auto_pad").is_some_and(|pad| pad.s() != b"NOTSET");
     Tensor { elem: input.elem, dims: made().filter(|_| !is_given), ..Tensor::default() }
@@ -276,6 +279,7 @@ pub fn pads(node: &NodeProto, inputs: &[Tensor], rank: usize) -> Option<Vec<(i64
     for (index, &axis) in axes.iter().enumerate() {
         all[axis] = (*pads.get(index)?, *pads.get(index + axes.len())?);
     }
+    // Padding is added to lengths, which must not overflow.
     let is_possible = |pad: i64| (-MOST_LENGTH..=MOST_LENGTH).contains(&pad);
     all.iter().all(|&(before, behind)| is_possible(before) && is_possible(behind)).then_some(all)
 }
@@ -291,8 +295,9 @@ fn pad(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     }
 }
 
-/// Of scales or sizes of all axes.
+/// Follows scales or sizes that are given for all axes.
 fn resize(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Tensor {
+    // Resize got an input for its region of interest with opset 11.
     let scales = &inputs[if opset < 11 { 1 } else { 2 }];
     let has_axes = node.attribute("axes").is_some() || node.attribute("keep_aspect_ratio_policy").is_some();
     let made = || {
@@ -330,6 +335,7 @@ fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
 /// The elements of a recurrent node's hidden state.
 pub fn hidden_size(node: &NodeProto, inputs: &[Tensor]) -> Option<i64> {
     let recurrence = inputs.get(2).and_then(|tensor| tensor.dims.as_deref());
+    // Its weights lie the other way around.
     let axis = if node.op() == "DynamicQuantizeLSTM" { 1 } else { 2 };
     node.int("hidden_size").or_else(|| recurrence?.get(axis).copied()).filter(|&hidden| hidden > 0)
 }
@@ -344,7 +350,7 @@ fn reduce(node: &NodeProto, inputs: &[Tensor], opset: i64) -> Result<Tensor, Str
     }
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
     let out = reduced(&inputs[0], axes.as_deref(), keeps, inputs[0].elem)?;
-    // What shapes are computed with: the number of elements, and the like.
+    // Exporters compute shapes with reductions, such as the number of elements.
     let data = inputs[0].data.as_deref().filter(|_| out.dims.as_deref().is_some_and(|dims| element_count(dims) == 1));
     let value = data.and_then(|data| match node.op() {
         "ReduceProd" => Some(data.iter().product()),

@@ -45,6 +45,7 @@ pub fn shape(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
     let elem = DataType::Int64 as i32;
     let Some(dims) = &inputs[0].dims else { return Tensor::open(elem) };
     let rank = dims.len() as i64;
+    // ONNX clamps the bounds of a Shape in place of refusing them.
     let bound = |value: i64| (if value < 0 { value + rank } else { value }).clamp(0, rank);
     let (start, end) = (bound(node.int("start").unwrap_or(0)), bound(node.int("end").unwrap_or(rank)));
     let part = &dims[start as usize..end.max(start) as usize];
@@ -56,6 +57,7 @@ pub fn range(inputs: &[Tensor]) -> Tensor {
     match (inputs[0].scalar(), inputs[1].scalar(), inputs[2].scalar()) {
         (Some(start), Some(end), Some(step)) if step != 0.0 => {
             let count = ((end - start) / step).ceil().max(0.0) as i64;
+            // The length of a long range is still known, and shapes are computed with it.
             if count > MOST_ELEMENTS {
                 return Tensor::shaped(elem, vec![count]);
             }
@@ -69,6 +71,7 @@ pub fn reshape(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     let target = list(node, inputs, 1, "shape");
     let (Some(own), Some(mut dims)) = (&inputs[0].dims, target) else { return Ok(Tensor::open(inputs[0].elem)) };
     if node.int("allowzero").unwrap_or(0) == 0 {
+        // A 0 copies the length of the input, unless the node says that it means none.
         for (axis, dim) in dims.iter_mut().enumerate().filter(|(_, dim)| **dim == 0) {
             *dim = *own.get(axis).ok_or_else(|| format!("axis {axis} is copied from a shape of rank {}", own.len()))?;
         }
@@ -157,7 +160,7 @@ pub fn concat(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     }
     let mut dims = shapes[0].to_vec();
     dims[axis] = shapes.iter().map(|dims| dims[axis]).sum();
-    // Outer times, the parts one after the other.
+    // Each block of the outer axes takes one piece from every part.
     let outer = element_count(&dims[..axis]);
     if outer > MOST_ELEMENTS {
         return Ok(Tensor::shaped(elem, dims));
@@ -212,6 +215,7 @@ pub fn slices(node: &NodeProto, inputs: &[Tensor]) -> Result<Option<Vec<Taken>>,
         } else if step == 0 {
             return Err("a step is 0".to_owned());
         } else {
+            // The smallest number has no positive counterpart, and the count divides by that.
             let step = step.max(-i64::MAX);
             let (start, end) = (counted(start).clamp(-1, length - 1), counted(end).clamp(-1, length - 1));
             (start, (start - end).max(0).saturating_add(-step - 1) / -step)
@@ -247,6 +251,7 @@ pub fn gather(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
     Ok(pick(&inputs[0], &dims, |at| {
         let flat = at[axis..axis + rank].iter().zip(of).fold(0, |flat, (&at, &dim)| flat * dim + at);
         let index = indices.get(flat as usize).copied().unwrap_or(i64::MAX);
+        // ONNX counts negative indices from the end.
         let index = if index < 0 { index + length } else { index };
         at[..axis].iter().chain(&[index]).chain(&at[axis + rank..]).copied().collect()
     }))

@@ -8,8 +8,8 @@ use crate::onnx::{element_count, numbers};
 /// Contents of larger tensors aren't followed.
 pub const MOST_ELEMENTS: i64 = 1 << 14;
 
-/// No tensor has more elements or a longer axis. So sums of lengths, and a length times a window, fit an i64. Products of
-/// lengths saturate.
+/// No tensor has more elements or a longer axis. So sums of lengths, and products of a length and a window, fit an i64.
+/// Products of lengths saturate.
 pub const MOST_LENGTH: i64 = 1 << 40;
 
 /// No tensor has more axes.
@@ -45,9 +45,10 @@ impl Tensor {
         Self { elem, dims: Some(dims), data: fits.then(|| data.into()), length: None }
     }
 
-    /// The tensor, or one of unknown shape where no tensor can have this one.
+    /// The tensor, with an unknown shape if no tensor can have this one.
     pub fn possible(self) -> Self {
         let is_possible = |dims: &[i64]| {
+            // A zero would hide lengths that overflow elsewhere.
             let counts = dims.iter().map(|&dim| dim.max(1)).collect::<Vec<_>>();
             dims.len() <= MOST_AXES && dims.iter().all(|&dim| dim >= 0) && element_count(&counts) <= MOST_LENGTH
         };
@@ -98,7 +99,7 @@ pub fn list(node: &NodeProto, inputs: &[Tensor], index: usize, attribute: &str) 
     }
 }
 
-/// Picks elements of a tensor by their position in it, given the output's shape.
+/// A tensor of this shape. `position` says where each of its elements is in the input.
 pub fn pick(from: &Tensor, dims: &[i64], position: impl Fn(&[i64]) -> Vec<i64>) -> Tensor {
     let picked = || -> Option<Vec<f64>> {
         let (own, data) = (from.dims.as_deref()?, from.data.as_deref()?);
@@ -116,6 +117,7 @@ pub fn pick(from: &Tensor, dims: &[i64], position: impl Fn(&[i64]) -> Vec<i64>) 
             }
             let mut index = 0;
             for (&at, &dim) in position(&at).iter().zip(own) {
+                // An index of the model may lie outside; ONNX Runtime refuses it when the model runs.
                 if !(0..dim).contains(&at) {
                     return None;
                 }
@@ -161,6 +163,7 @@ pub fn spread(tensor: &Tensor, dims: &[i64]) -> Option<Vec<f64>> {
     let mut strides = vec![0; dims.len()];
     let mut stride = 1;
     for axis in (0..own.len()).rev() {
+        // An axis of 1 repeats its only entry.
         strides[front + axis] = if own[axis] == 1 { 0 } else { stride };
         stride *= own[axis];
     }

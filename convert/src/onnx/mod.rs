@@ -1,7 +1,9 @@
 //! ONNX models: reading and writing, attributes, and small nodes and tensors to add to a graph.
 //!
 //! The types of [`schema`] are generated from ONNX's own schema and hold every field of it, so that what is not
-//! understood survives. Of weights in files of their own (`external_data`), only the place is read here.
+//! understood survives. Weights in files of their own (`external_data`) are not read here.
+
+#![expect(missing_docs, reason = "most names say it")]
 
 #[allow(missing_docs, clippy::all, rustdoc::all)]
 #[rustfmt::skip]
@@ -28,11 +30,9 @@ const MICROSOFT_DOMAIN: &str = "com.microsoft";
 /// A dimension in a model's signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
-    /// A length.
     Known(i64),
     /// A symbol, such as `batch`.
     Symbol(String),
-    /// Neither.
     Open,
 }
 
@@ -46,17 +46,14 @@ impl fmt::Display for Dim {
     }
 }
 
-/// Whether a tensor has floating-point numbers.
 pub fn is_float(elem: i32) -> bool {
     [DataType::Float, DataType::Double, DataType::Float16, DataType::Bfloat16].iter().any(|&float| elem == float as i32)
 }
 
-/// Dimensions in brackets.
 pub fn bracketed(dims: &[Dim]) -> String {
     format!("[{}]", dims.iter().map(Dim::to_string).collect::<Vec<_>>().join(", "))
 }
 
-/// Why bytes are no ONNX model.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     /// Not protobuf, or not this message.
@@ -67,20 +64,21 @@ pub enum ReadError {
     NoGraph,
 }
 
-/// Reads a model.
 pub fn read(bytes: Bytes) -> Result<ModelProto, ReadError> {
     let model = ModelProto::decode(bytes)?;
     match &model.graph {
+        // Protobuf reads almost any bytes as a message of unknown fields.
         Some(graph) if !graph.node.is_empty() || !graph.output.is_empty() => Ok(model),
         _ => Err(ReadError::NoGraph),
     }
 }
 
-/// Writes a model. What is shown of weights in files of their own is left out.
+/// Writes a model without the content of weights that are in files of their own.
 pub fn write(model: &ModelProto) -> Vec<u8> {
     if external_files(model).is_empty() {
         return model.encode_to_vec();
     }
+    // Only here: a model without such weights is written as it is, without a copy.
     let mut model = model.clone();
     let mut hide = |tensor: &mut TensorProto| -> Result<(), std::convert::Infallible> {
         tensor.raw_data = None;
@@ -106,8 +104,8 @@ pub fn each_external<E>(
     inner.try_for_each(|graph| each_external(graph, visit))
 }
 
-/// The operator's name, if it is one of ONNX's own, or one of ONNX Runtime's that is known here. Else it is empty: an
-/// operator or a function of another domain may do anything, whatever its name is.
+/// The operator's name, if it is ONNX's own or a known one of ONNX Runtime. Else it is empty, because an operator or a
+/// function of another domain may do anything, whatever its name is.
 fn known_operator<'a>(domain: &str, name: &'a str) -> &'a str {
     match domain {
         "" | ONNX_DOMAIN => name,
@@ -125,11 +123,11 @@ pub fn function_like_operator(model: &ModelProto) -> Option<&str> {
 /// The version of ONNX's own operators that a model uses.
 pub fn opset(model: &ModelProto) -> i64 {
     let is_onnx = |set: &&OperatorSetIdProto| set.domain().is_empty() || set.domain() == ONNX_DOMAIN;
+    // Without an entry, ONNX means version 1.
     model.opset_import.iter().find(is_onnx).map_or(1, OperatorSetIdProto::version)
 }
 
 impl NodeProto {
-    /// A node with these inputs and outputs.
     pub fn make(op: &str, name: &str, inputs: &[&str], outputs: &[&str]) -> Self {
         let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         Self {
@@ -141,17 +139,14 @@ impl NodeProto {
         }
     }
 
-    /// The same node with an attribute of one integer.
     pub fn with_int(self, name: &str, value: i64) -> Self {
         self.with(name, AttributeType::Int, AttributeProto { i: Some(value), ..AttributeProto::default() })
     }
 
-    /// The same node with an attribute of a tensor.
     pub fn with_tensor(self, name: &str, value: TensorProto) -> Self {
         self.with(name, AttributeType::Tensor, AttributeProto { t: Some(value), ..AttributeProto::default() })
     }
 
-    /// The same node with an attribute of integers.
     pub fn with_ints(self, name: &str, values: &[i64]) -> Self {
         self.with(name, AttributeType::Ints, AttributeProto { ints: values.to_vec(), ..AttributeProto::default() })
     }
@@ -163,36 +158,31 @@ impl NodeProto {
 
     /// Replaces an attribute, or adds it.
     pub fn set(&mut self, attribute: AttributeProto) {
+        // ONNX allows each attribute once.
         self.remove(attribute.name.clone().as_deref().unwrap_or_default());
         self.attribute.push(attribute);
     }
 
-    /// Removes an attribute.
     pub fn remove(&mut self, name: &str) {
         self.attribute.retain(|known| known.name() != name);
     }
 
-    /// An attribute.
     pub fn attribute(&self, name: &str) -> Option<&AttributeProto> {
         self.attribute.iter().find(|attribute| attribute.name() == name)
     }
 
-    /// An attribute of one integer.
     pub fn int(&self, name: &str) -> Option<i64> {
         self.attribute(name).map(AttributeProto::i)
     }
 
-    /// An attribute of integers.
     pub fn ints(&self, name: &str) -> Option<&[i64]> {
         self.attribute(name).map(|attribute| attribute.ints.as_slice())
     }
 
-    /// An attribute of text.
     pub fn text(&self, name: &str) -> Option<String> {
         self.attribute(name).map(|attribute| String::from_utf8_lossy(attribute.s()).into_owned())
     }
 
-    /// An attribute of a graph.
     pub fn graph(&self, name: &str) -> Option<&GraphProto> {
         self.attribute(name).and_then(|attribute| attribute.g.as_ref())
     }
@@ -212,21 +202,21 @@ impl NodeProto {
         self.output.get(index).map(String::as_str).filter(|name| !name.is_empty())
     }
 
-    /// Sets an input and, where the list is too short, leaves out those before it.
+    /// Sets an input. If the list is too short, the inputs before it are left out.
     pub fn set_input(&mut self, index: usize, name: &str) {
         let length = self.input.len().max(index + 1);
         self.input.resize(length, String::new());
         name.clone_into(&mut self.input[index]);
     }
 
-    /// Sets an output and, where the list is too short, leaves out those before it.
+    /// Sets an output. If the list is too short, the outputs before it are left out.
     pub fn set_output(&mut self, index: usize, name: &str) {
         let length = self.output.len().max(index + 1);
         self.output.resize(length, String::new());
         name.clone_into(&mut self.output[index]);
     }
 
-    /// The operator's name, by which nodes are told apart; empty for an operator that isn't known.
+    /// The operator's name. It is empty for an operator of an unknown domain.
     pub fn op(&self) -> &str {
         known_operator(self.domain(), self.op_type())
     }
@@ -259,21 +249,19 @@ impl NodeProto {
         }
     }
 
-    /// The node's name; that of its first output for a node without a name.
+    /// The node's name, or the name of its first output if it has none.
     pub fn label(&self) -> &str {
         if self.name().is_empty() { self.output.first().map_or("", String::as_str) } else { self.name() }
     }
 }
 
 impl ValueInfoProto {
-    /// A tensor in a signature.
     pub fn tensor(name: &str, elem: i32, dims: &[Dim]) -> Self {
         let mut made = Self { name: Some(name.to_owned()), ..Self::default() };
         made.set_tensor(elem, dims);
         made
     }
 
-    /// Gives the tensor another type and other dimensions.
     pub fn set_tensor(&mut self, elem: i32, dims: &[Dim]) {
         use tensor_shape_proto::{Dimension, dimension::Value};
         let dim = |dim: &Dim| Dimension {
@@ -294,10 +282,11 @@ impl ValueInfoProto {
         self.as_tensor().map_or(0, type_proto::Tensor::elem_type)
     }
 
-    /// The dimensions of a tensor whose rank the model says.
+    /// The dimensions of a tensor, if the model states its rank.
     pub fn dims(&self) -> Option<Vec<Dim>> {
         use tensor_shape_proto::{Dimension, dimension::Value};
         let dim = |dim: &Dimension| match &dim.value {
+            // Old exporters write -1 for an open dimension.
             Some(Value::DimValue(length)) if *length >= 0 => Dim::Known(*length),
             Some(Value::DimParam(name)) if !name.is_empty() => Dim::Symbol(name.clone()),
             _ => Dim::Open,
@@ -353,12 +342,11 @@ pub fn external_files(model: &ModelProto) -> Vec<String> {
     files
 }
 
-/// How many elements a shape has; the largest number where there are more.
+/// How many elements a shape has, up to the largest number.
 pub fn element_count(dims: &[i64]) -> i64 {
     dims.iter().fold(1, |count: i64, &dim| count.saturating_mul(dim))
 }
 
-/// A tensor of integers.
 pub fn int64s(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
     TensorProto {
         name: Some(name.to_owned()),
@@ -369,7 +357,7 @@ pub fn int64s(name: &str, dims: &[i64], values: &[i64]) -> TensorProto {
     }
 }
 
-/// The elements of a tensor of numbers or booleans that the model itself holds, or shows.
+/// The elements of a tensor of numbers or booleans, if the model holds them.
 pub fn numbers(tensor: &TensorProto) -> Option<Vec<f64>> {
     if is_external(tensor) && tensor.raw_data.is_none() {
         return None;
@@ -379,6 +367,7 @@ pub fn numbers(tensor: &TensorProto) -> Option<Vec<f64>> {
         Some(raw) => from_raw(tensor.data_type(), raw)?,
         None => from_fields(tensor)?,
     };
+    // A shape that the content does not fill says nothing that could be relied on.
     (values.len() == count).then_some(values)
 }
 

@@ -16,11 +16,11 @@ pub struct Operator {
     pub steps: StepsRule,
 }
 
-/// Whose operator it is.
+/// The domain that defines the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Domain {
     Onnx,
-    /// Of ONNX Runtime, `com.microsoft`.
+    /// `com.microsoft`, for operators of ONNX Runtime.
     Microsoft,
     Both,
 }

@@ -23,7 +23,7 @@ pub enum Carried {
     },
     /// Collects a tensor for each turn.
     Sequence,
-    /// What says whether to go on.
+    /// Whether the loop goes on.
     Condition,
     State,
 }
@@ -57,6 +57,7 @@ pub fn kind(body: &GraphProto, carried: usize, start: &Tensor) -> Carried {
         return Carried::Invariant;
     }
     let elem = if start.elem == 0 { input.elem() } else { start.elem };
+    // tf2onnx carries the condition as a value of its own, too.
     if elem == DataType::Bool as i32 && source(body, carried + 1) == source(body, 0) {
         return Carried::Condition;
     }
@@ -108,7 +109,7 @@ pub fn loop_output(
     let (input, output) = (body.input[carried + 2].name(), body.output[carried + 1].name());
     match kind {
         Carried::Invariant => return Ok(outside),
-        // How many steps the request has.
+        // After the last turn, it only says how many steps the request has.
         Carried::Counter { .. } | Carried::Condition => return Ok(Place::Certain),
         Carried::Sequence => {
             let collected = inner.place(output);
@@ -117,6 +118,7 @@ pub fn loop_output(
         }
         Carried::State => {}
     }
+    // The state of a later request would start from the steps of that request.
     if outside != Place::Free || starts_sized {
         let name = &node.input[carried + 2];
         return Err(refuse(node, format!("starts from '{name}', which comes from the steps"), LOOP_HELP));
@@ -124,6 +126,7 @@ pub fn loop_output(
     check_entry(node, inner.place(output), &[Place::Last, Place::Free])?;
     inner.check_not_sized(node, [output])?;
     match (inner.dims(input), inner.dims(output)) {
+        // A state has one shape in all requests.
         (Some(before), Some(after)) if before != after => {
             Err(refuse(node, format!("carries '{input}', which grows from {before:?} to {after:?}"), LOOP_HELP))
         }
@@ -159,6 +162,7 @@ impl Tracker<'_> {
                 Err(refuse(node, format!("turns {far} times for {} steps", len * FAR_OVER_SHORT), LOOP_HELP))
             }
             (short, long) => {
+                // Only now: a loop that turns another number of times runs over something else.
                 self.found.recurrences.extend(recurrence);
                 let why = "ends on a condition that depends on data, or turns too often to be followed";
                 short.and(long).map(|_| ()).ok_or_else(|| refuse(node, why, LOOP_HELP))
@@ -192,7 +196,7 @@ impl Tracker<'_> {
     }
 }
 
-/// Inside a loop's body: what is computed with the number of the step.
+/// Follows what a loop's body computes with the number of the step.
 pub fn counted(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Place, Refusal> {
     let op = node.op();
     match places {

@@ -13,7 +13,7 @@ pub fn mat_mul(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<
     let (left, right) = (tracker.rank(node, 0)?, tracker.rank(node, 1)?);
     let sums = || refuse(node, "sums over time", ATTENTION);
     let is_set = |name: &str| node.int(name).unwrap_or(0) != 0;
-    // Free weights may lie the other way around: no step is in them.
+    // Weights without steps may be transposed.
     if ["transA", "transBatchA", "transBatchB"].iter().any(|name| is_set(name))
         || is_set("transB") && places[1] != Place::Free
         || places[2..].iter().any(|place| matches!(place, Place::At(_)))
@@ -58,6 +58,7 @@ pub fn gemm(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Lay
     if layout.axis != row {
         return Err(refuse(node, "sums over time", ATTENTION));
     }
+    // A bias with an entry for each row would have one for each step.
     let bias = node.input_at(2).is_none_or(|bias| {
         let axis = tracker.dims(bias).and_then(|dims| dims.len().checked_sub(2));
         tracker.is_steady(bias, axis)
@@ -108,6 +109,7 @@ pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout,
 
 pub fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
+    // One scale for all steps is the same in each request; a scale along another axis, too.
     let is_one = tracker.dims(&node.input[1]).is_some_and(|dims| element_count(dims) == 1);
     let axis = axis_of(node.int("axis").unwrap_or(1), tracker.rank(node, 0)?);
     if is_one || axis.is_ok_and(|axis| axis != layout.axis) {
@@ -119,6 +121,7 @@ pub fn quantize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result
 
 pub fn softmax(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
+    // Before opset 13, Softmax takes all axes from this one on together.
     let flattens = tracker.opset < 13;
     let axis =
         axis_of(node.int("axis").unwrap_or(if flattens { 1 } else { -1 }), tracker.rank(node, 0)?).unwrap_or_default();
@@ -177,7 +180,7 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
     Ok(if keeps { layout } else { layout.on(layout.axis - removed) })
 }
 
-/// An operator that mixes all axes behind the second.
+/// An operator that mixes all axes after the second.
 pub fn global(node: &NodeProto, places: &[Place], why: &str) -> Result<Layout, Refusal> {
     let layout = first(node, places)?;
     let is_group = node.op() == "GroupNormalization";

@@ -38,6 +38,7 @@ impl<'a> Tracker<'a> {
             let places = match followed {
                 Ok(places) => places,
                 Err(refusal) => {
+                    // What is reached after a node in the way does not count, because it rests on a guess.
                     reached.get_or_insert(self.found.reached);
                     self.found.stopped_at.get_or_insert(index);
                     if !self.refused.contains(&refusal) {
@@ -52,7 +53,7 @@ impl<'a> Tracker<'a> {
                     self.sized.insert(name.clone());
                 }
                 if place == Place::Free {
-                    // So that no later question goes back through many nodes.
+                    // Asked now, while all sources have answers, so that no later question goes back through many nodes.
                     let rank = self.dims(name).map_or(0, <[i64]>::len);
                     (0..rank).for_each(|axis| _ = self.is_steady(name, Some(axis)));
                 }
@@ -107,6 +108,7 @@ impl<'a> Tracker<'a> {
                 Place::Last => None,
                 _ => continue,
             };
+            // An unknown shape is refused by the rule that needs it.
             let Some(short) = self.short.dims(name) else { continue };
             for other in [self.long, self.far] {
                 let Some(other) = other.dims(name) else { continue };
@@ -120,8 +122,8 @@ impl<'a> Tracker<'a> {
         Ok(places)
     }
 
-    /// Where an output of a node in the way would have the steps, so that the nodes behind it can be looked at: on the
-    /// only axis that has their length.
+    /// Guesses where an output of a refused node has the steps, so that later nodes can be checked: on the only axis that has
+    /// their length.
     fn likely_place(&self, name: &str) -> Place {
         let (Some(short), Some(long)) = (self.short.dims(name), self.long.dims(name)) else { return Place::Free };
         let mut axes = (0..short.len()).filter(|&axis| long.get(axis).is_some_and(|&long| long != short[axis]));
@@ -179,7 +181,7 @@ impl<'a> Tracker<'a> {
         let of = |shapes: &Shapes| shapes.conflicts.iter().find(|(name, _)| name == output).map(|(_, why)| why.clone());
         match of(self.short).or_else(|| of(self.long)) {
             Some(why) => {
-                // Their steps may have another name.
+                // The steps of another input may have another name.
                 let is_open = |input: &&ValueInfoProto| {
                     let dims = input.dims().unwrap_or_default();
                     self.place(input.name()) == Place::Free && dims.iter().any(|dim| !matches!(dim, Dim::Known(_)))
@@ -229,6 +231,7 @@ impl<'a> Tracker<'a> {
             return Err(refuse(node, format!("takes '{name}' of the last step in each step"), LOOP_HELP));
         }
         self.found.reached += 1;
+        // Turn i must read step i of each, or a later request would read other steps together.
         if layouts.iter().any(|other| (other.len, other.stride) != (steps.len, steps.stride)) {
             return Err(refuse(node, "reads steps of different times", LOOP_HELP));
         }
@@ -248,8 +251,10 @@ impl<'a> Tracker<'a> {
         };
         let (short, long, far) = (inferred(self.short, &short), inferred(self.long, &long), inferred(self.far, &far));
         let mut tracker = Tracker::new(body, self.opset, (&short, &long, &far), inner);
+        // One step of the body is not the last step of the request.
         tracker.in_body = true;
         tracker.sized = self.sized_inside(&captured);
+        // What stays the same in each turn may still be the length of the input.
         let invariant = (0..kinds.len()).filter(|&carried| kinds[carried] == Carried::Invariant);
         tracker
             .sized
@@ -273,6 +278,7 @@ impl<'a> Tracker<'a> {
 
     pub(super) fn scan_node(&mut self, index: usize, node: &'a NodeProto) -> Result<Vec<Place>, Refusal> {
         let Some(body) = node.graph("body") else { return Err(refuse(node, "has no body", LOOP_HELP)) };
+        // A malformed node must not be followed by counts that its body does not have.
         let scanned = node.int("num_scan_inputs").unwrap_or(0);
         if body.input.len() != node.input.len() || !(1..=node.input.len() as i64).contains(&scanned) {
             return Err(refuse(node, "has a body with other inputs", LOOP_HELP));
@@ -355,6 +361,7 @@ impl<'a> Tracker<'a> {
         let (Some(graph), Some(other)) = (taken(self.short), taken(self.long)) else {
             return Err(refuse(node, "takes a branch that depends on data", "export the model without the condition"));
         };
+        // A model may branch at a length, as for inputs that are longer than its table of positions.
         let is_other_far = match taken(self.far) {
             Some(far) => !std::ptr::eq(graph, far),
             // It isn't followed through all loops.
@@ -389,7 +396,7 @@ impl<'a> Tracker<'a> {
         Ok(graph.output.iter().map(|value| tracker.place(value.name())).collect())
     }
 
-    /// Takes over what was found in a body. Cuts inside it are none: its nodes run once a step.
+    /// Takes over what was found in a body. A body must have no cuts, because its nodes run once a step.
     fn absorb(&mut self, node: &NodeProto, inner: &Tracker) -> Result<(), Refusal> {
         if !inner.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence over the steps inside its body", LOOP_HELP));
@@ -399,7 +406,7 @@ impl<'a> Tracker<'a> {
         Ok(())
     }
 
-    /// Of the tensors that a body takes from outside, those that depend on how many steps there are.
+    /// The tensors from outside a body that depend on how many steps there are.
     fn sized_inside(&self, captured: &[String]) -> HashSet<String> {
         captured.iter().filter(|name| self.sized.contains(*name)).cloned().collect()
     }
@@ -411,6 +418,7 @@ pub fn check_far(graph: &GraphProto, found: &Found, far: &Shapes) -> Result<(), 
     for node in &graph.node {
         for name in node.named_outputs() {
             let (Some(Place::At(layout)), Some(dims)) = (found.places.get(name), far.dims(name)) else { continue };
+            // Padding is as long for a long input as for a short one.
             let padding = layout.lead + layout.trail;
             let wanted = ((layout.len - padding) * FAR_OVER_SHORT + padding) * layout.outer * layout.inner;
             if let Some(made) = dims.get(layout.axis).filter(|&&made| made != wanted) {

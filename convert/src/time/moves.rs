@@ -52,7 +52,7 @@ pub fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     Ok(layout)
 }
 
-/// A tensor in front of the steps: padding, which the state takes over.
+/// Joins a tensor in front of the steps. It is padding, which a state replaces.
 fn prefix(
     tracker: &mut Tracker,
     index: usize,
@@ -115,6 +115,7 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     };
     let others =
         |taken: &[Taken]| -> Vec<Taken> { taken.iter().filter(|part| part.axis != layout.axis).copied().collect() };
+    // Two lengths can agree by chance; the third is beyond the limits of models.
     let far = of(tracker.far).map(|(_, taken)| others(&taken));
     if others(&taken) != others(&longer) || far.is_some_and(|far| far != others(&taken)) {
         return Err(refuse(node, "takes a part that depends on the length of the whole input", WHOLE_INPUT));
@@ -128,7 +129,7 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     if !layout.is_clean() {
         return Err(refuse(node, "takes a part of an axis that steps and others share", WHOLE_INPUT));
     }
-    // The node is taken out.
+    // This cuts off what padding added, so the node goes away with the padding.
     let takes_steps_only = others(&taken).is_empty();
     if layout.trail > 0
         && takes_steps_only
@@ -137,7 +138,7 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         tracker.found.cuts.push(Cut::Crop { node: index });
         return Ok(Place::At(Layout { len: layout.len - layout.trail, trail: 0, ..layout }));
     }
-    // A part of as many steps as there are, of those and the padding in front of them: a delay.
+    // As many steps as there are, out of the steps and the padding in front of them: this delays the steps.
     if layout.trail == 0
         && both(&|length, taken| {
             taken.step == 1
@@ -150,19 +151,21 @@ pub fn slice(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         tracker.found.reached += 1;
         return Ok(Place::At(Layout { len: layout.len - layout.lead, lead: 0, ..layout }));
     }
+    // The last step of each request is the answer that a client waits for.
     let is_last = |length: i64, part: &Taken| part.start == length - 1 && part.count == 1;
     let is_last_far =
         || of(tracker.far).is_none_or(|(length, taken)| along(&taken).is_some_and(|part| is_last(length, &part)));
     if !layout.is_padded() && !tracker.in_body && both(&is_last) && is_last_far() {
         return Ok(Place::Last);
     }
+    // Checked before certain steps are, because their help would not fit.
     if part.step < 0 {
         return Err(refuse(node, "turns time around", WHOLE_INPUT));
     }
     Ok(Place::Certain)
 }
 
-/// Why what a node takes can't be used.
+/// Refuses the result of a node that takes certain steps.
 pub fn certain(node: &NodeProto) -> Refusal {
     refuse(node, "takes certain steps out of the whole input, which later requests don't have", ONE_STEP)
 }
@@ -239,6 +242,7 @@ pub fn resize(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
         let length = |name: &str| shapes.dims(name).and_then(|dims| dims.get(layout.axis).copied());
         Some(length(&node.output[0])? == length(&node.input[0])?)
     };
+    // A crop of the same length may still move the steps.
     let crops = node.text("coordinate_transformation_mode").is_some_and(|mode| mode == "tf_crop_and_resize");
     match (keeps(tracker.short), keeps(tracker.long)) {
         (Some(true), Some(true)) if !crops => Ok(layout),

@@ -9,7 +9,7 @@ use crate::onnx::schema::GraphProto;
 /// How a tensor depends on the steps of its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// It doesn't, but perhaps on how many there are.
+    /// It holds no steps. It may still depend on how many there are.
     Free,
     /// It has an entry for each step.
     At(Layout),
@@ -36,7 +36,7 @@ pub struct Layout {
     pub lead: i64,
     /// Steps behind the last that only padding made.
     pub trail: i64,
-    /// Steps of the input for each step here: the product of the strides in front.
+    /// Steps of the input for each step here: the product of the strides up to this tensor.
     pub stride: i64,
 }
 
@@ -46,7 +46,7 @@ impl Layout {
         Self { axis, outer: 1, inner: 1, len, lead: 0, trail: 0, stride: 1 }
     }
 
-    /// The axis of what a loop gives that turns once for each of these steps.
+    /// The layout of a loop's stacked output, if the loop turns once for each of these steps.
     pub const fn stacked(self, axis: usize) -> Self {
         Self { stride: self.stride, ..Self::clean(axis, self.len) }
     }
@@ -70,6 +70,7 @@ impl Layout {
         let mut suffix: i64 = 1;
         for axis in (0..to.len()).rev() {
             let with = suffix.checked_mul(to[axis])?;
+            // The steps lie in this axis, because the axes after it hold fewer elements than one step.
             if with > behind {
                 let inner = behind / suffix;
                 let block = inner.checked_mul(self.len).filter(|&block| block > 0)?;
@@ -85,17 +86,17 @@ impl Layout {
     }
 }
 
-/// A place where a state takes over what one run had to itself.
+/// A place where a state carries from request to request what one run kept inside.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cut {
-    /// `LSTM`, `GRU`, `RNN` and their like: node.
+    /// An `LSTM`, a `GRU`, an `RNN` or a similar layer.
     Recurrent { node: usize },
     /// The states of a `Scan`.
     Scan { node: usize },
     /// Carried values of a `Loop`, counted from 0.
     Loop { node: usize, carried: Vec<usize> },
-    /// Padding in front of the steps: the `frames` last steps of the node's first input are kept for the next run. A `Pad`
-    /// leaves out the `cropped` last steps.
+    /// Padding in front of the steps. In its place, the next run gets the last `frames` steps of the node's first input. A
+    /// `Pad` also leaves out the last `cropped` steps.
     Frames { node: usize, axis: usize, frames: i64, cropped: i64, fill: f64 },
     /// A tensor joined in front of the steps: input `input` of a `Concat`.
     Prefix { node: usize, input: usize, axis: usize, frames: i64 },
@@ -139,12 +140,11 @@ pub struct Found {
     pub quantized: Vec<String>,
     /// How many recurrences and windows the steps had reached when the graph ended or a node was in the way.
     pub reached: usize,
-    /// Nodes that pass a state from step to step, refused ones too. Not those that start at a state that the model already
-    /// has.
+    /// Nodes that pass a state from step to step, also refused ones, unless they start at a state that the model has already.
     pub recurrences: Vec<usize>,
     /// A layer starts at a state that the model already has.
     pub goes_on: bool,
-    /// The first node in the way. What is found behind it rests on guesses.
+    /// The first node in the way. All that is found after it rests on guesses.
     pub stopped_at: Option<usize>,
 }
 

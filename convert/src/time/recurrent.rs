@@ -17,7 +17,7 @@ pub fn recurrent(
     };
     if layout.axis == 1 {
         check_weights(node, places)?;
-        // The steps are rows of a batch here: a recurrence along another axis.
+        // The recurrence runs along another axis, and the steps are the rows of its batch.
         let weights = node.input.iter().enumerate().filter(|(input, _)| [1, 2, 3, 7].contains(input));
         tracker.check_not_sized(node, weights.map(|(_, name)| name))?;
         if let Some(lens) = node.input_at(4).filter(|&lens| tracker.place(lens) == Place::Free)
@@ -27,7 +27,7 @@ pub fn recurrent(
         }
         let starts_with_rows = |name: &str| tracker.follows_rows && tracker.place(name) == Place::At(layout);
         let rows_of = |name: &str| tracker.dims(name).and_then(|dims| dims.get(1));
-        // Such as zeros, made for the rows of the input.
+        // Zeros that are made for the rows of the input have as many.
         let has_as_many_rows = |name: &str| rows_of(name).is_some() && rows_of(name) == rows_of(&node.input[0]);
         if tracker.follows_rows
             && !layout.is_clean()
@@ -52,6 +52,7 @@ pub fn recurrent(
     if layout.is_padded() {
         return Err(refuse(node, "runs over padding beside the steps", "remove the padding before the recurrence"));
     }
+    // Counted before the checks: a refused recurrence still tells that these are the steps.
     tracker.found.reached += 1;
     // It starts at a state that the model has already.
     let has_state =
@@ -130,6 +131,7 @@ fn check_sized(tracker: &Tracker, node: &NodeProto, len: i64) -> Result<(), Refu
         return Err(refuse(node, why, "export the model without lengths"));
     }
     let is = |shapes: &Shapes, len: i64| shapes.get(lens).is_full_of(len as f64);
+    // A table of lengths may agree with short inputs alone.
     let far = len * FAR_OVER_SHORT;
     if is(tracker.short, len) && is(tracker.long, len * LONG_OVER_SHORT) && is(tracker.far, far) {
         return Ok(());

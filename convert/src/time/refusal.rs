@@ -1,5 +1,7 @@
 //! Why a graph can't run in steps.
 
+#![expect(missing_docs, reason = "most names say it")]
+
 use std::fmt;
 
 use crate::onnx::schema::NodeProto;
@@ -9,11 +11,8 @@ use crate::onnx::schema::NodeProto;
 pub struct Refusal {
     /// The node's name, or its first output's.
     pub node: String,
-    /// Its operator.
     pub operator: String,
-    /// Why it can't run in steps.
     pub why: String,
-    /// What would help.
     pub help: String,
     /// What the caller could say that would help.
     pub hint: Option<Hint>,
@@ -36,7 +35,7 @@ pub enum Hint {
     StartAtZero,
 }
 
-/// Why a node is refused whose shapes fit one number of steps only.
+/// The reason if the shapes of a node fit one number of steps only.
 pub const ONE_LENGTH: &str = "is fixed to one length of the input";
 
 pub const WHOLE_INPUT: &str = "the answer to a step depends on later steps, so the model can't run in steps";
@@ -55,7 +54,6 @@ pub const ONE_STEP: &str = "for an unrolled loop, export the recurrence as a lay
 
 pub const UNKNOWN_SHAPE: &str = "run ONNX's shape inference on the model, or export it with a newer exporter";
 
-/// A refusal of a node.
 pub fn refuse(node: &NodeProto, why: impl Into<String>, help: &str) -> Refusal {
     Refusal::of(&node.operator(), node.label(), why, help)
 }
@@ -67,12 +65,12 @@ impl Refusal {
         Self { node, operator, why: why.into(), help: help.to_owned(), hint: None, mixes: false }
     }
 
-    /// The same, which the caller could prevent by saying more.
+    /// Adds what the caller could say to prevent the refusal.
     pub fn with_hint(self, hint: Hint) -> Self {
         Self { hint: Some(hint), ..self }
     }
 
-    /// The same, of a node that always combines steps.
+    /// Marks a node that always combines steps.
     pub fn always_mixing(self) -> Self {
         Self { mixes: true, ..self }
     }
@@ -96,13 +94,11 @@ pub struct Refusals {
 const MOST_LISTED: usize = 8;
 
 impl Refusals {
-    /// `None` if there are no refusals.
     pub fn new(refused: Vec<Refusal>) -> Option<Self> {
         let mut refused = refused.into_iter();
         Some(Self { first: Box::new(refused.next()?), others: refused.collect() })
     }
 
-    /// All nodes in the way.
     pub fn iter(&self) -> impl Iterator<Item = &Refusal> {
         std::iter::once(&*self.first).chain(&self.others)
     }

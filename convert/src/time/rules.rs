@@ -15,6 +15,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
     if node.input.len() < fewest || node.output.is_empty() {
         return Err(refuse(node, "has too few inputs or outputs", CHECKER));
     }
+    // A counter starts anew in each request, so what is computed with it comes before all other rules.
     if places.iter().any(|place| matches!(place, Place::Counter { .. })) {
         return carried::counted(tracker, node, places).map(|place| vec![place; node.output.len()]);
     }
@@ -22,7 +23,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
         return carried::sequence(tracker, node, places).map(|place| vec![place]);
     }
     if !places.iter().any(|place| matches!(place, Place::At(_))) {
-        // All is of the last step.
+        // All inputs are of the last step, so the output is, too.
         if rule != StepsRule::Reshape {
             tracker.check_not_sized(node, &node.input)?;
         }
@@ -129,7 +130,7 @@ pub fn unknown(node: &NodeProto) -> Refusal {
     refuse(node, format!("gets the steps, and it isn't known how {} treats them", node.operator()), help)
 }
 
-/// A quantized node as one without scales: its two operands, and the zero point of the first.
+/// A quantized node without its scales: its two operands, and the zero point of the first.
 fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]), Refusal> {
     let &[a, _, zero, b, ..] = places else {
         return Err(refuse(node, "has too few inputs or outputs", CHECKER));

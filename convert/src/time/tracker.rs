@@ -92,15 +92,17 @@ impl<'a> Tracker<'a> {
             .ok_or_else(|| refuse(node, format!("reads '{name}' of unknown shape"), UNKNOWN_SHAPE))
     }
 
-    /// Whether a tensor without steps says the same to each step, whatever their number. `axis` is the axis that
-    /// meets the steps, if the tensor has one.
+    /// Whether a tensor without steps has the same entry for each step, however many there are. `axis` is the axis that meets
+    /// the steps, if the tensor has one.
     pub fn is_steady(&self, name: &str, axis: Option<usize>) -> bool {
         let Some(dims) = self.dims(name) else { return !self.sized.contains(name) && axis.is_none() };
+        // An axis of 1 has one entry for all steps.
         let axis = axis.filter(|&axis| dims.get(axis).is_some_and(|&dim| dim != 1));
         match axis {
             None => !self.sized.contains(name),
             Some(axis) => {
                 let key = (name.to_owned(), axis);
+                // Graphs with very many paths to one tensor would be walked through again for each path.
                 let known = self.uniform.borrow().get(&key).copied();
                 known.unwrap_or_else(|| {
                     let is_uniform = self.is_uniform(name, axis);
@@ -133,7 +135,7 @@ impl<'a> Tracker<'a> {
             Some(first)
         };
         if short.data.is_some() && long.data.is_some() {
-            // Of a long input, large tensors aren't followed. What they are computed from is.
+            // The contents of large tensors aren't followed for long inputs, but their sources are.
             let is_same_far = match far.data {
                 Some(_) => entries(&far) == entries(&short),
                 None => self.sources_are_steady(name, axis) == Some(true),
@@ -144,8 +146,8 @@ impl<'a> Tracker<'a> {
         self.sources_are_steady(name, axis).unwrap_or(false)
     }
 
-    /// Whether all is steady that a tensor is made of, if its operator repeats, moves or joins elements, or treats them one
-    /// by one. `None` if another operator makes it.
+    /// Whether every source of a tensor is steady, if its operator repeats, moves or joins elements, or treats them one by one.
+    /// `None` for any other operator.
     fn sources_are_steady(&self, name: &str, axis: usize) -> Option<bool> {
         let node = self.producers.get(name).map(|&index| &self.graph.node[index])?;
         let rank = self.dims(name)?.len();
@@ -170,6 +172,7 @@ impl<'a> Tracker<'a> {
         if short.dims != long.dims || differs(&long) || differs(&far) {
             return true;
         }
+        // All three are known and equal, so no further look at the sources is needed.
         if short.data.is_some() && long.data.is_some() && far.data.is_some() {
             return false;
         }

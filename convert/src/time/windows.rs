@@ -33,9 +33,12 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     check(node, layout, window)?;
     let lead = layout.lead + window.before;
     let out = tracker.dims(&node.output[0]).and_then(|dims| dims.get(layout.axis).copied());
+    // Padding makes no steps of its own.
     let steps = layout.len - layout.lead - layout.trail;
     let expected = steps / window.stride;
+    // More outputs than steps come from padding behind the last one, and must be cut off later.
     let trail = out.map_or(-1, |out| out - expected);
+    // With a stride, steps and padding would share windows.
     if trail < 0 || trail > 0 && window.stride > 1 || node.int("ceil_mode").unwrap_or(0) != 0 && window.stride > 1 {
         return Err(refuse(node, format!("makes {} steps of {steps}", out.unwrap_or_default()), HELP));
     }
@@ -114,6 +117,7 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
     if lead > reach {
         return Err(refuse(node, format!("has {lead} steps of padding for a window that reaches {reach} back"), HELP));
     }
+    // A request has whole strides, so a window may use the rest of the last one.
     let ahead = reach - lead - (window.stride - 1);
     if ahead > 0 && (window.behind > 0 || layout.trail > 0) {
         return Err(refuse(node, format!("looks {} ahead", counted(ahead)), HELP));
@@ -132,6 +136,7 @@ fn check(node: &NodeProto, layout: Layout, window: Window) -> Result<(), Refusal
 /// What padding holds.
 fn fill(tracker: &Tracker, node: &NodeProto) -> Result<f64, Refusal> {
     match node.op() {
+        // Padding must not win the maximum.
         "MaxPool" => match DataType::try_from(tracker.tensor(&node.input[0]).elem) {
             Ok(DataType::Int8) => Ok(i8::MIN.into()),
             Ok(DataType::Uint8) => Ok(u8::MIN.into()),

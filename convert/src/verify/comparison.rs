@@ -15,8 +15,7 @@ const TOLERANCE: f64 = 1e-4;
 /// The same where a scale of quantization depends on the length of a request.
 const QUANTIZED_TOLERANCE: f64 = 0.1;
 
-/// A difference that is no more than rounding, however small the answers are: a sum of numbers around 1 has it in its last
-/// four bits.
+/// A difference that may be rounding, however small the answers are: a sum of numbers around 1 rounds its last four bits.
 const ROUNDING: f64 = 16.0 * f32::EPSILON as f64;
 
 /// The same two limits where an output or a state is FLOAT16, which has 11 significant bits.
@@ -27,12 +26,12 @@ const HALF_ROUNDING: f64 = 2e-3;
 /// How many times as far BFLOAT16 rounds, which has 8 significant bits.
 const BRAIN_OVER_HALF: f64 = 8.0;
 
-/// How far large integers may be from the original's: a number between two of them may be rounded to either. Small ones, such
-/// as classes, must be equal.
+/// How far large integers may be from the original's, because a number between two integers may be rounded to either. Small
+/// ones, such as classes, must be equal.
 const NEXT_INTEGER: f64 = 1.0;
 
-/// Steps of a comparison, before strides. Not fewer than the fewest that shapes are computed for, so that a limit below those
-/// shows here. A multiple of 3, 4 and 5, and none of 7, so that remainders differ from those of the chunks.
+/// Steps of a comparison, before strides. At least as many as the fewest that shapes are computed for, so that a limit below
+/// those shows here. A multiple of 3, 4 and 5 but not of 7, so that some chunks leave a remainder.
 const STEPS: i64 = 60;
 
 pub const ROWS_TOGETHER: &str = "rows together and alone";
@@ -138,7 +137,7 @@ impl Comparison<'_> {
         inputs
     }
 
-    /// What the original gives for all steps at once, from the start of the states that it has.
+    /// Runs the original over all steps at once, from the start of its own states.
     pub fn whole(&mut self, inputs: &[(String, Host)], total: i64) -> Result<Vec<Host>, VerifyError> {
         let mut feeds = self.part(inputs, 0, total);
         let states = self.first_states(&feeds)?;
@@ -146,7 +145,7 @@ impl Comparison<'_> {
         self.run_original(&feeds, false)
     }
 
-    /// What the original gives: its outputs, and behind them its states if asked. It runs row by row if it has one row.
+    /// Runs the original. Its outputs come first, then its states if asked. A model of one row runs row by row.
     pub fn run_original(&mut self, feeds: &[(String, Host)], with_states: bool) -> Result<Vec<Host>, VerifyError> {
         let mut names = self.output_names();
         let mut axes = self.axes_of_outputs();
@@ -154,6 +153,7 @@ impl Comparison<'_> {
             names.extend(self.report.states.iter().map(|state| state.pair.output.clone()));
             axes.extend(self.axes_of_states());
         }
+        // The original of an opened batch takes one row in a run.
         if self.report.opened.is_empty() {
             return self.original.run(feeds, &names);
         }
@@ -270,6 +270,7 @@ impl Comparison<'_> {
         for state in &self.report.states {
             let size = |dim: &Dim| match dim {
                 Dim::Known(length) => *length,
+                // Such a state starts without elements, as the backend starts it.
                 dim if varies(self.report, dim) => 0,
                 _ => rows,
             };
@@ -294,6 +295,7 @@ impl Comparison<'_> {
         } else {
             (TOLERANCE, ROUNDING)
         };
+        // A scale over the whole request differs from chunk to chunk, so answers do, too.
         if self.report.quantizes {
             return (QUANTIZED_TOLERANCE * scale).max(rounding);
         }
@@ -321,6 +323,7 @@ impl Comparison<'_> {
                     worst.what, output.name, joined.dims, expected.dims
                 )));
             }
+            // NaN on both sides counts as equal, so two models that fail everywhere would seem to be alike.
             if !expected.bytes.is_empty() && !expected.numbers().iter().any(|number| number.is_finite()) {
                 return Err(VerifyError::Nothing(output.name.clone()));
             }

@@ -22,7 +22,7 @@ pub struct Given {
     pub recordings: Vec<Recording>,
 }
 
-/// An array for an input, with all steps. Of a model of single steps, which has no axis for them, they are in front.
+/// An array for an input, with all steps. For a model of single steps, which has no axis for them, they come first.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct Recording {
@@ -82,9 +82,10 @@ impl Recording {
     }
 }
 
-/// Recordings of one row as two rows: its first half of the steps, and its second. Answers how many steps that is. `None`
-/// if there are too few steps, or no recording has both a row and steps.
+/// Splits recordings of one row into two rows, each with half of the steps. Answers with their number of steps. `None` if
+/// there are too few steps, or no recording has both a row and steps.
 pub fn as_two_rows(recordings: &[Recording], report: &Report, steps: i64) -> Option<(Vec<Recording>, i64)> {
+    // Both halves must be whole strides.
     let half = steps / 2 / report.steps_multiple * report.steps_multiple;
     let mut is_split = false;
     let mut split = |recording: &Recording| {
@@ -192,7 +193,7 @@ pub fn check_given(report: &Report, given: &Given) -> Result<(), VerifyError> {
     Ok(())
 }
 
-/// Whether all that a model of single steps leaves open is one dimension, which its states have.
+/// Whether a model of single steps has one open dimension, which its states have as well.
 pub fn has_batch(report: &Report) -> bool {
     let tensors = report.inputs.iter().map(|input| &input.dims).chain(report.outputs.iter().map(|output| &output.dims));
     let open = |dims: &Vec<Dim>| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).cloned().collect::<Vec<_>>();
@@ -214,8 +215,8 @@ pub fn row_axis(report: &Report, dims: &[Dim], time: Option<usize>) -> Option<us
     open.clone().find(|&axis| Some(&dims[axis]) == batch).or_else(|| open.next())
 }
 
-/// Whether the backend takes a state's dimension for a length that varies, and starts it without elements: it has a name
-/// that no input of requests has.
+/// Whether the backend lets a state's dimension vary, and starts it without elements, because no input of requests has a
+/// dimension of this name.
 pub fn varies(report: &Report, dim: &Dim) -> bool {
     let Dim::Symbol(name) = dim else { return false };
     let is_of_requests = || report.inputs.iter().any(|input| input.dims.contains(dim));

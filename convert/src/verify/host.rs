@@ -65,7 +65,7 @@ impl Host {
         Self::of(elem, dims, &lengths)
     }
 
-    /// Of lengths of rows, what lies in some of the steps.
+    /// How much of each row's length lies in these steps.
     pub fn lengths_within(&self, start: i64, count: i64) -> Self {
         let within = |length: f64| (length - start as f64).clamp(0.0, count as f64);
         let lengths: Vec<f64> = self.numbers().into_iter().map(within).collect();
@@ -119,6 +119,7 @@ impl Host {
     pub fn difference(&self, other: &Self) -> Difference {
         let (mine, theirs) = (self.numbers(), other.numbers());
         let mut found = Difference { largest: 0.0, at: None, scale: 0.0 };
+        // Equal bytes are equal numbers, NaN included.
         if self.bytes == other.bytes {
             found.scale =
                 mine.iter().filter(|value| value.is_finite()).fold(0.0, |scale, value| value.abs().max(scale));
@@ -130,7 +131,7 @@ impl Host {
             }
             let same = a == b || a.is_nan() && b.is_nan();
             let difference = if same { 0.0 } else { (a - b).abs() };
-            // A number on one side only counts as far away.
+            // If only one side is a number, they are infinitely far apart.
             if difference > found.largest || difference.is_nan() {
                 (found.largest, found.at) = (if difference.is_nan() { f64::INFINITY } else { difference }, Some(at));
             }

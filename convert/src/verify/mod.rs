@@ -1,6 +1,5 @@
-//! Compares a converted model with its original in ONNX Runtime: in chunks of several lengths with one run at once, and
-//! rows together with rows alone. Where rows have lengths, they are also shorter than their requests and go on in later
-//! ones.
+//! Compares a converted model with its original in ONNX Runtime: chunks of several lengths with one run over everything, and
+//! rows together with rows alone. If rows have lengths, they are also shorter than their requests and continue in later ones.
 
 mod comparison;
 mod element;
@@ -44,7 +43,7 @@ pub fn verify(
     compare(environment, models, report, given).map_err(|error| with_states(error, report))
 }
 
-/// A model that fails with states that it had may have other ones.
+/// If a model fails, the states that it had may have been paired wrongly.
 fn with_states(error: VerifyError, report: &Report) -> VerifyError {
     let had = report.states.iter().filter(|state| state.starts_at == StartsAt::Unchanged);
     let pairs: Vec<String> = had.map(|state| state.pair.to_string()).collect();
@@ -92,7 +91,9 @@ fn compare(
     let whole = comparison.whole(&inputs, total)?;
     let mut compared = Vec::new();
     let mut chunks: Vec<i64> = CHUNKS.iter().map(|chunk| chunk * report.steps_multiple).chain(given.chunk).collect();
+    // A comparison of very many short runs would take minutes and show nothing more.
     chunks.retain(|&chunk| chunk < total && total / chunk <= MOST_RUNS);
+    // Else a short recording would be compared in one piece only, which needs no state.
     if chunks.is_empty() && total > report.steps_multiple {
         chunks.push((total / 2 / report.steps_multiple * report.steps_multiple).max(report.steps_multiple));
     }

@@ -11,7 +11,7 @@ use super::element::{Element, of_runtime, with_type};
 use super::host::Host;
 use crate::onnx::type_name;
 
-/// Elements of an input or a state: memory that can't be had would end the process.
+/// No input or state may have more elements, because running out of memory would end the process.
 pub const MOST_ELEMENTS: i64 = 1 << 26;
 
 /// Why two models can't be compared.
@@ -68,6 +68,7 @@ pub fn environment(library: &Path) -> Result<Environment, VerifyError> {
     let builder = ort::init_from(library).map_err(|error| failed(error.to_string()))?;
     let quiet = builder.with_name("stateful-convert").with_telemetry(false);
     let environment = quiet.build().map_err(|error| failed(error.to_string()))?;
+    // Errors come back as values, and warnings about an original are not of interest here.
     environment.set_log_level(ort::logging::LogLevel::Fatal);
     Ok(environment)
 }
@@ -93,13 +94,13 @@ impl Graph {
         Ok(Self { session, model, inputs })
     }
 
-    /// The outputs of these names. Inputs that the model hasn't are left out.
+    /// The outputs of these names. Inputs that the model doesn't have are left out.
     pub fn run(&mut self, inputs: &[(String, Host)], outputs: &[String]) -> Result<Vec<Host>, VerifyError> {
         let model = self.model;
         let failed = |why: String| VerifyError::Run { model, why: why.trim_end().to_owned() };
         let wanted = inputs.iter().filter(|(name, _)| self.inputs.contains(name));
         let values = wanted.map(|(name, host)| Ok((name, value(host).map_err(failed)?)));
-        // An input that is an output, too, is read behind the run.
+        // Kept until the outputs are read: an input may be an output as well.
         let values = values.collect::<Result<Vec<_>, VerifyError>>()?;
         let feeds: Vec<(Cow<str>, SessionInputValue)> =
             values.iter().map(|(name, value)| (name.as_str().into(), value.into())).collect();

@@ -1,4 +1,4 @@
-//! Rows together against rows alone, and rows of different lengths: each is shorter than some requests, and goes on in
+//! Compares rows together with rows alone, and rows of different lengths: each is shorter than some requests and continues in
 //! later ones.
 
 use super::comparison::{Compared, Comparison, ROWS_TOGETHER};
@@ -11,7 +11,7 @@ use crate::report::{Report, Role, StepInput};
 /// The steps of requests, before strides.
 const REQUESTS: [i64; 4] = [3, 2, 4, 2];
 
-/// Those that rows have of each request. In the last request they have all, so that its last step is theirs.
+/// How many steps of each request a row has. In the last request it has all, so that the last step belongs to every row.
 const STEPS_OF_ROWS: [[i64; REQUESTS.len()]; 3] = [[3, 0, 2, 2], [2, 2, 4, 2], [1, 2, 0, 2]];
 
 /// The inputs of one row, its states, or its outputs.
@@ -102,6 +102,7 @@ impl Comparison<'_> {
         let mut answers = vec![Vec::new(); steps.len()];
         let mut random = Random::new(13);
         for (request, length) in REQUESTS.map(|steps| steps * self.report.steps_multiple).into_iter().enumerate() {
+            // This shows a state that stays at its place in the batch when its row moves.
             let order: Vec<usize> = (0..steps.len()).map(|place| (place + request) % steps.len()).collect();
             let of_row = |&row: &usize| {
                 let start = steps[row][..request].iter().sum();
@@ -172,7 +173,7 @@ impl Comparison<'_> {
         of_row
     }
 
-    /// What the first `count` of the `length` steps of a request gave. An output of the last step stays.
+    /// The outputs of the first `count` of a request's `length` steps. An output of the last step stays.
     fn own_steps(&self, outputs: Row, count: i64, length: i64) -> Row {
         let own = |(output, axis): (Host, Option<usize>)| match axis {
             Some(axis) => output.part(axis, 0, output.dims[axis] * count / length),
