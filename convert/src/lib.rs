@@ -20,10 +20,11 @@
 //! | `graph` | what a graph's names connect |
 //! | [`onnx`] | reading and writing models, and the table of the operators |
 //! | `external` | weights in files of their own |
+//! | `npz` | arrays in NumPy's files |
 //! | `verify` | runs both models in ONNX Runtime and compares them |
 //!
-//! Only `verify` knows ONNX Runtime. Only `verify` opens files, the models that it compares, and `external`, those of
-//! weights in the model's folder.
+//! Only `verify` knows ONNX Runtime. Only three open files: `verify` the models that it compares, `external` those of weights
+//! in the model's folder, and `npz`.
 
 mod analysis;
 mod batch;
@@ -32,6 +33,8 @@ mod cut;
 mod external;
 mod graph;
 mod infer;
+#[cfg(feature = "npz")]
+pub mod npz;
 pub mod onnx;
 mod pairs;
 mod prepared;

@@ -4,27 +4,16 @@
 //! elements may be any.
 
 use std::fmt::Display;
-use std::io::{self, Cursor, Read};
+use std::io::{Cursor, Read};
 
-use npyz::{DType, Endianness, NpyHeader, Order, TypeChar, TypeStr};
+use npyz::{DType, Endianness, Order, TypeChar, TypeStr};
 use rows::reserve;
 use rows::strings::Strings;
 use rows::tensor::{DataType, Dims, element_count};
+use stateful_convert::npz::{EXTENSION, brief, read_header};
 use zip::ZipArchive;
 
 use super::InitialContent;
-
-/// What NumPy adds to an array's name in an archive.
-const EXTENSION: &str = ".npy";
-/// What a .npy file begins with.
-const MAGIC: &[u8] = b"\x93NUMPY";
-/// Most bytes of an array's header, as in NumPy.
-const MAX_HEADER_BYTES: usize = 10_000;
-/// Most opening brackets of a header: with their depth, the parser's stack grows, and its time exponentially. An array
-/// of numbers or strings has two. A small record has four, and is then refused for its type.
-const MAX_BRACKETS: usize = 4;
-/// Most characters of a header that an error repeats.
-const MAX_QUOTED: usize = 200;
 
 /// Reads the array `array`, else the one called `state`, else the only one. `dims_of_row` checks the shape, and
 /// makes of it the dims of a row.
@@ -76,41 +65,6 @@ fn find(archive: &ZipArchive<Cursor<&[u8]>>, array: Option<&str>, state: &str) -
         let wanted = array.unwrap_or(state);
         format!("it has no array '{wanted}' (it has {}): write 'npz:FILE:ARRAY'", listed.join(", "))
     })
-}
-
-/// Reads a header that can do no harm to its parser.
-fn read_header(file: &mut impl Read) -> io::Result<NpyHeader> {
-    // Magic, version, and the length, which has two bytes in version 1 and four in later ones.
-    let mut header = Vec::new();
-    file.by_ref().take(12).read_to_end(&mut header)?;
-    let (text_at, length) = match header.as_slice() {
-        &[_, _, _, _, _, _, 1, _, low, high, ..] => (10, u32::from(u16::from_le_bytes([low, high]))),
-        &[_, _, _, _, _, _, _, _, a, b, c, d] => (12, u32::from_le_bytes([a, b, c, d])),
-        short => (short.len(), 0),
-    };
-    let refused = |why: String| Err(io::Error::new(io::ErrorKind::InvalidData, why));
-    let length = length as usize;
-    if header.starts_with(MAGIC) && length > MAX_HEADER_BYTES {
-        return refused(format!("its header has {length} bytes, and at most {MAX_HEADER_BYTES} are read"));
-    }
-    let rest = (text_at + length).saturating_sub(header.len());
-    file.by_ref().take(rest.min(MAX_HEADER_BYTES) as u64).read_to_end(&mut header)?;
-    let brackets = header[text_at..].iter().filter(|letter| b"([{".contains(letter)).count();
-    if brackets > MAX_BRACKETS {
-        return refused(format!("its header has {brackets} opening brackets, and that of numbers or strings has 2"));
-    }
-    NpyHeader::from_reader(header.as_slice())
-}
-
-/// The beginning of a text that may repeat a header.
-fn brief(text: &dyn Display) -> String {
-    let text = text.to_string();
-    let line = text.lines().next().unwrap_or_default();
-    let mut brief: String = line.chars().take(MAX_QUOTED).collect();
-    if brief.len() < line.len() {
-        brief += "...";
-    }
-    brief
 }
 
 /// How the elements of an array are stored.
