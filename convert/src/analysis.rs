@@ -75,6 +75,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
     let inputs: Vec<&ValueInfoProto> =
         required_inputs(graph).filter(|input| !states.iter().any(|state| state == input.name())).collect();
     if !given.is_empty() {
+        // Axes that the caller names are followed as they are: a refusal about them is what it wants to know.
         check_given(&inputs, given)?;
         let analysis = attempt(graph, opset, given.to_vec(), states);
         return analysis.1.map(|()| analysis.0).map_err(|refusals| Obstacle::Refused {
@@ -103,6 +104,7 @@ pub fn analyse(graph: &GraphProto, opset: i64, given: &[InputAxis], states: &[St
         // The first of the axes that reach the most recurrences.
         let best = (0..followed.len()).rev().max_by_key(|&index| followed[index].found.reached);
         if let Some(mut best) = best.map(|index| followed.remove(index)) {
+            // Such recurrences may be meant: each request then has all that they run over.
             best.uncut = uncut_on_other_inputs(graph, &best, &refused);
             // Cutting along one input only would silently restart the recurrences over the other.
             let beside = followed.iter().find_map(|other| recurrence_on_another_input(graph, &best, other));
@@ -307,6 +309,7 @@ fn attempt_with(
     let mut places: HashMap<String, Place> = states.iter().map(|state| (state.clone(), Place::Last)).collect();
     places.extend(time.iter().map(|seed| (seed.input.clone(), Place::At(Layout::clean(seed.axis, steps)))));
     let mut tracker = Tracker::new(graph, opset, (&probes.short, &probes.long, &probes.far), places);
+    // A layer that starts at such a state has its memory outside already.
     tracker.of_states = states.iter().cloned().collect();
     let result = tracker.run();
     let result = result.and_then(|()| check_far(graph, &tracker.found, &probes.far).map_err(Refusals::from));
@@ -365,6 +368,7 @@ impl Analysis {
             (short, long, wide) if (short, long, wide) == (steps, steps * LONG_OVER_SHORT, steps) => {
                 Dim::Symbol(self.symbol.clone())
             }
+            // It follows the other open dimensions, and among them the batch is the one with a name.
             (NARROW, NARROW, WIDE) => self.batch.clone().map_or(Dim::Open, Dim::Symbol),
             (short, long, wide) if short == long && short == wide => Dim::Known(short),
             _ => Dim::Open,
@@ -376,6 +380,7 @@ impl Analysis {
     /// the batch.
     pub fn output_dims(&self, output: &ValueInfoProto) -> Option<Vec<Dim>> {
         let is_free = !matches!(self.found.places.get(output.name()), Some(place) if *place != Place::Free);
+        // The probes would take a length of its own for that of the batch.
         let own = output.dims().filter(|_| is_free && !self.time.is_empty());
         own.or_else(|| self.dims(output.name()))
     }

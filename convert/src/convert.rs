@@ -71,6 +71,7 @@ impl Converted {
 /// Converts a model.
 pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertError> {
     let Prepared { model, graph, had_batch_in_front } = prepared(bytes)?;
+    // ONNX Runtime refuses the original, so the comparison needs a form of it that runs.
     let original = had_batch_in_front.then(|| onnx::write(&with_graph(&model, graph.clone())));
     let opset = opset(&model);
     let described = described_state_pairs(graph.doc_string()).map_err(ConvertError::Description)?;
@@ -98,6 +99,7 @@ pub fn convert(bytes: Bytes, options: &Options) -> Result<Converted, ConvertErro
         return Err(ConvertError::Nothing { alike: Vec::new(), like_states: Vec::new(), stopped });
     }
     report.batch_was = batch_was;
+    // A batch that was just opened is fixed no more.
     let fixed = fixed_batch(&opened.graph, &analysis).filter(|_| opened.axes.is_empty());
     report.warnings.extend(fixed.map(|warning| unless_closed(warning, &opened.graph, opset, &pairs, options)));
     report.warnings.extend(opened.others.map(|others| two_batches(&opened.axes, &others)));
@@ -318,11 +320,13 @@ fn relax(graph: &mut GraphProto, analysis: &Analysis) {
     }
     for output in &mut graph.output {
         let place = analysis.found.places.get(output.name());
+        // Exporters write a fixed length into outputs even where the input is open.
         if let (Some(Place::At(_)), Some(dims)) = (place, analysis.dims(output.name())) {
             let elem = output.elem();
             output.set_tensor(elem, &dims);
         }
     }
+    // The shapes of tensors without steps are still right.
     graph.value_info.retain(|value| !matches!(analysis.found.places.get(value.name()), None | Some(Place::At(_))));
 }
 

@@ -94,6 +94,7 @@ impl WorkFolder {
         let near = [beside, Some(source.as_path())].into_iter().flatten().filter(|_| !weights.is_empty());
         let folder = near.map(Path::to_owned).chain([std::env::temp_dir()]);
         let folder = folder.map(|folder| folder.join(format!(".stateful-convert-{}", std::process::id())));
+        // A folder that cannot be written to is no error while another one can.
         let mut result = Err(std::io::ErrorKind::NotFound.into());
         let mut path = PathBuf::new();
         for candidate in folder {
@@ -257,6 +258,7 @@ impl Targets {
         let done = write_parts(&files)
             .and_then(|()| files.iter().try_for_each(|(path, _)| fs::rename(part(path), path).map_err(at(path))));
         if done.is_err() {
+            // Half-written files would look like a result.
             files.iter().for_each(|(path, _)| _ = fs::remove_file(part(path)));
         } else if converted.initial_states.is_none() && self.initial_states.exists() {
             // It belongs to the replaced model.

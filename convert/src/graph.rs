@@ -62,6 +62,7 @@ pub fn captured(graph: &GraphProto) -> Vec<String> {
     let mut found = Vec::new();
     let outputs = graph.output.iter().map(|output| output.name().to_owned());
     for name in graph.node.iter().flat_map(inputs_of).chain(outputs) {
+        // A body may hide a name of the graph around it.
         if !own.contains(name.as_str()) && !found.contains(&name) {
             found.push(name);
         }
@@ -141,6 +142,7 @@ fn order(graph: &GraphProto) -> Vec<usize> {
         inputs_of(node).iter().filter_map(|name| producers.get(name.as_str()).copied()).collect()
     };
     let mut waits_for: Vec<HashSet<usize>> = graph.node.iter().map(sources).collect();
+    // Counting what each node waits for takes time in proportion to the edges; a search for each node would not.
     let mut readers: Vec<Vec<usize>> = vec![Vec::new(); graph.node.len()];
     for (index, sources) in waits_for.iter().enumerate() {
         for &source in sources {
@@ -174,6 +176,7 @@ pub fn prune(graph: &mut GraphProto) {
         .sparse_initializer
         .retain(|tensor| tensor.values.as_ref().is_none_or(|values| needed.contains(values.name())));
     graph.value_info.retain(|value| needed.contains(value.name()));
+    // An annotation must name a tensor of the graph.
     graph.quantization_annotation.retain(|annotation| needed.contains(annotation.tensor_name()));
 }
 

@@ -127,6 +127,7 @@ fn run(arguments: &Arguments) -> Result<String, Problem> {
         batch: arguments.batch_axis.clone(),
     };
     let converted = convert(bytes, &options).map_err(|error| match error {
+        // Only this error is about the file; the others are about the model in it.
         ConvertError::Read(_) => Problem::Read { model: arguments.model.clone(), error },
         error => Problem::Convert(error),
     })?;
@@ -186,6 +187,7 @@ fn unpaired(report: &Report) -> Option<String> {
         let alike = |elem: i32, dims: &[Dim]| elem == input.elem && dims == input.dims;
         let mut outputs = report.outputs.iter().filter(|output| alike(output.elem, &output.dims));
         let output = outputs.next().filter(|_| outputs.next().is_none())?;
+        // With two candidates, a suggestion would be a guess.
         let is_only = inputs.iter().filter(|input| alike(input.elem, &input.dims)).count() == 1;
         is_only.then(|| StatePair { input: input.name.clone(), output: output.name.clone() }.to_string())
     };

@@ -130,6 +130,7 @@ pub fn crossed_ends(graph: &GraphProto, pairs: &[StatePair]) -> Option<String> {
         if starts[0] == starts[1] {
             continue;
         }
+        // Each start is looked for at the end of the other state.
         for (start, other_end) in starts.into_iter().zip([2, 1]) {
             let (Some(start), Some(end)) = (start, node.output_at(other_end)) else { continue };
             let crossed = pairs.iter().find(|pair| pair.input == start && source(&pair.output) == end);

@@ -157,6 +157,7 @@ fn transpose_around(graph: &mut GraphProto, index: usize, names: &mut Names) {
         graph.node.push(transpose.with_ints("perm", &[1, 0, 2]));
         node.set_input(input, &by_time);
     }
+    // With layout 1, the batch comes first in each output, and the directions after the steps.
     for (output, order) in [(0, &[2, 0, 1, 3][..]), (1, &[1, 0, 2]), (2, &[1, 0, 2])] {
         let Some(wanted) = node.output_at(output).map(str::to_owned) else { continue };
         let (by_time, name) = fresh(&wanted);

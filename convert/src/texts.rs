@@ -33,6 +33,7 @@ fn inputs_and_outputs(report: &Report) -> String {
     let input = |input: &StepInput| {
         let has = match input.role {
             Role::Steps { axis } => {
+                // The converted model takes any number there, although the original did not.
                 let fixed = match &input.dims[axis] {
                     Dim::Known(length) => format!(" (any number in place of {length})"),
                     _ => String::new(),
@@ -94,6 +95,7 @@ const MAX_BATCH_SIZE: i64 = 64;
 /// The configuration. What it leaves out, the backend fills in.
 pub fn config(report: &Report, model: &str, initial_states: Option<&str>, chunk: Option<i64>) -> String {
     let mut text = "backend: \"stateful\"\n".to_owned();
+    // Triton looks for this name by itself.
     if model != "model.onnx" {
         text += &format!("default_model_filename: {}\n", quoted(model));
     }

@@ -98,6 +98,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
             _ => other(input, axis),
         })
     };
+    // A -1 in the target of a Reshape can be given a number only if no length is open.
     let is_fixed = |input: &ValueInfoProto| {
         let opened = axes.iter().filter(|seed| seed.input == input.name()).count();
         input.dims().is_some_and(|dims| dims.iter().filter(|dim| !matches!(dim, Dim::Known(_))).count() == opened)
@@ -110,6 +111,7 @@ fn follow_with(graph: &GraphProto, opset: i64, axes: &[InputAxis], other: &dyn F
     tracker.follows_rows = true;
     let mut refused: Vec<Refusal> = tracker.run().err().iter().flat_map(Refusals::iter).cloned().map(of_rows).collect();
     let found = std::mem::take(&mut tracker.found);
+    // For steps, a cut is the way out. For rows, there is none: a row must not get the state of another.
     let cuts = found.cuts.iter().filter(|cut| cut.makes_state(graph)).map(|cut| &graph.node[cut.node()]);
     refused.extend(cuts.map(|node| refuse(node, "passes a state from one row of the batch to the next", HELP)));
     let why = "takes one scale over all rows, so rows would change each other's answers";

@@ -131,6 +131,7 @@ fn choices(graph: &GraphProto, time: &[InputAxis], given: &[InputAxis]) -> Vec<V
     let mut shapes: Vec<AlikeInputs> = Vec::new();
     for input in required_inputs(graph) {
         let dims = input.dims().unwrap_or_default();
+        // A request may have one step, and then the steps look like a batch of 1.
         let is_time = |axis: usize| time.iter().any(|seed| seed.is(input.name(), axis));
         let is_other = |axis: usize| given.iter().any(|seed| seed.input == input.name() && seed.axis != axis);
         let is_open = |&axis: &usize| dims[axis] == Dim::Known(1) && !is_time(axis) && !is_other(axis);
@@ -198,6 +199,7 @@ fn check(graph: &GraphProto, followed: &Followed, axes: &[InputAxis], pairs: &[S
     };
     for output in &graph.output {
         match followed.places.get(output.name()) {
+            // The backend must cut the rows apart again, so they need an axis of their own.
             Some(Place::At(layout)) if layout.is_clean() => {}
             Some(Place::At(_)) => return Err(lost(output, "merges the rows with another axis")),
             None | Some(Place::Free) => {}
@@ -228,6 +230,7 @@ fn expand_starts(graph: &mut GraphProto, followed: &Followed, names: &mut Names)
     for index in 0..graph.node.len() {
         let node = graph.node[index].clone();
         let Some(x) = node.input_at(0).filter(|_| node.is_recurrent()) else { continue };
+        // A layer whose rows are not the batch starts as before.
         let of_rows = matches!(followed.places.get(x), Some(Place::At(layout)) if layout.axis == 1);
         for input in [5, 6] {
             let Some(start) = node.input_at(input).filter(|_| of_rows) else { continue };
@@ -271,5 +274,6 @@ fn finish(graph: &mut GraphProto, followed: &Followed) {
             output.set_tensor(elem, &dims);
         }
     }
+    // Shapes that were computed for one row would contradict the opened ones.
     graph.value_info.retain(|value| !matches!(followed.places.get(value.name()), None | Some(Place::At(_))));
 }

@@ -34,6 +34,7 @@ pub fn name_batch(graph: &mut GraphProto, analysis: &mut Analysis) -> Option<Str
     let is_other_batch = |dim: &Dim| *dim != old && matches!(dim, Dim::Symbol(name) if is_batch_name(name));
     let is_taken = old != usual && graph.input.iter().any(|input| dims_of(input).iter().any(is_other_batch));
     let of_outputs: Option<Vec<Vec<Dim>>> = graph.output.iter().map(|output| analysis.output_dims(output)).collect();
+    // Two dimensions of one name in an output would both become the batch.
     let count = |dims: &Vec<Dim>| dims.iter().filter(|&dim| *dim == old).count();
     let of_outputs = of_outputs.filter(|outputs| !is_taken && outputs.iter().all(|dims| count(dims) == 1))?;
     for input in &mut graph.input {
@@ -91,6 +92,7 @@ pub fn fixed_batch(graph: &GraphProto, analysis: &Analysis) -> Option<Warning> {
     let seed = analysis.time.first().filter(|_| analysis.batch.is_none())?;
     let input = graph.input.iter().find(|input| input.name() == seed.input)?;
     let dims = input.dims().filter(|dims| dims.len() > 2)?;
+    // The batch is the first axis that has no steps.
     let axis = usize::from(seed.axis == 0);
     let Dim::Known(rows) = dims[axis] else { return None };
     if rows > 1 {

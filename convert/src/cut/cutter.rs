@@ -70,6 +70,7 @@ impl Cutter<'_> {
         fill: f64,
     ) -> Result<(String, String), Refusal> {
         let base = format!("{}.{part}", base_name(node.label()));
+        // A second node with the same label must not get the same states.
         let (input, output) = (self.names.fresh(&format!("{base}_in")), self.names.fresh(&format!("{base}_out")));
         // Nothing of a request reaches it: a learned value, or what a Keras layer held when it was exported.
         let constant = start.is_some_and(|start| self.content.get(start).is_none_or(HashSet::is_empty));
@@ -191,6 +192,7 @@ impl Cutter<'_> {
         };
         let (outer, inner) = (Dim::Known(layout.outer), Dim::Known(layout.inner));
         let split = [&dims[..axis], &[outer, Dim::Symbol(batch.clone()), inner], &dims[axis + 1..]].concat();
+        // A dimension of 1 beside the batch would only lengthen the signature.
         let is_one = |index: usize| index <= axis + 2 && split[index] == Dim::Known(1);
         Ok(split.iter().enumerate().filter(|(index, _)| !is_one(*index)).map(|(_, dim)| dim.clone()).collect())
     }
@@ -211,6 +213,7 @@ impl Cutter<'_> {
         for input in required_inputs(&self.original) {
             let time = self.analysis.time.iter().find(|seed| seed.input == input.name());
             for (axis, dim) in input.dims().unwrap_or_default().into_iter().enumerate() {
+                // An exporter may leave the batch without a name. Beside the steps, it is the only open dimension.
                 let is_unnamed = dim == Dim::Open && time.is_some_and(|time| time.axis != axis);
                 if is_unnamed || matches!(&dim, Dim::Symbol(name) if name == batch) {
                     axes.push(InputAxis { input: input.name().to_owned(), axis });

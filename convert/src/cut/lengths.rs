@@ -28,6 +28,7 @@ pub fn check<'a>(graph: &'a GraphProto, analysis: &Analysis, content: &Content) 
     };
     let is_cut = |index: usize| analysis.found.cuts.iter().any(|cut| cut.node() == index && cut.makes_state(graph));
     for (index, node) in graph.node.iter().enumerate() {
+        // Its state is an input of the model, so no cut leaves out the padding.
         let has_own_state = !is_cut(index) && node.is_recurrent() && runs_over_steps(node, analysis);
         if has_own_state && source_of(node).is_some() {
             let why = "takes lengths of rows (sequence_lens) and starts from a state that the model has: a row without steps \
@@ -156,6 +157,7 @@ impl Cutter<'_> {
             int32_data: vec![0],
             ..TensorProto::default()
         });
+        // A state is [1, rows, hidden], so the mask gets a dimension on both sides.
         self.graph.initializer.push(int64s(&shape, &[3], &[1, -1, 1]));
         let [equal, reshape] = ["is_zero/Equal", "is_empty_row/Reshape"].map(&mut fresh);
         self.graph.node.push(NodeProto::make("Equal", &equal, &[lens, &zero], &[&is_zero]));
@@ -197,6 +199,7 @@ impl Cutter<'_> {
     /// Puts the rows that a `TopK` sorts by their lengths back in their order. Whether it was such a sort.
     fn remove_sort(&mut self, index: usize) -> bool {
         let sort = self.graph.node[index].clone();
+        // A sort of the rows gives as many lengths as it takes; a TopK with a smaller k picks some.
         let dims = |name: Option<&str>| name.and_then(|name| self.analysis.dims(name)).filter(|dims| dims.len() == 1);
         let (lens, order) = (sort.input_at(0), sort.output_at(1));
         if sort.op() != "TopK" || dims(lens).is_none() || dims(lens) != dims(sort.output_at(0)) {

@@ -70,6 +70,7 @@ impl Cutter<'_> {
     fn recurrent(&mut self, index: usize) -> Result<(), Refusal> {
         let node = self.graph.node[index].clone();
         let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
+        // The rows of a layer are those of its input, whatever the batch is called.
         let x = self.dims(&node, &node.input[0])?;
         let hidden = hidden_size(&node, &inputs)
             .ok_or_else(|| refuse(&node, "has a hidden state of unknown size", "give it the attribute hidden_size"))?;
@@ -124,6 +125,7 @@ impl Cutter<'_> {
         let elem = self.tensor(&source).elem;
         let (state_in, state_out) = self.state(&node, "frames", (elem, dims.clone()), None, fill)?;
         let label = base_name(node.label());
+        // A Pad becomes the join itself; other nodes keep their work and get a join in front.
         let joined = if node.op() == "Pad" {
             let inputs: Vec<Tensor> = node.input.iter().map(|name| self.tensor(name)).collect();
             let mut pads = pads(&node, &inputs, dims.len()).unwrap_or_default();
@@ -158,6 +160,7 @@ impl Cutter<'_> {
             pads[axis - 2 + spatial] = of_time;
             let target = &mut self.graph.node[index];
             target.set_input(0, &joined);
+            // The state brings the frames, so the node must not pad them again.
             *target = target.clone().with_ints("pads", &pads);
             joined
         };
@@ -222,6 +225,7 @@ pub fn starts(cut: &CutGraph) -> Option<GraphProto> {
     prune(&mut graph);
     let made: HashSet<String> = producers(&graph).into_keys().map(str::to_owned).collect();
     let needed = ancestors(&graph, graph.output.iter().map(|output| output.name().to_owned()));
+    // The model of initial states takes only what they depend on, so that requests need not carry the rest.
     graph.input.retain(|input| needed.contains(input.name()) && !made.contains(input.name()));
     // The shapes were those of the whole model.
     graph.value_info.clear();

@@ -92,6 +92,7 @@ pub fn element_wise(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, 
             [condition, yes, no] if op == "Where" => {
                 Some(rows.map(|row| if condition[row] != 0.0 { yes[row] } else { no[row] }).collect())
             }
+            // Max, Min and Sum take any number of inputs.
             [first, others @ ..] => {
                 let of = binary(op, is_integer(inputs[0].elem))?;
                 Some(rows.map(|row| others.iter().fold(first[row], |value, other| of(value, other[row]))).collect())

@@ -145,6 +145,7 @@ pub fn run_loop(outer: &Shapes, node: &NodeProto, inputs: &[Tensor], opset: i64)
 /// The inputs of a `Loop`'s body. With `follows` the small carried values keep their content.
 pub fn body_inputs(body: &GraphProto, turn: Option<i64>, carried: &[Tensor], follows: bool) -> HashMap<String, Tensor> {
     let name = |index: usize| body.input.get(index).map(|input| input.name().to_owned()).unwrap_or_default();
+    // Without a number, the turn stands for any of them.
     let turn = Tensor { data: turn.map(|turn| [turn as f64].into()), ..Tensor::shaped(DataType::Int64 as i32, vec![]) };
     let go = Tensor { data: follows.then(|| [1.0].into()), ..Tensor::shaped(DataType::Bool as i32, vec![]) };
     let mut inputs = HashMap::from([(name(0), turn), (name(1), go)]);
@@ -254,6 +255,7 @@ pub fn scan_list(node: &NodeProto, name: &str, count: usize) -> Vec<i64> {
 /// How many of a `Scan`'s inputs are states, and how many it scans.
 pub fn scan_counts(node: &NodeProto) -> (usize, usize) {
     let scanned = usize::try_from(node.int("num_scan_inputs").unwrap_or(0)).unwrap_or_default();
+    // A malformed node may claim more than it has.
     let scanned = scanned.min(node.input.len());
     (node.input.len() - scanned, scanned)
 }

@@ -107,6 +107,7 @@ fn size(of: &Tensor) -> Tensor {
 
 /// Follows an equation that names its output and has no ellipsis.
 fn einsum(node: &NodeProto, inputs: &[Tensor]) -> Tensor {
+    // ONNX allows spaces anywhere in an equation.
     let equation = node.text("equation").unwrap_or_default().replace(' ', "");
     let length = |letter: char, terms: &str| {
         let of_term = |(term, input): (&str, &Tensor)| {
@@ -323,6 +324,7 @@ fn one_hot(node: &NodeProto, inputs: &[Tensor]) -> Result<Tensor, String> {
 
 fn recurrent(node: &NodeProto, inputs: &[Tensor]) -> Vec<Tensor> {
     let elem = inputs[0].elem;
+    // A bidirectional layer is refused for steps, but may run over another axis.
     let directions = if node.text("direction").as_deref() == Some("bidirectional") { 2 } else { 1 };
     let (Some(x), Some(hidden)) = (inputs[0].dims.as_deref(), hidden_size(node, inputs)) else {
         return vec![Tensor::open(elem); 3];

@@ -15,6 +15,7 @@ pub fn constant(node: &NodeProto) -> Tensor {
     }
     let (int, float) = (DataType::Int64 as i32, DataType::Float as i32);
     let list = |elem, data: Vec<f64>| Tensor::with_data(elem, vec![data.len() as i64], data);
+    // A Constant has exactly one attribute.
     match node.attribute.first() {
         Some(value) => match value.name() {
             "value_int" => Tensor::with_data(int, vec![], vec![value.i() as f64]),
@@ -285,6 +286,7 @@ pub fn split(node: &NodeProto, inputs: &[Tensor]) -> Result<Vec<Tensor>, String>
         Some(sizes) => sizes,
         None if node.input_at(1).is_some() => return Ok(open()),
         None => {
+            // Without sizes, the last part may be smaller.
             let (parts, length) = (node.output.len().max(1) as i64, own[axis]);
             let size = (length + parts - 1) / parts;
             (0..parts).map(|part| size.min(length - part * size)).collect()

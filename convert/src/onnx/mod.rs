@@ -13,6 +13,7 @@ pub(crate) mod operators;
 use std::fmt;
 
 use bytes::Bytes;
+use half::{bf16, f16};
 use prost::Message;
 
 use operators::{ShapeRule, StepsRule};
@@ -95,6 +96,7 @@ pub fn each_external<E>(
     graph: &mut GraphProto,
     visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,
 ) -> Result<(), E> {
+    // Constants are weights, too: exporters put both into one file.
     let attributes = graph.node.iter_mut().flat_map(|node| &mut node.attribute);
     let constants = attributes.filter_map(|attribute| attribute.t.as_mut());
     let mut weights = graph.initializer.iter_mut().chain(constants).filter(|tensor| is_external(tensor));
@@ -264,6 +266,7 @@ impl ValueInfoProto {
 
     pub fn set_tensor(&mut self, elem: i32, dims: &[Dim]) {
         use tensor_shape_proto::{Dimension, dimension::Value};
+        // An open dimension without a name is one without a value.
         let dim = |dim: &Dim| Dimension {
             value: match dim {
                 Dim::Known(length) => Some(Value::DimValue(*length)),
@@ -329,6 +332,7 @@ pub fn external_files(model: &ModelProto) -> Vec<String> {
         let constants = graph.node.iter().flat_map(|node| &node.attribute).filter_map(|attribute| attribute.t.as_ref());
         for tensor in graph.initializer.iter().chain(constants).filter(|tensor| is_external(tensor)) {
             let location = tensor.external_data.iter().find(|entry| entry.key() == "location");
+            // Many weights share one file.
             files.extend(location.map(|entry| entry.value().to_owned()).filter(|file| !files.contains(file)));
         }
         for inner in graph.node.iter().flat_map(NodeProto::graphs) {
@@ -385,8 +389,8 @@ fn from_raw(elem: i32, raw: &[u8]) -> Option<Vec<f64>> {
         DataType::Uint16 => each(raw, |bytes| u16::from_le_bytes(bytes).into()),
         DataType::Int8 => each(raw, |[byte]| f64::from(byte.cast_signed())),
         DataType::Uint8 | DataType::Bool => each(raw, |[byte]| byte.into()),
-        DataType::Float16 => each(raw, |bytes| half(u16::from_le_bytes(bytes))),
-        DataType::Bfloat16 => each(raw, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16).into()),
+        DataType::Float16 => each(raw, |bytes| f16::from_le_bytes(bytes).into()),
+        DataType::Bfloat16 => each(raw, |bytes| bf16::from_le_bytes(bytes).into()),
         _ => return None,
     })
 }
@@ -400,12 +404,9 @@ fn from_fields(tensor: &TensorProto) -> Option<Vec<f64>> {
         DataType::Int32 | DataType::Int16 | DataType::Int8 | DataType::Uint16 | DataType::Uint8 | DataType::Bool => {
             ints(f64::from)
         }
-        DataType::Float16 => ints(|bits| half(bits as u16)),
-        DataType::Bfloat16 => ints(|bits| f32::from_bits((bits as u32) << 16).into()),
+        // ONNX keeps small types in the fields for 32-bit integers.
+        DataType::Float16 => ints(|bits| f16::from_bits(bits as u16).into()),
+        DataType::Bfloat16 => ints(|bits| bf16::from_bits(bits as u16).into()),
         _ => return None,
     })
-}
-
-fn half(bits: u16) -> f64 {
-    half::f16::from_bits(bits).into()
 }

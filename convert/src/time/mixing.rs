@@ -101,6 +101,7 @@ pub fn batch_normalization(node: &NodeProto, places: &[Place]) -> Result<Layout,
     if node.int("training_mode").unwrap_or(0) != 0 {
         return Err(refuse(node, NORMALIZES, "export the model for inference").always_mixing());
     }
+    // Axis 1 has the channels, each with a scale of its own.
     if layout.axis == 1 {
         return Err(refuse(node, "has its own scale for each step", "export the model for inference"));
     }
@@ -153,6 +154,7 @@ pub fn normalize(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: &[
 pub fn cumulative(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let axis = tracker.tensor(&node.input[1]).scalar().map(|axis| axis as i64);
     let help = "write the running sum as a Scan with a state, or take it in the client";
+    // The general help speaks of later steps, which a running sum does not need.
     let sums = |refusal: Refusal| Refusal { help: help.to_owned(), ..refusal };
     axis.map_or_else(
         || Err(refuse(node, "sums up along time", help)),
@@ -176,6 +178,7 @@ pub fn reduce(tracker: &Tracker, node: &NodeProto, places: &[Place], axes: Optio
         return Err(refuse(node, "reduces over time", "take the last step instead, or reduce behind the model"));
     }
     let keeps = node.int("keepdims").unwrap_or(1) != 0;
+    // Without keepdims, the axes in front that are reduced are gone.
     let removed = (0..layout.axis).filter(|axis| axes.contains(axis)).count();
     Ok(if keeps { layout } else { layout.on(layout.axis - removed) })
 }

@@ -57,6 +57,7 @@ impl<'a> Tracker<'a> {
                     let rank = self.dims(name).map_or(0, <[i64]>::len);
                     (0..rank).for_each(|axis| _ = self.is_steady(name, Some(axis)));
                 }
+                // What is computed from states alone is known before the first step.
                 if place == Place::Last && self.is_of_states(node) {
                     self.of_states.insert(name.clone());
                 }
@@ -144,6 +145,7 @@ impl<'a> Tracker<'a> {
             && !node.reads_size()
         {
             let others = |name: &String| matches!(self.place(name), Place::Free | Place::Certain);
+            // Certain steps may be computed with, as long as no other steps meet them.
             let stays = !is_loop && node.input.iter().all(others);
             return if stays { Ok(vec![Place::Certain; node.output.len()]) } else { Err(refusal) };
         }
@@ -386,6 +388,7 @@ impl<'a> Tracker<'a> {
             self.found.recurrences.push(index);
         }
         result?;
+        // A state inside a branch would need an output that only one branch has.
         if !tracker.found.cuts.is_empty() {
             return Err(refuse(node, "has a recurrence in a branch", "export the model without the condition"));
         }

@@ -34,6 +34,7 @@ pub fn concat(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     let layouts: Vec<Layout> =
         places.iter().filter_map(|place| if let Place::At(layout) = place { Some(*layout) } else { None }).collect();
     let layout = layouts[0];
+    // Along time, only padding may be joined; along other axes, what is the same for each step.
     if axis == layout.axis {
         return prefix(tracker, index, node, places, axis);
     }
@@ -179,6 +180,7 @@ pub fn gather(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<P
         }
         [Place::At(layout), Place::Free] if axis != layout.axis => {
             tracker.check_not_sized(node, &node.input[1..2])?;
+            // Gather replaces its axis by those of the indices.
             let shift = tracker.rank(node, 1)?;
             Ok(Place::At(if axis < layout.axis { layout.on(layout.axis + shift - 1) } else { layout }))
         }
@@ -208,6 +210,7 @@ pub fn expand(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<L
     let (Some(from), Some(to)) = (tracker.dims(&node.input[0]), tracker.dims(&node.output[0])) else {
         return Err(refuse(node, "has a shape that isn't known before it runs", UNKNOWN_SHAPE));
     };
+    // Expand may add axes in front.
     let moved = layout.on((layout.axis + to.len()).saturating_sub(from.len()));
     if to.get(moved.axis) == from.get(layout.axis) {
         Ok(moved)

@@ -64,6 +64,7 @@ pub fn recurrent(
     }
     match node.text("direction").as_deref() {
         None | Some("forward") => {}
+        // Half of it reads the steps from the end.
         Some("bidirectional") => {
             let help = "a bidirectional layer needs the whole input: train the model with a forward layer";
             return Err(refuse(node, "is bidirectional", help));

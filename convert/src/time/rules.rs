@@ -101,6 +101,7 @@ pub fn apply(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[Pl
 
 /// The refusal of an operator that isn't known.
 pub fn unknown(node: &NodeProto) -> Refusal {
+    // Also com.microsoft.nchwc and the like, which its optimizations make.
     let is_of_onnx_runtime = node.domain().starts_with("com.microsoft");
     match node.op_type() {
         op if (is_of_onnx_runtime || !node.op().is_empty()) && op.ends_with("Attention") => {
@@ -146,6 +147,7 @@ fn operands(node: &NodeProto, places: &[Place]) -> Result<(NodeProto, [Place; 3]
 fn join(tracker: &Tracker, node: &NodeProto, places: &[Place]) -> Result<Layout, Refusal> {
     let ranks =
         (0..node.input.len()).map(|index| if node.input[index].is_empty() { Ok(0) } else { tracker.rank(node, index) });
+    // Shapes broadcast from the last axis, so places are compared from there.
     let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
     let rank = ranks.iter().copied().max().unwrap_or_default();
     let mut joined: Option<Layout> = None;

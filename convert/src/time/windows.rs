@@ -14,6 +14,7 @@ pub fn window(tracker: &mut Tracker, index: usize, node: &NodeProto, places: &[P
     if places[1..].iter().any(|&place| place != Place::Free) {
         return Err(refuse(node, "takes its weights from the steps", HELP));
     }
+    // Only convolutions have weights and mix channels.
     let is_conv = node.op().contains("Conv");
     match layout.axis {
         0 => return Ok(layout),

@@ -163,6 +163,7 @@ impl Comparison<'_> {
                 let axis = self.report.opened.iter().find(|opened| opened.input == *name).map(|opened| opened.axis);
                 (name.clone(), axis.map_or_else(|| value.clone(), |axis| value.part(axis, row, 1)))
             };
+            // Inputs that were not opened are the same for every row.
             let feeds: Vec<(String, Host)> = feeds.iter().map(one).collect();
             for (output, value) in self.original.run(&feeds, &names)?.into_iter().enumerate() {
                 rows[output].push(value);
@@ -314,6 +315,7 @@ impl Comparison<'_> {
             let parts: Vec<&Host> = stepped.iter().map(|outputs| &outputs[index]).collect();
             let joined = match output.axis {
                 Some(axis) => Host::joined(&parts, axis),
+                // Without an axis of steps, only the last chunk has the answer of the last step.
                 None => (*parts[parts.len() - 1]).clone(),
             };
             let expected = &whole[index];

@@ -121,6 +121,7 @@ pub fn lengths(recordings: &[Recording], report: &Report) -> Result<(Option<i64>
             return Err(VerifyError::Recording(why));
         };
         recording.check(report, input)?;
+        // All recordings are cut into the same chunks.
         for (of_all, own, what) in
             [(&mut steps, recording.steps(report, input), "steps"), (&mut rows, recording.rows(report, input), "rows")]
         {

@@ -96,6 +96,7 @@ impl Host {
     /// Tensors joined along an axis.
     pub fn joined(parts: &[&Self], axis: usize) -> Self {
         let mut dims = parts[0].dims.clone();
+        // A scalar has no axis to join along.
         if axis >= dims.len() {
             return parts[0].clone();
         }

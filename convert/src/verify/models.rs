@@ -84,6 +84,7 @@ impl Graph {
     pub fn open(environment: &Environment, source: Source, model: &'static str) -> Result<Self, VerifyError> {
         let failed = |why: String| VerifyError::Load { model, why: why.trim_end().to_owned() };
         let builder = Session::builder(environment).map_err(|error| failed(error.to_string()))?;
+        // One thread sums in one order, so equal models give equal bits.
         let mut builder = builder.with_intra_threads(1).map_err(|error| failed(error.to_string()))?;
         let session = match source {
             Source::File(path) => builder.commit_from_file(path),
