@@ -1,6 +1,6 @@
 #![no_main]
 
-#[path = "../../convert/tests/mutations/fuzzed.rs"]
+#[path = "../../crates/convert/tests/mutations/fuzzed.rs"]
 mod fuzzed;
 
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzzed::conversion(bytes));

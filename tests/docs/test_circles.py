@@ -8,7 +8,7 @@ import pytest
 
 from support.paths import ROOT
 
-CRATES = ["convert"]
+CRATES = ["crates/convert"]
 
 # To the end of the file, because tests come last.
 TESTS = re.compile(

@@ -105,7 +105,11 @@ def pattern(text: str) -> re.Pattern:
     return re.compile("(.*)".join(map(re.escape, text.split(ANY))), re.DOTALL)
 
 
-SOURCES = [file for folder in ("src", "crates", "triton-sys/src") for file in (ROOT / folder).rglob("*.rs")]
+SOURCES = [
+    file
+    for folder in ("src", "crates/gpu-rows", "crates/rows", "crates/sequences", "triton-sys/src")
+    for file in (ROOT / folder).rglob("*.rs")
+]
 CODE = [file.read_text().split("#[cfg(test)]\nmod ")[0] for file in SOURCES]
 FORMS = set().union(*map(literals, CODE))
 #: Forms with words of their own around what is filled in.

@@ -1,4 +1,4 @@
-"""Each test that docs/reliability.md and convert/tests/README.md name exists."""
+"""Each test that docs/reliability.md and crates/convert/tests/README.md name exists."""
 
 import re
 
@@ -6,11 +6,11 @@ import pytest
 
 from support.paths import ROOT
 
-PAGES = {page: (ROOT / page).read_text() for page in ("docs/reliability.md", "convert/tests/README.md")}
+PAGES = {page: (ROOT / page).read_text() for page in ("docs/reliability.md", "crates/convert/tests/README.md")}
 NAMED = sorted({name for text in PAGES.values() for name in re.findall(r"`((?:test_)?\w+_\w+_\w+_\w+\w*)`", text)})
 SOURCES = "\n".join(
     file.read_text()
-    for folder in ("tests", "src", "convert/tests", "crates")
+    for folder in ("tests", "src", "crates")
     for kind in ("*.py", "*.rs")
     for file in (ROOT / folder).rglob(kind)
 )
@@ -33,7 +33,7 @@ def test_each_fault_has_a_test():
 
 
 def test_each_case_of_the_converter_has_a_test():
-    rows = re.findall(r"^\| (C.*?) \|.*`\w+` \|$", PAGES["convert/tests/README.md"], re.MULTILINE)
+    rows = re.findall(r"^\| (C.*?) \|.*`\w+` \|$", PAGES["crates/convert/tests/README.md"], re.MULTILINE)
     ends = [re.findall(r"\d+", row) for row in rows]
     cases = [case for first, *last in ends for case in range(int(first), int((last or [first])[0]) + 1)]
     assert cases == list(range(1, 38))

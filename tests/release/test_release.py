@@ -185,7 +185,7 @@ def test_a_release_may_have_the_licences_that_the_policy_allows():
 
 
 def test_all_parts_have_one_version():
-    manifests = ["Cargo.toml", "convert/Cargo.toml", "tools/inspect/Cargo.toml", "clients/python/pyproject.toml"]
+    manifests = ["Cargo.toml", "crates/convert/Cargo.toml", "tools/inspect/Cargo.toml", "clients/python/pyproject.toml"]
     found = {name: re.findall(r'^version = "(.*)"$', (ROOT / name).read_text(), re.MULTILINE) for name in manifests}
     assert len({tuple(versions) for versions in found.values()}) == 1, found
 
@@ -278,14 +278,14 @@ STANDINS = {
         done""",
     ".tools/cargo-about-0.9.3/bin/cargo-about": 'echo texts >"${@: -1}"',
     ".tools/cargo-cyclonedx-0.5.9/bin/cargo-cyclonedx": """
-        for crate in . convert tools/inspect tools/bench; do
+        for crate in . crates/convert tools/inspect tools/bench; do
             echo "{\\"path\\": \\"file://$PWD/$crate\\"}" >"$crate/crate-$(basename "$(realpath "$crate")").cdx.json"
         done""",
 }
 
 
 def test_a_trial_leaves_the_checkout_as_it_was_and_no_path_of_it_in_the_files(checkout):
-    for crate in ("convert", "tools/inspect", "tools/bench"):
+    for crate in ("crates/convert", "tools/inspect", "tools/bench"):
         (checkout / crate).mkdir(parents=True)
         (checkout / crate / "Cargo.toml").touch()
     for name, script in STANDINS.items():

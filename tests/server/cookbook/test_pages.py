@@ -438,6 +438,6 @@ def test_the_batch_of_the_published_silero_vad_is_opened(cookbook_deployment, tm
 
 
 def test_a_model_without_state_inputs_is_converted(cookbook_deployment, tmp_path):
-    model = (ROOT / "convert" / "tests" / "exports" / "torch_lstm2.onnx").read_bytes()
+    model = (ROOT / "crates" / "convert" / "tests" / "exports" / "torch_lstm2.onnx").read_bytes()
     repository = converted("time-series.md", "lstm.onnx", model, tmp_path)
     serve(cookbook_deployment, repository, "series", "converted_series")

@@ -14,7 +14,7 @@ from harness.conversations import outcome, together
 from harness.graphs import graph, node
 from support.paths import ROOT
 
-EXPORTS = ROOT / "convert" / "tests" / "exports"
+EXPORTS = ROOT / "crates" / "convert" / "tests" / "exports"
 STEPS = 24
 #: Lengths of the requests of a sequence, in turn; each is a multiple of what strides need.
 CHUNKS = [4, 8, 4]

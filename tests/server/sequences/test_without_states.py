@@ -125,7 +125,7 @@ def test_a_recurrence_inside_the_model_is_warned_of(deployment):
     name = "stateless_lstm"
     file = deployment.repository / name / "1" / "model.onnx"
     file.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "convert" / "tests" / "exports" / "torch_lstm2.onnx", file)
+    shutil.copy(ROOT / "crates" / "convert" / "tests" / "exports" / "torch_lstm2.onnx", file)
     batching = "sequence_batching { oldest { max_candidate_sequences: 64 } }"
     (deployment.repository / name / "config.pbtxt").write_text(f'backend: "stateful" {batching}')
     deployment.admin.load_model(name)

@@ -22,7 +22,7 @@ pub fn library() -> PathBuf {
     if let Some(path) = std::env::var_os("ORT_DYLIB_PATH").filter(|path| !path.is_empty()) {
         return path.into();
     }
-    let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.venv/lib");
+    let lib = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.venv/lib");
     let python =
         lib.read_dir().unwrap().map(|entry| entry.unwrap().path()).find(|path| path.join("site-packages").exists());
     let folder = python.unwrap().join("site-packages/onnxruntime/capi");

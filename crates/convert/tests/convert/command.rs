@@ -69,7 +69,7 @@ fn states_may_start_at_zero_although_the_model_starts_elsewhere() {
 
 #[test]
 fn the_page_shows_what_is_printed() {
-    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/convert.md");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/convert.md");
     let page = fs::read_to_string(page).unwrap();
     let printed = text(&command(&[path(&export("torch_gru")), "--dry-run"]).stdout);
     // Whether rows are equal bit by bit depends on the processor.

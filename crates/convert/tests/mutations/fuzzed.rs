@@ -46,7 +46,7 @@ pub fn conversion(bytes: &[u8]) {
 /// The models of `exports/`. This file is a part of `fuzz/` too, so the folder is searched for.
 fn models() -> Vec<ModelProto> {
     let above = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors();
-    let mut folders = above.map(|folder| folder.join("convert/tests/exports"));
+    let mut folders = above.map(|folder| folder.join("crates/convert/tests/exports"));
     let folder = folders.find(|folder| folder.is_dir()).unwrap();
     let mut files: Vec<_> = folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|extension| extension == "onnx"));

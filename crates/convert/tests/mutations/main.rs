@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "all of this is a test")]
 
 mod fuzzed;
-#[path = "../../../fuzz/inputs.rs"]
+#[path = "../../../../fuzz/inputs.rs"]
 mod inputs;
 
 #[test]
